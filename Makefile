@@ -1,0 +1,98 @@
+# `make help` lists the targets. Needs Python >= 3.11 with its headers, a C compiler and a package index; nothing else.
+# Everything that is made lies in .venv and build; nothing is ever built among the sources.
+
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
+EXTRAS ?= cli test $(if $(wildcard /proc/driver/nvidia/version),gpu)
+WORKERS ?= auto
+PYTEST ?=
+REPLAY ?=
+SHELL := /bin/bash
+VENV_PYTHON := $(CURDIR)/.venv/bin/python
+
+# Only PYTHONPATH says which build runs: neither the working directory nor a script's folder comes first on sys.path.
+export PYTHONSAFEPATH := 1
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+INTERPRETED := PYTHONPATH=$(CURDIR)/build/interpreted:$(CURDIR) KV_CACHE_MANAGER_V2_EXPECT_BUILD=interpreted
+COMPILED := PYTHONPATH=$(CURDIR)/build/compiled KV_CACHE_MANAGER_V2_EXPECT_BUILD=compiled
+RUN_TESTS := $(VENV_PYTHON) -P -m pytest -n $(WORKERS) --maxprocesses=8 $(PYTEST)
+
+.PHONY: help setup demo check test testp testc interpreted compiled rawref-asan clean
+.NOTPARALLEL:
+
+help: ## List the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@echo 'Variables: PYTEST="-k window -x" (more arguments for pytest), WORKERS=2, REPLAY="--requests 20" (for demo), PYTHON=python3.12.'
+
+setup: .venv/ready ## Make .venv with all that the other targets need; they do this by themselves.
+
+.venv/ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 found; name one: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; h = sysconfig.get_paths()["include"] + "/Python.h"; os.path.exists(h) or \
+		sys.exit(f"{h} is missing: install the headers of this Python (Debian, Ubuntu: python3-dev)")'
+	@echo "making .venv with $$($(PYTHON) -V): $(EXTRAS)"
+	@test -x $(VENV_PYTHON) || $(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); e = p["project"]["optional-dependencies"]; \
+		print(*p["build-system"]["requires"], *p["project"]["dependencies"], *[r for x in sys.argv[1:] for r in e[x]], sep="\n")' \
+		$(EXTRAS) > .venv/requirements.txt
+	@$(VENV_PYTHON) -m pip install --quiet --upgrade pip
+	@$(VENV_PYTHON) -m pip install --quiet --requirement .venv/requirements.txt
+	@touch $@
+
+# What a build was made from: it is made again exactly when this changes, also when a file was deleted or checked out anew.
+fingerprint = { $(VENV_PYTHON) -c 'import sys, mypy.version as m; print(sys.version, m.__version__, "$(KV_CACHE_MANAGER_V2_OPT_LEVEL)")'; \
+	find $(1) setup_mypyc.py -type f '(' -name '*.py' -o -name '*.pyi' -o -name '*.c' ')' | LC_ALL=C sort | xargs cksum; }
+
+# $(1): the folder under build; $(2): the sources; $(3): arguments.
+define build_tree
+	@mkdir -p build && $(call fingerprint,$(2)) > build/$(1).sources.new
+	@if ! cmp -s build/$(1).sources.new build/$(1).sources; then \
+		rm -rf build/$(1) build/$(1).sources; \
+		echo "building build/$(1) (log: build/$(1).log)"; \
+		$(VENV_PYTHON) setup_mypyc.py --quiet $(3) build --build-lib build/$(1) > build/$(1).log 2>&1 \
+			|| { cat build/$(1).log; rm -rf build/$(1); exit 1; }; \
+		mv build/$(1).sources.new build/$(1).sources; \
+	else rm build/$(1).sources.new; fi
+endef
+
+interpreted: setup # Only rawref: the rest runs from the sources.
+	$(call build_tree,interpreted,rawref,--package rawref)
+
+compiled: setup ## Compile the package into build/compiled, if anything has changed.
+	$(call build_tree,compiled,kv_cache_manager_v2 rawref,)
+
+demo: compiled ## Serve a generated workload through the manager and the fake engine, every byte checked.
+	$(COMPILED) $(VENV_PYTHON) -P -m kv_cache_manager_v2.replay --verify $(REPLAY)
+
+test: testp testc ## All tests, interpreted and then compiled.
+
+testp: interpreted ## All tests on the interpreted sources: what one runs while editing.
+	$(INTERPRETED) $(RUN_TESTS)
+
+testc: compiled ## All tests on the compiled package.
+	$(COMPILED) $(RUN_TESTS)
+
+check: interpreted ## Types (mypy --strict, tests included) and the style rules that a machine can check.
+	$(VENV_PYTHON) -P -m mypy
+	$(INTERPRETED) $(VENV_PYTHON) -P -m pytest tests/tidy -q
+
+ifneq ($(wildcard benchmarks/*.py),)
+.PHONY: bench
+bench: compiled ## Run the benchmarks on the compiled package.
+	@for script in benchmarks/*.py; do echo "== $$script"; $(COMPILED) $(VENV_PYTHON) -P $$script || exit 1; done
+endif
+
+# rawref's own tests under the address sanitizer. PYTHONMALLOC=malloc: so that it sees each object, not Python's arenas.
+LIBASAN = $(shell $(CC) -print-file-name=libasan.so)
+rawref-asan: setup ## Test rawref under AddressSanitizer; says so if the compiler has none.
+	@if ! test -f "$(LIBASAN)"; then echo "skipped: $(CC) has no libasan"; else set -e; \
+		CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g -UNDEBUG" \
+			$(VENV_PYTHON) setup_mypyc.py --quiet --package rawref build --force --build-base build/asan-objects --build-lib build/asan \
+			> build/asan.log 2>&1 || { cat build/asan.log; exit 1; }; \
+		LD_PRELOAD="$(LIBASAN)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan:$(CURDIR) \
+			$(VENV_PYTHON) -P -m pytest -q tests/unit/rawref; fi
+
+clean: ## Remove what was built; .venv stays.
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

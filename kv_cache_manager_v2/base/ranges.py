@@ -1,0 +1,51 @@
+"""A half-open range of ints, ``[beg, end)``: block ordinals, token positions, bytes."""
+
+from collections.abc import Iterator
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+
+@final
+@mypyc_attr(native_class=True)
+class HalfOpenRange:
+    """``[beg, end)``. Empty, and false, when ``end <= beg``; two empty ranges need not be equal."""
+
+    __slots__ = ("beg", "end")
+
+    beg: Final[int]
+    end: Final[int]
+
+    def __init__(self, beg: int, end: int) -> None:
+        self.beg = beg
+        self.end = end
+
+    def __len__(self) -> int:
+        return self.end - self.beg if self.end > self.beg else 0
+
+    def __bool__(self) -> bool:
+        return self.end > self.beg
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, int) and self.beg <= value < self.end
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.beg, self.end))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, HalfOpenRange):
+            return NotImplemented
+        return self.beg == other.beg and self.end == other.end
+
+    def __hash__(self) -> int:
+        return hash((self.beg, self.end))
+
+    def __repr__(self) -> str:
+        return f"HalfOpenRange({self.beg}, {self.end})"
+
+
+def intersect(a: HalfOpenRange, b: HalfOpenRange) -> HalfOpenRange:
+    """The ints in both ranges; an empty result keeps ``end == beg``."""
+    beg = a.beg if a.beg > b.beg else b.beg
+    end = a.end if a.end < b.end else b.end
+    return HalfOpenRange(beg, end if end > beg else beg)

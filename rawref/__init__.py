@@ -1,0 +1,22 @@
+"""References that do not keep their target alive, for classes that cannot be weakly referenced.
+
+mypyc's native classes have no weakrefs. A `ref` does the same work: ``r = ref(target)``, then ``r()`` is the target, or
+None once it is dead. Each target has one ref at a time, however often it is asked for, so that `invalidate` reaches all
+who hold it.
+
+What a class does to be a target:
+- it declares the attribute ``__rawref__`` (in ``__slots__``, and as ``__rawref__: object`` where mypyc compiles it),
+  sets it to None when it is made, and leaves it alone from then on;
+- it calls ``rawref.invalidate(self)`` where it lets go: in ``close()`` and in ``__del__``.
+A plain Python class with ``__dict__`` and ``__weakref__`` needs neither.
+
+What a ref promises:
+- it never dangles. A target that dies without `invalidate` takes its ref with it, and `sys.unraisablehook` gets a
+  `ReferenceError`;
+- while a target is torn down its ref is dead; during ``__del__`` it is alive until `invalidate`;
+- after `invalidate` the ref stays dead; ``ref(target)`` makes a new one (for objects that are recycled).
+"""
+
+from ._rawref import NULL, invalidate, ref
+
+__all__ = ["NULL", "invalidate", "ref"]

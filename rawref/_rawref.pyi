@@ -1,0 +1,28 @@
+from types import GenericAlias
+from typing import Any, Final, Generic, Never, TypeVar, final
+
+_Target_co = TypeVar("_Target_co", covariant=True)
+
+@final
+class ref(Generic[_Target_co]):
+    """The one reference to a target that does not keep it alive."""
+
+    def __new__(cls, target: _Target_co, /) -> ref[_Target_co]: ...
+    def __call__(self) -> _Target_co | None:
+        """The target, or None once it is dead."""
+
+    def invalidate(self) -> None:
+        """From now on the ref is dead. Twice is fine."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether a call would return the target."""
+
+    @classmethod
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
+
+NULL: Final[ref[Never]]
+"""A ref that is always dead."""
+
+def invalidate(target: object, /) -> None:
+    """Cut the target's ref, if it has one."""

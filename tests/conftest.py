@@ -1,0 +1,31 @@
+"""Says which build the tests run on, and refuses to run on another one than was asked for.
+
+KV_CACHE_MANAGER_V2_EXPECT_BUILD is "compiled" or "interpreted"; unset takes what there is. The make targets set it.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+try:
+    import rawref
+    from kv_cache_manager_v2.base import build_mode
+except ModuleNotFoundError as missing:
+    if missing.name not in ("rawref", "rawref._rawref", "kv_cache_manager_v2"):
+        raise
+    raise pytest.UsageError(f"{missing}: use `make testp` or `make testc`, which build and set PYTHONPATH") from missing
+
+BUILD = "compiled" if build_mode.is_compiled() else "interpreted"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    expected = os.environ.get("KV_CACHE_MANAGER_V2_EXPECT_BUILD", BUILD)
+    if expected != BUILD:
+        raise pytest.UsageError(f"the {expected} build was asked for, and {build_mode.__file__} is {BUILD}")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    assert rawref.__file__ is not None
+    package, extension = Path(build_mode.__file__).parent.parent, Path(rawref.__file__).parent
+    return f"kv_cache_manager_v2 {build_mode.VERSION}: {BUILD}, from {package}; rawref from {extension}"

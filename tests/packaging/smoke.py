@@ -1,0 +1,47 @@
+"""A look at a copy of the package under any name, in an interpreter of its own; a script, not a test.
+
+    python -P smoke.py PACKAGE compiled|interpreted
+
+Every module comes from the copy and from the right kind of file, and a small workload is served with every byte checked.
+"""
+
+import importlib
+import json
+import pkgutil
+import sys
+import tempfile
+from pathlib import Path
+
+LEFT_OUT = ("__init__.py", "__main__.py")
+
+
+def check_modules(package_name: str, build: str) -> None:
+    package = importlib.import_module(package_name)
+    assert package.is_compiled() is (build == "compiled")
+    assert package.__file__ is not None
+    folder = Path(package.__file__).parent
+    suffixes = {"compiled": (".so", ".pyd"), "interpreted": (".py",)}[build]
+    for module in pkgutil.walk_packages(package.__path__, prefix=f"{package_name}."):
+        if module.name.endswith(("__main__", "_native__mypyc")):
+            continue
+        file = Path(importlib.import_module(module.name).__file__ or "")
+        assert file.is_relative_to(folder), f"{module.name} comes from {file}"
+        assert file.name in LEFT_OUT or file.name.endswith(suffixes), f"{module.name} comes from {file}"
+    strangers = {"kv_cache_manager_v2"} - {package_name}
+    assert not strangers & sys.modules.keys(), "the copy has imported the original"
+
+
+def serve_workload(package_name: str) -> None:
+    cli = importlib.import_module(f"{package_name}.replay.cli")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        arguments = ["replay", "--verify", "--check-invariants", "--limit", "6", "--device", "host", "--quiet"]
+        assert cli.main([*arguments, "--json", str(report)]) == 0
+        numbers = json.loads(report.read_text())
+    assert numbers["mismatches"] == 0
+    assert numbers["requests"] == 6
+
+
+if __name__ == "__main__":
+    check_modules(*sys.argv[1:3])
+    serve_workload(sys.argv[1])

@@ -1,0 +1,48 @@
+"""The tests run on the build that they say they run on, all of it, and nothing lies among the sources."""
+
+import importlib
+import importlib.util
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import kv_cache_manager_v2
+from kv_cache_manager_v2.base import build_mode
+
+from .workshop import ROOT
+
+SUFFIXES = (".so", ".pyd") if build_mode.is_compiled() else (".py",)
+
+
+def module_names() -> list[str]:
+    modules = pkgutil.walk_packages(kv_cache_manager_v2.__path__, prefix="kv_cache_manager_v2.")
+    return [module.name for module in modules if not module.name.endswith(("__main__", "_native__mypyc"))]
+
+
+@pytest.mark.parametrize("name", module_names())
+def test_every_module_is_of_this_build(name: str) -> None:
+    file = Path(importlib.import_module(name).__file__ or "")
+    assert file.name == "__init__.py" or file.name.endswith(SUFFIXES)
+
+
+def test_is_compiled_is_public() -> None:
+    assert kv_cache_manager_v2.is_compiled() is build_mode.is_compiled()
+
+
+def test_one_version() -> None:
+    assert kv_cache_manager_v2.__version__ == build_mode.VERSION
+
+
+def test_nothing_is_built_among_the_sources() -> None:
+    for folder in ("kv_cache_manager_v2", "rawref"):
+        assert list((ROOT / folder).rglob("*.so")) == []
+
+
+def test_the_compiled_tree_holds_what_the_sources_hold() -> None:
+    assert kv_cache_manager_v2.__file__ is not None
+    tree = Path(kv_cache_manager_v2.__file__).parent
+    sources = ROOT / "kv_cache_manager_v2"
+    expected = {path.relative_to(sources): path.read_text() for path in sources.rglob("*.py")}
+    assert {path.relative_to(tree): path.read_text() for path in tree.rglob("*.py")} == expected
+    assert (tree / "py.typed").is_file()

@@ -1,0 +1,80 @@
+"""Classes that can be referred to. The tests run them as they are, and compiled by mypyc."""
+
+from typing import ClassVar
+
+import rawref
+from mypy_extensions import mypyc_attr
+
+
+@mypyc_attr(native_class=True)
+class Closing:
+    """Does what a target should: invalidates where it lets go."""
+
+    __slots__ = ("name", "__rawref__")
+
+    name: str
+    __rawref__: object
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.__rawref__ = None
+
+    def close(self) -> None:
+        rawref.invalidate(self)
+
+    def __del__(self) -> None:
+        rawref.invalidate(self)
+
+    def held_in_the_attribute(self) -> object:
+        """In compiled code this is the guard itself, which no other code can get hold of."""
+        return self.__rawref__
+
+    def adopt(self, held: object) -> None:
+        """What no class should do: keep something in the attribute."""
+        self.__rawref__ = held
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class Forgetful:
+    """Never invalidates. What it owns dies before and after its guard, in the order of the attributes."""
+
+    __slots__ = ("before", "__rawref__", "after")
+
+    before: object
+    __rawref__: object
+    after: object
+
+    def __init__(self) -> None:
+        self.before = None
+        self.after = None
+
+
+@mypyc_attr(native_class=True)
+class Rising:
+    """Comes back from its own ``__del__``, once."""
+
+    __slots__ = ("cuts", "__rawref__")
+
+    risen: ClassVar[list[object]] = []
+    cuts: bool
+    __rawref__: object
+
+    def __init__(self, cuts: bool) -> None:
+        self.cuts = cuts
+
+    def __del__(self) -> None:
+        if self.cuts:
+            rawref.invalidate(self)
+        Rising.risen.append(self)
+
+
+@mypyc_attr(native_class=True)
+class Undeclared:
+    """No attribute for rawref."""
+
+    __slots__ = ("name",)
+
+    name: str
+
+    def __init__(self) -> None:
+        self.name = "undeclared"
