@@ -1,0 +1,1 @@
+"""What users configure: frozen values that check themselves when they are made."""

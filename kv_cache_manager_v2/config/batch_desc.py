@@ -1,0 +1,47 @@
+"""What a step of the engine looks like, for planning: which sequences of which lengths run in it together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .config_value import ConfigValue, to_tuple, validate_int
+
+
+@dataclass(frozen=True)
+class KVCacheDesc(ConfigValue):
+    """One sequence in a step: ``history_length`` tokens are there already, room is needed for ``capacity``."""
+
+    capacity: int
+    history_length: int
+
+    def __post_init__(self) -> None:
+        validate_int(self.capacity, "KVCacheDesc.capacity", 0)
+        validate_int(self.history_length, "KVCacheDesc.history_length", 0)
+        if self.history_length > self.capacity:
+            raise ValueError(
+                f"KVCacheDesc.history_length is {self.history_length}, more than its capacity {self.capacity}"
+            )
+
+
+@dataclass(frozen=True)
+class BatchDesc(ConfigValue):
+    """The sequences of a step. All begin with the same ``system_prompt_length`` tokens, which are stored once."""
+
+    kv_caches: Sequence[KVCacheDesc]
+    system_prompt_length: int = 0
+
+    def __post_init__(self) -> None:
+        kv_caches = to_tuple(self.kv_caches, "BatchDesc.kv_caches")
+        validate_int(self.system_prompt_length, "BatchDesc.system_prompt_length", 0)
+        max_capacity = -1
+        for item in kv_caches:
+            if not isinstance(item, KVCacheDesc):
+                raise TypeError(f"BatchDesc.kv_caches must be KVCacheDesc objects, not {type(item).__name__}")
+            max_capacity = max(max_capacity, item.capacity)
+        if not kv_caches:
+            raise ValueError("BatchDesc.kv_caches is empty; a batch has at least one sequence")
+        if self.system_prompt_length > max_capacity:
+            raise ValueError(
+                f"BatchDesc.system_prompt_length is {self.system_prompt_length}, more than the largest capacity"
+                f" {max_capacity} in the batch; the system prompt is a part of its sequences"
+            )
+        object.__setattr__(self, "kv_caches", kv_caches)

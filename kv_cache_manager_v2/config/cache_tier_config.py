@@ -1,0 +1,54 @@
+"""The memory that the manager may use: one value per cache level, the warmest first."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..base.ids import CacheTier
+from .config_value import ConfigValue, validate_int, validate_text
+
+
+@dataclass(frozen=True)
+class GpuCacheTierConfig(ConfigValue):
+    """Where kernels run; host memory if the device is a software one. ``quota`` is bytes."""
+
+    quota: int
+
+    def __post_init__(self) -> None:
+        validate_int(self.quota, "GpuCacheTierConfig.quota", 1)
+
+    @property
+    def tier(self) -> CacheTier:
+        return CacheTier.GPU_MEM
+
+
+@dataclass(frozen=True)
+class HostCacheTierConfig(ConfigValue):
+    """Pinned host memory. ``quota`` is bytes."""
+
+    quota: int
+
+    def __post_init__(self) -> None:
+        validate_int(self.quota, "HostCacheTierConfig.quota", 1)
+
+    @property
+    def tier(self) -> CacheTier:
+        return CacheTier.HOST_MEM
+
+
+@dataclass(frozen=True)
+class DiskCacheTierConfig(ConfigValue):
+    """Files in the folder ``path``, which must exist when the manager is made. ``quota`` is bytes."""
+
+    quota: int
+    path: str
+
+    def __post_init__(self) -> None:
+        validate_int(self.quota, "DiskCacheTierConfig.quota", 1)
+        validate_text(self.path, "DiskCacheTierConfig.path")
+
+    @property
+    def tier(self) -> CacheTier:
+        return CacheTier.DISK
+
+
+CacheTierConfig: TypeAlias = GpuCacheTierConfig | HostCacheTierConfig | DiskCacheTierConfig

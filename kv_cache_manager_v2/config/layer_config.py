@@ -1,0 +1,105 @@
+"""The layers of the model: which buffers each of them stores, and which tokens it still reads.
+
+A layer is attention (one page per block, all blocks or a sliding window of them) or recurrent (one state per sequence
+and beam). A layer that is both is configured twice under the same id, once as each kind, with different roles.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from ..base.ids import DataRole, LayerId
+from .config_value import ConfigValue, to_tuple, validate_int, validate_text
+
+
+@dataclass(frozen=True)
+class BufferConfig(ConfigValue):
+    """What one layer stores for one block under one role: ``size`` bytes.
+
+    Where the layer's kernel uses smaller blocks than the manager, ``tokens_per_block_override`` is their length and
+    ``size`` counts one of those; it must divide the manager's ``tokens_per_block``.
+    """
+
+    role: DataRole
+    size: int
+    tokens_per_block_override: int | None = None
+
+    def __post_init__(self) -> None:
+        validate_text(self.role, "BufferConfig.role")
+        validate_int(self.size, f"size of buffer {self.role!r}", 1)
+        if self.tokens_per_block_override is not None:
+            validate_int(self.tokens_per_block_override, f"tokens_per_block_override of buffer {self.role!r}", 1)
+
+    def expansion(self, tokens_per_block: int) -> int:
+        """How many of the kernel's blocks one block of the manager is; it divides, see `KVCacheManagerConfig`."""
+        return 1 if self.tokens_per_block_override is None else tokens_per_block // self.tokens_per_block_override
+
+
+@dataclass(frozen=True)
+class AttentionLayerConfig(ConfigValue):
+    """A layer that attends to all earlier tokens, or to a window of them and to the first ``num_sink_tokens``.
+
+    ``sliding_window_size`` counts the token that is being computed and leaves out the sinks. Sinks without a window
+    would say nothing, as every token is read then: a `ValueError`.
+    """
+
+    layer_id: LayerId
+    buffers: Sequence[BufferConfig]
+    sliding_window_size: int | None = None
+    num_sink_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        validate_int(self.layer_id, "layer_id", -MAX_LAYER_ID, MAX_LAYER_ID)
+        object.__setattr__(self, "buffers", _to_buffers(self.layer_id, self.buffers))
+        if self.sliding_window_size is not None:
+            validate_int(self.sliding_window_size, f"sliding_window_size of layer {self.layer_id}", 1)
+        if self.num_sink_tokens is not None:
+            validate_int(self.num_sink_tokens, f"num_sink_tokens of layer {self.layer_id}", 0)
+            if self.num_sink_tokens > 0 and self.sliding_window_size is None:
+                raise ValueError(
+                    f"layer {self.layer_id} has num_sink_tokens={self.num_sink_tokens} but no sliding_window_size:"
+                    f" without a window every token is read, so leave the sinks out"
+                )
+
+    @property
+    def window_size(self) -> int | None:
+        return self.sliding_window_size
+
+
+@dataclass(frozen=True)
+class SsmLayerConfig(ConfigValue):
+    """A layer with recurrent state (SSM, linear attention): each buffer's ``size`` is bytes per sequence and beam."""
+
+    layer_id: LayerId
+    buffers: Sequence[BufferConfig]
+
+    def __post_init__(self) -> None:
+        validate_int(self.layer_id, "layer_id", -MAX_LAYER_ID, MAX_LAYER_ID)
+        object.__setattr__(self, "buffers", _to_buffers(self.layer_id, self.buffers))
+        for buffer in self.buffers:
+            if buffer.tokens_per_block_override is not None:
+                raise ValueError(
+                    f"buffer {buffer.role!r} of layer {self.layer_id} has"
+                    f" tokens_per_block_override={buffer.tokens_per_block_override}, but recurrent state has no blocks"
+                )
+
+
+LayerConfig: TypeAlias = AttentionLayerConfig | SsmLayerConfig
+
+MAX_LAYER_ID: Final = 2**31 - 1
+
+
+def _to_buffers(layer_id: int, buffers: Sequence[BufferConfig]) -> tuple[BufferConfig, ...]:
+    name = f"buffers of layer {layer_id}"
+    items: list[BufferConfig] = []
+    roles: set[str] = set()
+    for item in to_tuple(buffers, name):
+        if not isinstance(item, BufferConfig):
+            raise TypeError(f"{name} must be BufferConfig objects, not {type(item).__name__}")
+        if item.role in roles:
+            raise ValueError(f"layer {layer_id} has two buffers with the role {item.role!r}")
+        roles.add(item.role)
+        items.append(item)
+    if not items:
+        raise ValueError(f"layer {layer_id} has no buffers; leave out layers that store nothing")
+    return tuple(items)

@@ -1,0 +1,162 @@
+"""All that a manager is told at its start, checked for what can be checked without knowing the machine.
+
+Not checked here: whether quotas suffice and whether there is one initial ratio per pool group. That takes the slot
+layout, which is computed from this configuration.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..base.ids import CacheTier
+from .batch_desc import BatchDesc
+from .cache_tier_config import CacheTierConfig, DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
+from .config_value import ConfigValue, to_tuple, validate_bool, validate_int
+from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
+from .scratch_reuse_config import SwaScratchReuseConfig
+
+
+@dataclass(frozen=True)
+class KVCacheManagerConfig(ConfigValue):
+    """The model's layers, the memory for them, and how to share it out.
+
+    - ``cache_tiers``: level 0 (the GPU) first, then never a warmer kind after a colder one.
+    - ``max_util_for_resume``: a suspended sequence stays suspended while the others use more than this share of a pool
+      group, so that those that run have room to grow.
+    - ``constraints``: batches that must always fit. ``typical_step`` shares what is left between the pool groups;
+      ``initial_pool_ratio``, one share of the bytes per pool group, takes its place.
+    - ``reuse_match_backoff``: tokens trimmed off the end of every match.
+    - ``reserve_null_slot``: keep one slot of each pool group, outside the quota, out of use, for kernels that read a
+      page even where there is none.
+    """
+
+    tokens_per_block: int
+    cache_tiers: Sequence[CacheTierConfig]
+    layers: Sequence[LayerConfig]
+    max_util_for_resume: float = 0.97
+    enable_partial_reuse: bool = True
+    constraints: Sequence[BatchDesc] = ()
+    typical_step: BatchDesc | None = None
+    initial_pool_ratio: Sequence[float] | None = None
+    swa_scratch_reuse: SwaScratchReuseConfig | None = None
+    reuse_match_backoff: int = 0
+    reserve_null_slot: bool = False
+    enable_stats: bool = True
+
+    def __post_init__(self) -> None:
+        validate_int(self.tokens_per_block, "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
+        object.__setattr__(self, "cache_tiers", _to_cache_tiers(self.cache_tiers))
+        object.__setattr__(self, "layers", _to_layers(self.layers, self.tokens_per_block))
+        object.__setattr__(self, "constraints", _to_batches(self.constraints))
+        if self.initial_pool_ratio is not None:
+            object.__setattr__(self, "initial_pool_ratio", _to_ratios(self.initial_pool_ratio))
+        _validate_max_util(self.max_util_for_resume)
+        _validate_typical_step(self.typical_step)
+        _validate_scratch_reuse(self.swa_scratch_reuse)
+        validate_int(self.reuse_match_backoff, "reuse_match_backoff", 0)
+        validate_bool(self.enable_partial_reuse, "enable_partial_reuse")
+        validate_bool(self.reserve_null_slot, "reserve_null_slot")
+        validate_bool(self.enable_stats, "enable_stats")
+
+    @property
+    def enable_swa_scratch_reuse(self) -> bool:
+        return self.swa_scratch_reuse is not None
+
+
+MAX_TOKENS_PER_BLOCK: Final = 2**20
+
+
+def _to_cache_tiers(cache_tiers: Sequence[CacheTierConfig]) -> tuple[CacheTierConfig, ...]:
+    tiers: list[CacheTierConfig] = []
+    for level, item in enumerate(to_tuple(cache_tiers, "cache_tiers")):
+        if not isinstance(item, (GpuCacheTierConfig, HostCacheTierConfig, DiskCacheTierConfig)):
+            raise TypeError(f"cache_tiers[{level}] must be a cache tier configuration, not {type(item).__name__}")
+        if (item.tier == CacheTier.GPU_MEM) != (level == 0):
+            raise ValueError(
+                f"cache_tiers[{level}] is {item.tier.name}; the first tier, and no other, must be a GpuCacheTierConfig"
+            )
+        if level > 0 and item.tier < tiers[-1].tier:
+            raise ValueError(
+                f"cache_tiers[{level}] is {item.tier.name} behind {tiers[-1].tier.name}; order tiers from warm to cold"
+            )
+        tiers.append(item)
+    if not tiers:
+        raise ValueError("cache_tiers is empty; it must begin with a GpuCacheTierConfig")
+    return tuple(tiers)
+
+
+def _to_layers(layers: Sequence[LayerConfig], tokens_per_block: int) -> tuple[LayerConfig, ...]:
+    items: list[LayerConfig] = []
+    attention_ids: set[int] = set()
+    state_ids: set[int] = set()
+    roles: set[tuple[int, str]] = set()
+    for index, item in enumerate(to_tuple(layers, "layers")):
+        if isinstance(item, AttentionLayerConfig):
+            same_kind, kind = attention_ids, "AttentionLayerConfig"
+        elif isinstance(item, SsmLayerConfig):
+            same_kind, kind = state_ids, "SsmLayerConfig"
+        else:
+            raise TypeError(
+                f"layers[{index}] must be an AttentionLayerConfig or SsmLayerConfig, not {type(item).__name__}"
+            )
+        if item.layer_id in same_kind:
+            raise ValueError(f"layers[{index}] is the second {kind} with layer_id {item.layer_id}")
+        same_kind.add(item.layer_id)
+        for buffer in item.buffers:
+            if (item.layer_id, buffer.role) in roles:
+                raise ValueError(
+                    f"layer {item.layer_id} has the role {buffer.role!r} both for attention and for its state;"
+                    f" a role names one buffer of a layer"
+                )
+            roles.add((item.layer_id, buffer.role))
+            override = buffer.tokens_per_block_override
+            if override is not None and tokens_per_block % override != 0:
+                raise ValueError(
+                    f"tokens_per_block_override {override} of buffer {buffer.role!r} of layer {item.layer_id} does not"
+                    f" divide tokens_per_block {tokens_per_block}"
+                )
+        items.append(item)
+    if not items:
+        raise ValueError("layers is empty; a model has at least one layer")
+    return tuple(items)
+
+
+def _to_batches(constraints: Sequence[BatchDesc]) -> tuple[BatchDesc, ...]:
+    batches: list[BatchDesc] = []
+    for item in to_tuple(constraints, "constraints"):
+        if not isinstance(item, BatchDesc):
+            raise TypeError(f"constraints must be BatchDesc objects, not {type(item).__name__}")
+        batches.append(item)
+    return tuple(batches)
+
+
+def _to_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
+    items: list[float] = []
+    for index, item in enumerate(to_tuple(ratios, "initial_pool_ratio")):
+        if not isinstance(item, (int, float)):
+            raise TypeError(f"initial_pool_ratio[{index}] must be a number, not {type(item).__name__}")
+        ratio = float(item)
+        if not math.isfinite(ratio) or ratio <= 0:
+            raise ValueError(f"initial_pool_ratio[{index}] is {item}; it must be positive and finite")
+        items.append(ratio)
+    if not items:
+        raise ValueError("initial_pool_ratio is empty; give one positive number per pool group, or None")
+    return tuple(items)
+
+
+def _validate_max_util(value: object) -> None:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"max_util_for_resume must be a number, not {type(value).__name__}")
+    if not 0 < value <= 1:
+        raise ValueError(f"max_util_for_resume is {value}; it must be over 0 and at most 1")
+
+
+def _validate_typical_step(value: object) -> None:
+    if value is not None and not isinstance(value, BatchDesc):
+        raise TypeError(f"typical_step must be a BatchDesc or None, not {type(value).__name__}")
+
+
+def _validate_scratch_reuse(value: object) -> None:
+    if value is not None and not isinstance(value, SwaScratchReuseConfig):
+        raise TypeError(f"swa_scratch_reuse must be a SwaScratchReuseConfig or None, not {type(value).__name__}")

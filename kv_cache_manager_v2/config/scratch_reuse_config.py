@@ -1,0 +1,15 @@
+"""Whether windowed layers keep the inputs of a step that are stale right after it in shared scratch slots."""
+
+from dataclasses import dataclass
+
+from .config_value import ConfigValue, validate_int
+
+
+@dataclass(frozen=True)
+class SwaScratchReuseConfig(ConfigValue):
+    """``max_rewind_len``: how many tokens of a step speculative decoding may give back; those must survive the step."""
+
+    max_rewind_len: int = 0
+
+    def __post_init__(self) -> None:
+        validate_int(self.max_rewind_len, "SwaScratchReuseConfig.max_rewind_len", 0)

@@ -1,0 +1,89 @@
+"""Where one buffer lies: in which pool, how far into a slot, and how its page indices count."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import LifeCycleId, PoolGroupIndex, PoolIndex
+from .buffer_id import BufferId
+
+
+@final
+@mypyc_attr(native_class=True)
+class BufferPlacement:
+    """A value, in bytes of one slot and in sub-pages of the buffer's expanded size.
+
+        slot of the pool   | A.k | A.v | B.k | B.v | C.k | C.v |     scale = 6 sub-pages
+        B.v                                  ^ layer_offset = 3      scratch_pages_per_block = 2: B has two of them
+    """
+
+    __slots__ = (
+        "buffer_id",
+        "life_cycle_id",
+        "pool_group_index",
+        "pool_index",
+        "num_bytes",
+        "page_bytes",
+        "expansion",
+        "scale",
+        "layer_offset",
+        "scratch_pages_per_block",
+    )
+
+    buffer_id: Final[BufferId]
+    life_cycle_id: Final[LifeCycleId]
+    pool_group_index: Final[PoolGroupIndex]
+    pool_index: Final[PoolIndex]
+    num_bytes: Final[int]
+    """Expanded size: what one block takes. For recurrent state: what one sequence takes."""
+    page_bytes: Final[int]
+    """What one page index stands for, the configured size; ``num_bytes / expansion``."""
+    expansion: Final[int]
+    """Page indices per block; over 1 where the kernel's blocks are smaller than the manager's."""
+    scale: Final[int]
+    """Sub-pages of this layer group in a slot of this pool."""
+    layer_offset: Final[int]
+    """Ordinal of the buffer's sub-page in the slot."""
+    scratch_pages_per_block: Final[int]
+    """How many of the slot's sub-pages belong to the buffer's layer."""
+
+    def __init__(
+        self,
+        buffer_id: BufferId,
+        life_cycle_id: LifeCycleId,
+        pool_group_index: PoolGroupIndex,
+        pool_index: PoolIndex,
+        num_bytes: int,
+        expansion: int,
+        scale: int,
+        layer_offset: int,
+        scratch_pages_per_block: int,
+    ) -> None:
+        self.buffer_id = buffer_id
+        self.life_cycle_id = life_cycle_id
+        self.pool_group_index = pool_group_index
+        self.pool_index = pool_index
+        self.num_bytes = num_bytes
+        self.page_bytes = num_bytes // expansion
+        self.expansion = expansion
+        self.scale = scale
+        self.layer_offset = layer_offset
+        self.scratch_pages_per_block = scratch_pages_per_block
+
+    @property
+    def offset_bytes(self) -> int:
+        """From the start of the slot, in the buffer's pool."""
+        return self.layer_offset * self.num_bytes
+
+    @property
+    def scratch_blocks_per_slot(self) -> int:
+        """How many blocks of the buffer's layer one scratch slot holds, as far as this pool goes."""
+        return self.scale // self.scratch_pages_per_block
+
+    def __repr__(self) -> str:
+        return (
+            f"BufferPlacement({self.buffer_id}, life_cycle_id={self.life_cycle_id},"
+            f" pool_group_index={self.pool_group_index}, pool_index={self.pool_index}, num_bytes={self.num_bytes},"
+            f" expansion={self.expansion}, scale={self.scale}, layer_offset={self.layer_offset},"
+            f" scratch_pages_per_block={self.scratch_pages_per_block})"
+        )

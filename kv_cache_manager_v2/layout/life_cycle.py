@@ -1,0 +1,163 @@
+"""Life cycles: which blocks of a sequence does a layer still need? Pure arithmetic on lengths.
+
+A window of ``W`` tokens includes the token that is being computed. With a history of ``H`` tokens the next token sits
+at position ``H`` and reads positions ``H + 1 - W .. H``, and the sinks. So, with ``T`` tokens per block and ``S``
+sink blocks, the *stale* blocks, which no layer reads again, are
+
+    block     0 .. S-1 | S .......... e-1 | e ......... floor(H/T)          S = min(S, ceil(H / T))
+              sinks    | stale            | window                          e = floor((H + 1 - W) / T)
+
+or none if that is no range. Without a window nothing is ever stale. Recurrent state is one value per sequence and not a
+page per block; such a life cycle has no blocks that could become stale.
+
+Layers whose life cycles are equal form a layer group. Which layers those are is not known here.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.integer_math import ceil_div
+from ..base.ranges import HalfOpenRange
+
+
+@mypyc_attr(native_class=True)
+class LifeCycle(ABC):
+    """What decides how long a layer needs a block. A value: equal ones are the same life cycle."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def has_page_per_block(self) -> bool:
+        """Whether each block has a page of its own; if not, there is one state per sequence and beam."""
+
+    @property
+    @abstractmethod
+    def window_size(self) -> int | None:
+        """Tokens that the next token reads, itself included; None if it reads all."""
+
+    @property
+    @abstractmethod
+    def num_sink_blocks(self) -> int:
+        """Blocks at the start of the sequence that a windowed layer never stops reading."""
+
+    @abstractmethod
+    def compute_stale_beg(self, history_length: i64, tokens_per_block: i64) -> i64:
+        """The first stale block, if any is."""
+
+    @abstractmethod
+    def compute_stale_end(self, history_length: i64, tokens_per_block: i64) -> i64:
+        """One past the last stale block; `compute_stale_beg` if none is, never less."""
+
+    def compute_stale_range(self, history_length: int, tokens_per_block: int) -> HalfOpenRange:
+        """The blocks that no layer will read again once ``history_length`` tokens are there."""
+        if history_length < 0 or tokens_per_block < 1:
+            raise ValueError(
+                f"history_length is {history_length} and tokens_per_block {tokens_per_block};"
+                f" they must be at least 0 and 1"
+            )
+        beg = self.compute_stale_beg(history_length, tokens_per_block)
+        return HalfOpenRange(beg, self.compute_stale_end(history_length, tokens_per_block))
+
+
+@final
+@mypyc_attr(native_class=True)
+class AttnLifeCycle(LifeCycle):
+    """Attention to all tokens, or to the last ``window_size`` and to the first ``num_sink_blocks`` blocks."""
+
+    __slots__ = ("_has_window", "_window", "_sinks")
+
+    _has_window: Final[bool]
+    _window: Final[i64]
+    _sinks: Final[i64]
+
+    def __init__(self, window_size: int | None = None, num_sink_blocks: int = 0) -> None:
+        if window_size is not None and window_size < 1:
+            raise ValueError(f"window_size is {window_size}; it must be at least 1, or None for no window")
+        if num_sink_blocks < 0:
+            raise ValueError(f"num_sink_blocks is {num_sink_blocks}; it must not be negative")
+        if window_size is None and num_sink_blocks > 0:
+            raise ValueError(f"num_sink_blocks is {num_sink_blocks} without a window; leave the sinks out")
+        self._has_window = window_size is not None
+        self._window = 0 if window_size is None else window_size
+        self._sinks = num_sink_blocks
+
+    @staticmethod
+    def make(window_size: int | None, num_sink_tokens: int | None, tokens_per_block: int) -> "AttnLifeCycle":
+        """The life cycle of a layer as it is configured, in tokens."""
+        num_sinks = 0 if num_sink_tokens is None else num_sink_tokens
+        return AttnLifeCycle(window_size, int(ceil_div(num_sinks, tokens_per_block)))
+
+    @property
+    def has_page_per_block(self) -> bool:
+        return True
+
+    @property
+    def window_size(self) -> int | None:
+        return int(self._window) if self._has_window else None
+
+    @property
+    def num_sink_blocks(self) -> int:
+        return int(self._sinks)
+
+    def compute_stale_beg(self, history_length: i64, tokens_per_block: i64) -> i64:
+        num_history_blocks = ceil_div(history_length, tokens_per_block)
+        return self._sinks if self._sinks < num_history_blocks else num_history_blocks
+
+    def compute_stale_end(self, history_length: i64, tokens_per_block: i64) -> i64:
+        beg = self.compute_stale_beg(history_length, tokens_per_block)
+        if not self._has_window or history_length < self._window:
+            return beg
+        # The first block with a token in the window; what lies before it, but for the sinks, is stale.
+        window_beg = (history_length + 1 - self._window) // tokens_per_block
+        return window_beg if window_beg > beg else beg
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AttnLifeCycle):
+            return NotImplemented
+        return (
+            self._has_window == other._has_window and self._window == other._window and self._sinks == other._sinks
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._has_window, int(self._window), int(self._sinks)))
+
+    def __repr__(self) -> str:
+        return f"AttnLifeCycle(window_size={self.window_size}, num_sink_blocks={self.num_sink_blocks})"
+
+
+@final
+@mypyc_attr(native_class=True)
+class SsmLifeCycle(LifeCycle):
+    """Recurrent state: one slot per sequence and beam, no page per block, nothing that could become stale."""
+
+    __slots__ = ()
+
+    @property
+    def has_page_per_block(self) -> bool:
+        return False
+
+    @property
+    def window_size(self) -> int | None:
+        return None
+
+    @property
+    def num_sink_blocks(self) -> int:
+        return 0
+
+    def compute_stale_beg(self, history_length: i64, tokens_per_block: i64) -> i64:
+        return 0
+
+    def compute_stale_end(self, history_length: i64, tokens_per_block: i64) -> i64:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SsmLifeCycle)
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        return "SsmLifeCycle()"

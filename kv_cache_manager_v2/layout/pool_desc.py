@@ -1,0 +1,45 @@
+"""What users are told of pools and of byte ranges in them. Plain values, made anew for each question."""
+
+from dataclasses import dataclass
+
+from ..base.ids import LayerGroupId, MemAddress, PoolGroupIndex, PoolIndex
+from .buffer_id import BufferId
+from .slot_desc import SlotDesc
+
+
+@dataclass(frozen=True)
+class PoolDesc:
+    """One address range: slot ``i`` is ``base_address + i * slot_bytes + [0, slot_bytes)``."""
+
+    pool_index: PoolIndex
+    base_address: MemAddress
+    slot_bytes: int
+
+
+@dataclass(frozen=True)
+class PoolGroupDesc:
+    """Pools allocated in lockstep, how many slots each has, and what a slot is made of."""
+
+    pool_group_index: PoolGroupIndex
+    num_slots: int
+    slot_desc: SlotDesc
+    pools: tuple[PoolDesc, ...]
+
+
+@dataclass(frozen=True)
+class ExpandedBuffer:
+    """A buffer, and how many of its kernel's blocks lie in one block of the manager."""
+
+    id: BufferId
+    expansion: int
+
+
+@dataclass(frozen=True)
+class AggregatedPageDesc:
+    """Bytes of neighbouring buffers: for slot ``i`` of the layer group, ``base + stride * i + [0, size)``."""
+
+    base: MemAddress
+    size: int
+    stride: int
+    layer_group_id: LayerGroupId
+    buffers: tuple[ExpandedBuffer, ...]

@@ -1,0 +1,116 @@
+"""The life cycles of a model's layers, each with a dense id, in order of first appearance; hence the layer groups.
+
+A layer with both attention and recurrent state has two life cycles and belongs to two layer groups.
+"""
+
+from collections.abc import Iterator
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import LayerId, LifeCycleId
+from ..config.layer_config import AttentionLayerConfig, LayerConfig
+from ..config.manager_config import KVCacheManagerConfig
+from .life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
+
+
+@final
+@mypyc_attr(native_class=True)
+class LifeCycleRegistry:
+    """``registry[life_cycle_id]`` is a life cycle; iteration is in the order of the ids. Never changes."""
+
+    __slots__ = ("_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_id", "_state_layers")
+
+    _life_cycles: Final[list[LifeCycle]]
+    _layer_ids: Final[tuple[LayerId, ...]]
+    _layer_grouping: Final[tuple[tuple[LayerId, ...], ...]]
+    _attention_ids: Final[dict[LayerId, LifeCycleId]]
+    _state_id: Final[LifeCycleId | None]
+    _state_layers: Final[set[LayerId]]
+
+    def __init__(self, config: KVCacheManagerConfig) -> None:
+        life_cycles: list[LifeCycle] = []
+        groups: list[list[LayerId]] = []
+        ids: dict[LifeCycle, LifeCycleId] = {}
+        layer_ids: dict[LayerId, None] = {}  # in order, each once
+        attention_ids: dict[LayerId, LifeCycleId] = {}
+        state_layers: set[LayerId] = set()
+        for layer in config.layers:
+            life_cycle = compute_life_cycle(layer, config.tokens_per_block)
+            life_cycle_id = ids.get(life_cycle)
+            if life_cycle_id is None:
+                life_cycle_id = LifeCycleId(len(life_cycles))
+                ids[life_cycle] = life_cycle_id
+                life_cycles.append(life_cycle)
+                groups.append([])
+            groups[life_cycle_id].append(layer.layer_id)
+            layer_ids[layer.layer_id] = None
+            if life_cycle.has_page_per_block:
+                attention_ids[layer.layer_id] = life_cycle_id
+            else:
+                state_layers.add(layer.layer_id)
+        self._life_cycles = life_cycles
+        self._layer_ids = tuple(layer_ids)
+        self._layer_grouping = tuple([tuple(group) for group in groups])
+        self._attention_ids = attention_ids
+        self._state_id = ids.get(SsmLifeCycle())
+        self._state_layers = state_layers
+
+    def __len__(self) -> int:
+        return len(self._life_cycles)
+
+    def __getitem__(self, life_cycle_id: LifeCycleId) -> LifeCycle:
+        if not 0 <= life_cycle_id < len(self._life_cycles):
+            raise IndexError(f"there is no layer group {life_cycle_id}; there are {len(self._life_cycles)}")
+        return self._life_cycles[life_cycle_id]
+
+    def __iter__(self) -> Iterator[LifeCycle]:
+        return iter(self._life_cycles)
+
+    @property
+    def layer_ids(self) -> tuple[LayerId, ...]:
+        """Every layer once, in the order of the configuration."""
+        return self._layer_ids
+
+    @property
+    def layer_grouping(self) -> tuple[tuple[LayerId, ...], ...]:
+        """For each life cycle its layers, in the order of the configuration."""
+        return self._layer_grouping
+
+    @property
+    def state_life_cycle_id(self) -> LifeCycleId | None:
+        """The life cycle of all recurrent state, or None if no layer has any."""
+        return self._state_id
+
+    def get_layer_group_id(self, layer_id: LayerId) -> LifeCycleId:
+        """The layer's group: of its attention if it has both attention and state, else of what it has."""
+        attention_id = self._attention_ids.get(layer_id)
+        if attention_id is not None:
+            return attention_id
+        if layer_id in self._state_layers and self._state_id is not None:
+            return self._state_id
+        raise ValueError(f"there is no layer {layer_id}; the configured layers are {list(self._layer_ids)}")
+
+    def life_cycle_of(self, layer_id: LayerId) -> LifeCycle:
+        """The life cycle of `get_layer_group_id`."""
+        return self._life_cycles[self.get_layer_group_id(layer_id)]
+
+    def life_cycle_ids_of(self, layer_id: LayerId) -> tuple[LifeCycleId, ...]:
+        """All life cycles of a layer, that of `get_layer_group_id` first."""
+        first = self.get_layer_group_id(layer_id)
+        if layer_id in self._attention_ids and layer_id in self._state_layers and self._state_id is not None:
+            return (first, self._state_id)
+        return (first,)
+
+    def life_cycle_id_of_config(self, layer: LayerConfig) -> LifeCycleId:
+        """The life cycle of one entry of the configuration, which is either attention or state."""
+        if isinstance(layer, AttentionLayerConfig):
+            return self.get_layer_group_id(layer.layer_id)
+        return self.life_cycle_ids_of(layer.layer_id)[-1]
+
+
+def compute_life_cycle(layer: LayerConfig, tokens_per_block: int) -> LifeCycle:
+    """How long this layer needs a block."""
+    if isinstance(layer, AttentionLayerConfig):
+        return AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, tokens_per_block)
+    return SsmLifeCycle()

@@ -1,0 +1,41 @@
+"""Which blocks of a sequence have no page of their own, and in which slots they lie instead."""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ranges import HalfOpenRange
+
+
+@final
+@mypyc_attr(native_class=True)
+class ScratchDesc:
+    """Block ordinals ``range`` of one layer group share ``slot_ids``. A value; false when the range is empty.
+
+    In the base page indices these blocks are `BAD_PAGE_INDEX`; a `PageIndexConverter` fills them in, each layer in
+    its own way, as each layer overwrites what the layer before it left in the slots.
+    """
+
+    __slots__ = ("range", "slot_ids")
+
+    range: Final[HalfOpenRange]
+    slot_ids: Final[tuple[int, ...]]
+
+    def __init__(self, range: HalfOpenRange, slot_ids: Sequence[int]) -> None:
+        self.range = range
+        self.slot_ids = tuple(slot_ids)
+
+    def __bool__(self) -> bool:
+        return bool(self.range)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ScratchDesc):
+            return NotImplemented
+        return self.range == other.range and self.slot_ids == other.slot_ids
+
+    def __hash__(self) -> int:
+        return hash((self.range, self.slot_ids))
+
+    def __repr__(self) -> str:
+        return f"ScratchDesc({self.range!r}, {self.slot_ids})"

@@ -1,0 +1,173 @@
+"""How many slots each pool group gets of a level's quota. Pure, exact integer arithmetic.
+
+1. The minimum. Each configured constraint must fit; and where there are constraints, a windowed layer group also gets
+   one window at its widest, ``sinks + ceil((W - 1) / T) + 1`` blocks, or all blocks of the longest sequence if that
+   is less: a sequence that fits at one length must not get stuck at the next. In any case one slot per layer group. A
+   quota under the minimum is a `ValueError` that names the bytes and the constraint.
+2. The rest goes where a typical step would use it: in proportion to the slots of ``typical_step``, or to the bytes of
+   ``initial_pool_ratio``, or to the slots of a long sequence. Without such a hint one sequence, as long as the quota
+   can hold and at most that long, comes first, so that a small quota still serves balanced pool groups.
+3. Whole slots are given by largest remainder (ties: the lower pool group), then as long as any slot fits.
+
+`reserve_null_slot` takes one more slot of each pool group, which is outside the quota and not counted here.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from ..base.integer_math import ceil_div
+from ..config.batch_desc import BatchDesc
+from ..config.manager_config import KVCacheManagerConfig
+from .life_cycle import LifeCycle
+from .slot_layout import SlotLayout
+from .step_slots import batch_slots_by_life_cycle, slots_of_batch, sum_over_life_cycles
+
+LONG_SEQUENCE_TOKENS: Final = 16384
+WINDOWS_PER_LONG_SEQUENCE: Final = 4
+"""What counts as a long sequence: so many tokens, and so many of the model's largest window."""
+
+
+def plan_slot_counts(
+    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
+) -> tuple[int, ...]:
+    """Slots by pool group, all in all at most ``quota_bytes`` and less than any one more slot would fit into."""
+    counts = list(compute_min_slot_counts(layout, config, level))
+    min_bytes = compute_slots_bytes(layout, counts)
+    if min_bytes > quota_bytes:
+        raise ValueError(
+            f"the quota of level {level} is {quota_bytes} bytes, but at least {min_bytes} are needed:"
+            f" {_describe_minimum(layout, config, level, counts)}; raise the quota"
+        )
+    if config.initial_pool_ratio is not None:
+        weights = _to_integers(config.initial_pool_ratio)
+    else:
+        slots = (0,) * layout.num_pool_groups
+        if config.typical_step is not None:
+            slots = slots_of_batch(layout, config, config.typical_step, level)
+        if not any(slots):
+            slots = _long_sequence_slots(layout, config, quota_bytes, counts)
+        weights = [count * layout.slot_bytes_total(index) for index, count in enumerate(slots)]
+    _share_rest(layout, quota_bytes, weights, counts)
+    return tuple(counts)
+
+
+def compute_slots_bytes(layout: SlotLayout, slot_counts: list[int] | tuple[int, ...]) -> int:
+    """Bytes of that many slots by pool group."""
+    return sum([count * layout.slot_bytes_total(index) for index, count in enumerate(slot_counts)])
+
+
+def compute_min_slot_counts(layout: SlotLayout, config: KVCacheManagerConfig, level: int) -> tuple[int, ...]:
+    """The fewest slots by pool group that the configuration demands of this level, whatever the quota."""
+    counts = list(sum_over_life_cycles(layout, [1] * layout.num_life_cycles))
+    longest = 0
+    for batch in config.constraints:
+        for kv_cache in batch.kv_caches:
+            longest = max(longest, kv_cache.capacity)
+    max_blocks = int(ceil_div(longest, config.tokens_per_block))
+    for batch in config.constraints:
+        by_life_cycle = batch_slots_by_life_cycle(layout, config, batch, level)
+        for life_cycle_id, life_cycle in enumerate(layout.life_cycles):
+            if life_cycle.window_size is not None:
+                widest = compute_widest_need(life_cycle, max_blocks, config.tokens_per_block)
+                by_life_cycle[life_cycle_id] = max(by_life_cycle[life_cycle_id], widest)
+        for index, count in enumerate(sum_over_life_cycles(layout, by_life_cycle)):
+            counts[index] = max(counts[index], count)
+    return tuple(counts)
+
+
+def compute_widest_need(life_cycle: LifeCycle, num_blocks: int, tokens_per_block: int) -> int:
+    """The most slots that a decoding sequence of at most ``num_blocks`` blocks holds, wherever its window begins."""
+    if not life_cycle.has_page_per_block:
+        return 1
+    window = life_cycle.window_size
+    if window is None:
+        return num_blocks
+    # W tokens that begin with the last token of a block lie in that block and in ceil((W - 1) / T) more.
+    window_blocks = int(ceil_div(window - 1, tokens_per_block)) + 1
+    return min(num_blocks, life_cycle.num_sink_blocks + window_blocks)
+
+
+def _long_sequence_slots(
+    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int]
+) -> tuple[int, ...]:
+    """The slots of a long sequence. Raises ``counts`` to those of the longest one, up to that, that the quota holds."""
+    tokens = LONG_SEQUENCE_TOKENS
+    for life_cycle in layout.life_cycles:
+        window = life_cycle.window_size
+        if window is not None:
+            tokens = max(tokens, WINDOWS_PER_LONG_SEQUENCE * window)
+    max_blocks = int(ceil_div(tokens, config.tokens_per_block))
+    fits = 0
+    too_many = max_blocks + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if compute_slots_bytes(layout, _raised_to(counts, _sequence_slots(layout, config, middle))) <= quota_bytes:
+            fits = middle
+        else:
+            too_many = middle
+    counts[:] = _raised_to(counts, _sequence_slots(layout, config, fits))
+    return _sequence_slots(layout, config, max_blocks)
+
+
+def _sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
+    """Slots by pool group of one decoding sequence; grows with ``num_blocks``, wherever its windows begin."""
+    needs = [compute_widest_need(life_cycle, num_blocks, config.tokens_per_block) for life_cycle in layout.life_cycles]
+    return sum_over_life_cycles(layout, needs)
+
+
+def _raised_to(counts: list[int], floor: tuple[int, ...]) -> list[int]:
+    return [max(count, floor[index]) for index, count in enumerate(counts)]
+
+
+def _share_rest(layout: SlotLayout, quota_bytes: int, weights: list[int], counts: list[int]) -> None:
+    """Add the slots that the rest of the quota has room for; ``weights`` are shares of the bytes."""
+    slot_bytes = [layout.slot_bytes_total(index) for index in range(len(counts))]
+    rest = quota_bytes - compute_slots_bytes(layout, counts)
+    total_weight = sum(weights)
+    common = math.prod(slot_bytes)
+    order: list[tuple[int, int]] = []
+    for index, weight in enumerate(weights):
+        # A share of rest * weight / (total_weight * slot_bytes) slots; what is left of it is compared over ``common``.
+        num_slots, remainder = divmod(rest * weight, total_weight * slot_bytes[index])
+        counts[index] += num_slots
+        order.append((-remainder * (common // slot_bytes[index]), index))
+    left = quota_bytes - compute_slots_bytes(layout, counts)
+    for _, index in sorted(order):
+        if slot_bytes[index] <= left:
+            counts[index] += 1
+            left -= slot_bytes[index]
+    # Slots of other pool groups may still fit into what a large slot did not.
+    for negative_bytes, index in sorted([(-num_bytes, index) for index, num_bytes in enumerate(slot_bytes)]):
+        counts[index] += left // -negative_bytes
+        left %= -negative_bytes
+
+
+def _to_integers(ratios: Sequence[float]) -> list[int]:
+    """Integers in exactly these proportions: a float is a fraction whose denominator is a power of two."""
+    fractions = [ratio.as_integer_ratio() for ratio in ratios]
+    common = max([denominator for _, denominator in fractions])
+    return [numerator * (common // denominator) for numerator, denominator in fractions]
+
+
+def _describe_minimum(layout: SlotLayout, config: KVCacheManagerConfig, level: int, counts: list[int]) -> str:
+    needs = f"{counts} slots of {[layout.slot_bytes_total(index) for index in range(len(counts))]} bytes by pool group"
+    if not config.constraints:
+        return f"{needs}, one slot for each layer group"
+    most_bytes = -1
+    demanding = 0
+    for index, batch in enumerate(config.constraints):
+        num_bytes = compute_slots_bytes(layout, slots_of_batch(layout, config, batch, level))
+        if num_bytes > most_bytes:
+            most_bytes = num_bytes
+            demanding = index
+    batch_text = _describe_batch(config.constraints[demanding])
+    return f"{needs}, so that all constraints fit; constraints[{demanding}] ({batch_text}) takes {most_bytes} bytes"
+
+
+def _describe_batch(batch: BatchDesc) -> str:
+    longest = max([kv_cache.capacity for kv_cache in batch.kv_caches])
+    return (
+        f"{len(batch.kv_caches)} sequences of up to {longest} tokens,"
+        f" {batch.system_prompt_length} of them a system prompt"
+    )

@@ -1,0 +1,48 @@
+"""What lies in a slot: the coalesced buffers of each layer group that a pool group serves. Plain values.
+
+Sizes are those of one slot, and of a buffer after expansion to the manager's ``tokens_per_block``.
+"""
+
+from dataclasses import dataclass
+
+from ..base.ids import LayerGroupId
+from .buffer_id import BufferId
+
+
+@dataclass(frozen=True)
+class CoalescedBuffer:
+    """Equal-sized buffers of a layer group, side by side in this order; one pool's share of a slot."""
+
+    single_buffer_size: int
+    buffer_ids: tuple[BufferId, ...]
+
+    @property
+    def num_buffers(self) -> int:
+        return len(self.buffer_ids)
+
+    @property
+    def size(self) -> int:
+        return self.single_buffer_size * len(self.buffer_ids)
+
+
+@dataclass(frozen=True)
+class SlotDescVariant:
+    """A slot as one layer group uses it: one coalesced buffer per pool."""
+
+    layer_group_id: LayerGroupId
+    coalesced_buffers: tuple[CoalescedBuffer, ...]
+
+    @property
+    def slot_size_list(self) -> tuple[int, ...]:
+        return tuple([buffer.size for buffer in self.coalesced_buffers])
+
+
+@dataclass(frozen=True)
+class SlotDesc:
+    """A slot of a pool group: all its variants, one per layer group, have the same sizes."""
+
+    variants: tuple[SlotDescVariant, ...]
+
+    @property
+    def slot_size_list(self) -> tuple[int, ...]:
+        return self.variants[0].slot_size_list

@@ -1,0 +1,158 @@
+"""The slot layout of a model: pool groups, pools and slot sizes, and where in a slot each buffer lies.
+
+Pure: a configuration in, addresses-as-arithmetic out (``address = base of the pool + slot_id * slot bytes +
+offset``). It knows neither how many slots there are nor where the pools are. Never changes once it is made.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import LifeCycleId, PoolGroupIndex, PoolIndex
+from ..config.manager_config import KVCacheManagerConfig
+from .buffer_id import BufferId
+from .buffer_placement import BufferPlacement
+from .coalescing import compute_pool_groups, compute_slot_variants
+from .registry import LifeCycleRegistry
+from .slot_desc import SlotDesc, SlotDescVariant
+
+
+@final
+@mypyc_attr(native_class=True)
+class SlotLayout:
+    """See the module's docstring; made by `compute_slot_layout`."""
+
+    __slots__ = (
+        "life_cycles",
+        "num_life_cycles",
+        "num_pool_groups",
+        "pool_group_indices",
+        "slot_descs",
+        "buffer_ids",
+        "_slot_bytes",
+        "_placements",
+        "_scratch_blocks_per_slot",
+    )
+
+    life_cycles: Final[LifeCycleRegistry]
+    num_life_cycles: Final[int]
+    num_pool_groups: Final[int]
+    pool_group_indices: Final[tuple[int, ...]]
+    """The pool group of each life cycle."""
+    slot_descs: Final[tuple[SlotDesc, ...]]
+    """By pool group: what its slots are made of."""
+    buffer_ids: Final[tuple[BufferId, ...]]
+    """Every buffer, in the order of the configuration."""
+    _slot_bytes: Final[list[tuple[int, ...]]]
+    _placements: Final[dict[BufferId, BufferPlacement]]
+    _scratch_blocks_per_slot: Final[list[int]]
+
+    def __init__(
+        self, life_cycles: LifeCycleRegistry, slot_descs: list[SlotDesc], placements: dict[BufferId, BufferPlacement]
+    ) -> None:
+        """``placements`` in the order of the configuration."""
+        num_life_cycles = len(life_cycles)
+        self.life_cycles = life_cycles
+        self.num_life_cycles = num_life_cycles
+        self.num_pool_groups = len(slot_descs)
+        pool_group_indices = [0] * num_life_cycles
+        for pool_group_index, slot_desc in enumerate(slot_descs):
+            for variant in slot_desc.variants:
+                pool_group_indices[variant.layer_group_id] = pool_group_index
+        self.pool_group_indices = tuple(pool_group_indices)
+        self.slot_descs = tuple(slot_descs)
+        self.buffer_ids = tuple(placements)
+        self._slot_bytes = [slot_desc.slot_size_list for slot_desc in slot_descs]
+        self._placements = placements
+        self._scratch_blocks_per_slot = [
+            min([p.scratch_blocks_per_slot for p in placements.values() if p.life_cycle_id == life_cycle_id])
+            for life_cycle_id in range(num_life_cycles)
+        ]
+
+    def pool_group_of_life_cycle(self, life_cycle_id: int) -> int:
+        return self.pool_group_indices[life_cycle_id]
+
+    def life_cycle_ids_of_pool_group(self, pool_group_index: int) -> tuple[LifeCycleId, ...]:
+        """The layer groups that this pool group serves."""
+        return tuple([variant.layer_group_id for variant in self.slot_descs[pool_group_index].variants])
+
+    def num_pools(self, pool_group_index: int) -> int:
+        return len(self._slot_bytes[pool_group_index])
+
+    def slot_bytes(self, pool_group_index: int) -> tuple[int, ...]:
+        """Bytes of one slot, by pool."""
+        return self._slot_bytes[pool_group_index]
+
+    def slot_bytes_total(self, pool_group_index: int) -> int:
+        """Bytes of one slot in all its pools."""
+        return sum(self._slot_bytes[pool_group_index])
+
+    def buffer_placement(self, buffer_id: BufferId) -> BufferPlacement:
+        placement = self._placements.get(buffer_id)
+        if placement is None:
+            roles = [other.role for other in self.buffer_ids if other.layer_id == buffer_id.layer_id]
+            raise ValueError(
+                f"layer {buffer_id.layer_id} has no buffer with the role {buffer_id.role!r}; it has {roles}"
+                if roles
+                else f"there is no layer {buffer_id.layer_id}"
+            )
+        return placement
+
+    def life_cycle_scratch_blocks_per_slot(self, life_cycle_id: int) -> int:
+        """How many scratch blocks one scratch slot holds, whichever of the group's layers runs."""
+        return self._scratch_blocks_per_slot[life_cycle_id]
+
+    def compute_num_scratch_slots(self, life_cycle_id: int, num_scratch_blocks: int) -> int:
+        """Scratch slots for that many scratch blocks: the most that any layer needs in any pool."""
+        blocks_per_slot = self._scratch_blocks_per_slot[life_cycle_id]
+        return (num_scratch_blocks + blocks_per_slot - 1) // blocks_per_slot
+
+
+def compute_slot_layout(config: KVCacheManagerConfig, registry: LifeCycleRegistry) -> SlotLayout:
+    variants = compute_slot_variants(config, registry)
+    slot_descs = compute_pool_groups(variants)
+    _validate_pool_ratio(config, slot_descs)
+    expansions: dict[BufferId, int] = {}
+    for layer in config.layers:
+        for buffer in layer.buffers:
+            expansions[BufferId(layer.layer_id, buffer.role)] = buffer.expansion(config.tokens_per_block)
+    placements: dict[BufferId, BufferPlacement] = {}
+    for pool_group_index, slot_desc in enumerate(slot_descs):
+        for variant in slot_desc.variants:
+            _place_buffers(expansions, PoolGroupIndex(pool_group_index), variant, placements)
+    in_order = {buffer_id: placements[buffer_id] for buffer_id in expansions}
+    return SlotLayout(registry, slot_descs, in_order)
+
+
+def _place_buffers(
+    expansions: dict[BufferId, int],
+    pool_group_index: PoolGroupIndex,
+    variant: SlotDescVariant,
+    placements: dict[BufferId, BufferPlacement],
+) -> None:
+    """Adds the placements of a layer group's buffers."""
+    for pool_index, coalesced in enumerate(variant.coalesced_buffers):
+        num_of_layer: dict[int, int] = {}
+        for buffer_id in coalesced.buffer_ids:
+            num_of_layer[buffer_id.layer_id] = num_of_layer.get(buffer_id.layer_id, 0) + 1
+        for ordinal, buffer_id in enumerate(coalesced.buffer_ids):
+            placements[buffer_id] = BufferPlacement(
+                buffer_id,
+                variant.layer_group_id,
+                pool_group_index,
+                PoolIndex(pool_index),
+                coalesced.single_buffer_size,
+                expansions[buffer_id],
+                coalesced.num_buffers,
+                ordinal,
+                num_of_layer[buffer_id.layer_id],
+            )
+
+
+def _validate_pool_ratio(config: KVCacheManagerConfig, slot_descs: list[SlotDesc]) -> None:
+    if config.initial_pool_ratio is not None and len(config.initial_pool_ratio) != len(slot_descs):
+        sizes = [slot_desc.slot_size_list for slot_desc in slot_descs]
+        raise ValueError(
+            f"initial_pool_ratio has {len(config.initial_pool_ratio)} items, but these layers make {len(slot_descs)}"
+            f" pool groups (bytes per slot and pool: {sizes}); give one item for each"
+        )
