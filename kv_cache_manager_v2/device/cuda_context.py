@@ -1,0 +1,51 @@
+"""The primary context of one GPU, the one that the CUDA runtime and PyTorch use as well.
+
+`create` retains it, `close` gives it back. ``with context:`` makes it the calling thread's current context and restores the
+one before: the calling thread may be working with another GPU. Calls that name a stream or an event of a context need none.
+"""
+
+import logging
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import KVCacheManagerError
+from .cuda_driver import CudaDriver
+
+_logger: Final = logging.getLogger(__name__)
+
+
+@final
+@mypyc_attr(native_class=True)
+class CudaContext:
+    """Retained from construction until `close`."""
+
+    __slots__ = ("_driver", "_device", "_context", "_is_closed")
+
+    _driver: Final[CudaDriver]
+    _device: Final[Any]
+    _context: Final[Any]
+    _is_closed: bool
+
+    def __init__(self, driver: CudaDriver, device: Any) -> None:
+        self._driver = driver
+        self._device = device
+        self._is_closed = False
+        self._context = driver.call("cuDevicePrimaryCtxRetain", device)
+
+    def __enter__(self) -> None:
+        self._driver.call("cuCtxPushCurrent", self._context)
+
+    def __exit__(self, error_type: object, error: object, traceback: object) -> None:
+        try:
+            self._driver.call("cuCtxPopCurrent")
+        except KVCacheManagerError as pop_error:
+            # What was done inside is done: to raise here would say that it was not.
+            _logger.error("the thread's CUDA context could not be restored: %s", pop_error)
+
+    def close(self) -> None:
+        """Idempotent; where it raises it may be called again."""
+        if self._is_closed:
+            return
+        self._driver.call("cuDevicePrimaryCtxRelease", self._device)
+        self._is_closed = True

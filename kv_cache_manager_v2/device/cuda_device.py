@@ -1,0 +1,413 @@
+"""An NVIDIA GPU, through cuda-python's driver API.
+
+GPU memory is mapped granule by granule (`CudaMemory`), host memory is pinned (`CudaHostMemory`), both into addresses that
+never move. Streams may be the device's own (`create_stream`) or the engine's: any CUDA stream of this GPU's primary context is
+taken as ``int(stream)``; only the device's own are checked and can be destroyed. Events are pooled: recording one makes no driver object
+once the pool has grown. Copies go to the driver as one batch where driver and cuda-python can, else one by one.
+
+Importing this module imports nothing of CUDA. Where a test brings its own ``driver`` module, that one is used instead of
+`cuda.bindings.driver`.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import KVCacheManagerError, LogicError
+from ..base.ids import CacheTier
+from .copy_runs import CopyRuns
+from .cuda_context import CudaContext
+from .cuda_driver import NOT_SUPPORTED, SUCCESS, CudaDriver, load_driver_module
+from .cuda_host_memory import CudaHostMemory
+from .cuda_kernel import CudaCompiler, CudaKernel, load_nvrtc_module
+from .cuda_memory import CudaMemory
+from .handle_table import HandleTable, handle_index
+from .host_memory import release_addresses, reserve_addresses, total_host_bytes
+from .port import CopyBatch, Device, HostKernel
+from .range_table import RangeTable
+
+_logger: Final = logging.getLogger(__name__)
+
+_DEFAULT_STREAM: Final = 0
+_LAST_SPECIAL_STREAM: Final = 2
+"""0, 1 and 2 name the default streams of whichever context is current; every other stream knows its own."""
+
+_LAST_LEGACY_STREAM: Final = 1
+_STREAM_NON_BLOCKING: Final = 1
+_EVENT_DISABLE_TIMING: Final = 2
+_DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
+_MAX_REGISTRATION_BYTES: Final = 1 << 30
+
+
+@final
+@mypyc_attr(native_class=True)
+class CudaDevice(Device):
+    """See the module's docstring. One thread at a time, any thread.
+
+    ``granularity_bytes`` is the smallest unit in which memory is mapped; a GPU whose driver has a larger one uses that. Host
+    memory is pinned in pieces of ``max_registration_bytes`` at most.
+    """
+
+    __slots__ = (
+        "_driver",
+        "_name",
+        "_nvrtc_module",
+        "_capability",
+        "_total_bytes",
+        "_context",
+        "_host_granularity_bytes",
+        "_gpu_memory",
+        "_host_memory",
+        "_gpu_ranges",
+        "_host_ranges",
+        "_streams",
+        "_events",
+        "_event_objects",
+        "_kernels",
+        "_copy_attributes",
+        "_has_batch_copies",
+        "_is_closed",
+    )
+
+    _driver: Final[CudaDriver]
+    _name: Final[str]
+    _nvrtc_module: Final[Any]  # None: cuda.bindings.nvrtc, when first needed
+    _capability: Final[int]
+    _total_bytes: Final[int]
+    _context: Final[CudaContext]
+    _host_granularity_bytes: Final[int]
+    _gpu_memory: Final[CudaMemory]
+    _host_memory: Final[CudaHostMemory]
+    _gpu_ranges: Final[RangeTable]
+    _host_ranges: Final[RangeTable]
+    _streams: Final[dict[int, Any]]  # the device's own
+    _events: Final[HandleTable]
+    _event_objects: Final[list[Any]]  # by the handle's index; the pool
+    _kernels: Final[list[CudaKernel]]
+    _copy_attributes: Final[list[Any]]
+    _has_batch_copies: bool
+    _is_closed: bool
+
+    def __init__(
+        self,
+        ordinal: int = 0,
+        *,
+        driver: Any = None,
+        nvrtc: Any = None,
+        granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
+        max_registration_bytes: int = _MAX_REGISTRATION_BYTES,
+    ) -> None:
+        if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
+            raise ValueError(f"granularity_bytes is {granularity_bytes}: it must be a power of two")
+        if max_registration_bytes < granularity_bytes or max_registration_bytes % granularity_bytes != 0:
+            raise ValueError(
+                f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of {granularity_bytes}, the granularity"
+            )
+        checked = CudaDriver(load_driver_module() if driver is None else driver)
+        checked.call("cuInit", 0)
+        num_devices: int = checked.call("cuDeviceGetCount")
+        if ordinal < 0 or ordinal >= num_devices:
+            raise ValueError(f"there is no cuda:{ordinal}: the CUDA driver sees {num_devices} GPUs, counted from 0")
+        device = checked.call("cuDeviceGet", ordinal)
+        attributes = checked.module.CUdevice_attribute
+        if not checked.call(
+            "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device
+        ):
+            raise LogicError(f"cuda:{ordinal} cannot map memory page by page; use the host device, or another GPU")
+        major: int = checked.call("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+        minor: int = checked.call("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+        device_name: bytes = checked.call("cuDeviceGetName", 256, device)
+        gpu_memory = CudaMemory(checked, ordinal, granularity_bytes)
+        self._driver = checked
+        self._name = f"cuda:{ordinal} {device_name.split(bytes(1))[0].decode('utf-8', 'replace')}"
+        self._nvrtc_module = nvrtc
+        self._capability = 10 * major + minor
+        self._total_bytes = checked.call("cuDeviceTotalMem", device)
+        self._host_granularity_bytes = granularity_bytes
+        self._gpu_memory = gpu_memory
+        self._host_memory = CudaHostMemory(checked, max_registration_bytes)
+        self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, gpu_memory.granularity_bytes)
+        self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity_bytes)
+        self._streams = {}
+        self._events = HandleTable("event")
+        self._event_objects = []
+        self._kernels = []
+        self._copy_attributes = [_make_copy_attributes(checked.module)]
+        self._has_batch_copies = _has_batch_copies(checked)
+        self._is_closed = False
+        # Last, so that a failure above has nothing to give back.
+        self._context = CudaContext(checked, device)
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def is_software(self) -> bool:
+        return False
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def granularity_bytes(self, tier: CacheTier) -> int:
+        if self._is_gpu(tier):
+            return self._gpu_memory.granularity_bytes
+        return self._host_granularity_bytes
+
+    def total_bytes(self, tier: CacheTier) -> int:
+        return self._total_bytes if self._is_gpu(tier) else total_host_bytes()
+
+    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
+        self._require_open()
+        ranges = self._ranges(tier)
+        ranges.validate_num_bytes(num_bytes)
+        if self._is_gpu(tier):
+            address = self._gpu_memory.reserve(num_bytes)
+        else:
+            address = reserve_addresses(num_bytes, self._host_granularity_bytes)
+        ranges.add(address, num_bytes)
+        return address
+
+    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        ranges = self._ranges(tier)
+        ranges.require_releasable(address, num_bytes)
+        if self._is_gpu(tier):
+            self._gpu_memory.release(address, num_bytes)
+        else:
+            release_addresses(address, num_bytes)
+        ranges.remove(address)
+
+    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        reserved = self._ranges(tier).require_unmapped(address, num_bytes)
+        if self._is_gpu(tier):
+            self._gpu_memory.map(address, num_bytes)
+        else:
+            with self._context:
+                self._host_memory.map(address, num_bytes)
+        reserved.mapped.add(address, address + num_bytes)
+
+    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        reserved = self._ranges(tier).require_mapped(address, num_bytes)
+        if self._is_gpu(tier):
+            self._gpu_memory.unmap(address, num_bytes)
+        else:
+            with self._context:
+                self._host_memory.unmap(address, num_bytes)
+        reserved.mapped.remove(address, address + num_bytes)
+
+    # -- streams and events -------------------------------------------------------------------------------------------
+
+    def default_stream(self) -> int:
+        """CUDA's legacy default stream, which is also PyTorch's."""
+        return _DEFAULT_STREAM
+
+    def create_stream(self) -> int:
+        self._require_open()
+        with self._context:
+            stream = self._driver.call("cuStreamCreate", _STREAM_NON_BLOCKING)
+        handle = int(stream)
+        self._streams[handle] = stream
+        return handle
+
+    def destroy_stream(self, stream: int) -> None:
+        self._require_open()
+        if stream not in self._streams:
+            raise LogicError(f"{stream} is no stream that this device created, or it was destroyed already")
+        with self._context:
+            self._driver.call("cuStreamDestroy", self._streams[stream])
+        del self._streams[stream]
+
+    def synchronize_stream(self, stream: int) -> None:
+        self._require_open()
+        with self._context:
+            self._driver.call("cuStreamSynchronize", stream)
+
+    def record_event(self, stream: int) -> int:
+        self._require_open()
+        handle = self._events.allocate()
+        try:
+            index = handle_index(handle)
+            if index == len(self._event_objects):
+                self._add_event_object()
+            event = self._event_objects[index]
+            if stream <= _LAST_SPECIAL_STREAM:
+                with self._context:
+                    self._driver.record_event(event, stream)
+            else:
+                self._driver.record_event(event, stream)
+        except KVCacheManagerError:
+            self._events.free(handle)
+            raise
+        return handle
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._require_open()
+        event_object = self._event_object(event)
+        if stream <= _LAST_SPECIAL_STREAM:
+            with self._context:
+                self._driver.wait_event(stream, event_object)
+        else:
+            self._driver.wait_event(stream, event_object)
+
+    def is_event_done(self, event: int) -> bool:
+        self._require_open()
+        return self._driver.is_event_done(self._event_object(event))
+
+    def synchronize_event(self, event: int) -> None:
+        self._require_open()
+        self._driver.call("cuEventSynchronize", self._event_object(event))
+
+    def release_event(self, event: int) -> None:
+        """Back to the pool. Waits that were enqueued refer to what had been recorded then, not to the driver's object."""
+        self._require_open()
+        self._events.free(event)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def copy_batch(self, stream: int, batch: CopyBatch) -> None:
+        self._require_open()
+        if batch.num_bytes <= 0:
+            raise ValueError(f"a batch of copies of {batch.num_bytes} bytes each: it must be positive")
+        self._ranges(batch.dst_tier).require_accessible(batch.dst_addresses, batch.count, batch.num_bytes)
+        self._ranges(batch.src_tier).require_accessible(batch.src_addresses, batch.count, batch.num_bytes)
+        if batch.count == 0:
+            return
+        runs = CopyRuns(batch)
+        pointer = self._driver.module.CUdeviceptr
+        dsts: list[Any] = []
+        srcs: list[Any] = []
+        sizes: list[int] = []
+        index: i64 = 0
+        while index < runs.count:
+            dst: int = runs.dst_addresses[index]
+            src: int = runs.src_addresses[index]
+            left: int = runs.sizes[index]
+            while left > 0:
+                num_bytes = min(
+                    left, self._piece_end(batch.dst_tier, dst) - dst, self._piece_end(batch.src_tier, src) - src
+                )
+                dsts.append(pointer(dst))
+                srcs.append(pointer(src))
+                sizes.append(num_bytes)
+                dst += num_bytes
+                src += num_bytes
+                left -= num_bytes
+            index += 1
+        with self._context:
+            self._enqueue_copies(stream, dsts, srcs, sizes)
+
+    def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
+        self._require_open()
+        if value < 0 or value > 255:
+            raise ValueError(f"a fill with {value}: a byte is 0 to 255")
+        self._gpu_ranges.require_filled_range(address, num_bytes)
+        with self._context:
+            self._driver.call("cuMemsetD8Async", address, value, num_bytes, stream)
+
+    def launch(self, stream: int, kernel: HostKernel) -> None:
+        raise LogicError(f"{self._name} runs no host kernels; compile a CUDA kernel and launch that")
+
+    def compile(self, source: str, name: str, options: Sequence[str] = ()) -> CudaKernel:
+        """Compile CUDA C++ and return its function ``name`` (declared ``extern "C"``); the device's `close` unloads it."""
+        self._require_open()
+        nvrtc = load_nvrtc_module() if self._nvrtc_module is None else self._nvrtc_module
+        image = CudaCompiler(nvrtc, self._capability).compile(source, options)
+        kernel = CudaKernel(self._driver, self._context, image, name)
+        self._kernels.append(kernel)
+        return kernel
+
+    def close(self) -> None:
+        """Give everything back that the device made. Where the driver refuses, it raises and may be called again."""
+        if self._is_closed:
+            return
+        num_ranges = self._gpu_ranges.num_ranges() + self._host_ranges.num_ranges()
+        if num_ranges > 0:
+            num_bytes = self._gpu_ranges.reserved_bytes() + self._host_ranges.reserved_bytes()
+            raise LogicError(f"{num_ranges} ranges with {num_bytes} bytes are still reserved; release_range them first")
+        while self._kernels:
+            self._kernels[-1].close()
+            self._kernels.pop()
+        with self._context:
+            while self._event_objects:
+                self._driver.call("cuEventDestroy", self._event_objects[-1])
+                self._event_objects.pop()
+            for stream in list(self._streams):
+                self._driver.call("cuStreamDestroy", self._streams[stream])
+                del self._streams[stream]
+        self._gpu_memory.close()
+        self._context.close()
+        self._is_closed = True
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _enqueue_copies(self, stream: int, dsts: list[Any], srcs: list[Any], sizes: list[int]) -> None:
+        count = len(sizes)
+        # The driver takes no batch on the legacy default stream.
+        if count > 1 and self._has_batch_copies and stream > _LAST_LEGACY_STREAM:
+            status = self._driver.status_of(
+                "cuMemcpyBatchAsync", dsts, srcs, sizes, count, self._copy_attributes, [0], 1, stream
+            )
+            number = int(status)
+            if number == SUCCESS:
+                return
+            if number != NOT_SUPPORTED:
+                raise self._driver.make_error("cuMemcpyBatchAsync", status)
+            _logger.info("%s takes no batches of copies; they are enqueued one by one", self._name)
+            self._has_batch_copies = False
+        for index in range(count):
+            self._driver.call("cuMemcpyAsync", dsts[index], srcs[index], sizes[index], stream)
+
+    def _piece_end(self, tier: CacheTier, address: int) -> int:
+        """How far a single copy may reach: pieces of memory that were made apart may be neighbours, but are no unit."""
+        if tier == CacheTier.GPU_MEM:
+            return self._gpu_ranges.mapped_end(address)
+        return self._host_memory.registration_end(address)
+
+    def _event_object(self, event: i64) -> Any:
+        self._events.require_live(event)
+        return self._event_objects[handle_index(event)]
+
+    def _add_event_object(self) -> None:
+        with self._context:
+            self._event_objects.append(self._driver.call("cuEventCreate", _EVENT_DISABLE_TIMING))
+
+    def _is_gpu(self, tier: CacheTier) -> bool:
+        if tier == CacheTier.GPU_MEM:
+            return True
+        if tier == CacheTier.HOST_MEM:
+            return False
+        raise ValueError(f"{self._name} has no tier {tier.name}; it has GPU_MEM and HOST_MEM")
+
+    def _ranges(self, tier: CacheTier) -> RangeTable:
+        return self._gpu_ranges if self._is_gpu(tier) else self._host_ranges
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise LogicError("this device is closed; make a new one")
+
+
+def _make_copy_attributes(module: Any) -> Any:
+    """Sources are read in stream order; None where this cuda-python has no batches."""
+    if not hasattr(module, "CUmemcpyAttributes"):
+        return None
+    attributes = module.CUmemcpyAttributes()
+    attributes.srcAccessOrder = module.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    return attributes
+
+
+def _has_batch_copies(driver: CudaDriver) -> bool:
+    """Whether cuda-python and the driver both have `cuMemcpyBatchAsync`, and the same form of it.
+
+    CUDA 12.8 brought it and 13.0 changed its form. cuda-python hides the difference, but not from an older driver.
+    """
+    if not hasattr(driver.module, "cuMemcpyBatchAsync"):
+        return False
+    driver_version: int = driver.call("cuDriverGetVersion")
+    bindings_version: int = driver.module.CUDA_VERSION
+    return driver_version >= (13000 if bindings_version >= 13000 else 12080)

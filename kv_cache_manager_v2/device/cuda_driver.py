@@ -1,0 +1,126 @@
+"""The checked door to the CUDA driver: every call through it either worked or raised.
+
+A failed call is a `CudaError` with the call's name, the driver's number and the driver's own text; out of memory is an
+`OutOfMemoryError` with the same. Nothing here is imported before it is needed: the library works, and imports fast, where
+there is no NVIDIA driver and no cuda-python. The module behind the door is `cuda.bindings.driver` unless a test brings its own.
+"""
+
+import importlib
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import CudaError, KVCacheManagerError, OutOfMemoryError
+
+SUCCESS: Final = 0
+OUT_OF_MEMORY: Final = 2
+OPERATING_SYSTEM: Final = 304
+NOT_READY: Final = 600
+NOT_SUPPORTED: Final = 801
+
+_DRIVER_MODULE: Final = "cuda.bindings.driver"
+
+
+def load_driver_module() -> Any:
+    """`cuda.bindings.driver`; `CudaError` where cuda-python is not installed."""
+    try:
+        return importlib.import_module(_DRIVER_MODULE)
+    except ImportError as error:
+        raise CudaError(f"cannot import {_DRIVER_MODULE}: {error}; install cuda-python, or use the host device") from error
+
+
+def find_cuda_obstacle(driver_module: Any = None) -> str:
+    """Why CUDA cannot be used in this process, or an empty text if it can."""
+    try:
+        driver = CudaDriver(load_driver_module() if driver_module is None else driver_module)
+        driver.call("cuInit", 0)
+        num_devices: int = driver.call("cuDeviceGetCount")
+    except KVCacheManagerError as error:
+        return str(error)
+    if num_devices == 0:
+        return "the CUDA driver sees no GPU"
+    return ""
+
+
+@final
+@mypyc_attr(native_class=True)
+class CudaDriver:
+    """``call`` for what is rare; a method of its own for what a step does often."""
+
+    __slots__ = ("module", "_success", "_record", "_wait", "_query")
+
+    module: Final[Any]
+    _success: Final[Any]
+    _record: Final[Any]
+    _wait: Final[Any]
+    _query: Final[Any]
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._success = module.CUresult.CUDA_SUCCESS
+        self._record = module.cuEventRecord
+        self._wait = module.cuStreamWaitEvent
+        self._query = module.cuEventQuery
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Call the driver's function ``name``; returns its first result besides the status, or None."""
+        try:
+            returned = getattr(self.module, name)(*args)
+        except RuntimeError as error:
+            raise _make_unreachable_error(name, error) from error
+        status = returned[0]
+        if status is not self._success and int(status) != SUCCESS:
+            raise self.make_error(name, status)
+        return returned[1] if len(returned) > 1 else None
+
+    def status_of(self, name: str, *args: Any) -> Any:
+        """Call the driver's function ``name`` and return its status unchecked, for callers with an answer to failure."""
+        try:
+            return getattr(self.module, name)(*args)[0]
+        except RuntimeError as error:
+            raise _make_unreachable_error(name, error) from error
+
+    def record_event(self, event: Any, stream: int) -> None:
+        status = self._record(event, stream)[0]
+        if status is not self._success and int(status) != SUCCESS:
+            raise self.make_error("cuEventRecord", status)
+
+    def wait_event(self, stream: int, event: Any) -> None:
+        status = self._wait(stream, event, 0)[0]
+        if status is not self._success and int(status) != SUCCESS:
+            raise self.make_error("cuStreamWaitEvent", status)
+
+    def is_event_done(self, event: Any) -> bool:
+        status = self._query(event)[0]
+        if status is self._success:
+            return True
+        number = int(status)
+        if number == NOT_READY:
+            return False
+        if number != SUCCESS:
+            raise self.make_error("cuEventQuery", status)
+        return True
+
+    def make_error(self, name: str, status: Any) -> KVCacheManagerError:
+        """The exception for a call that returned ``status``."""
+        number = int(status)
+        message = f"{name} failed with error {number}"
+        text = self._describe("cuGetErrorName", status)
+        if text:
+            message += f", {text}"
+        text = self._describe("cuGetErrorString", status)
+        if text:
+            message += f": {text}"
+        return OutOfMemoryError(message) if number == OUT_OF_MEMORY else CudaError(message)
+
+    def _describe(self, name: str, status: Any) -> str:
+        returned = getattr(self.module, name)(status)
+        if int(returned[0]) != SUCCESS:
+            return ""
+        text: bytes = returned[1]
+        return text.decode("utf-8", "replace")
+
+
+def _make_unreachable_error(name: str, error: RuntimeError) -> CudaError:
+    """cuda-python raises where it finds no driver, or a driver without that function."""
+    return CudaError(f"{name} could not be called: {error}")

@@ -1,0 +1,155 @@
+"""A CUDA kernel compiled at run time: source text in, something to launch out.
+
+NVRTC, the compiler, comes with the package ``nvidia-cuda-nvrtc`` and is imported when the first kernel is compiled. The machine code is made for
+the very GPU; where the compiler is too old to know it, PTX is made for the newest one that it knows, and the driver
+translates that. Compile errors carry the compiler's log.
+"""
+
+import ctypes
+import importlib
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import CudaError, KVCacheManagerError, LogicError
+from .cuda_context import CudaContext
+from .cuda_driver import CudaDriver
+
+_NVRTC_MODULE: Final = "cuda.bindings.nvrtc"
+
+
+def load_nvrtc_module() -> Any:
+    """`cuda.bindings.nvrtc`; `CudaError` where it is not installed."""
+    try:
+        return importlib.import_module(_NVRTC_MODULE)
+    except ImportError as error:
+        raise CudaError(f"cannot import {_NVRTC_MODULE}: {error}; install cuda-python and nvidia-cuda-nvrtc") from error
+
+
+@final
+@mypyc_attr(native_class=True)
+class CudaCompiler:
+    """NVRTC for GPUs of one compute capability (``90`` is 9.0)."""
+
+    __slots__ = ("_module", "_capability")
+
+    _module: Final[Any]
+    _capability: Final[int]
+
+    def __init__(self, module: Any, capability: int) -> None:
+        self._module = module
+        self._capability = capability
+
+    def compile(self, source: str, options: Sequence[str]) -> bytes:
+        """A cubin, or PTX, of the source; `CudaError` with the compiler's log if it has mistakes."""
+        targets = [int(target) for target in self._call("nvrtcGetSupportedArchs")]
+        is_known = self._capability in targets
+        target = f"sm_{self._capability}" if is_known else f"compute_{max(targets)}"
+        arguments = [f"--gpu-architecture={target}".encode()]
+        for option in options:
+            arguments.append(option.encode())
+        program = self._call("nvrtcCreateProgram", source.encode(), b"kernel.cu", 0, [], [])
+        try:
+            status = self._module.nvrtcCompileProgram(program, len(arguments), arguments)[0]
+            if int(status) != 0:
+                raise CudaError(f"nvrtcCompileProgram failed: {self._text_of(status)}\n{self._log(program)}")
+            return self._read(program, "nvrtcGetCUBIN" if is_known else "nvrtcGetPTX")
+        finally:
+            self._call("nvrtcDestroyProgram", program)
+
+    def _log(self, program: Any) -> str:
+        return self._read(program, "nvrtcGetProgramLog").rstrip(b"\0").decode("utf-8", "replace")
+
+    def _read(self, program: Any, name: str) -> bytes:
+        num_bytes: int = self._call(f"{name}Size", program)
+        # The compiler writes into this object; a bytes object of length 0 or 1 would be shared with others.
+        buffer = bytes(num_bytes + 2)
+        self._call(name, program, buffer)
+        return buffer[:num_bytes]
+
+    def _call(self, name: str, *args: Any) -> Any:
+        try:
+            returned = getattr(self._module, name)(*args)
+        except RuntimeError as error:
+            raise CudaError(f"{name} could not be called: {error}; install nvidia-cuda-nvrtc") from error
+        if int(returned[0]) != 0:
+            raise CudaError(f"{name} failed: {self._text_of(returned[0])}")
+        return returned[1] if len(returned) > 1 else None
+
+    def _text_of(self, status: Any) -> str:
+        text: bytes = self._module.nvrtcGetErrorString(status)[1]
+        return f"error {int(status)}, {text.decode('utf-8', 'replace')}"
+
+
+@final
+@mypyc_attr(native_class=True)
+class CudaKernel:
+    """A function loaded onto the GPU. `CudaDevice.compile` makes it; `close` unloads it, the device's `close` at the latest."""
+
+    __slots__ = ("name", "_driver", "_context", "_module", "_function", "_is_closed")
+
+    name: Final[str]
+    _driver: Final[CudaDriver]
+    _context: Final[CudaContext]
+    _module: Final[Any]
+    _function: Final[Any]
+    _is_closed: bool
+
+    def __init__(self, driver: CudaDriver, context: CudaContext, image: bytes, name: str) -> None:
+        with context:
+            module = driver.call("cuModuleLoadData", image)
+            try:
+                function = driver.call("cuModuleGetFunction", module, name.encode())
+            except KVCacheManagerError:
+                driver.call("cuModuleUnload", module)
+                raise
+        self.name = name
+        self._driver = driver
+        self._context = context
+        self._module = module
+        self._function = function
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def launch(
+        self,
+        stream: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        args: Sequence[Any],
+        shared_bytes: int = 0,
+    ) -> None:
+        """Enqueue ``grid`` x ``block`` threads. Each of ``args`` is a ctypes value of the parameter's type, as in
+        ``ctypes.c_uint64(address)``; their values are read before this returns.
+        """
+        if self._is_closed:
+            raise LogicError(f"the kernel {self.name} is closed; compile it again")
+        # What the driver takes is an array with the address of each value.
+        addresses: Any = (ctypes.c_void_p * max(1, len(args)))(*[ctypes.addressof(arg) for arg in args])
+        with self._context:
+            self._driver.call(
+                "cuLaunchKernel",
+                self._function,
+                grid[0],
+                grid[1],
+                grid[2],
+                block[0],
+                block[1],
+                block[2],
+                shared_bytes,
+                stream,
+                ctypes.addressof(addresses),
+                0,
+            )
+
+    def close(self) -> None:
+        """Idempotent. Nothing that was launched may still be running; where it raises it may be called again."""
+        if self._is_closed:
+            return
+        with self._context:
+            self._driver.call("cuModuleUnload", self._module)
+        self._is_closed = True

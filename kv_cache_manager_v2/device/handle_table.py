@@ -1,0 +1,95 @@
+"""Handles: numbers that stand for streams or events, checked on every use and recycled.
+
+A handle is an index and the generation of that index, packed into one positive number, so that a handle that was given back
+is recognised even when its index serves somebody else by now. Indices are dense and handed out lowest first, last freed
+first: a device keeps what belongs to a handle in a list.
+
+Conservation: every index is either live or on the free stack.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import LogicError
+
+_INDEX_BITS: Final = 24
+_GENERATION: Final = 1 << 24
+_INDEX_MASK: Final = (1 << 24) - 1
+_FIRST_CAPACITY: Final = 16
+
+
+def handle_index(handle: i64) -> i64:
+    """The dense index of a handle."""
+    return handle & _INDEX_MASK
+
+
+@final
+@mypyc_attr(native_class=True)
+class HandleTable:
+    """Handles of one kind; ``what`` names the kind in errors. Generations last for 2**38 uses of an index."""
+
+    __slots__ = ("_what", "_handles", "_free", "_num_free")
+
+    _what: Final[str]
+    _handles: vec[i64]  # by index: the live handle, or minus the next one
+    _free: vec[i64]  # a stack of indices; its first _num_free entries count
+    _num_free: i64
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._handles = vec[i64]()
+        self._free = vec[i64]()
+        self._num_free = 0
+
+    def allocate(self) -> i64:
+        if self._num_free == 0:
+            self._grow()
+        num_free = self._num_free - 1
+        self._num_free = num_free
+        index = self._free[num_free]
+        handles = self._handles
+        handle = -handles[index]
+        handles[index] = handle
+        return handle
+
+    def is_live(self, handle: i64) -> bool:
+        index = handle & _INDEX_MASK
+        # A handle is never 0 and a freed entry is negative, so a handle that was made up matches nothing.
+        return handle > 0 and index < len(self._handles) and self._handles[index] == handle
+
+    def require_live(self, handle: i64) -> None:
+        if not self.is_live(handle):
+            raise LogicError(f"{handle} is no {self._what} of this device: never created, or given back already")
+
+    def free(self, handle: i64) -> None:
+        self.require_live(handle)
+        index = handle & _INDEX_MASK
+        self._handles[index] = -(handle + _GENERATION)
+        self._free[self._num_free] = index
+        self._num_free += 1
+
+    def num_live(self) -> i64:
+        return len(self._handles) - self._num_free
+
+    def _grow(self) -> None:
+        old_capacity: i64 = len(self._handles)
+        capacity = old_capacity * 2 if old_capacity > 0 else _FIRST_CAPACITY
+        if capacity > _GENERATION:
+            raise LogicError(f"{old_capacity} {self._what}s are in use; give some back")
+        handles = self._handles
+        free = self._free
+        index = old_capacity
+        while index < capacity:
+            handles = append(handles, -(_GENERATION | index))
+            free = append(free, 0)
+            index += 1
+        # Highest first, so that the lowest index is on top.
+        position: i64 = 0
+        while position < capacity - old_capacity:
+            free[position] = capacity - 1 - position
+            position += 1
+        self._handles = handles
+        self._free = free
+        self._num_free = capacity - old_capacity

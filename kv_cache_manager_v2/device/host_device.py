@@ -1,0 +1,203 @@
+"""A device in host memory: the library's behaviour without a GPU, at the speed of memory.
+
+Both tiers, GPU_MEM and HOST_MEM, are memory of this process, reserved and committed through `host_memory`. Mapping costs
+the same for a kilobyte and a terabyte: physical memory is taken page by page when first touched, and given back on unmap.
+
+Streams run eagerly: a call that enqueues work does it before it returns, so every event is done when it is recorded, and
+waiting is a matter of checking handles. Kernels (`HostKernel`) run at once as well; what one raises reaches the launcher.
+
+Every address is checked against what is reserved and mapped before anything happens, so a mistake is an exception.
+"""
+
+import ctypes
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import LogicError
+from ..base.ids import CacheTier
+from .handle_table import HandleTable
+from .host_copy import copy_in_host_memory
+from .host_memory import (
+    PAGE_BYTES,
+    commit_memory,
+    decommit_memory,
+    release_addresses,
+    reserve_addresses,
+    total_host_bytes,
+)
+from .port import CopyBatch, Device, HostKernel
+from .range_table import RangeTable
+
+_DEFAULT_STREAM: Final = 0
+_DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
+
+
+@final
+@mypyc_attr(native_class=True)
+class HostDevice(Device):
+    """See the module's docstring. One thread at a time.
+
+    ``granularity_bytes``: ranges are mapped in multiples of this power of two; the default is a GPU's, so that a plan made
+    here is the plan made there. Smaller ones, down to a page, waste less in tiny tests.
+    """
+
+    __slots__ = ("_granularity_bytes", "_gpu_ranges", "_host_ranges", "_streams", "_events", "_is_closed")
+
+    _granularity_bytes: Final[int]
+    _gpu_ranges: Final[RangeTable]
+    _host_ranges: Final[RangeTable]
+    _streams: Final[HandleTable]
+    _events: Final[HandleTable]
+    _is_closed: bool
+
+    def __init__(self, granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES) -> None:
+        if granularity_bytes < PAGE_BYTES or granularity_bytes & (granularity_bytes - 1) != 0:
+            raise ValueError(
+                f"granularity_bytes is {granularity_bytes}: it must be a power of two, and a page ({PAGE_BYTES}) at least"
+            )
+        self._granularity_bytes = granularity_bytes
+        self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, granularity_bytes)
+        self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity_bytes)
+        self._streams = HandleTable("stream")
+        self._events = HandleTable("event")
+        self._is_closed = False
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return "host"
+
+    @property
+    def is_software(self) -> bool:
+        return True
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def granularity_bytes(self, tier: CacheTier) -> int:
+        self._ranges(tier)
+        return self._granularity_bytes
+
+    def total_bytes(self, tier: CacheTier) -> int:
+        """The machine's memory, for either tier. More can be reserved and mapped as long as it is not touched."""
+        self._ranges(tier)
+        return total_host_bytes()
+
+    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
+        self._require_open()
+        ranges = self._ranges(tier)
+        ranges.validate_num_bytes(num_bytes)
+        address = reserve_addresses(num_bytes, self._granularity_bytes)
+        ranges.add(address, num_bytes)
+        return address
+
+    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        ranges = self._ranges(tier)
+        ranges.require_releasable(address, num_bytes)
+        release_addresses(address, num_bytes)
+        ranges.remove(address)
+
+    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        reserved = self._ranges(tier).require_unmapped(address, num_bytes)
+        commit_memory(address, num_bytes)
+        reserved.mapped.add(address, address + num_bytes)
+
+    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        reserved = self._ranges(tier).require_mapped(address, num_bytes)
+        decommit_memory(address, num_bytes)
+        reserved.mapped.remove(address, address + num_bytes)
+
+    # -- streams and events -------------------------------------------------------------------------------------------
+
+    def default_stream(self) -> int:
+        return _DEFAULT_STREAM
+
+    def create_stream(self) -> int:
+        self._require_open()
+        return self._streams.allocate()
+
+    def destroy_stream(self, stream: int) -> None:
+        self._require_open()
+        if stream == _DEFAULT_STREAM:
+            raise LogicError("stream 0 is the default stream, which belongs to the device; destroy what create_stream gave")
+        self._streams.free(stream)
+
+    def synchronize_stream(self, stream: int) -> None:
+        self._require_stream(stream)
+
+    def record_event(self, stream: int) -> int:
+        self._require_stream(stream)
+        return self._events.allocate()
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._require_stream(stream)
+        self._events.require_live(event)
+
+    def is_event_done(self, event: int) -> bool:
+        self._require_open()
+        self._events.require_live(event)
+        return True
+
+    def synchronize_event(self, event: int) -> None:
+        self._require_open()
+        self._events.require_live(event)
+
+    def release_event(self, event: int) -> None:
+        self._require_open()
+        self._events.free(event)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def copy_batch(self, stream: int, batch: CopyBatch) -> None:
+        self._require_stream(stream)
+        if batch.num_bytes <= 0:
+            raise ValueError(f"a batch of copies of {batch.num_bytes} bytes each: it must be positive")
+        dst_ranges = self._ranges(batch.dst_tier)
+        src_ranges = self._ranges(batch.src_tier)
+        dst_ranges.require_accessible(batch.dst_addresses, batch.count, batch.num_bytes)
+        src_ranges.require_accessible(batch.src_addresses, batch.count, batch.num_bytes)
+        copy_in_host_memory(batch)
+
+    def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
+        self._require_stream(stream)
+        if value < 0 or value > 255:
+            raise ValueError(f"a fill with {value}: a byte is 0 to 255")
+        self._gpu_ranges.require_filled_range(address, num_bytes)
+        ctypes.memset(address, value, num_bytes)
+
+    def launch(self, stream: int, kernel: HostKernel) -> None:
+        self._require_stream(stream)
+        kernel.run()
+
+    def close(self) -> None:
+        """Give back what the device made. Streams and events that were left open only are numbers; they go with it."""
+        if self._is_closed:
+            return
+        num_ranges = self._gpu_ranges.num_ranges() + self._host_ranges.num_ranges()
+        if num_ranges > 0:
+            num_bytes = self._gpu_ranges.reserved_bytes() + self._host_ranges.reserved_bytes()
+            raise LogicError(f"{num_ranges} ranges with {num_bytes} bytes are still reserved; release_range them first")
+        self._is_closed = True
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _ranges(self, tier: CacheTier) -> RangeTable:
+        if tier == CacheTier.GPU_MEM:
+            return self._gpu_ranges
+        if tier == CacheTier.HOST_MEM:
+            return self._host_ranges
+        raise ValueError(f"the host device has no tier {tier.name}; it has GPU_MEM and HOST_MEM")
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise LogicError("this device is closed; make a new one")
+
+    def _require_stream(self, stream: i64) -> None:
+        if self._is_closed:
+            raise LogicError("this device is closed; make a new one")
+        if stream != _DEFAULT_STREAM and not self._streams.is_live(stream):
+            raise LogicError(f"{stream} is no stream of the host device; use default_stream() or create_stream()")

@@ -1,0 +1,95 @@
+"""Address ranges and memory of the operating system: reserve, commit, decommit, release.
+
+Reserved addresses are an inaccessible private mapping that costs nothing. Committing makes a part of it readable and
+writable; a page of physical memory is taken only when it is first touched, so bookkeeping may run on tiers far larger than
+the machine. Decommitting puts a fresh inaccessible mapping in the place, which gives the physical pages back at once.
+
+Plain functions on raw addresses, no state: `RangeTable` knows what is reserved and committed.
+"""
+
+import ctypes
+import errno
+import os
+from typing import Final
+
+from ..base.errors import OutOfMemoryError
+
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+_PROT_NONE: Final = 0
+_PROT_READ_WRITE: Final = 1 | 2
+_MAP_PRIVATE: Final = 0x02
+_MAP_FIXED: Final = 0x10
+_MAP_ANONYMOUS: Final = 0x20
+_MAP_NORESERVE: Final = 0x4000
+_MAP_FLAGS: Final = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
+_MAP_FAILED: Final = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
+_MAX_RANGE_BYTES: Final = 1 << 56
+"""More than any processor addresses: refused here, before a C size wraps around."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_mmap: Final = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_munmap: Final = _libc.munmap
+_munmap.restype = ctypes.c_int
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_mprotect: Final = _libc.mprotect
+_mprotect.restype = ctypes.c_int
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def total_host_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
+
+
+def reserve_addresses(num_bytes: int, alignment: int) -> int:
+    """The first of ``num_bytes`` addresses, a multiple of ``alignment`` (a power of two of pages)."""
+    if num_bytes > _MAX_RANGE_BYTES:
+        raise OutOfMemoryError(f"cannot reserve {num_bytes} bytes of addresses: no machine has so many")
+    padding = alignment - PAGE_BYTES
+    mapping = _mmap_anywhere(num_bytes + padding)
+    address = (mapping + alignment - 1) & ~(alignment - 1)
+    if address > mapping:
+        _munmap(mapping, address - mapping)
+    num_behind = mapping + padding - address
+    if num_behind > 0:
+        _munmap(address + num_bytes, num_behind)
+    return address
+
+
+def release_addresses(address: int, num_bytes: int) -> None:
+    if _munmap(address, num_bytes) != 0:
+        raise _make_error(f"cannot release {num_bytes} bytes of addresses at {address:#x}")
+
+
+def commit_memory(address: int, num_bytes: int) -> None:
+    """Make reserved bytes readable and writable; they read as zero until written."""
+    if _mprotect(address, num_bytes, _PROT_READ_WRITE) != 0:
+        error = _make_error(f"cannot commit {num_bytes} bytes of host memory")
+        # The kernel may have changed a first part of the pages.
+        _mprotect(address, num_bytes, _PROT_NONE)
+        raise error
+
+
+def decommit_memory(address: int, num_bytes: int) -> None:
+    """Give the memory back to the operating system; the addresses stay reserved."""
+    mapping = _mmap(address, num_bytes, _PROT_NONE, _MAP_FLAGS | _MAP_FIXED, -1, 0)
+    if mapping == _MAP_FAILED:
+        raise _make_error(f"cannot give back {num_bytes} bytes of host memory at {address:#x}")
+
+
+def _mmap_anywhere(num_bytes: int) -> int:
+    mapping: int = _mmap(None, num_bytes, _PROT_NONE, _MAP_FLAGS, -1, 0)
+    if mapping == _MAP_FAILED:
+        raise _make_error(f"cannot reserve {num_bytes} bytes of addresses")
+    return mapping
+
+
+def _make_error(what: str) -> Exception:
+    number = ctypes.get_errno()
+    reason = os.strerror(number)
+    if number == errno.ENOMEM or number == errno.EAGAIN:
+        return OutOfMemoryError(f"{what}: {reason}; lower the tier's quota, or see `ulimit -a` and vm.max_map_count")
+    return OSError(number, f"{what}: {reason}")

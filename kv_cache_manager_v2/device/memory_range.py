@@ -1,0 +1,86 @@
+"""A growable memory range: addresses reserved once, memory behind their front, as much as is wanted at the moment.
+
+One per pool. The address never changes while it grows and shrinks, and what stays mapped keeps its bytes. All or nothing:
+where `resize` raises, as much is mapped as before.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError
+from ..base.ids import CacheTier
+from .port import Device
+
+
+@final
+@mypyc_attr(native_class=True)
+class MemoryRange:
+    """Law: exactly ``[address, address + mapped_bytes)`` is mapped. Who creates it calls `close`."""
+
+    __slots__ = ("_device", "_tier", "_granularity_bytes", "_max_bytes", "_address", "_mapped_bytes", "_is_closed")
+
+    _device: Final[Device]
+    _tier: Final[CacheTier]
+    _granularity_bytes: Final[int]
+    _max_bytes: Final[int]
+    _address: Final[int]
+    _mapped_bytes: int
+    _is_closed: bool
+
+    def __init__(self, device: Device, tier: CacheTier, max_bytes: int) -> None:
+        if max_bytes <= 0:
+            raise ValueError(f"max_bytes is {max_bytes}: a memory range needs at least 1 byte to grow to")
+        granularity_bytes = device.granularity_bytes(tier)
+        self._device = device
+        self._tier = tier
+        self._granularity_bytes = granularity_bytes
+        self._max_bytes = (max_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
+        self._mapped_bytes = 0
+        self._is_closed = False
+        self._address = device.reserve_range(tier, self._max_bytes)
+
+    @property
+    def tier(self) -> CacheTier:
+        return self._tier
+
+    @property
+    def address(self) -> int:
+        """The first address; the same for the life of the range."""
+        return self._address
+
+    @property
+    def max_bytes(self) -> int:
+        """How far it can grow: what was asked for, rounded up to the device's granularity."""
+        return self._max_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """How many bytes from `address` on have memory: a multiple of the device's granularity."""
+        return self._mapped_bytes
+
+    def resize(self, num_bytes: int) -> None:
+        """Have memory behind at least the first ``num_bytes``, and none beyond their last granule.
+
+        Before shrinking, the caller made sure that no stream touches the part that goes.
+        """
+        if self._is_closed:
+            raise LogicError("this memory range is closed; make a new one")
+        if num_bytes < 0 or num_bytes > self._max_bytes:
+            raise ValueError(f"{num_bytes} bytes asked of a range that can have 0 to {self._max_bytes}")
+        granularity_bytes = self._granularity_bytes
+        new_bytes = (num_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
+        old_bytes = self._mapped_bytes
+        if new_bytes > old_bytes:
+            self._device.map_memory(self._tier, self._address + old_bytes, new_bytes - old_bytes)
+        elif new_bytes < old_bytes:
+            self._device.unmap_memory(self._tier, self._address + new_bytes, old_bytes - new_bytes)
+        self._mapped_bytes = new_bytes
+
+    def close(self) -> None:
+        """Give memory and addresses back. Idempotent; where it raises it may be called again."""
+        if self._is_closed:
+            return
+        self.resize(0)
+        self._device.release_range(self._tier, self._address, self._max_bytes)
+        self._is_closed = True

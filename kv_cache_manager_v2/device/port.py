@@ -1,0 +1,201 @@
+"""The port: all that the library asks of a device and of the operating system's memory.
+
+A `Device` hands out address ranges and backs them with physical memory by the chunk; it owns streams, events and copies.
+Everything above this folder is the same on every device. Calls on a stream only *enqueue*; the caller of a copy, a fill or
+a launch promises that the addresses stay mapped until a later event on that stream is done.
+
+What every device promises (`tests/contract` holds each of them to it):
+- work on one stream runs in the order in which it was enqueued;
+- `wait_event` orders a stream behind an event without blocking the host;
+- an event handle belongs to the caller until `release_event`, and is recycled afterwards;
+- a call that fails raises and has changed nothing, except that a failed copy or fill leaves its destination undefined;
+- a value that can never be right (a tier that the device lacks, a size that is no positive multiple of the granularity, a
+  fill byte above 255) is a `ValueError`; a call that does not fit the state (addresses that are not reserved or not mapped,
+  a handle that was given back) is a `LogicError`; no memory or no addresses is an `OutOfMemoryError`;
+- work that fails after it was enqueued raises from `is_event_done` or `synchronize_*` of what was enqueued behind it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import CacheTier
+
+
+@final
+@mypyc_attr(native_class=True)
+class CopyBatch:
+    """Equal-sized copies between two tiers, collected and then enqueued as one call.
+
+    ``dst_addresses[i] <- src_addresses[i]``, ``num_bytes`` each, for ``i < count``; what lies behind ``count`` is left over
+    from before `clear`. No copy of a batch may depend on another one of the same batch.
+    """
+
+    __slots__ = ("dst_tier", "src_tier", "num_bytes", "count", "dst_addresses", "src_addresses")
+
+    dst_tier: Final[CacheTier]
+    src_tier: Final[CacheTier]
+    num_bytes: Final[i64]
+    count: i64
+    dst_addresses: vec[i64]
+    src_addresses: vec[i64]
+
+    def __init__(self, dst_tier: CacheTier, src_tier: CacheTier, num_bytes: i64) -> None:
+        self.dst_tier = dst_tier
+        self.src_tier = src_tier
+        self.num_bytes = num_bytes
+        self.count = 0
+        self.dst_addresses = vec[i64]()
+        self.src_addresses = vec[i64]()
+
+    def add(self, dst_address: i64, src_address: i64) -> None:
+        index = self.count
+        if index < len(self.dst_addresses):
+            self.dst_addresses[index] = dst_address
+            self.src_addresses[index] = src_address
+        else:
+            self.dst_addresses = append(self.dst_addresses, dst_address)
+            self.src_addresses = append(self.src_addresses, src_address)
+        self.count = index + 1
+
+    def clear(self) -> None:
+        """Empty the batch and keep its memory for the next one."""
+        self.count = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class MemoryAccess:
+    """One byte range that a kernel reads or writes."""
+
+    __slots__ = ("address", "num_bytes", "is_write")
+
+    address: Final[int]
+    num_bytes: Final[int]
+    is_write: Final[bool]
+
+    def __init__(self, address: int, num_bytes: int, is_write: bool) -> None:
+        self.address = address
+        self.num_bytes = num_bytes
+        self.is_write = is_write
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class HostKernel(ABC):
+    """Work that a software device runs on the host at its turn in a stream."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def accesses(self) -> Sequence[MemoryAccess]:
+        """Every byte range that `run` touches; a device that looks for races asks for it, others do not."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Do it. Runs exactly once; an exception reaches whoever synchronises with the stream, or the launcher."""
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class Device(ABC):
+    """One GPU, or something that behaves like one. See the module's docstring for what all of them promise."""
+
+    __slots__ = ()
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """For logs and reports, e.g. ``"host"`` or ``"cuda:0 NVIDIA H200"``."""
+
+    @property
+    @abstractmethod
+    def is_software(self) -> bool:
+        """True if level 0 is host memory: addresses can be read by the host and `launch` takes a `HostKernel`."""
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def granularity_bytes(self, tier: CacheTier) -> int:
+        """Ranges and chunks of this tier are multiples of this many bytes (a power of two)."""
+
+    @abstractmethod
+    def total_bytes(self, tier: CacheTier) -> int:
+        """Physical memory of that tier in this machine, used or not: how far a range may ever want to grow."""
+
+    @abstractmethod
+    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
+        """Reserve addresses without memory behind them; returns the first. `OutOfMemoryError` when there are none."""
+
+    @abstractmethod
+    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        """Give back a whole reserved range. Nothing in it may be mapped."""
+
+    @abstractmethod
+    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        """Back ``[address, address + num_bytes)`` of a reserved range with memory; contents are undefined.
+
+        All of it or nothing; `OutOfMemoryError` says how many bytes were asked for. Host memory is pinned where the
+        device can copy asynchronously only from pinned memory.
+        """
+
+    @abstractmethod
+    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        """Give the memory back. The caller made sure that no stream touches it any more."""
+
+    # -- streams and events -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def default_stream(self) -> int:
+        """The stream of a sequence that was never given one."""
+
+    @abstractmethod
+    def create_stream(self) -> int: ...
+
+    @abstractmethod
+    def destroy_stream(self, stream: int) -> None:
+        """Work already enqueued still runs."""
+
+    @abstractmethod
+    def synchronize_stream(self, stream: int) -> None:
+        """Block the host until everything enqueued so far is done."""
+
+    @abstractmethod
+    def record_event(self, stream: int) -> int:
+        """An event that is done when all that was enqueued on ``stream`` before this call is done."""
+
+    @abstractmethod
+    def wait_event(self, stream: int, event: int) -> None:
+        """What is enqueued on ``stream`` from now on runs after ``event``. The host does not wait."""
+
+    @abstractmethod
+    def is_event_done(self, event: int) -> bool: ...
+
+    @abstractmethod
+    def synchronize_event(self, event: int) -> None:
+        """Block the host until the event is done."""
+
+    @abstractmethod
+    def release_event(self, event: int) -> None:
+        """The caller needs the handle no more; waits that were enqueued on it still hold."""
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def copy_batch(self, stream: int, batch: CopyBatch) -> None:
+        """Enqueue all copies of the batch; the batch may be reused by the caller at once."""
+
+    @abstractmethod
+    def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
+        """Enqueue setting ``num_bytes`` bytes of level-0 memory to ``value`` (0-255)."""
+
+    @abstractmethod
+    def launch(self, stream: int, kernel: HostKernel) -> None:
+        """Enqueue a kernel. A device that is not `is_software` raises `LogicError`: it has launches of its own."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the device object itself created. Idempotent. Ranges still reserved are a `LogicError`."""

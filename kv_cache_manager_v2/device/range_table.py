@@ -1,0 +1,166 @@
+"""The reserved address ranges of one tier of a device, and which parts of them have memory behind them.
+
+Both real devices keep their books here, so that a wrong address is a clear error rather than a crash of the process. The
+table only remembers: `require_` and `validate_` raise on the caller's mistake and change nothing; the device then does the
+deed; `add`, `remove`, `set_mapped` and `set_unmapped` write it down.
+"""
+
+from bisect import bisect_right
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import LogicError
+from ..base.ids import CacheTier
+from .interval_set import IntervalSet
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReservedRange:
+    """``[address, address + num_bytes)``, reserved as a whole and mapped in parts."""
+
+    __slots__ = ("address", "num_bytes", "mapped")
+
+    address: Final[int]
+    num_bytes: Final[int]
+    mapped: Final[IntervalSet]  # of addresses
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.address = address
+        self.num_bytes = num_bytes
+        self.mapped = IntervalSet()
+
+
+@final
+@mypyc_attr(native_class=True)
+class RangeTable:
+    """Law: ranges do not overlap; what is mapped lies within its range."""
+
+    __slots__ = ("_tier", "_granularity_bytes", "_addresses", "_ranges")
+
+    _tier: Final[CacheTier]
+    _granularity_bytes: Final[int]
+    _addresses: Final[list[int]]  # sorted, the first address of each range
+    _ranges: Final[list[ReservedRange]]  # in the same order
+
+    def __init__(self, tier: CacheTier, granularity_bytes: int) -> None:
+        self._tier = tier
+        self._granularity_bytes = granularity_bytes
+        self._addresses = []
+        self._ranges = []
+
+    def num_ranges(self) -> int:
+        return len(self._ranges)
+
+    def reserved_bytes(self) -> int:
+        return sum([reserved.num_bytes for reserved in self._ranges])
+
+    # -- reserved ranges ----------------------------------------------------------------------------------------------
+
+    def validate_num_bytes(self, num_bytes: int) -> None:
+        if num_bytes <= 0 or num_bytes % self._granularity_bytes != 0:
+            raise ValueError(
+                f"{num_bytes} bytes of {self._tier.name}: it must be a positive multiple of {self._granularity_bytes}, the granularity"
+            )
+
+    def add(self, address: int, num_bytes: int) -> None:
+        index = bisect_right(self._addresses, address)
+        self._addresses.insert(index, address)
+        self._ranges.insert(index, ReservedRange(address, num_bytes))
+
+    def require_releasable(self, address: int, num_bytes: int) -> None:
+        reserved = self._find(address)
+        if reserved is None or reserved.address != address:
+            raise LogicError(f"no range of {self._tier.name} begins at {address:#x}: never reserved, or released already")
+        if reserved.num_bytes != num_bytes:
+            raise LogicError(
+                f"the range of {self._tier.name} at {address:#x} has {reserved.num_bytes} bytes, not {num_bytes}; release it whole"
+            )
+        mapped_bytes = reserved.mapped.num_covered()
+        if mapped_bytes > 0:
+            raise LogicError(
+                f"the range of {self._tier.name} at {address:#x} still has {mapped_bytes} bytes of memory; unmap_memory them first"
+            )
+
+    def remove(self, address: int) -> None:
+        index = bisect_right(self._addresses, address) - 1
+        assert self._addresses[index] == address
+        self._addresses.pop(index)
+        self._ranges.pop(index)
+
+    # -- mapped parts -------------------------------------------------------------------------------------------------
+
+    def require_unmapped(self, address: int, num_bytes: int) -> ReservedRange:
+        """The range that contains these bytes, none of which has memory yet."""
+        reserved = self._require_within(address, num_bytes)
+        if reserved.mapped.overlaps(address, address + num_bytes):
+            raise LogicError(
+                f"some of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped already; unmap_memory them first"
+            )
+        return reserved
+
+    def require_mapped(self, address: int, num_bytes: int) -> ReservedRange:
+        """The range that contains these bytes, all of which have memory."""
+        reserved = self._require_within(address, num_bytes)
+        if not reserved.mapped.covers(address, address + num_bytes):
+            raise LogicError(f"not all of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped")
+        return reserved
+
+    def require_accessible(self, addresses: vec[i64], count: i64, num_bytes: i64) -> None:
+        """Each of the first ``count`` addresses begins ``num_bytes`` mapped bytes, all in one range."""
+        beg: i64 = 0
+        end: i64 = 0
+        index: i64 = 0
+        while index < count:
+            address = addresses[index]
+            # Written so that no address that a caller may pass makes the sum overflow.
+            if address < beg or address >= end or num_bytes > end - address:
+                reserved = self._find(address)
+                interval: i64 = -1 if reserved is None else reserved.mapped.find(address)
+                if reserved is None or interval < 0 or num_bytes > reserved.mapped.end(interval) - address:
+                    raise LogicError(
+                        f"copy {index} of {count}: not all of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped"
+                    )
+                beg = reserved.mapped.beg(interval)
+                end = reserved.mapped.end(interval)
+            index += 1
+
+    def require_filled_range(self, address: int, num_bytes: int) -> None:
+        """``num_bytes`` mapped bytes begin at ``address``; neither needs to be a multiple of anything."""
+        if num_bytes <= 0:
+            raise ValueError(f"a fill of {num_bytes} bytes: it must be positive")
+        reserved = self._find(address)
+        if reserved is None or not reserved.mapped.covers(address, address + num_bytes):
+            raise LogicError(f"not all of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped")
+
+    def mapped_end(self, address: int) -> int:
+        """Where the mapped bytes that ``address``, which is mapped, lies in come to an end; never beyond its range."""
+        reserved = self._find(address)
+        assert reserved is not None
+        return reserved.mapped.end(reserved.mapped.find(address))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _find(self, address: int) -> ReservedRange | None:
+        index = bisect_right(self._addresses, address) - 1
+        if index < 0:
+            return None
+        reserved = self._ranges[index]
+        return reserved if address < reserved.address + reserved.num_bytes else None
+
+    def _require_within(self, address: int, num_bytes: int) -> ReservedRange:
+        self.validate_num_bytes(num_bytes)
+        if address % self._granularity_bytes != 0:
+            raise ValueError(
+                f"address {address:#x} of {self._tier.name} is no multiple of {self._granularity_bytes}, the granularity"
+            )
+        reserved = self._find(address)
+        if reserved is None:
+            raise LogicError(f"no reserved range of {self._tier.name} contains {address:#x}; reserve_range first")
+        if num_bytes > reserved.address + reserved.num_bytes - address:
+            raise LogicError(
+                f"{num_bytes} bytes at {address:#x} reach beyond their range: {reserved.num_bytes} bytes at {reserved.address:#x}"
+            )
+        return reserved

@@ -1,0 +1,60 @@
+"""Which device a manager uses when nobody gave it one.
+
+CUDA if there is a usable driver, else the host; the log says which and why. ``KV_CACHE_MANAGER_V2_DEVICE`` overrides it:
+``host``, ``cuda`` (the calling thread's current GPU, or the first) or ``cuda:1``. Asking for CUDA where it cannot be had is an
+error, never a silent fall-back.
+"""
+
+import logging
+import os
+from typing import Any, Final
+
+from ..base.errors import CudaError
+from .cuda_device import CudaDevice
+from .cuda_driver import CudaDriver, find_cuda_obstacle, load_driver_module
+from .host_device import HostDevice
+from .port import Device
+
+DEVICE_VARIABLE: Final = "KV_CACHE_MANAGER_V2_DEVICE"
+
+_logger: Final = logging.getLogger(__name__)
+
+
+def default_device(driver: Any = None) -> Device:
+    """A new device, chosen as the module says; the caller closes it. ``driver`` stands in for `cuda.bindings.driver`."""
+    choice = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
+    if choice == "host":
+        return _use(HostDevice(), f"{DEVICE_VARIABLE}={choice}")
+    ordinal = _parse_ordinal(choice)
+    obstacle = find_cuda_obstacle(driver)
+    if obstacle:
+        if choice:
+            raise CudaError(f"{DEVICE_VARIABLE}={choice}, but CUDA cannot be used: {obstacle}")
+        return _use(HostDevice(), f"no CUDA: {obstacle}")
+    if ordinal is None:
+        ordinal = _find_current_ordinal(load_driver_module() if driver is None else driver)
+    reason = f"{DEVICE_VARIABLE}={choice}" if choice else "the CUDA driver is usable"
+    return _use(CudaDevice(ordinal, driver=driver), reason)
+
+
+def _parse_ordinal(choice: str) -> int | None:
+    """The GPU that the text names; None where it leaves the GPU open."""
+    if choice == "" or choice == "cuda":
+        return None
+    ordinal = choice.removeprefix("cuda:")
+    if ordinal == choice or not (ordinal.isascii() and ordinal.isdigit()):
+        raise ValueError(f"{DEVICE_VARIABLE} is {choice!r}; choose host, cuda, or cuda:N with N the number of a GPU")
+    return int(ordinal)
+
+
+def _find_current_ordinal(driver_module: Any) -> int:
+    """The GPU whose context is current on this thread, as an engine that serves one GPU of several has set it; else 0."""
+    driver = CudaDriver(driver_module)
+    if int(driver.call("cuCtxGetCurrent")) == 0:
+        return 0
+    return int(driver.call("cuCtxGetDevice"))
+
+
+def _use(device: Device, reason: str) -> Device:
+    _logger.info("using device %s (%s)", device.name, reason)
+    return device

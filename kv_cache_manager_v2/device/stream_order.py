@@ -1,0 +1,235 @@
+"""Who must wait for whom: points on streams, remembered per slot, turned into events only where two streams meet.
+
+A *timeline* is a stream as the library knows it; a *point* ``(timeline, tick)`` packed into one i64 says "all work enqueued
+on that stream before tick". A slot carries the point after which its bytes may be touched; taking a slot over means
+`wait(timeline, point)`.
+
+States of a timeline:
+- LIVE: some active sequence (or the library itself) uses the stream, so that an event may be recorded on it at any time;
+- RETIRED: nobody does, the engine may destroy the stream; an event recorded on leaving covers every tick so far. If the same
+  handle comes back, it first waits for that event: the handle may by now name another stream.
+
+While there is a single timeline, `mark` is a counter and no event exists: work on one stream is in order anyway. From the
+second timeline on, `mark` records, so that a later wait never waits for more than it must. No decision depends on any of
+this: events order bytes, they never choose slots.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from .port import Device
+
+NO_POINT: Final = 0
+"""The point of a slot whose bytes anybody may touch at once."""
+
+_TICK_BITS: Final = 44
+_TICK_MASK: Final = (1 << 44) - 1
+_EVENTS_KEPT: Final = 32
+_NO_TIMELINE: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class Timeline:
+    """One stream: its tick counter and the events recorded on it, oldest first."""
+
+    __slots__ = ("stream", "index", "tick", "num_users", "event_ticks", "events", "seen", "retired_event")
+
+    stream: Final[int]
+    index: Final[i64]
+    tick: i64
+    num_users: i64
+    event_ticks: list[int]
+    events: list[int]
+    seen: vec[i64]  # by timeline index: the latest tick that this stream already waits for
+    retired_event: bool  # RETIRED: events[-1] covers every tick
+
+    def __init__(self, stream: int, index: i64) -> None:
+        self.stream = stream
+        self.index = index
+        self.tick = 1
+        self.num_users = 0
+        self.event_ticks = []
+        self.events = []
+        self.seen = vec[i64]()
+        self.retired_event = False
+
+
+@final
+@mypyc_attr(native_class=True)
+class StreamOrder:
+    """All timelines of a manager. Conservation: every event recorded here is in one timeline's list until released."""
+
+    __slots__ = ("_device", "_timelines", "_by_stream", "_join_index", "_join_a", "_join_b", "_join_result")
+
+    _device: Final[Device]
+    _timelines: Final[list[Timeline]]
+    _by_stream: Final[dict[int, Timeline]]
+    _join_index: i64
+    _join_a: i64
+    _join_b: i64
+    _join_result: i64
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._timelines = []
+        self._by_stream = {}
+        self._join_index = _NO_TIMELINE
+        self._join_a = NO_POINT
+        self._join_b = NO_POINT
+        self._join_result = NO_POINT
+
+    # -- timelines ----------------------------------------------------------------------------------------------------
+
+    def enter(self, stream: int) -> i64:
+        """A user of ``stream`` starts; returns the timeline's index. Pairs with `leave`."""
+        timeline = self._by_stream.get(stream)
+        if timeline is None:
+            timeline = self._add_timeline(stream)
+        elif timeline.retired_event:
+            # The handle may name a stream that was created after the one we knew was destroyed.
+            self._device.wait_event(stream, timeline.events[-1])
+            timeline.retired_event = False
+        timeline.num_users += 1
+        return timeline.index
+
+    def leave(self, index: i64) -> None:
+        """A user of the stream ends; after the last one the engine may destroy the stream."""
+        timeline = self._timelines[index]
+        assert timeline.num_users > 0, "a stream was left more often than entered"
+        timeline.num_users -= 1
+        if timeline.num_users == 0:
+            self._record(timeline)
+            timeline.retired_event = True
+
+    def stream_of(self, index: i64) -> int:
+        return self._timelines[index].stream
+
+    def _add_timeline(self, stream: int) -> Timeline:
+        if len(self._timelines) == 1:
+            # Up to now marks were bare counters; give the first stream an event that covers them.
+            first = self._timelines[0]
+            if not first.retired_event:
+                self._record(first)
+        timeline = Timeline(stream, len(self._timelines))
+        self._timelines.append(timeline)
+        self._by_stream[stream] = timeline
+        return timeline
+
+    # -- points -------------------------------------------------------------------------------------------------------
+
+    def mark(self, index: i64) -> i64:
+        """The point after everything enqueued on the timeline so far."""
+        timeline = self._timelines[index]
+        tick = timeline.tick
+        point = (index << _TICK_BITS) | tick
+        if len(self._timelines) > 1:
+            self._record(timeline)
+        else:
+            timeline.tick = tick + 1
+        return point
+
+    def wait(self, index: i64, point: i64) -> None:
+        """What is enqueued on the timeline from now on runs after ``point``; costs nothing on the same stream."""
+        if point == NO_POINT:
+            return
+        source_index = point >> _TICK_BITS
+        if source_index == index:
+            return
+        tick = point & _TICK_MASK
+        timeline = self._timelines[index]
+        if source_index < len(timeline.seen) and timeline.seen[source_index] >= tick:
+            return
+        source = self._timelines[source_index]
+        position = self._event_position(source, tick)
+        self._device.wait_event(timeline.stream, source.events[position])
+        seen = timeline.seen
+        while len(seen) <= source_index:
+            seen = append(seen, 0)
+        event_tick: i64 = source.event_ticks[position]
+        seen[source_index] = event_tick
+        timeline.seen = seen
+
+    def advance(self, point: i64, index: i64, mark: i64) -> i64:
+        """The point after both ``point`` and ``mark``, where ``mark`` is a fresh mark of timeline ``index``."""
+        source_index = point >> _TICK_BITS
+        if point == NO_POINT or source_index == index:
+            return mark
+        seen = self._timelines[index].seen
+        if source_index < len(seen) and seen[source_index] >= (point & _TICK_MASK):
+            return mark
+        return self._join(point, mark)
+
+    def synchronize(self, point: i64) -> None:
+        """Block the host until the point is passed."""
+        if point == NO_POINT:
+            return
+        source = self._timelines[point >> _TICK_BITS]
+        self._device.synchronize_event(source.events[self._event_position(source, point & _TICK_MASK)])
+
+    def is_done(self, point: i64) -> bool:
+        """Whether the point is passed; for showing and for `ready`, never for a decision."""
+        if point == NO_POINT:
+            return True
+        source = self._timelines[point >> _TICK_BITS]
+        return self._device.is_event_done(source.events[self._event_position(source, point & _TICK_MASK)])
+
+    def close(self) -> None:
+        """Release every event and the stream of its own. The caller has synchronised."""
+        for timeline in self._timelines:
+            for event in timeline.events:
+                self._device.release_event(event)
+            timeline.events.clear()
+            timeline.event_ticks.clear()
+        if self._join_index != _NO_TIMELINE:
+            self._device.destroy_stream(self._timelines[self._join_index].stream)
+            self._join_index = _NO_TIMELINE
+        self._timelines.clear()
+        self._by_stream.clear()
+
+    def synchronize_all(self) -> None:
+        """Block the host until everything that any slot may wait for is done."""
+        for timeline in self._timelines:
+            if not timeline.retired_event:
+                self._record(timeline)
+            self._device.synchronize_event(timeline.events[-1])
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _join(self, a: i64, b: i64) -> i64:
+        """Neither stream waits for the other; a stream of our own waits for both."""
+        if a == self._join_a and b == self._join_b:
+            return self._join_result
+        if self._join_index == _NO_TIMELINE:
+            self._join_index = self.enter(self._device.create_stream())
+        self.wait(self._join_index, a)
+        self.wait(self._join_index, b)
+        self._join_a = a
+        self._join_b = b
+        self._join_result = self.mark(self._join_index)
+        return self._join_result
+
+    def _event_position(self, source: Timeline, tick: i64) -> i64:
+        """Position of the earliest event recorded at or after ``tick``; records one if there is none."""
+        count: i64 = len(source.events)
+        if count == 0 or source.event_ticks[count - 1] < tick:
+            self._record(source)
+            return len(source.events) - 1
+        position = count - 1
+        while position > 0 and source.event_ticks[position - 1] >= tick:
+            position -= 1
+        return position
+
+    def _record(self, timeline: Timeline) -> None:
+        event = self._device.record_event(timeline.stream)
+        timeline.events.append(event)
+        timeline.event_ticks.append(timeline.tick)
+        timeline.tick += 1
+        if len(timeline.events) > 2 * _EVENTS_KEPT:
+            # An older point is then served by a later event: correct, and by now long done.
+            for old_event in timeline.events[:_EVENTS_KEPT]:
+                self._device.release_event(old_event)
+            timeline.events = timeline.events[_EVENTS_KEPT:]
+            timeline.event_ticks = timeline.event_ticks[_EVENTS_KEPT:]

@@ -1,0 +1,57 @@
+"""Every device that is present: the host, the simulated one with several seeds, CUDA, and CUDA over a strict fake driver."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_cache_manager_v2.device.cuda_device import CudaDevice
+from kv_cache_manager_v2.device.cuda_driver import find_cuda_obstacle
+from kv_cache_manager_v2.device.host_device import HostDevice
+from kv_cache_manager_v2.device.port import Device
+
+from .device_under_test import DeviceUnderTest
+
+_SOFTWARE_DEVICES = ("host", "host-pages", "simulated-0", "simulated-eager-1", "simulated-lazy-2")
+_CUDA_OBSTACLE = find_cuda_obstacle()
+_DEVICES = _SOFTWARE_DEVICES + ("cuda-over-fake-driver",) + (() if _CUDA_OBSTACLE else ("cuda",))
+
+
+def _make_fake_driver() -> Any:
+    path = Path(__file__).parent.parent / "unit" / "device" / "fake_cuda_driver.py"
+    spec = importlib.util.spec_from_file_location("fake_cuda_driver", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.FakeCudaDriver()
+
+
+def _make_simulated_device(name: str) -> Device:
+    module = pytest.importorskip("kv_cache_manager_v2.testing.simulated_device")
+    eager = True if "eager" in name else False if "lazy" in name else None
+    device: Device = module.SimulatedDevice(int(name.rsplit("-", 1)[1]), eager=eager)
+    return device
+
+
+def _make(name: str) -> DeviceUnderTest:
+    if name == "host":
+        return DeviceUnderTest(HostDevice())
+    if name == "host-pages":
+        return DeviceUnderTest(HostDevice(4096))
+    if name.startswith("simulated"):
+        return DeviceUnderTest(_make_simulated_device(name))
+    if name == "cuda":
+        # Small registrations, so that a few MiB have boundaries for copies to cross.
+        return DeviceUnderTest(CudaDevice(max_registration_bytes=4 << 20))
+    driver = _make_fake_driver()
+    return DeviceUnderTest(CudaDevice(driver=driver, max_registration_bytes=4 << 20), moves_bytes=False, fake_driver=driver)
+
+
+@pytest.fixture(params=_DEVICES)
+def bench(request: pytest.FixtureRequest) -> Iterator[DeviceUnderTest]:
+    """A fresh device; after the test it must end with nothing left over."""
+    bench = _make(request.param)
+    yield bench
+    bench.close()

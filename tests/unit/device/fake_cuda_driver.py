@@ -1,0 +1,608 @@
+"""A strict stand-in for `cuda.bindings.driver`: it moves no bytes, it checks every call.
+
+A call with an argument of the wrong type, on something that was not made or was given back, out of order (access before map,
+release before unmap), or without the context that it needs raises `DriverMisuse`. What was made and not given back is in
+`live()`. `fail_call(n)` makes the n-th call from then on fail without effect, as a real driver would.
+"""
+
+import functools
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+GRANULARITY_BYTES = 2 << 20
+
+
+class DriverMisuse(Exception):
+    """A call that the real driver would refuse, crash on, or leave undefined."""
+
+
+class CUresult(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_OPERATING_SYSTEM = 304
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_NOT_SUPPORTED = 801
+    CUDA_ERROR_UNKNOWN = 999
+
+
+class CUmemAllocationType(IntEnum):
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1
+
+
+class CUmemLocationType(IntEnum):
+    CU_MEM_LOCATION_TYPE_DEVICE = 1
+
+
+class CUmemAccess_flags(IntEnum):
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+
+
+class CUmemAllocationGranularity_flags(IntEnum):
+    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
+
+
+class CUmemcpySrcAccessOrder(IntEnum):
+    CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1
+
+
+class CUdevice_attribute(IntEnum):
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102
+
+
+class _Handle:
+    def __init__(self, value: int) -> None:
+        if type(value) is not int:
+            raise DriverMisuse(f"{type(self).__name__} of a {type(value).__name__}")
+        self._value = value
+
+    def __int__(self) -> int:
+        return self._value
+
+
+class CUdeviceptr(_Handle):
+    pass
+
+
+class CUdevice(_Handle):
+    pass
+
+
+class CUcontext(_Handle):
+    pass
+
+
+class CUstream(_Handle):
+    pass
+
+
+class CUevent(_Handle):
+    pass
+
+
+class CUmodule(_Handle):
+    pass
+
+
+class CUfunction(_Handle):
+    pass
+
+
+class CUmemGenericAllocationHandle(_Handle):
+    pass
+
+
+class CUmemLocation:
+    def __init__(self) -> None:
+        self.type: Any = None
+        self.id: Any = None
+
+    def check(self, ordinal: int) -> None:
+        is_device = self.type is CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        require(is_device and self.id == ordinal, f"location is not GPU {ordinal}")
+
+
+class CUmemAllocationProp:
+    def __init__(self) -> None:
+        self.type: Any = None
+        self.location = CUmemLocation()
+
+    def check(self, ordinal: int) -> None:
+        require(self.type is CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, "allocation type")
+        self.location.check(ordinal)
+
+
+class CUmemAccessDesc:
+    def __init__(self) -> None:
+        self.location = CUmemLocation()
+        self.flags: Any = None
+
+
+class CUmemcpyAttributes:
+    def __init__(self) -> None:
+        self.srcAccessOrder: Any = None
+
+
+_KINDS: tuple[type, ...] = (
+    CUresult,
+    CUmemAllocationType,
+    CUmemLocationType,
+    CUmemAccess_flags,
+    CUmemAllocationGranularity_flags,
+    CUmemcpySrcAccessOrder,
+    CUdevice_attribute,
+    CUdeviceptr,
+    CUmemAllocationProp,
+    CUmemAccessDesc,
+    CUmemcpyAttributes,
+)
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise DriverMisuse(what)
+
+
+def require_int(value: object, what: str) -> int:
+    require(type(value) is int, f"{what} is a {type(value).__name__}, not an int")
+    assert isinstance(value, int)
+    return value
+
+
+def require_handle(value: object, kind: type[_Handle], what: str) -> int:
+    """What cuda-python takes for a handle: its class, or the bare number."""
+    require(type(value) in (kind, int), f"{what} is a {type(value).__name__}, not a {kind.__name__}")
+    assert isinstance(value, (_Handle, int))
+    return int(value)
+
+
+Method = Callable[..., tuple[Any, ...]]
+
+
+def driver_call(method: Method) -> Method:
+    @functools.wraps(method)
+    def checked(self: "FakeCudaDriver", *args: Any) -> tuple[Any, ...]:
+        self.calls.append(method.__name__)
+        if method.__name__ not in ("cuInit", "cuGetErrorName", "cuGetErrorString"):
+            require(self.is_initialised, f"{method.__name__} before cuInit")
+        if self._calls_until_failure > 0:
+            self._calls_until_failure -= 1
+            if self._calls_until_failure == 0:
+                self.failed_call = method.__name__
+                return (self._failure, None)
+        return method(self, *args)
+
+    return checked
+
+
+class FakeCudaDriver:
+    """Behaves like the module ``cuda.bindings.driver`` with ``num_devices`` GPUs of ``total_bytes``, one of them in use."""
+
+    def __init__(
+        self,
+        *,
+        total_bytes: int = 1 << 30,
+        pinnable_bytes: int = 1 << 30,
+        driver_version: int = 13000,
+        bindings_version: int = 13000,
+        num_devices: int = 1,
+    ) -> None:
+        for kind in _KINDS:
+            setattr(self, kind.__name__, kind)
+        self.CUDA_VERSION = bindings_version
+        self.total_bytes = total_bytes
+        self.pinnable_bytes = pinnable_bytes
+        self.driver_version = driver_version
+        self.num_devices = num_devices
+        self.takes_batches = True
+        self.are_events_done = True
+        self.is_initialised = False
+        self.calls: list[str] = []
+        self.copies: list[tuple[int, int, int]] = []  # destination, source, bytes
+        self.failed_call = ""
+        self._calls_until_failure = 0
+        self._failure = CUresult.CUDA_ERROR_UNKNOWN
+        self._next_handle = 0x1000
+        self._next_address = 1 << 40
+        self.ordinal = 0  # of the GPU that was asked for last
+        self.num_retained = 0
+        self.context_stack: list[int] = []
+        self.ranges: dict[int, int] = {}  # address -> bytes
+        self.allocations: dict[int, int] = {}  # handle -> bytes
+        self.mappings: dict[int, int] = {}  # granule address -> handle
+        self.accessible: set[int] = set()  # granule addresses
+        self.registrations: dict[int, int] = {}  # address -> bytes
+        self.streams: set[int] = set()
+        self.events: dict[int, int] = {}  # event -> times recorded
+        self.modules: set[int] = set()
+
+    # -- for tests ----------------------------------------------------------------------------------------------------
+
+    def fail_call(self, nth: int, failure: CUresult = CUresult.CUDA_ERROR_UNKNOWN) -> None:
+        """The ``nth`` call from now on (1 is the next) fails; 0 takes a planned failure back."""
+        self._calls_until_failure = nth
+        self._failure = failure
+        self.failed_call = ""
+
+    def live(self) -> dict[str, int]:
+        """What was made and not given back."""
+        counts = {
+            "contexts": self.num_retained,
+            "current contexts": len(self.context_stack),
+            "ranges": len(self.ranges),
+            "allocations": len(self.allocations),
+            "mappings": len(self.mappings),
+            "registrations": len(self.registrations),
+            "streams": len(self.streams),
+            "events": len(self.events),
+            "modules": len(self.modules),
+        }
+        return {what: count for what, count in counts.items() if count != 0}
+
+    def memory(self) -> tuple[object, ...]:
+        """Everything about memory, to compare before and after."""
+        return (
+            dict(self.ranges),
+            dict(self.allocations),
+            dict(self.mappings),
+            set(self.accessible),
+            dict(self.registrations),
+        )
+
+    def _make_handle(self) -> int:
+        self._next_handle += 16
+        return self._next_handle
+
+    def _require_context(self) -> None:
+        require(len(self.context_stack) > 0, f"{self.calls[-1]} without a current context")
+
+    def _require_stream(self, stream: object) -> int:
+        number = require_handle(stream, CUstream, "stream")
+        if number <= 2:
+            self._require_context()
+        else:
+            require(number in self.streams, f"stream {number:#x} does not exist")
+        return number
+
+    def _require_event(self, event: object) -> int:
+        require(type(event) is CUevent, "an event is not a CUevent")
+        number = require_handle(event, CUevent, "event")
+        require(number in self.events, f"event {number:#x} does not exist")
+        return number
+
+    def _require_copyable(self, address: int, num_bytes: int) -> None:
+        for beg, length in self.registrations.items():
+            if beg <= address and address + num_bytes <= beg + length:
+                return
+        inside = [beg for beg, n in self.ranges.items() if beg <= address and address + num_bytes <= beg + n]
+        require(len(inside) == 1, f"{num_bytes} bytes at {address:#x} are not in one registration or range")
+        granule = address // GRANULARITY_BYTES * GRANULARITY_BYTES
+        while granule < address + num_bytes:
+            require(granule in self.accessible, f"granule {granule:#x} is not accessible")
+            granule += GRANULARITY_BYTES
+
+    # -- start, errors ------------------------------------------------------------------------------------------------
+
+    @driver_call
+    def cuInit(self, flags: int) -> tuple[Any, ...]:
+        require(flags == 0, "flags of cuInit")
+        self.is_initialised = True
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuDriverGetVersion(self) -> tuple[Any, ...]:
+        return (CUresult.CUDA_SUCCESS, self.driver_version)
+
+    @driver_call
+    def cuDeviceGetCount(self) -> tuple[Any, ...]:
+        return (CUresult.CUDA_SUCCESS, self.num_devices)
+
+    def cuGetErrorName(self, status: CUresult) -> tuple[Any, ...]:
+        require(type(status) is CUresult, "status is no CUresult")
+        return (CUresult.CUDA_SUCCESS, status.name.encode())
+
+    def cuGetErrorString(self, status: CUresult) -> tuple[Any, ...]:
+        require(type(status) is CUresult, "status is no CUresult")
+        return (CUresult.CUDA_SUCCESS, b"text of " + str(int(status)).encode())
+
+    @driver_call
+    def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
+        require(0 <= require_int(ordinal, "ordinal") < self.num_devices, "no such GPU")
+        self.ordinal = ordinal
+        return (CUresult.CUDA_SUCCESS, CUdevice(ordinal))
+
+    @driver_call
+    def cuDeviceGetName(self, length: int, device: CUdevice) -> tuple[Any, ...]:
+        require_handle(device, CUdevice, "device")
+        return (CUresult.CUDA_SUCCESS, b"Fake".ljust(length, b"\0"))
+
+    @driver_call
+    def cuDeviceGetAttribute(self, attribute: CUdevice_attribute, device: CUdevice) -> tuple[Any, ...]:
+        require_handle(device, CUdevice, "device")
+        values = {75: 9, 76: 0, 102: 1}
+        return (CUresult.CUDA_SUCCESS, values[CUdevice_attribute(attribute)])
+
+    @driver_call
+    def cuDeviceTotalMem(self, device: CUdevice) -> tuple[Any, ...]:
+        require_handle(device, CUdevice, "device")
+        return (CUresult.CUDA_SUCCESS, self.total_bytes)
+
+    # -- context ------------------------------------------------------------------------------------------------------
+
+    @driver_call
+    def cuDevicePrimaryCtxRetain(self, device: CUdevice) -> tuple[Any, ...]:
+        self.num_retained += 1
+        return (CUresult.CUDA_SUCCESS, CUcontext(0x77 + int(device)))
+
+    @driver_call
+    def cuDevicePrimaryCtxRelease(self, device: CUdevice) -> tuple[Any, ...]:
+        require(self.num_retained > 0, "the context is not retained")
+        is_current = 0x77 + int(device) in self.context_stack
+        is_last = self.num_retained == 1 and self.failed_call != "cuCtxPopCurrent"
+        require(not (is_current and is_last), "a context is released while current")
+        self.num_retained -= 1
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuCtxPushCurrent(self, context: CUcontext) -> tuple[Any, ...]:
+        require(self.num_retained > 0, "the context is not retained")
+        self.context_stack.append(require_handle(context, CUcontext, "context"))
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        self._require_context()
+        return (CUresult.CUDA_SUCCESS, CUcontext(self.context_stack.pop()))
+
+    @driver_call
+    def cuCtxGetCurrent(self) -> tuple[Any, ...]:
+        return (CUresult.CUDA_SUCCESS, CUcontext(self.context_stack[-1] if self.context_stack else 0))
+
+    @driver_call
+    def cuCtxGetDevice(self) -> tuple[Any, ...]:
+        self._require_context()
+        return (CUresult.CUDA_SUCCESS, CUdevice(self.context_stack[-1] - 0x77))
+
+    @driver_call
+    def cuCtxSynchronize(self) -> tuple[Any, ...]:
+        self._require_context()
+        return (CUresult.CUDA_SUCCESS,)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @driver_call
+    def cuMemGetAllocationGranularity(self, prop: CUmemAllocationProp, option: object) -> tuple[Any, ...]:
+        prop.check(self.ordinal)
+        require(option is CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM, "option")
+        return (CUresult.CUDA_SUCCESS, GRANULARITY_BYTES)
+
+    @driver_call
+    def cuMemAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> tuple[Any, ...]:
+        require(require_int(size, "size") > 0 and size % GRANULARITY_BYTES == 0, "size of a range")
+        require(alignment & (alignment - 1) == 0 and address == 0 and flags == 0, "alignment, address or flags")
+        if size > 1 << 47:
+            return (CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+        beg = (self._next_address + alignment - 1) // alignment * alignment
+        self._next_address = beg + size  # ranges touch, which a copy must not cross
+        self.ranges[beg] = size
+        return (CUresult.CUDA_SUCCESS, CUdeviceptr(beg))
+
+    @driver_call
+    def cuMemAddressFree(self, ptr: object, size: int) -> tuple[Any, ...]:
+        beg = require_handle(ptr, CUdeviceptr, "ptr")
+        require(self.ranges.get(beg) == size, "not a whole range")
+        require(not any(beg <= granule < beg + size for granule in self.mappings), "a range is freed with mappings in it")
+        del self.ranges[beg]
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuMemCreate(self, size: int, prop: CUmemAllocationProp, flags: int) -> tuple[Any, ...]:
+        prop.check(self.ordinal)
+        require(require_int(size, "size") > 0 and size % GRANULARITY_BYTES == 0 and flags == 0, "size or flags")
+        if sum(self.allocations.values()) + size > self.total_bytes:
+            return (CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+        handle = self._make_handle()
+        self.allocations[handle] = size
+        return (CUresult.CUDA_SUCCESS, CUmemGenericAllocationHandle(handle))
+
+    @driver_call
+    def cuMemRelease(self, handle: object) -> tuple[Any, ...]:
+        number = require_handle(handle, CUmemGenericAllocationHandle, "handle")
+        require(number in self.allocations, "an allocation is released twice")
+        require(number not in self.mappings.values(), "an allocation is released while mapped")
+        del self.allocations[number]
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuMemMap(self, ptr: object, size: int, offset: int, handle: object, flags: int) -> tuple[Any, ...]:
+        beg = require_handle(ptr, CUdeviceptr, "ptr")
+        number = require_handle(handle, CUmemGenericAllocationHandle, "handle")
+        require(offset == 0 and flags == 0 and beg % GRANULARITY_BYTES == 0, "offset, flags or address")
+        require(self.allocations.get(number) == size, "size is not the allocation's")
+        require(any(r <= beg and beg + size <= r + n for r, n in self.ranges.items()), "not in a reserved range")
+        require(not any(beg <= granule < beg + size for granule in self.mappings), "mapped already")
+        require(size == GRANULARITY_BYTES, "this fake maps single granules")
+        self.mappings[beg] = number
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuMemSetAccess(self, ptr: object, size: int, desc: object, count: int) -> tuple[Any, ...]:
+        beg = require_handle(ptr, CUdeviceptr, "ptr")
+        assert isinstance(desc, (list, tuple))
+        require(count == 1 and len(desc) == 1 and type(desc[0]) is CUmemAccessDesc, "access descriptions")
+        desc[0].location.check(self.ordinal)
+        require(desc[0].flags is CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, "access flags")
+        granules = range(beg, beg + size, GRANULARITY_BYTES)
+        require(all(granule in self.mappings for granule in granules), "access to what is not mapped")
+        self.accessible.update(granules)
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuMemUnmap(self, ptr: object, size: int) -> tuple[Any, ...]:
+        beg = require_handle(ptr, CUdeviceptr, "ptr")
+        require(beg in self.mappings and size == GRANULARITY_BYTES, "not exactly one mapping")
+        del self.mappings[beg]
+        self.accessible.discard(beg)
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuMemHostRegister(self, p: int, size: int, flags: int) -> tuple[Any, ...]:
+        self._require_context()
+        beg = require_int(p, "p")
+        require(require_int(size, "size") > 0 and flags == 3, "size or flags")
+        require(not any(beg < r + n and r < beg + size for r, n in self.registrations.items()), "registered already")
+        if sum(self.registrations.values()) + size > self.pinnable_bytes:
+            return (CUresult.CUDA_ERROR_OUT_OF_MEMORY,)
+        self.registrations[beg] = size
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuMemHostUnregister(self, p: int) -> tuple[Any, ...]:
+        self._require_context()
+        require(require_int(p, "p") in self.registrations, "not the beginning of a registration")
+        del self.registrations[p]
+        return (CUresult.CUDA_SUCCESS,)
+
+    # -- streams and events -------------------------------------------------------------------------------------------
+
+    @driver_call
+    def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
+        self._require_context()
+        require(flags == 1, "a stream that is not non-blocking")
+        handle = self._make_handle()
+        self.streams.add(handle)
+        return (CUresult.CUDA_SUCCESS, CUstream(handle))
+
+    @driver_call
+    def cuStreamDestroy(self, stream: object) -> tuple[Any, ...]:
+        self._require_context()
+        self.streams.remove(self._require_stream(stream))
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuStreamSynchronize(self, stream: object) -> tuple[Any, ...]:
+        self._require_stream(stream)
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> tuple[Any, ...]:
+        self._require_stream(stream)
+        require(self.events[self._require_event(event)] > 0 and flags == 0, "an event that was never recorded")
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
+        self._require_context()
+        require(flags == 2, "an event with timing")
+        handle = self._make_handle()
+        self.events[handle] = 0
+        return (CUresult.CUDA_SUCCESS, CUevent(handle))
+
+    @driver_call
+    def cuEventDestroy(self, event: object) -> tuple[Any, ...]:
+        self._require_context()
+        del self.events[self._require_event(event)]
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuEventRecord(self, event: object, stream: object) -> tuple[Any, ...]:
+        self._require_stream(stream)
+        self.events[self._require_event(event)] += 1
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuEventQuery(self, event: object) -> tuple[Any, ...]:
+        require(self.events[self._require_event(event)] > 0, "an event that was never recorded")
+        return (CUresult.CUDA_SUCCESS if self.are_events_done else CUresult.CUDA_ERROR_NOT_READY,)
+
+    @driver_call
+    def cuEventSynchronize(self, event: object) -> tuple[Any, ...]:
+        require(self.events[self._require_event(event)] > 0, "an event that was never recorded")
+        return (CUresult.CUDA_SUCCESS,)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    @driver_call
+    def cuMemcpyAsync(self, dst: object, src: object, size: int, stream: object) -> tuple[Any, ...]:
+        self._require_context()
+        self._require_stream(stream)
+        self._copy(require_handle(dst, CUdeviceptr, "dst"), require_handle(src, CUdeviceptr, "src"), size)
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuMemcpyBatchAsync(
+        self,
+        dsts: object,
+        srcs: object,
+        sizes: object,
+        count: int,
+        attributes: object,
+        indices: object,
+        num_attributes: int,
+        stream: object,
+    ) -> tuple[Any, ...]:
+        self._require_context()
+        require(self._require_stream(stream) > 1, "a batch on the legacy default stream")
+        assert isinstance(dsts, list) and isinstance(srcs, list) and isinstance(sizes, list)
+        assert isinstance(attributes, list) and isinstance(indices, list)
+        require(len(dsts) == len(srcs) == len(sizes) == count > 0, "lengths")
+        require(all(type(pointer) is CUdeviceptr for pointer in dsts + srcs), "a pointer is no CUdeviceptr")
+        require(num_attributes == len(attributes) == 1 and indices == [0], "attributes")
+        order = attributes[0].srcAccessOrder
+        require(order is CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, "order of the source's reads")
+        # cuda-python of CUDA 12 returns the index of a failed copy as well.
+        more: tuple[Any, ...] = () if self.CUDA_VERSION >= 13000 else (0,)
+        if not self.takes_batches:
+            return (CUresult.CUDA_ERROR_NOT_SUPPORTED, *more)
+        for dst, src, size in zip(dsts, srcs, sizes, strict=True):
+            self._copy(int(dst), int(src), size)
+        return (CUresult.CUDA_SUCCESS, *more)
+
+    def _copy(self, dst: int, src: int, size: int) -> None:
+        require(require_int(size, "size") > 0, "a copy of no bytes")
+        self._require_copyable(dst, size)
+        self._require_copyable(src, size)
+        self.copies.append((dst, src, size))
+
+    @driver_call
+    def cuMemsetD8Async(self, dst: object, value: int, size: int, stream: object) -> tuple[Any, ...]:
+        self._require_context()
+        self._require_stream(stream)
+        require(0 <= require_int(value, "value") <= 255, "value of a fill")
+        self._require_copyable(require_handle(dst, CUdeviceptr, "dst"), require_int(size, "size"))
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuModuleLoadData(self, image: object) -> tuple[Any, ...]:
+        self._require_context()
+        require(type(image) is bytes and len(image) > 0, "image of a module")
+        handle = self._make_handle()
+        self.modules.add(handle)
+        return (CUresult.CUDA_SUCCESS, CUmodule(handle))
+
+    @driver_call
+    def cuModuleUnload(self, module: object) -> tuple[Any, ...]:
+        self._require_context()
+        self.modules.remove(require_handle(module, CUmodule, "module"))
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuModuleGetFunction(self, module: object, name: object) -> tuple[Any, ...]:
+        self._require_context()
+        require(type(name) is bytes, "name of a function")
+        number = require_handle(module, CUmodule, "module")
+        require(number in self.modules, "a module that was unloaded")
+        return (CUresult.CUDA_SUCCESS, CUfunction(number))
+
+    @driver_call
+    def cuLaunchKernel(self, function: object, *args: Any) -> tuple[Any, ...]:
+        self._require_context()
+        require(require_handle(function, CUfunction, "function") in self.modules, "a function that was unloaded")
+        sizes, stream, parameters, extra = args[:7], args[7], args[8], args[9]
+        require(all(type(size) is int for size in sizes) and min(sizes[:6]) > 0, "grid or block")
+        self._require_stream(stream)
+        require(require_int(parameters, "parameters") > 0 and extra == 0, "parameters")
+        return (CUresult.CUDA_SUCCESS,)
