@@ -1,0 +1,117 @@
+"""A plain picture of a manager's state, as JSON-able dicts and lists: tiers, pool groups, sequences, the tree.
+
+State alone: no counters, no addresses, no last refusal. Two managers that were given the same calls give equal pictures, so a
+test compares the picture before and after a call that must change nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from ..reuse.block import Block
+from ..reuse.token_packing import unpack_tokens
+from ..sequence.sequence_state import ACTIVE, SequenceState
+from ..sequence.shared_state import SharedState
+
+Picture: TypeAlias = dict[str, Any]
+
+
+def describe(shared: SharedState, states: Sequence[SequenceState]) -> Picture:
+    return {
+        "tokens_per_block": int(shared.tokens_per_block),
+        "life_cycles": [repr(cycle) for cycle in shared.life_cycles],
+        "levels": [_describe_level(shared)],
+        "sequences": [_describe_sequence(state) for state in states],
+        "tree": [_describe_scope(shared, index) for index in range(len(shared.tree.scopes()))],
+    }
+
+
+def _describe_level(shared: SharedState) -> Picture:
+    storage = shared.storage
+    groups: list[Picture] = []
+    for pool_group in range(storage.num_pool_groups):
+        allocator = storage.allocators[pool_group]
+        group = storage.pool_groups[pool_group]
+        groups.append(
+            {
+                "slot_bytes": [int(num_bytes) for num_bytes in group.slot_bytes],
+                "slots": int(allocator.num_slots),
+                "free": int(allocator.num_free),
+                "locked": int(storage.num_locked[pool_group]),
+                "eviction_queue": [int(page) for page in storage.queues[pool_group].collect()],
+            }
+        )
+    return {"tier": storage.pool_groups[0].tier.name, "pool_groups": groups}
+
+
+def _describe_sequence(state: SequenceState) -> Picture:
+    rows = state.shared.storage.rows
+    pages: list[list[int | None]] = []
+    for life_cycle in range(state.shared.num_life_cycles):
+        slots: list[int | None] = []
+        for ordinal in range(state.num_blocks):
+            page = state.blocks[ordinal].first_page + life_cycle
+            needed = state.holds_page(life_cycle, ordinal)
+            slots.append(int(rows.slot(page)) if needed and rows.has_page(page) else None)
+        pages.append(slots)
+    scratch = state.scratch
+    return {
+        "id": state.id,
+        "status": "active" if state.status == ACTIVE else "suspended",
+        "scope": [state.scope.lora_id, state.scope.salt],
+        "capacity": int(state.capacity),
+        "history": int(state.history),
+        "committed": int(state.num_committed),
+        "published_blocks": int(state.num_published),
+        "shares_last_block": state.tail_is_shared,
+        "is_committing": state.is_committing,
+        "stream": state.stream,
+        "page_slots": pages,
+        "scratch": [
+            {"blocks": [int(scratch.begins[group]), int(scratch.ends[group])], "slots": list(scratch.slots[group])}
+            for group in range(state.shared.num_life_cycles)
+        ],
+    }
+
+
+def _describe_scope(shared: SharedState, index: int) -> Picture:
+    scope = shared.tree.scopes()[index]
+    root = shared.tree.find_root(scope)
+    blocks: list[Picture] = []
+    # Preorder with explicit depth: a path may be longer than any recursion limit.
+    pending: list[tuple[Block, int]] = []
+    if root is not None:
+        pending = [(child, 0) for child in reversed(shared.tree.children_of(root))]
+    while len(pending) > 0:
+        block, depth = pending.pop()
+        blocks.append(_describe_block(shared, block, depth))
+        for child in reversed(shared.tree.children_of(block)):
+            pending.append((child, depth + 1))
+    return {"lora_id": scope.lora_id, "salt": scope.salt, "blocks": blocks}
+
+
+def _describe_block(shared: SharedState, block: Block, depth: int) -> Picture:
+    rows = shared.storage.rows
+    pages: list[Picture | None] = []
+    for life_cycle in range(shared.num_life_cycles):
+        page = block.first_page + life_cycle
+        if not rows.has_page(page):
+            pages.append(None)
+            continue
+        pages.append(
+            {
+                "level": int(rows.level(page)),
+                "slot": int(rows.slot(page)),
+                "status": _status_of(int(rows.num_holds(page)), int(rows.num_locks(page))),
+                "priority": int(rows.priority(page)),
+            }
+        )
+    tokens = [
+        token if isinstance(token, int) else token.hex() for token in unpack_tokens(block.key, shared.tree.digests)
+    ]
+    return {"depth": depth, "tokens": tokens, "pages": pages}
+
+
+def _status_of(num_holds: int, num_locks: int) -> str:
+    if num_locks > 0:
+        return "locked"
+    return "held" if num_holds > 0 else "droppable"

@@ -1,0 +1,266 @@
+"""The rules that hold at every instant, evaluated from scratch.
+
+`check_invariants` recomputes from the open sequences and the tree what the books should say, and compares: who owns each
+slot, how many holds and locks each page has, who is queued, pinned, counted. It raises `CorruptedError` with the first
+difference. Tests call it after every operation; production never pays for it.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import CorruptedError
+from ..base.ids import BAD_PAGE_INDEX
+from ..reuse.block import Block
+from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
+from ..sequence.shared_state import SharedState
+
+
+_SCRATCH: Final = -1
+"""Stands for the page of a slot that is a scratch slot."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Books:
+    """What the sequences and the tree say there should be, by page id."""
+
+    __slots__ = ("holds", "locks", "pins", "published", "private_owner", "num_digests")
+
+    holds: Final[dict[int, int]]
+    locks: Final[dict[int, int]]
+    pins: Final[dict[int, int]]
+    """By the first page id of the block."""
+    published: Final[dict[int, Block]]
+    private_owner: Final[dict[int, int]]
+    num_digests: int
+
+    def __init__(self) -> None:
+        self.holds = {}
+        self.locks = {}
+        self.pins = {}
+        self.published = {}
+        self.private_owner = {}
+        self.num_digests = 0
+
+
+def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> None:
+    """Raise `CorruptedError` with the first rule that does not hold."""
+    books = _Books()
+    try:
+        _check_tree(shared, books)
+        for state in states:
+            _check_sequence(state, books)
+        _check_blocks(shared, books)
+        _check_pages(shared, states, books)
+        _check_slots(shared, states)
+        count = shared.tree.digests.total_count()
+        _require(count == books.num_digests, f"{books.num_digests} digests are in use, {count} are counted")
+    except AssertionError as error:
+        raise CorruptedError(str(error)) from error
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise CorruptedError(text)
+
+
+def _name(block: Block) -> str:
+    return f"block at page {block.first_page}"
+
+
+def _count_digests(packed: bytes) -> int:
+    return len([token for token in memoryview(packed).cast("i") if token < 0])
+
+
+def _check_tree(shared: SharedState, books: _Books) -> None:
+    tree = shared.tree
+    for scope in tree.scopes():
+        root = tree.find_root(scope)
+        assert root is not None
+        pending = [root]
+        while len(pending) > 0:
+            block = pending.pop()
+            children = tree.children_of(block)
+            if block is not root:
+                books.published[int(block.first_page)] = block
+                books.num_digests += _count_digests(block.key)
+                _require(0 < len(block.key) <= tree.block_bytes, f"{_name(block)} has a key of {len(block.key)} bytes")
+                is_full = len(block.key) == tree.block_bytes
+                _require(is_full or len(children) == 0, f"{_name(block)} is partial and has children")
+            needed = tree.pool.has_any_page(block) if block is not root else False
+            _require(
+                needed or len(children) > 0 or block.num_pins > 0,
+                f"{_name(block)} is in the tree without pages, children or pins",
+            )
+            keys = [child.key for child in children]
+            _require(len(set(keys)) == len(keys), f"{_name(block)} has two children with the same tokens")
+            if block.children is not None:
+                num_partial = len([key for key in keys if len(key) < tree.block_bytes])
+                _require(block.children.num_partial == num_partial, f"{_name(block)} miscounts its partial children")
+            for child in children:
+                _require(child.parent is block, f"{_name(child)} has another parent than the one it hangs on")
+                _require(tree.find_child(block, child.key) is child, f"{_name(child)} is not found by its tokens")
+                pending.append(child)
+
+
+def _check_sequence(state: SequenceState, books: _Books) -> None:
+    shared = state.shared
+    rows = shared.storage.rows
+    name = f"sequence {state.id}"
+    _require(state.status != CLOSED, f"{name} is closed and still listed as open")
+    _require(
+        state.num_committed <= state.history <= state.capacity,
+        f"{name}: committed {state.num_committed}, history {state.history}, capacity {state.capacity}",
+    )
+    num_blocks = -(-state.capacity // shared.tokens_per_block)
+    _require(state.num_blocks == num_blocks == len(state.blocks), f"{name} has {state.num_blocks} blocks, not {num_blocks}")
+    tail_tokens = state.num_committed - state.num_published * shared.tokens_per_block
+    _require(state.tail.count == tail_tokens, f"{name} has {state.tail.count} tail tokens, not {tail_tokens}")
+    books.num_digests += _count_digests(state.tail.packed())
+    _check_path(state, books)
+    is_active = state.status == ACTIVE
+    for life_cycle in range(shared.num_life_cycles):
+        begin = shared.compute_window_begin(life_cycle, state.history)
+        _require(state.window_begins[life_cycle] == begin, f"{name}: the window of life cycle {life_cycle} begins wrong")
+        entries = state.tables[life_cycle].view().tolist()
+        _require(len(entries) == num_blocks, f"{name}: page table {life_cycle} has {len(entries)} entries")
+        for ordinal in range(num_blocks):
+            page = int(state.blocks[ordinal].first_page + life_cycle)
+            if not state.holds_page(life_cycle, ordinal):
+                _require(entries[ordinal] == BAD_PAGE_INDEX, f"{name}: stale block {ordinal} has page index {entries[ordinal]}")
+                continue
+            _require(rows.has_page(page), f"{name}: block {ordinal} of life cycle {life_cycle} has no page")
+            books.holds[page] = books.holds.get(page, 0) + 1
+            if is_active:
+                books.locks[page] = books.locks.get(page, 0) + 1
+            expected = rows.slot(page) if is_active else BAD_PAGE_INDEX
+            _require(
+                entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}"
+            )
+
+
+def _check_path(state: SequenceState, books: _Books) -> None:
+    """The published blocks are the path that the sequence pins; the rest is private to it."""
+    name = f"sequence {state.id}"
+    block = state.path_end
+    books.pins[int(block.first_page)] = books.pins.get(int(block.first_page), 0) + 1
+    for ordinal in range(state.num_published - 1, -1, -1):
+        _require(state.blocks[ordinal] is block, f"{name}: block {ordinal} is not on its path")
+        parent = block.parent
+        _require(parent is not None, f"{name}: block {ordinal} is not in the tree")
+        if parent is not None:
+            block = parent
+    _require(block is state.shared.tree.find_root(state.scope), f"{name}: its path does not begin at its scope's root")
+    for ordinal in range(state.num_published, state.num_blocks):
+        block = state.blocks[ordinal]
+        first_page = int(block.first_page)
+        if ordinal == state.num_published and state.tail_is_shared:
+            _require(block.parent is state.path_end, f"{name}: its shared tail is not in the tree")
+            _require(block.key.startswith(state.tail.packed()), f"{name}: its shared tail has other tokens")
+            books.pins[first_page] = books.pins.get(first_page, 0) + 1
+        else:
+            _require(block.parent is None, f"{name}: private block {ordinal} is in the tree")
+            _require(first_page not in books.private_owner, f"{name}: private block {ordinal} has two owners")
+            books.private_owner[first_page] = state.serial
+
+
+def _check_blocks(shared: SharedState, books: _Books) -> None:
+    pool = shared.tree.pool
+    free = set([int(block.first_page) for block in pool.free_blocks()])
+    _require(len(free) == pool.num_free, "a block is free twice")
+    for block in pool.all_blocks():
+        first_page = int(block.first_page)
+        places = int(first_page in free) + int(first_page in books.published) + int(first_page in books.private_owner)
+        _require(places == 1, f"{_name(block)} is in {places} places")
+        pins = books.pins.get(first_page, 0)
+        _require(block.num_pins == pins, f"{_name(block)} has {block.num_pins} pins, should have {pins}")
+        if first_page in free:
+            _require(not pool.has_any_page(block), f"{_name(block)} is free and has a page")
+    for scope in shared.tree.scopes():
+        root = shared.tree.find_root(scope)
+        if root is not None:
+            pins = books.pins.get(int(root.first_page), 0)
+            _require(root.num_pins == pins, f"the root of {scope} has {root.num_pins} pins, should have {pins}")
+
+
+def _check_pages(shared: SharedState, states: Sequence[SequenceState], books: _Books) -> None:
+    storage = shared.storage
+    rows = storage.rows
+    num_life_cycles = shared.num_life_cycles
+    queued: dict[int, int] = {}
+    for pool_group in range(storage.num_pool_groups):
+        pages = storage.queues[pool_group].collect()
+        _require(len(pages) == storage.queues[pool_group].num_pages, f"the queue of pool group {pool_group} miscounts")
+        for page in pages:
+            _require(page not in queued, f"page {page} is queued twice")
+            queued[page] = pool_group
+    num_locked = [0] * int(storage.num_pool_groups)
+    for state in states:
+        for life_cycle in range(num_life_cycles):
+            num_locked[int(storage.pool_group_of[life_cycle])] += len(state.scratch.slots[life_cycle])
+    for block in shared.tree.pool.all_blocks():
+        is_published = int(block.first_page) in books.published
+        for life_cycle in range(num_life_cycles):
+            page = int(block.first_page + life_cycle)
+            pool_group = int(storage.pool_group_of[life_cycle])
+            holds = books.holds.get(page, 0)
+            locks = books.locks.get(page, 0)
+            if not rows.has_page(page):
+                _require(holds == 0 and page not in queued, f"page {page} does not exist and is held or queued")
+                continue
+            _require(rows.num_holds(page) == holds, f"page {page} has {rows.num_holds(page)} holds, should have {holds}")
+            _require(rows.num_locks(page) == locks, f"page {page} has {rows.num_locks(page)} locks, should have {locks}")
+            _require(is_published or holds > 0, f"page {page} is private and nobody's")
+            # On the last level a held page is in no queue.
+            _require(rows.is_queued(page) == (holds == 0), f"page {page} with {holds} holds: queued is {rows.is_queued(page)}")
+            _require(holds > 0 or queued.get(page) == pool_group, f"droppable page {page} is not in the queue of its pool group")
+            if locks > 0:
+                num_locked[pool_group] += 1
+    for pool_group in range(storage.num_pool_groups):
+        counted = storage.num_locked[pool_group]
+        _require(counted == num_locked[pool_group], f"pool group {pool_group} counts {counted} locked pages")
+
+
+def _check_slots(shared: SharedState, states: Sequence[SequenceState]) -> None:
+    """Every slot is free, owned by exactly one page, or a scratch slot of one sequence."""
+    storage = shared.storage
+    owners: list[dict[int, int]] = [{} for _ in range(storage.num_pool_groups)]
+    for block in shared.tree.pool.all_blocks():
+        for life_cycle in range(shared.num_life_cycles):
+            page = int(block.first_page + life_cycle)
+            if storage.rows.has_page(page):
+                slots = owners[int(storage.pool_group_of[life_cycle])]
+                slot = int(storage.rows.slot(page))
+                _require(slot not in slots, f"slot {slot} is owned by pages {slots.get(slot)} and {page}")
+                slots[slot] = page
+    for state in states:
+        _check_scratch(state, owners)
+    for pool_group in range(storage.num_pool_groups):
+        allocator = storage.allocators[pool_group]
+        allocator.check()
+        slots = owners[pool_group]
+        for slot in allocator.collect_free_slots():
+            _require(slot not in slots, f"slot {slot} of pool group {pool_group} is free and owned by page {slots.get(slot)}")
+        _require(
+            len(slots) == allocator.num_used,
+            f"pool group {pool_group}: {len(slots)} slots are owned, {allocator.num_used} are in use",
+        )
+
+
+def _check_scratch(state: SequenceState, owners: list[dict[int, int]]) -> None:
+    shared = state.shared
+    scratch = state.scratch
+    num_blocks = 0
+    for life_cycle in range(shared.num_life_cycles):
+        length = int(scratch.ends[life_cycle] - scratch.begins[life_cycle])
+        num_blocks += length
+        wanted = int(scratch.count_slots(life_cycle, length)) if state.status == ACTIVE else 0
+        slots = scratch.slots[life_cycle]
+        _require(len(slots) == wanted, f"sequence {state.id} has {len(slots)} scratch slots, {length} blocks need {wanted}")
+        owned = owners[int(shared.storage.pool_group_of[life_cycle])]
+        for slot in slots:
+            _require(slot not in owned, f"scratch slot {slot} of sequence {state.id} is page {owned.get(slot)}'s")
+            owned[slot] = _SCRATCH
+    _require(num_blocks == scratch.num_blocks, f"sequence {state.id} counts {scratch.num_blocks} scratch blocks")

@@ -1,0 +1,1 @@
+"""The façade: `KVCacheManager`, one per engine rank, and `KVCache`, the handle of one sequence."""

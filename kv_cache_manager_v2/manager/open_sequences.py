@@ -1,0 +1,57 @@
+"""The open sequences of one manager. Owns their states; only observes the users' handles.
+
+Conservation: a state is here from `add` until `remove`, which its close calls. A handle that dies first queues its state at
+the call guard, and the state stays here until the next call closes it.
+"""
+
+from typing import Final, final
+
+import rawref
+from mypy_extensions import mypyc_attr
+
+from ..sequence.sequence_state import SequenceState
+
+
+@final
+@mypyc_attr(native_class=True)
+class OpenSequences:
+    __slots__ = ("_states", "_handles", "_next_serial")
+
+    _states: Final[dict[int, SequenceState]]
+    _handles: Final[dict[int, rawref.ref[object]]]
+    _next_serial: int
+
+    def __init__(self) -> None:
+        self._states = {}
+        self._handles = {}
+        self._next_serial = 0
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def next_serial(self) -> int:
+        """A number that no sequence of this manager has had."""
+        serial = self._next_serial
+        self._next_serial = serial + 1
+        return serial
+
+    def add(self, state: SequenceState, handle: object) -> None:
+        self._states[state.serial] = state
+        self._handles[state.serial] = rawref.ref(handle)
+
+    def remove(self, state: SequenceState) -> None:
+        del self._states[state.serial]
+        del self._handles[state.serial]
+
+    def states(self) -> list[SequenceState]:
+        """In the order of creation."""
+        return list(self._states.values())
+
+    def handles(self) -> list[object]:
+        """The handles that are still alive, in the order of creation."""
+        handles: list[object] = []
+        for reference in self._handles.values():
+            handle = reference()
+            if handle is not None:
+                handles.append(handle)
+        return handles

@@ -1,0 +1,62 @@
+"""A pool group at one level: pools allocated in lockstep, the memory behind them, and which slots are free.
+
+Owns one `MemoryRange` per pool and the `SlotAllocator`. Slot ``i`` is at ``base_addresses[p] + i * slot_bytes[p]`` in every
+pool ``p``. Slot 0 is the null slot where one is reserved: it has memory, belongs to nobody and is not counted.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import CacheTier
+from ..device.memory_range import MemoryRange
+from ..device.port import Device
+from .slot_allocator import SlotAllocator
+
+
+@final
+@mypyc_attr(native_class=True)
+class PoolGroup:
+    __slots__ = ("tier", "slot_bytes", "base_addresses", "allocator", "_ranges")
+
+    tier: Final[CacheTier]
+    slot_bytes: Final[vec[i64]]
+    base_addresses: Final[vec[i64]]
+    allocator: Final[SlotAllocator]
+    _ranges: Final[list[MemoryRange]]
+
+    def __init__(
+        self, device: Device, tier: CacheTier, slot_bytes: tuple[int, ...], num_slots: int, num_null_slots: int
+    ) -> None:
+        """Reserves and maps ``num_slots + num_null_slots`` slots; `OutOfMemoryError` leaves nothing behind."""
+        self.tier = tier
+        self.slot_bytes = vec[i64](slot_bytes)
+        self._ranges = []
+        self.allocator = SlotAllocator(num_slots, num_null_slots)
+        all_slots = num_slots + num_null_slots
+        try:
+            for num_bytes in slot_bytes:
+                # Room to grow: up to all the memory that the machine has of this kind.
+                max_bytes = max(all_slots * num_bytes, device.total_bytes(tier))
+                memory = MemoryRange(device, tier, max_bytes)
+                self._ranges.append(memory)
+                memory.resize(all_slots * num_bytes)
+        except BaseException:
+            self.close()
+            raise
+        self.base_addresses = vec[i64]([memory.address for memory in self._ranges])
+
+    @property
+    def num_pools(self) -> int:
+        return len(self._ranges)
+
+    @property
+    def mapped_bytes(self) -> int:
+        return sum([memory.mapped_bytes for memory in self._ranges])
+
+    def close(self) -> None:
+        """Unmap and release all memory. The caller has synchronised."""
+        for memory in self._ranges:
+            memory.close()
+        self._ranges.clear()

@@ -1,0 +1,95 @@
+"""Which slots of a pool group at one level are free.
+
+Conservation law: ``num_free + num_used == num_slots``. A slot is free (on the stack, or at or above the high-water mark,
+never used yet) or used. Slots are handed out last-freed first, then in order of their ids, so the choice depends on the
+calls alone; nothing is made per slot in advance, so a tier of any size starts at once.
+
+Each slot carries a point (`StreamOrder`): the work after which its bytes may be touched. Whoever takes a slot over waits
+for it on his own stream.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..device.stream_order import NO_POINT
+
+NO_SLOT: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class SlotAllocator:
+    __slots__ = ("num_slots", "num_free", "first_slot", "peak_used", "ready", "_stack", "_num_stacked", "_next_unused")
+
+    num_slots: i64
+    num_free: i64
+    first_slot: Final[i64]
+    peak_used: i64
+    ready: vec[i64]
+    _stack: vec[i64]
+    _num_stacked: i64
+    _next_unused: i64
+
+    def __init__(self, num_slots: i64, first_slot: i64) -> None:
+        """``num_slots`` slots with the ids ``first_slot ..``; lower ids (the null slot) are never handed out."""
+        self.num_slots = num_slots
+        self.num_free = num_slots
+        self.first_slot = first_slot
+        self.peak_used = 0
+        self.ready = vec[i64]([0] * first_slot)
+        self._stack = vec[i64]()
+        self._num_stacked = 0
+        self._next_unused = first_slot
+
+    @property
+    def num_used(self) -> i64:
+        return self.num_slots - self.num_free
+
+    def allocate(self) -> i64:
+        """A free slot; the caller has made sure that there is one."""
+        assert self.num_free > 0, "a slot was taken where none is free"
+        self.num_free -= 1
+        used = self.num_slots - self.num_free
+        if used > self.peak_used:
+            self.peak_used = used
+        if self._num_stacked > 0:
+            self._num_stacked -= 1
+            return self._stack[self._num_stacked]
+        slot = self._next_unused
+        self._next_unused = slot + 1
+        if slot >= len(self.ready):
+            self.ready = append(self.ready, NO_POINT)
+        return slot
+
+    def free(self, slot: i64, point: i64) -> None:
+        """Give the slot back; its bytes may be touched again after ``point``."""
+        assert self.num_free < self.num_slots, "more slots were freed than taken"
+        self.ready[slot] = point
+        if self._num_stacked < len(self._stack):
+            self._stack[self._num_stacked] = slot
+        else:
+            self._stack = append(self._stack, slot)
+        self._num_stacked += 1
+        self.num_free += 1
+
+    def collect_free_slots(self) -> list[int]:
+        """Ids of all free slots that have been used before, for checks and pictures."""
+        return [self._stack[i] for i in range(self._num_stacked)]
+
+    @property
+    def num_touched(self) -> i64:
+        """Slots that were ever handed out."""
+        return self._next_unused - self.first_slot
+
+    def check(self) -> None:
+        """Evaluate the conservation law from scratch."""
+        seen: set[int] = set()
+        for slot in self.collect_free_slots():
+            assert slot not in seen, f"slot {slot} is free twice"
+            assert self.first_slot <= slot < self._next_unused, f"free slot {slot} was never handed out"
+            seen.add(slot)
+        unused = self.first_slot + self.num_slots - self._next_unused
+        assert unused >= 0, "slots beyond the end of the pool were handed out"
+        assert len(seen) + unused == self.num_free, f"{len(seen)} + {unused} free slots, counted {self.num_free}"

@@ -1,0 +1,1 @@
+"""Which tokens are already here: token keys, tree blocks, the radix tree, the longest reusable prefix."""

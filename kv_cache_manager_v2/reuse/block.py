@@ -1,0 +1,80 @@
+"""A block: ``tokens_per_block`` tokens of some path, and where the rows of its pages begin.
+
+    state       parent    in the tree    who owns it
+    PRIVATE     None      no             one sequence
+    PUBLISHED   a block   yes            the tree: it stays while it has pages, children or pins
+    ROOT        None      as a root      the tree; has no pages, ``first_page < 0``
+
+Blocks are recycled by the `BlockPool`; a sequence may keep a reference to a published block only while a pin or a hold
+at or below it keeps the block in the tree.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from .sorted_keys import SortedKeys
+
+
+@final
+@mypyc_attr(native_class=True)
+class Block:
+    __slots__ = ("first_page", "key", "parent", "only_child", "children", "num_pins")
+
+    first_page: Final[i64]
+    key: bytes
+    """Its tokens as packed int32; empty while private. Fewer than ``tokens_per_block`` in a published partial block."""
+    parent: Block | None
+    only_child: Block | None
+    """Found without a dict while there is no second child."""
+    children: Children | None
+    """All children, from the second one on."""
+    num_pins: i64
+    """Open sequences whose published path ends here."""
+
+    def __init__(self, first_page: i64) -> None:
+        self.first_page = first_page
+        self.key = b""
+        self.parent = None
+        self.only_child = None
+        self.children = None
+        self.num_pins = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class Children:
+    """Two or more children of a block by their tokens; in sorted order from the first search among neighbours on."""
+
+    __slots__ = ("by_key", "num_partial", "_sorted_keys")
+
+    by_key: Final[dict[bytes, Block]]
+    num_partial: i64
+    """How many of them are partial blocks; kept by the tree."""
+    _sorted_keys: SortedKeys | None
+
+    def __init__(self) -> None:
+        self.by_key = {}
+        self.num_partial = 0
+        self._sorted_keys = None
+
+    def add(self, child: Block) -> None:
+        self.by_key[child.key] = child
+        sorted_keys = self._sorted_keys
+        if sorted_keys is not None:
+            sorted_keys.add(child.key)
+
+    def remove(self, child: Block) -> None:
+        del self.by_key[child.key]
+        sorted_keys = self._sorted_keys
+        if sorted_keys is not None:
+            sorted_keys.remove(child.key)
+
+    def sorted_keys(self) -> SortedKeys:
+        sorted_keys = self._sorted_keys
+        if sorted_keys is None:
+            sorted_keys = SortedKeys(list(self.by_key))
+            self._sorted_keys = sorted_keys
+        return sorted_keys

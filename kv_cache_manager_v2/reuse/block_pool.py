@@ -1,0 +1,65 @@
+"""Blocks and their rows, made once and recycled. Conservation: every block is free, private to a sequence, or in the tree."""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..storage.page_rows import PageRows
+from .block import Block
+
+
+@final
+@mypyc_attr(native_class=True)
+class BlockPool:
+    __slots__ = ("_rows", "_blocks", "_free")
+
+    _rows: Final[PageRows]
+    _blocks: Final[list[Block]]
+    _free: Final[list[Block]]
+
+    def __init__(self, rows: PageRows) -> None:
+        self._rows = rows
+        self._blocks = []
+        self._free = []
+
+    def take(self) -> Block:
+        """A private block without pages."""
+        if len(self._free) > 0:
+            return self._free.pop()
+        block = Block(self._rows.add_block())
+        self._blocks.append(block)
+        return block
+
+    def give_back(self, block: Block) -> None:
+        """The block has no page, no parent, no child, no pin."""
+        assert block.parent is None and block.num_pins == 0, "a block was recycled that is still in use"
+        block.key = b""
+        self._free.append(block)
+
+    def block_of_page(self, page: i64) -> Block:
+        rows = self._rows
+        return self._blocks[(page - rows.first_page_of_blocks) // rows.num_life_cycles]
+
+    def has_any_page(self, block: Block) -> bool:
+        rows = self._rows
+        page = block.first_page
+        end = page + rows.num_life_cycles
+        while page < end:
+            if rows.has_page(page):
+                return True
+            page += 1
+        return False
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def free_blocks(self) -> list[Block]:
+        return list(self._free)
+
+    def all_blocks(self) -> list[Block]:
+        return list(self._blocks)

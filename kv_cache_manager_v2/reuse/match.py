@@ -1,0 +1,190 @@
+"""The longest reusable prefix of a text.
+
+A prefix of ``n`` tokens is reusable when every life cycle has the pages of all blocks that are not stale at history ``n``.
+Found in one walk down the tree by content, then upwards from the deepest block until every window is whole:
+
+- a block without the page of an unbounded life cycle ends the walk: every longer prefix needs it;
+- within one block the condition is weakest at the block's end (the window's first block only moves forward with ``n``), so
+  whole blocks need be tried at their ends only;
+- the block where the text leaves the tree may still serve its leading tokens, whichever child they belong to. Children are
+  kept in sorted order, so those with the longest common prefix are neighbours of the text's own place.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..layout.life_cycle import LifeCycle
+from ..layout.registry import LifeCycleRegistry
+from ..storage.page_rows import PageRows
+from .block import Block
+from .radix_tree import RadixTree
+from .token_packing import TOKEN_BYTES
+
+NEIGHBOURS_TRIED: Final = 8
+
+
+@final
+@mypyc_attr(native_class=True)
+class Match:
+    """``num_tokens`` tokens are here, in ``blocks``; of the last block only the leading ones if it does not divide."""
+
+    __slots__ = ("blocks", "num_tokens")
+
+    blocks: Final[list[Block]]
+    num_tokens: Final[i64]
+
+    def __init__(self, blocks: list[Block], num_tokens: i64) -> None:
+        self.blocks = blocks
+        self.num_tokens = num_tokens
+
+
+@final
+@mypyc_attr(native_class=True)
+class Matcher:
+    """Finds matches in one tree. Holds nothing."""
+
+    __slots__ = ("_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial")
+
+    _tree: Final[RadixTree]
+    _rows: Final[PageRows]
+    _tokens_per_block: Final[i64]
+    _unbounded: Final[list[int]]
+    _windowed: Final[list[int]]
+    _windowed_cycles: Final[list[LifeCycle]]
+    _partial: Final[bool]
+
+    def __init__(
+        self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, enable_partial_reuse: bool
+    ) -> None:
+        self._tree = tree
+        self._rows = tree.storage.rows
+        self._tokens_per_block = tokens_per_block
+        self._unbounded = []
+        self._windowed = []
+        self._windowed_cycles = []
+        for life_cycle_id, cycle in enumerate(life_cycles):
+            if cycle.window_size is None:
+                self._unbounded.append(life_cycle_id)
+            else:
+                self._windowed.append(life_cycle_id)
+                self._windowed_cycles.append(cycle)
+        self._partial = enable_partial_reuse
+
+    def find_longest(self, root: Block | None, packed: bytes) -> Match:
+        """The longest reusable prefix of the packed tokens below ``root``; an empty match if there is none."""
+        blocks: list[Block] = []
+        if root is None:
+            return Match(blocks, 0)
+        rows = self._rows
+        block_bytes = self._tree.block_bytes
+        num_bytes: i64 = len(packed)
+        position: i64 = 0
+        node = root
+        while position + block_bytes <= num_bytes:
+            key = packed[position : position + block_bytes]
+            child = node.only_child
+            if child is not None:
+                if child.key != key:
+                    break
+            else:
+                children = node.children
+                if children is None:
+                    break
+                child = children.by_key.get(key)
+                if child is None:
+                    break
+            if not self._has_unbounded_pages(rows, child):
+                break
+            blocks.append(child)
+            node = child
+            position += block_bytes
+        if self._partial and position < num_bytes:
+            partial = self._find_partial(node, packed[position : position + block_bytes], blocks)
+            if partial is not None:
+                return partial
+        num_blocks: i64 = len(blocks)
+        while num_blocks > 0 and not self._windows_are_whole(blocks, num_blocks, num_blocks * self._tokens_per_block):
+            num_blocks -= 1
+        if num_blocks < len(blocks):
+            blocks = blocks[:num_blocks]
+        return Match(blocks, num_blocks * self._tokens_per_block)
+
+    def _has_unbounded_pages(self, rows: PageRows, block: Block) -> bool:
+        for life_cycle in self._unbounded:
+            if not rows.has_page(block.first_page + life_cycle):
+                return False
+        return True
+
+    def _windows_are_whole(self, blocks: list[Block], num_blocks: i64, num_tokens: i64) -> bool:
+        """Whether every windowed life cycle has what it needs of the first ``num_blocks`` blocks at that history."""
+        rows = self._rows
+        position: i64 = 0
+        for life_cycle in self._windowed:
+            cycle = self._windowed_cycles[position]
+            position += 1
+            stale_beg = cycle.compute_stale_beg(num_tokens, self._tokens_per_block)
+            stale_end = cycle.compute_stale_end(num_tokens, self._tokens_per_block)
+            ordinal: i64 = num_blocks - 1
+            while ordinal >= 0:
+                if ordinal < stale_end and ordinal >= stale_beg:
+                    ordinal = stale_beg - 1
+                    continue
+                if not rows.has_page(blocks[ordinal].first_page + life_cycle):
+                    return False
+                ordinal -= 1
+        return True
+
+    def _find_partial(self, parent: Block, rest: bytes, blocks: list[Block]) -> Match | None:
+        """The child that shares the most leading tokens with ``rest`` and whose pages can serve them."""
+        only_child = parent.only_child
+        if only_child is not None:
+            return self._try_partial(only_child, count_common_tokens(only_child.key, rest), blocks)
+        children = parent.children
+        if children is None:
+            return None
+        before, after = children.sorted_keys().neighbours(rest, NEIGHBOURS_TRIED)
+        at_before: i64 = 0
+        at_after: i64 = 0
+        tried: i64 = 0
+        while tried < NEIGHBOURS_TRIED:
+            common_before = count_common_tokens(before[at_before], rest) if at_before < len(before) else 0
+            common_after = count_common_tokens(after[at_after], rest) if at_after < len(after) else 0
+            if common_after == 0 and common_before == 0:
+                return None
+            if common_after >= common_before:
+                key = after[at_after]
+                at_after += 1
+                common = common_after
+            else:
+                key = before[at_before]
+                at_before += 1
+                common = common_before
+            match = self._try_partial(children.by_key[key], common, blocks)
+            if match is not None:
+                return match
+            tried += 1
+        return None
+
+    def _try_partial(self, child: Block, num_common: i64, blocks: list[Block]) -> Match | None:
+        if num_common == 0 or not self._has_unbounded_pages(self._rows, child):
+            return None
+        num_tokens = len(blocks) * self._tokens_per_block + num_common
+        blocks.append(child)
+        if self._windows_are_whole(blocks, len(blocks), num_tokens):
+            return Match(blocks, num_tokens)
+        blocks.pop()
+        return None
+
+
+def count_common_tokens(a: bytes, b: bytes) -> i64:
+    """How many leading tokens two packed texts share; a binary search over comparisons of whole prefixes."""
+    low: i64 = 0
+    high: i64 = (len(a) if len(a) < len(b) else len(b)) // TOKEN_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low * TOKEN_BYTES : middle * TOKEN_BYTES] == b[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

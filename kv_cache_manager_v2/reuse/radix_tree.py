@@ -1,0 +1,233 @@
+"""The radix tree: published blocks, found by content under the root of their reuse scope.
+
+Owns the published blocks and, through them, their droppable pages. The key of a child is its packed tokens, so two
+different blocks are never mistaken for each other. Only a full block has children; no two siblings have equal keys.
+
+A block leaves the tree when it has no page, no child and no pin. Three things take pages away: eviction (`on_page_dropped`,
+which takes along what has become unreachable), `clear`, and a fuller block that makes a partial one superfluous.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..layout.registry import LifeCycleRegistry
+from ..storage.page_owner import PageOwner
+from ..storage.page_storage import PageStorage
+from .block import Block, Children
+from .block_pool import BlockPool
+from .digest_table import DigestTable
+from .reuse_scope import ReuseScope
+from .token_packing import TOKEN_BYTES
+
+
+@final
+@mypyc_attr(native_class=True)
+class RadixTree(PageOwner):
+    __slots__ = (
+        "storage", "pool", "digests", "block_bytes", "has_digests", "_roots", "_scopes", "_is_unbounded", "_next_root"
+    )
+
+    storage: Final[PageStorage]
+    pool: Final[BlockPool]
+    digests: Final[DigestTable]
+    block_bytes: Final[i64]
+    """Bytes of the key of a full block."""
+    has_digests: bool
+    """Whether a digest was ever published: without one, no key needs to be searched for digests."""
+    _roots: Final[dict[ReuseScope, Block]]
+    _scopes: Final[dict[int, ReuseScope]]
+    _is_unbounded: Final[list[bool]]
+    _next_root: i64
+
+    def __init__(self, storage: PageStorage, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
+        self.storage = storage
+        self.pool = BlockPool(storage.rows)
+        self.digests = DigestTable()
+        self.block_bytes = tokens_per_block * TOKEN_BYTES
+        self.has_digests = False
+        self._roots = {}
+        self._scopes = {}
+        # A life cycle without a window needs every block of a prefix: what hangs below a missing one is unreachable.
+        self._is_unbounded = [cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles]
+        self._next_root = -1
+
+    # -- roots --------------------------------------------------------------------------------------------------------
+
+    def find_root(self, scope: ReuseScope) -> Block | None:
+        return self._roots.get(scope)
+
+    def pin_root(self, scope: ReuseScope) -> Block:
+        """The scope's root, made if it is not there, with one more pin."""
+        root = self._roots.get(scope)
+        if root is None:
+            root = Block(self._next_root)
+            self._next_root -= 1
+            self._roots[scope] = root
+            self._scopes[int(root.first_page)] = scope
+        root.num_pins += 1
+        return root
+
+    def scopes(self) -> list[ReuseScope]:
+        return list(self._roots)
+
+    # -- pins ---------------------------------------------------------------------------------------------------------
+
+    def unpin(self, block: Block) -> None:
+        assert block.num_pins > 0, "a block was unpinned twice"
+        block.num_pins -= 1
+        if block.num_pins == 0:
+            self.prune(block)
+
+    def move_pin(self, block: Block, child: Block) -> None:
+        """The path of an open sequence grows from ``block`` to its child."""
+        child.num_pins += 1
+        assert block.num_pins > 0, "a path grew from a block without a pin"
+        block.num_pins -= 1
+
+    # -- children -----------------------------------------------------------------------------------------------------
+
+    def find_child(self, parent: Block, key: bytes) -> Block | None:
+        only_child = parent.only_child
+        if only_child is not None:
+            return only_child if only_child.key == key else None
+        children = parent.children
+        return children.by_key.get(key) if children is not None else None
+
+    def children_of(self, block: Block) -> list[Block]:
+        if block.only_child is not None:
+            return [block.only_child]
+        return list(block.children.by_key.values()) if block.children is not None else []
+
+    def attach(self, parent: Block, block: Block, key: bytes) -> None:
+        """Publish a private block under ``parent``, which has no child with that key."""
+        assert block.parent is None, "a block was published twice"
+        block.key = key
+        block.parent = parent
+        children = parent.children
+        if children is None:
+            only_child = parent.only_child
+            if only_child is None:
+                parent.only_child = block
+                return
+            children = Children()
+            parent.children = children
+            parent.only_child = None
+            self._add_child(children, only_child)
+        self._add_child(children, block)
+
+    def _add_child(self, children: Children, child: Block) -> None:
+        children.add(child)
+        if len(child.key) < self.block_bytes:
+            children.num_partial += 1
+
+    def _detach(self, block: Block) -> None:
+        parent = block.parent
+        assert parent is not None, "a block was detached that is not in the tree"
+        block.parent = None
+        if self.has_digests:
+            self.digests.release(memoryview(block.key).cast("i"))
+        children = parent.children
+        if children is None:
+            parent.only_child = None
+        else:
+            children.remove(block)
+            if len(block.key) < self.block_bytes:
+                children.num_partial -= 1
+            if len(children.by_key) == 0:
+                parent.children = None
+        self.pool.give_back(block)
+
+    def prune(self, block: Block) -> None:
+        """Take the block, and then its ancestors, out of the tree as long as nothing needs them."""
+        while block.num_pins == 0 and block.only_child is None and block.children is None:
+            if block.first_page < 0:
+                scope = self._scopes.pop(int(block.first_page))
+                del self._roots[scope]
+                return
+            parent = block.parent
+            if parent is None or self.pool.has_any_page(block):
+                return
+            self._detach(block)
+            block = parent
+
+    # -- losing pages -------------------------------------------------------------------------------------------------
+
+    def on_page_dropped(self, page: i64) -> None:
+        block = self.pool.block_of_page(page)
+        if self._is_unbounded[page - block.first_page]:
+            self._drop_below(block)
+        self.prune(block)
+
+    def _drop_below(self, top: Block) -> None:
+        """Drop all pages of ``top`` and of everything below it.
+
+        None of them is held: whoever holds a page below also holds the unbounded life cycle's page of ``top``.
+        """
+        pending = [top]
+        leaves: list[Block] = []
+        while len(pending) > 0:
+            block = pending.pop()
+            self.drop_pages(block)
+            children = block.children
+            if block.only_child is not None:
+                pending.append(block.only_child)
+            elif children is not None:
+                pending.extend(children.by_key.values())
+            elif block is not top:
+                leaves.append(block)
+        for leaf in leaves:
+            self.prune(leaf)
+
+    def drop_pages(self, block: Block) -> None:
+        """Drop every page of a block; nobody holds one."""
+        storage = self.storage
+        life_cycle: i64 = 0
+        while life_cycle < storage.rows.num_life_cycles:
+            page = block.first_page + life_cycle
+            if storage.rows.has_page(page):
+                storage.drop(page, storage.pool_group_of[life_cycle])
+            life_cycle += 1
+
+    def drop_superseded(self, parent: Block, fuller: Block) -> None:
+        """Drop partial siblings whose text and pages ``fuller`` has as well, as far as nobody holds them."""
+        children = parent.children
+        if children is None or children.num_partial == 0:
+            return
+        num_bytes: i64 = TOKEN_BYTES
+        key = fuller.key
+        while num_bytes < len(key):
+            partial = self.find_child(parent, key[:num_bytes])
+            if partial is not None and self.is_covered(partial, fuller) and not self._is_used(partial):
+                self.drop_pages(partial)
+                self.prune(partial)
+            num_bytes += TOKEN_BYTES
+
+    def is_covered(self, block: Block, fuller: Block) -> bool:
+        """Whether ``fuller`` has a page for each one that ``block`` has."""
+        rows = self.storage.rows
+        life_cycle: i64 = 0
+        while life_cycle < rows.num_life_cycles:
+            if rows.has_page(block.first_page + life_cycle) and not rows.has_page(fuller.first_page + life_cycle):
+                return False
+            life_cycle += 1
+        return True
+
+    def _is_used(self, block: Block) -> bool:
+        if block.num_pins > 0:
+            return True
+        rows = self.storage.rows
+        life_cycle: i64 = 0
+        while life_cycle < rows.num_life_cycles:
+            if rows.num_holds(block.first_page + life_cycle) > 0:
+                return True
+            life_cycle += 1
+        return False
+
+    def clear(self) -> None:
+        """Drop every page. No sequence is open, so nothing is held or pinned."""
+        for root in list(self._roots.values()):
+            for child in self.children_of(root):
+                self._drop_below(child)
+                self.prune(child)
+        assert len(self._roots) == 0, "blocks are left in the tree after everything was dropped"

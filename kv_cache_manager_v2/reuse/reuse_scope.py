@@ -1,0 +1,25 @@
+"""Who may share with whom: sequences of one reuse scope see each other's blocks, others never."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReuseScope:
+    """A root of the tree: nothing is ever shared across two scopes that differ in any field.
+
+    ``lora_id`` names the adapter that computed the values (None: the base model); ``salt`` separates tenants (None: no
+    salt). ``ReuseScope()`` is the scope of sequences that were given none. ``TypeError`` for other types: values that are
+    equal but not the same (1 and 1.0) must not meet here.
+    """
+
+    lora_id: int | None = None
+    salt: int | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.lora_id is not None and not isinstance(self.lora_id, int):
+            raise TypeError(f"ReuseScope.lora_id must be an int or None, not {type(self.lora_id).__name__}")
+        if self.salt is not None and not isinstance(self.salt, (int, str)):
+            raise TypeError(f"ReuseScope.salt must be an int, a str or None, not {type(self.salt).__name__}")
+
+
+EMPTY_SCOPE = ReuseScope()

@@ -1,0 +1,146 @@
+"""From whatever the user gives as tokens to packed native int32, in one pass.
+
+Accepted: a list, tuple or other sequence of ``int`` / ``bytes`` (a content digest); a numpy int32 / int64 array,
+``array.array("i")``, an int32 memoryview: any one-dimensional integer buffer. Ids are ``0 <= id < 2**31``. A value out of
+range is a `ValueError`, an item of another type a `TypeError`; both name the position. Nothing is counted in the digest
+table before all tokens are known to be good.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..base.ids import TokenIdExt
+from .digest_table import DigestTable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Tokens: TypeAlias = (
+        Sequence[TokenIdExt] | npt.NDArray[np.int32] | npt.NDArray[np.int64] | memoryview[int] | Sequence[int]
+    )
+
+TOKEN_BYTES: Final = 4
+MAX_TOKEN_ID: Final = 2**31 - 1
+_NUMPY_FROM: Final = 256  # from here on numpy's fixed cost is less than our loop's
+
+
+def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
+    """The tokens as packed int32. Digests are counted once more if ``acquire``, else only looked up."""
+    if isinstance(tokens, list):
+        return _pack_list(tokens, digests, acquire)
+    if isinstance(tokens, (bytes, bytearray, str)):
+        raise TypeError(
+            f"tokens must be a sequence of ids, not {type(tokens).__name__}; a digest is one token: wrap it in a list"
+        )
+    if isinstance(tokens, tuple):
+        return _pack_list(list(tokens), digests, acquire)
+    buffer: Any = tokens
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        if isinstance(tokens, Sequence):
+            return _pack_list(list(tokens), digests, acquire)
+        raise TypeError(
+            f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}"
+        ) from None
+    return _pack_buffer(view)
+
+
+def count_tokens(packed: bytes) -> int:
+    return len(packed) // TOKEN_BYTES
+
+
+def unpack_tokens(packed: bytes, digests: DigestTable) -> list[TokenIdExt]:
+    """The tokens as the user gave them."""
+    tokens: list[TokenIdExt] = []
+    for token in memoryview(packed).cast("i"):
+        tokens.append(token if token >= 0 else digests.digest_of(token))
+    return tokens
+
+
+def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> bytes:
+    packed = vec[i32]([0] * len(tokens))
+    position: i64 = 0
+    first_digest: i64 = -1
+    for item in tokens:
+        if isinstance(item, int):
+            value: int = item
+            if value < 0 or value > MAX_TOKEN_ID:
+                raise ValueError(f"token {position} is {value}: ids are 0 <= id < 2**31")
+            token: i32 = value
+            packed[position] = token
+        elif isinstance(item, bytes):
+            if len(item) == 0:
+                raise ValueError(f"token {position} is an empty digest")
+            if first_digest < 0:
+                first_digest = position
+        else:
+            packed[position] = _token_of_other_type(item, int(position))
+        position += 1
+    if first_digest >= 0:
+        while first_digest < position:
+            digest = tokens[first_digest]
+            if isinstance(digest, bytes):
+                packed[first_digest] = digests.acquire(digest) if acquire else digests.find(digest)
+            first_digest += 1
+    return bytes(memoryview(packed))
+
+
+def _token_of_other_type(item: object, position: int) -> i32:
+    """Integers that are no ``int``, numpy's scalars above all."""
+    index = getattr(type(item), "__index__", None)
+    if index is None:
+        raise TypeError(f"token {position} is a {type(item).__name__}: tokens are int or bytes")
+    value: int = index(item)
+    if value < 0 or value > MAX_TOKEN_ID:
+        raise ValueError(f"token {position} is {value}: ids are 0 <= id < 2**31")
+    return value
+
+
+def _pack_buffer(view: memoryview) -> bytes:
+    if view.ndim != 1:
+        raise ValueError(f"tokens must have one dimension, not {view.ndim}")
+    code = view.format
+    if code == "i" or (code == "l" and view.itemsize == TOKEN_BYTES):
+        packed = view.tobytes()
+        if len(packed) >= _NUMPY_FROM * TOKEN_BYTES:
+            _validate_with_numpy(view)
+        else:
+            _validate_packed(packed)
+        return packed
+    return _convert_with_numpy(view)
+
+
+def _validate_packed(packed: bytes) -> None:
+    position: i64 = 0
+    for token in vec[i32](memoryview(packed).cast("i")):
+        if token < 0:
+            raise ValueError(f"token {position} is {token}: ids are 0 <= id < 2**31")
+        position += 1
+
+
+def _validate_with_numpy(view: memoryview) -> None:
+    import numpy as np
+
+    array = np.asarray(view)
+    if int(array.min()) < 0:
+        position = int((array < 0).argmax())
+        raise ValueError(f"token {position} is {array[position]}: ids are 0 <= id < 2**31")
+
+
+def _convert_with_numpy(view: memoryview) -> bytes:
+    import numpy as np
+
+    array = np.asarray(view)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"tokens must be integers, not {array.dtype}")
+    if len(array) == 0:
+        return b""
+    if int(array.min()) < 0 or int(array.max()) > MAX_TOKEN_ID:
+        position = int(((array < 0) | (array > MAX_TOKEN_ID)).argmax())
+        raise ValueError(f"token {position} is {array[position]}: ids are 0 <= id < 2**31")
+    return array.astype(np.int32).tobytes()

@@ -1,0 +1,95 @@
+"""What stands before every public call of a manager and its sequences.
+
+One caller at a time: an overlap that can be seen is a `LogicError`. When an invariant fails inside a call the manager is
+*broken*: that call and every later one raises `CorruptedError` with the first reason. Sequences whose handle was dropped
+without `close` wait here; the next call closes them first.
+
+    state     way out
+    IDLE      enter -> BUSY
+    BUSY      leave -> IDLE, fail -> BROKEN
+    BROKEN    none
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import CorruptedError, LogicError
+
+_IDLE: Final = 0
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@mypyc_attr(native_class=True)
+class Abandoned(ABC):
+    """Something whose user forgot it, and which can be closed without him."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close_abandoned(self) -> None: ...
+
+
+@final
+@mypyc_attr(native_class=True)
+class CallGuard:
+    __slots__ = ("_attention", "_busy", "_reason", "_abandoned")
+
+    _attention: i64
+    """0 when a call may go straight on; else the number of reasons to look closer."""
+    _busy: bool
+    _reason: str | None
+    _abandoned: Final[list[Abandoned]]
+
+    def __init__(self) -> None:
+        self._attention = _IDLE
+        self._busy = False
+        self._reason = None
+        self._abandoned = []
+
+    def enter(self) -> None:
+        if self._attention != _IDLE:
+            self._look_closer()
+        self._attention = 1
+        self._busy = True
+
+    def leave(self) -> None:
+        self._busy = False
+        self._attention = 1 if self._reason is not None or len(self._abandoned) > 0 else _IDLE
+
+    def _look_closer(self) -> None:
+        if self._reason is not None:
+            raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
+        if self._busy:
+            raise LogicError(
+                "a call began while another call on the same manager was running (from another thread, or from inside a "
+                "callback); one caller at a time"
+            )
+        self._busy = True
+        try:
+            # Indexed: closing may run user code that drops further handles.
+            while len(self._abandoned) > 0:
+                self._abandoned.pop().close_abandoned()
+        except AssertionError as error:
+            raise self.fail(error) from error
+        finally:
+            self._busy = False
+
+    def fail(self, error: AssertionError) -> CorruptedError:
+        """An invariant failed inside a call: remember the first reason; returns what the call has to raise."""
+        if self._reason is None:
+            self._reason = str(error) or "an invariant failed without a text"
+            _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
+        self._attention = 1
+        return CorruptedError(f"the manager is broken: {self._reason}")
+
+    @property
+    def is_broken(self) -> bool:
+        return self._reason is not None
+
+    def add_abandoned(self, abandoned: Abandoned) -> None:
+        """Called from a destructor, at any moment; only queues."""
+        self._abandoned.append(abandoned)
+        self._attention = 1

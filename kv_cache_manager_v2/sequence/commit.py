@@ -1,0 +1,177 @@
+"""`commit`: tokens become final; a block that becomes full is published at once, exactly once.
+
+If the tree already has the block, ours is given up in favour of the published one (*rebase*): per life cycle we either take
+over the published page, after waiting for its writer, and free ours, or add ours where the published block lacks one.
+"""
+
+from mypy_extensions import i32, i64
+
+from ..device.stream_order import NO_POINT
+from ..reuse.block import Block
+from ..reuse.token_packing import TOKEN_BYTES
+from .sequence_state import NO_TIMELINE, SequenceState
+from .window_move import move_windows
+
+
+def commit_token(state: SequenceState, token: i32) -> None:
+    """One token id, validated by the caller: the decode step's path."""
+    tail = state.tail
+    tail.append(token)
+    state.num_committed += 1
+    mark: i64 = NO_POINT
+    fresh_from = state.num_published
+    if tail.count == state.shared.tokens_per_block:
+        mark = state.shared.order.mark(state.timeline)
+        publish_block(state, tail.packed(), mark)
+        tail.clear()
+    _advance_history(state, mark, fresh_from)
+
+
+def commit_packed(state: SequenceState, packed: bytes) -> None:
+    """Any number of packed tokens; their digests have been counted for this sequence. There is capacity for all."""
+    block_bytes = state.shared.tree.block_bytes
+    num_bytes: i64 = len(packed)
+    position: i64 = 0
+    tail = state.tail
+    mark: i64 = NO_POINT
+    fresh_from = state.num_published
+    while position < num_bytes:
+        if tail.count == 0 and position + block_bytes <= num_bytes:
+            key = packed[position : position + block_bytes]
+            position += block_bytes
+        else:
+            room = block_bytes - tail.count * TOKEN_BYTES
+            end = position + room if position + room < num_bytes else num_bytes
+            tail.extend(packed[position:end])
+            position = end
+            if tail.count < state.shared.tokens_per_block:
+                break
+            key = tail.packed()
+            tail.clear()
+        if mark == NO_POINT:
+            mark = state.shared.order.mark(state.timeline)
+        publish_block(state, key, mark)
+    state.num_committed += num_bytes // TOKEN_BYTES
+    _advance_history(state, mark, fresh_from)
+
+
+def _advance_history(state: SequenceState, mark: i64, fresh_from: i64) -> None:
+    """History moves up to the committed count by itself."""
+    history = state.num_committed
+    if history <= state.history:
+        return
+    if history < state.next_window_move:
+        state.history = history
+        return
+    if mark == NO_POINT:
+        mark = state.shared.order.mark(state.timeline)
+    move_windows(state, history, mark, fresh_from)
+
+
+def stop_committing(state: SequenceState) -> None:
+    """Publish the partial last block, unless the tree has all of it anyway; nothing can be committed afterwards.
+
+    The sequence may be active or suspended.
+    """
+    state.is_committing = False
+    if state.tail.count == 0 or state.tail_is_shared:
+        return
+    tree = state.shared.tree
+    key = state.tail.packed()
+    parent = state.path_end
+    if _is_covered_by_longer_sibling(state, parent, key):
+        return
+    private = state.blocks[state.num_published]
+    block = _attach_or_rebase(state, key, _mark_of(state))
+    if block is private and tree.has_digests:
+        # The tail goes on counting for the sequence: `committed_tokens` still shows it.
+        tree.digests.acquire_again(memoryview(key).cast("i"))
+    block.num_pins += 1
+    tree.drop_superseded(parent, block)
+    state.tail_is_shared = True
+
+
+def _mark_of(state: SequenceState) -> i64:
+    return state.shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
+
+
+def _is_covered_by_longer_sibling(state: SequenceState, parent: Block, key: bytes) -> bool:
+    tree = state.shared.tree
+    private = state.blocks[state.num_published]
+    if parent.only_child is not None:
+        sibling = parent.only_child
+    elif parent.children is not None:
+        # The first key from ours on begins with ours if any sibling's does.
+        _, after = parent.children.sorted_keys().neighbours(key, 1)
+        if len(after) == 0:
+            return False
+        sibling = parent.children.by_key[after[0]]
+    else:
+        return False
+    return len(sibling.key) > len(key) and sibling.key.startswith(key) and tree.is_covered(private, sibling)
+
+
+def publish_block(state: SequenceState, key: bytes, mark: i64) -> None:
+    """The next block of the path is full."""
+    tree = state.shared.tree
+    parent = state.path_end
+    private = state.blocks[state.num_published]
+    block = _attach_or_rebase(state, key, mark)
+    if block is not private and tree.has_digests:
+        # These were counted for our block; the tree has counted its own.
+        tree.digests.release(memoryview(key).cast("i"))
+    tree.drop_superseded(parent, block)
+    tree.move_pin(parent, block)
+    state.path_end = block
+    state.num_published += 1
+
+
+def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
+    """The published block with that key below the path's end; its needed pages are the sequence's as before."""
+    shared = state.shared
+    tree = shared.tree
+    ordinal = state.num_published
+    private = state.blocks[ordinal]
+    published = tree.find_child(state.path_end, key)
+    if published is not None:
+        _rebase(state, ordinal, private, published, mark)
+        return published
+    tree.attach(state.path_end, private, key)
+    if state.timeline != NO_TIMELINE:
+        storage = shared.storage
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            page = private.first_page + life_cycle
+            if storage.rows.has_page(page):
+                storage.set_ready(page, storage.pool_group_of[life_cycle], mark)
+            life_cycle += 1
+    return private
+
+
+def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block, mark: i64) -> None:
+    shared = state.shared
+    storage = shared.storage
+    is_active = state.timeline != NO_TIMELINE
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        ours = private.first_page + life_cycle
+        theirs = published.first_page + life_cycle
+        if storage.rows.has_page(ours):
+            pool_group = storage.pool_group_of[life_cycle]
+            if not storage.rows.has_page(theirs):
+                storage.move_page(ours, theirs)
+                if is_active:
+                    storage.set_ready(theirs, pool_group, mark)
+            else:
+                storage.hold(theirs, pool_group)
+                if shared.uses_priorities:
+                    storage.raise_priority(theirs, pool_group, storage.rows.priority(ours))
+                if is_active:
+                    slot = storage.lock(theirs, pool_group, state.timeline)
+                    storage.free_page(ours, pool_group, mark)
+                    state.tables[life_cycle].set(ordinal, slot)
+                else:
+                    storage.free_unlocked_page(ours, pool_group)
+        life_cycle += 1
+    state.blocks[ordinal] = published
+    shared.tree.pool.give_back(private)

@@ -1,0 +1,82 @@
+"""The base page indices of one sequence, beam and layer group: one int32 per block.
+
+The library's own array is the master. It grows by doubling; entries past the last block are `BAD_PAGE_INDEX`. A caller's
+buffer, if one is set, gets every changed entry written through.
+"""
+
+from typing import Final, final
+
+from librt.vecs import extend, vec
+from mypy_extensions import i32, i64, mypyc_attr
+
+from ..base.ids import BAD_PAGE_INDEX
+
+_FIRST_CAPACITY: Final = 16
+
+
+@final
+@mypyc_attr(native_class=True)
+class PageTable:
+    __slots__ = ("entries", "num_blocks", "_buffer")
+
+    entries: vec[i32]
+    num_blocks: i64
+    _buffer: memoryview | None
+
+    def __init__(self) -> None:
+        self.entries = vec[i32]()
+        self.num_blocks = 0
+        self._buffer = None
+
+    @property
+    def has_buffer(self) -> bool:
+        return self._buffer is not None
+
+    def set(self, ordinal: i64, slot: int) -> None:
+        self.entries[ordinal] = slot
+        buffer = self._buffer
+        if buffer is not None:
+            buffer[ordinal] = slot
+
+    def resize(self, num_blocks: i64) -> None:
+        """New entries are bad until they are set; entries that are cut off become bad."""
+        length: i64 = len(self.entries)
+        if num_blocks > length:
+            wanted = length * 2 if length > 0 else _FIRST_CAPACITY
+            if wanted < num_blocks:
+                wanted = num_blocks
+            bad: i32 = BAD_PAGE_INDEX
+            self.entries = extend(self.entries, vec[i32]([bad] * (wanted - length)))
+        ordinal = num_blocks
+        while ordinal < self.num_blocks:
+            self.set(ordinal, BAD_PAGE_INDEX)
+            ordinal += 1
+        self.num_blocks = num_blocks
+
+    def clear(self) -> None:
+        """Every entry is bad: the sequence is not on the device."""
+        ordinal: i64 = 0
+        while ordinal < self.num_blocks:
+            self.set(ordinal, BAD_PAGE_INDEX)
+            ordinal += 1
+
+    def view(self) -> memoryview:
+        """A read-only int32 view of the entries of the present blocks, no copy."""
+        return memoryview(self.entries)[: self.num_blocks]
+
+    def set_buffer(self, buffer: memoryview | None) -> None:
+        """Write the present entries, fill the rest of the buffer, and write through from now on."""
+        self._buffer = buffer
+        if buffer is None:
+            return
+        end = int(self.num_blocks)
+        buffer[:end] = self.view()
+        bad: i32 = BAD_PAGE_INDEX
+        buffer[end:] = memoryview(vec[i32]([bad] * (len(buffer) - end)))
+
+    def find_shortage(self, num_blocks: i64) -> str | None:
+        """Why the caller's buffer cannot take that many blocks; None if it can."""
+        buffer = self._buffer
+        if buffer is None or len(buffer) >= num_blocks:
+            return None
+        return f"the page index buffer has {len(buffer)} entries, {num_blocks} blocks need {num_blocks}"

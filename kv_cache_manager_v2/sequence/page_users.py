@@ -1,0 +1,38 @@
+"""How a sequence uses and gives up single pages: the steps that resize, commit and residency share."""
+
+from mypy_extensions import i64
+
+from .sequence_state import NO_TIMELINE, SequenceState
+
+
+def give_up_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
+    """A page that the sequence holds is needed no more: back to the tree if it is published, gone otherwise.
+
+    ``mark`` is a fresh mark of an active sequence's timeline; without meaning for a suspended one, whose pages carry their
+    points already.
+    """
+    storage = state.shared.storage
+    page = state.blocks[ordinal].first_page + life_cycle
+    pool_group = storage.pool_group_of[life_cycle]
+    is_active = state.timeline != NO_TIMELINE
+    if state.is_published(ordinal):
+        if is_active:
+            storage.unlock(page, pool_group, state.timeline, mark)
+        storage.release(page, pool_group)
+    elif is_active:
+        storage.free_page(page, pool_group, mark)
+    else:
+        storage.free_unlocked_page(page, pool_group)
+
+
+def count_given_back(state: SequenceState, life_cycle: i64, begin: i64, end: i64) -> i64:
+    """Slots that become free or evictable when an active sequence gives up its pages of blocks ``[begin, end)``."""
+    rows = state.shared.storage.rows
+    count: i64 = 0
+    ordinal = begin
+    while ordinal < end:
+        page = state.blocks[ordinal].first_page + life_cycle
+        if state.holds_page(life_cycle, ordinal) and rows.num_holds(page) == 1:
+            count += 1
+        ordinal += 1
+    return count

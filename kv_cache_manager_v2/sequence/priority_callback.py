@@ -1,0 +1,10 @@
+"""The user's say in what is worth keeping."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ..base.ids import BlockOrdinal, Priority
+from ..layout.life_cycle import LifeCycle
+
+PriorityCallback: TypeAlias = Callable[[BlockOrdinal, LifeCycle], Priority]
+"""Called when a page is made or reused, with the block's ordinal and the life cycle; returns 0 (evict first) to 100."""

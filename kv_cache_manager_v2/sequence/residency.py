@@ -1,0 +1,233 @@
+"""Where a sequence's pages are: held after the match, locked while active, held again while suspended, gone once closed.
+
+    hold_match   a new sequence holds the pages of its matched prefix
+    try_resume   SUSPENDED -> ACTIVE: lock every page, take scratch slots again, copy a shared last block; False and nothing
+                 changed otherwise
+    suspend      ACTIVE -> SUSPENDED: moves nothing, gives scratch slots back, cannot fail
+    close        any -> CLOSED: everything back, the tail of the sequence first in line for eviction
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
+from ..device.stream_order import NO_POINT
+from ..reuse.match import Match
+from ..reuse.token_packing import TOKEN_BYTES
+from ..storage.refusal import Refusal
+from .page_users import give_up_page
+from .resize import count_new_pages
+from .scratch import add_needed_slots
+from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
+from .tail_copy import copy_shared_tail
+
+
+def hold_match(state: SequenceState, match: Match) -> None:
+    """The empty sequence takes the matched prefix over: committed = history = capacity = matched tokens."""
+    shared = state.shared
+    tokens_per_block = shared.tokens_per_block
+    num_tokens = match.num_tokens
+    if num_tokens < tokens_per_block:
+        state.path_end = shared.tree.pin_root(state.scope)
+    if num_tokens == 0:
+        return
+    state.blocks = match.blocks
+    state.num_blocks = len(match.blocks)
+    state.num_published = num_tokens // tokens_per_block
+    state.tail_is_shared = state.num_blocks > state.num_published
+    state.capacity = num_tokens
+    state.history = num_tokens
+    state.num_committed = num_tokens
+    tree = shared.tree
+    if state.tail_is_shared:
+        num_tail_bytes = (num_tokens - state.num_published * tokens_per_block) * TOKEN_BYTES
+        tail_block = match.blocks[state.num_published]
+        tail_block.num_pins += 1
+        tail = tail_block.key[:num_tail_bytes]
+        state.tail.extend(tail)
+        if tree.has_digests:
+            tree.digests.acquire_again(memoryview(tail).cast("i"))
+    if state.num_published > 0:
+        state.path_end = match.blocks[state.num_published - 1]
+        state.path_end.num_pins += 1
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        state.window_begins[life_cycle] = shared.compute_window_begin(life_cycle, num_tokens)
+        state.tables[life_cycle].resize(state.num_blocks)
+        _hold_pages(state, life_cycle)
+        life_cycle += 1
+    state.note_next_window_move()
+
+
+def _hold_pages(state: SequenceState, life_cycle: i64) -> None:
+    storage = state.shared.storage
+    pool_group = storage.pool_group_of[life_cycle]
+    blocks = state.blocks
+    ordinal: i64 = 0
+    while ordinal < state.num_blocks:
+        if state.holds_page(life_cycle, ordinal):
+            storage.hold(blocks[ordinal].first_page + life_cycle, pool_group)
+        ordinal += 1
+
+
+def raise_matched_priorities(state: SequenceState, priorities: list[int]) -> None:
+    """A reused page takes the higher priority; ``priorities`` as `ask_matched_priorities` gave them."""
+    storage = state.shared.storage
+    position: i64 = 0
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        ordinal: i64 = 0
+        while ordinal < state.num_blocks:
+            if state.holds_page(life_cycle, ordinal):
+                page = state.blocks[ordinal].first_page + life_cycle
+                storage.raise_priority(page, storage.pool_group_of[life_cycle], priorities[position])
+                position += 1
+            ordinal += 1
+        life_cycle += 1
+
+
+def ask_matched_priorities(state: SequenceState, match: Match) -> list[int]:
+    """The user's priorities for the pages that the match will hold; asked before anything changes."""
+    shared = state.shared
+    priorities: list[int] = []
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        window_begin = shared.compute_window_begin(life_cycle, match.num_tokens)
+        ordinal: i64 = 0
+        while ordinal < len(match.blocks):
+            if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 1:
+                priorities.append(int(state.ask_priority(ordinal, life_cycle)))
+            ordinal += 1
+        life_cycle += 1
+    return priorities
+
+
+def try_resume(state: SequenceState, stream: int) -> bool:
+    shared = state.shared
+    storage = shared.storage
+    if _find_overuse(state):
+        return False
+    priorities: list[int] = [int(PRIORITY_DEFAULT)] * int(shared.num_life_cycles)
+    needs_tail_copy = state.will_write_shared_tail(state.history)
+    life_cycle: i64 = 0
+    if needs_tail_copy or state.scratch.num_blocks > 0:
+        needed = vec[i64]([0] * storage.num_pool_groups)
+        add_needed_slots(state.scratch, needed)
+        while life_cycle < shared.num_life_cycles:
+            if needs_tail_copy and state.holds_page(life_cycle, state.num_published):
+                needed[storage.pool_group_of[life_cycle]] += 1
+                if state.priority_callback is not None:
+                    priorities[int(life_cycle)] = int(state.ask_priority(state.num_published, life_cycle))
+            life_cycle += 1
+        if storage.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
+            return False
+        storage.evict(needed)
+    state.stream = stream
+    state.timeline = shared.order.enter(stream)
+    state.status = ACTIVE
+    life_cycle = 0
+    while life_cycle < shared.num_life_cycles:
+        _lock_pages(state, life_cycle)
+        state.scratch.take(life_cycle, state.timeline)
+        life_cycle += 1
+    if needs_tail_copy:
+        copy_shared_tail(state, priorities)
+    return True
+
+
+def _find_overuse(state: SequenceState) -> bool:
+    """Whether other active sequences lock more of some pool group than `max_util_for_resume` allows; notes why."""
+    storage = state.shared.storage
+    limit = state.shared.max_util_for_resume
+    pool_group: i64 = 0
+    while pool_group < storage.num_pool_groups:
+        locked = storage.num_locked[pool_group]
+        total = storage.allocators[pool_group].num_slots
+        if float(locked) > limit * float(total):
+            free = storage.allocators[pool_group].num_free
+            evictable = storage.queues[pool_group].num_pages
+            text = (
+                f"level 0, pool group {pool_group}: {locked} of {total} slots are locked by active sequences, more than "
+                f"max_util_for_resume={limit} allows to resume another one. Suspend or close sequences first"
+            )
+            storage.last_refusal = Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text)
+            return True
+        pool_group += 1
+    return False
+
+
+def _lock_pages(state: SequenceState, life_cycle: i64) -> None:
+    storage = state.shared.storage
+    pool_group = storage.pool_group_of[life_cycle]
+    table = state.tables[life_cycle]
+    blocks = state.blocks
+    timeline = state.timeline
+    ordinal: i64 = 0
+    while ordinal < state.num_blocks:
+        if state.holds_page(life_cycle, ordinal):
+            table.set(ordinal, storage.lock(blocks[ordinal].first_page + life_cycle, pool_group, timeline))
+        ordinal += 1
+
+
+def suspend(state: SequenceState) -> None:
+    shared = state.shared
+    storage = shared.storage
+    mark = shared.order.mark(state.timeline)
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        pool_group = storage.pool_group_of[life_cycle]
+        ordinal: i64 = 0
+        while ordinal < state.num_blocks:
+            if state.holds_page(life_cycle, ordinal):
+                storage.unlock(state.blocks[ordinal].first_page + life_cycle, pool_group, state.timeline, mark)
+            ordinal += 1
+        state.tables[life_cycle].clear()
+        life_cycle += 1
+    state.scratch.give_all_back(mark)
+    shared.order.leave(state.timeline)
+    state.timeline = NO_TIMELINE
+    state.status = SUSPENDED
+
+
+def close(state: SequenceState) -> None:
+    """Publishes the partial last block if the sequence was still committing, and gives everything back."""
+    shared = state.shared
+    tree = shared.tree
+    mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
+    state.scratch.give_all_back(mark)
+    ordinal = state.num_blocks - 1
+    while ordinal >= 0:
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            if state.holds_page(life_cycle, ordinal):
+                give_up_page(state, life_cycle, ordinal, mark)
+            life_cycle += 1
+        if not state.is_published(ordinal):
+            tree.pool.give_back(state.blocks[ordinal])
+        ordinal -= 1
+    if tree.has_digests and state.tail.count > 0:
+        tree.digests.release(memoryview(state.tail.packed()).cast("i"))
+    tail_block = state.blocks[state.num_published] if state.tail_is_shared else None
+    state.blocks = []
+    state.num_blocks = 0
+    for table in state.tables:
+        table.set_buffer(None)
+    if tail_block is not None:
+        tree.unpin(tail_block)
+    tree.unpin(state.path_end)
+    if state.timeline != NO_TIMELINE:
+        shared.order.leave(state.timeline)
+        state.timeline = NO_TIMELINE
+    state.status = CLOSED
+
+
+def change_stream(state: SequenceState, stream: int) -> None:
+    """The sequence goes on on another stream, which waits for the old one if the sequence is active."""
+    if state.timeline != NO_TIMELINE:
+        order = state.shared.order
+        mark = order.mark(state.timeline)
+        timeline = order.enter(stream)
+        order.wait(timeline, mark)
+        order.leave(state.timeline)
+        state.timeline = timeline
+    state.stream = stream

@@ -1,0 +1,217 @@
+"""`resize`: make room for a step and move the windows, in one go, all or nothing.
+
+Plan first: which blocks join, which pages each life cycle needs and gives back, what the user's callback says, whether the
+slots are to be had. Then apply, in the order that keeps the number of slots in use smallest: give up, evict, take.
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
+from .page_users import count_given_back, give_up_page
+from .sequence_state import SequenceState
+from .tail_copy import copy_shared_tail
+from .window_move import move_windows
+
+
+def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
+    """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
+    tokens_per_block = state.shared.tokens_per_block
+    room = state.num_blocks * tokens_per_block
+    if (
+        history < state.next_window_move
+        and capacity <= room
+        and capacity > room - tokens_per_block
+        and not state.tail_is_shared
+        and state.scratch.num_blocks == 0
+        and capacity - history < state.shared.least_scratch_step
+    ):
+        # Most decode steps: no block boundary is crossed, no window moves past a block.
+        state.capacity = capacity
+        state.history = history
+        return True
+    return _resize_blocks(state, capacity, history)
+
+
+def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
+    shared = state.shared
+    storage = shared.storage
+    num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
+    needs_tail_copy = history < capacity and state.will_write_shared_tail(history)
+
+    moves_scratch = state.scratch.is_enabled and capacity != state.capacity
+    needed = vec[i64]([0] * storage.num_pool_groups)
+    given_back = vec[i64]([0] * storage.num_pool_groups)
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        pool_group = storage.pool_group_of[life_cycle]
+        begin = state.window_begins[life_cycle]
+        new_begin = shared.compute_window_begin(life_cycle, history)
+        needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, num_blocks, new_begin)
+        if moves_scratch:
+            _plan_scratch(state, life_cycle, capacity, history, needed, given_back)
+        if needs_tail_copy:
+            needed[pool_group] += count_new_pages(
+                state, life_cycle, state.num_published, state.num_published + 1, new_begin
+            )
+        # Below, what remains of the present blocks; a window may have moved past their end.
+        kept = state.num_blocks if state.num_blocks < num_blocks else num_blocks
+        if new_begin > begin:
+            end = new_begin if new_begin < kept else kept
+            given_back[pool_group] += count_given_back(state, life_cycle, begin, end)
+        given_back[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
+        life_cycle += 1
+    for table in state.tables:
+        shortage = table.find_shortage(num_blocks)
+        if shortage is not None:
+            raise ValueError(f"{shortage}: give a larger one to set_base_page_index_buf, or None")
+    priorities = _ask_priorities(state, num_blocks, history, needs_tail_copy)
+    if storage.find_refusal(needed, given_back):
+        return False
+
+    if num_blocks < state.num_blocks or history >= state.next_window_move or moves_scratch:
+        mark = shared.order.mark(state.timeline)
+        _cut_blocks(state, num_blocks, mark)
+        move_windows(state, history, mark, state.num_blocks)
+        if moves_scratch:
+            _move_scratch(state, capacity, history, mark)
+    state.history = history
+    state.capacity = capacity
+    storage.evict(needed)
+    if needs_tail_copy:
+        copy_shared_tail(state, priorities)
+    _add_blocks(state, num_blocks, priorities)
+    if moves_scratch:
+        life_cycle = 0
+        while life_cycle < shared.num_life_cycles:
+            state.scratch.take(life_cycle, state.timeline)
+            life_cycle += 1
+    return True
+
+
+def _plan_scratch(
+    state: SequenceState, life_cycle: i64, capacity: i64, history: i64, needed: vec[i64], given_back: vec[i64]
+) -> None:
+    """What the next step's scratch range changes: slots taken and given back, and pages that its blocks do without."""
+    scratch = state.scratch
+    pool_group = state.shared.storage.pool_group_of[life_cycle]
+    begin = scratch.compute_begin(life_cycle, history, capacity)
+    end = scratch.compute_end(life_cycle, history, capacity)
+    num_slots: i64 = len(scratch.slots[life_cycle])
+    wanted = scratch.count_slots(life_cycle, end - begin)
+    if wanted > num_slots:
+        needed[pool_group] += wanted - num_slots
+    else:
+        given_back[pool_group] += num_slots - wanted
+    # All of the range is at or after the new window's beginning, so count_new_pages counted its new blocks.
+    first_new = begin if begin > state.num_blocks else state.num_blocks
+    if end > first_new:
+        needed[pool_group] -= end - first_new
+    given_back[pool_group] += count_given_back(state, life_cycle, begin, end if end < state.num_blocks else state.num_blocks)
+
+
+def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) -> None:
+    """The old range is stale by now; blocks of the new one that had pages give them up, surplus slots go back."""
+    scratch = state.scratch
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        begin = scratch.compute_begin(life_cycle, history, capacity)
+        end = scratch.compute_end(life_cycle, history, capacity)
+        ordinal = begin
+        while ordinal < end and ordinal < state.num_blocks:
+            if state.holds_page(life_cycle, ordinal):
+                give_up_page(state, life_cycle, ordinal, mark)
+                state.tables[life_cycle].set(ordinal, BAD_PAGE_INDEX)
+            ordinal += 1
+        scratch.give_back(life_cycle, scratch.count_slots(life_cycle, end - begin), mark)
+        scratch.set_range(life_cycle, begin, end)
+        life_cycle += 1
+
+
+def count_new_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64, window_begin: i64) -> i64:
+    """How many blocks of ``[begin, end)`` get a page, once the window begins at ``window_begin``."""
+    num_sinks = state.shared.num_sink_blocks[life_cycle]
+    if end <= begin:
+        return 0
+    num_sinks_among = (num_sinks if num_sinks < end else end) - begin
+    first = window_begin if window_begin > begin else begin
+    count = end - first if end > first else 0
+    return count + num_sinks_among if num_sinks_among > 0 else count
+
+
+def _ask_priorities(state: SequenceState, num_blocks: i64, history: i64, with_tail: bool) -> list[int]:
+    """For each life cycle, first of the shared tail, then of each new block; a filler where no page will be made."""
+    num_life_cycles = state.shared.num_life_cycles
+    if state.priority_callback is None:
+        return [PRIORITY_DEFAULT] * num_life_cycles
+    priorities: list[int] = []
+    if with_tail:
+        _append_priorities(priorities, state, state.num_published, history)
+    else:
+        priorities.extend([PRIORITY_DEFAULT] * num_life_cycles)
+    ordinal = state.num_blocks
+    while ordinal < num_blocks:
+        _append_priorities(priorities, state, ordinal, history)
+        ordinal += 1
+    return priorities
+
+
+def _append_priorities(priorities: list[int], state: SequenceState, ordinal: i64, history: i64) -> None:
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        window_begin = state.shared.compute_window_begin(life_cycle, history)
+        if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 1:
+            priorities.append(int(state.ask_priority(ordinal, life_cycle)))
+        else:
+            priorities.append(PRIORITY_DEFAULT)
+        life_cycle += 1
+
+
+def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
+    """The capacity shrinks below whole blocks: they hold no committed token, so they are private."""
+    if num_blocks >= state.num_blocks:
+        return
+    shared = state.shared
+    ordinal = state.num_blocks - 1
+    while ordinal >= num_blocks:
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            if state.holds_page(life_cycle, ordinal):
+                give_up_page(state, life_cycle, ordinal, mark)
+            life_cycle += 1
+        shared.tree.pool.give_back(state.blocks.pop())
+        ordinal -= 1
+    for table in state.tables:
+        table.resize(num_blocks)
+    state.num_blocks = num_blocks
+
+
+def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int]) -> None:
+    """Private blocks up to ``num_blocks``, with a page for each life cycle that will read them."""
+    if num_blocks <= state.num_blocks:
+        return
+    shared = state.shared
+    storage = shared.storage
+    pool = shared.tree.pool
+    old_num_blocks = state.num_blocks
+    ordinal = old_num_blocks
+    while ordinal < num_blocks:
+        state.blocks.append(pool.take())
+        ordinal += 1
+    state.num_blocks = num_blocks
+    asked = state.priority_callback is not None
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        pool_group = storage.pool_group_of[life_cycle]
+        table = state.tables[life_cycle]
+        table.resize(num_blocks)
+        ordinal = old_num_blocks
+        while ordinal < num_blocks:
+            if state.holds_page(life_cycle, ordinal):
+                priority: i64 = PRIORITY_DEFAULT
+                if asked:
+                    priority = priorities[(ordinal - old_num_blocks + 1) * shared.num_life_cycles + life_cycle]
+                page = state.blocks[ordinal].first_page + life_cycle
+                table.set(ordinal, storage.make_locked_page(page, pool_group, priority, state.timeline))
+            ordinal += 1
+        life_cycle += 1

@@ -1,0 +1,105 @@
+"""Scratch slots of one sequence: input blocks of a step that are stale right after it get no pages of their own.
+
+Per life cycle a range of block ordinals and the slots that they share; the slots' sub-pages hold many blocks of the one layer
+that runs and are overwritten by the next layer (`PageIndexConverter` knows how). Conservation: while the sequence is ACTIVE,
+the number of slots of life cycle ``g`` is ``compute_num_scratch_slots(g, length of its range)``; while SUSPENDED it has none.
+
+The range is set by the `resize` that begins a step and stays until the next one that changes the capacity, by when its blocks
+are stale.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ranges import HalfOpenRange
+from ..layout.windows import compute_scratch_beg, compute_scratch_end
+from .shared_state import SharedState
+
+
+@final
+@mypyc_attr(native_class=True)
+class Scratch:
+    __slots__ = ("shared", "begins", "ends", "slots", "is_enabled", "num_blocks")
+
+    shared: Final[SharedState]
+    begins: vec[i64]
+    ends: vec[i64]
+    slots: Final[list[list[int]]]
+    is_enabled: bool
+    num_blocks: i64
+    """Scratch blocks in all life cycles together."""
+
+    def __init__(self, shared: SharedState) -> None:
+        self.shared = shared
+        self.begins = vec[i64]([0] * shared.num_life_cycles)
+        self.ends = vec[i64]([0] * shared.num_life_cycles)
+        self.slots = [[] for _ in shared.life_cycles]
+        self.is_enabled = shared.scratch_is_configured
+        self.num_blocks = 0
+
+    def contains(self, life_cycle: i64, ordinal: i64) -> bool:
+        return self.begins[life_cycle] <= ordinal < self.ends[life_cycle]
+
+    def range_of(self, life_cycle: int) -> HalfOpenRange:
+        return HalfOpenRange(self.begins[life_cycle], self.ends[life_cycle])
+
+    def compute_begin(self, life_cycle: i64, history: i64, capacity: i64) -> i64:
+        shared = self.shared
+        cycle = shared.life_cycles[life_cycle]
+        return compute_scratch_beg(history, capacity, cycle, shared.tokens_per_block, shared.max_rewind_len)
+
+    def compute_end(self, life_cycle: i64, history: i64, capacity: i64) -> i64:
+        """The range's end for a step from ``history`` to ``capacity``; its beginning if there is none."""
+        shared = self.shared
+        if not self.is_enabled or shared.window_sizes[life_cycle] < 0:
+            return self.compute_begin(life_cycle, history, capacity)
+        cycle = shared.life_cycles[life_cycle]
+        return compute_scratch_end(history, capacity, cycle, shared.tokens_per_block, shared.max_rewind_len)
+
+    def count_slots(self, life_cycle: i64, num_blocks: i64) -> i64:
+        """Slots that ``num_blocks`` scratch blocks of the life cycle share."""
+        if num_blocks <= 0:
+            return 0
+        return self.shared.storage.layout.compute_num_scratch_slots(int(life_cycle), int(num_blocks))
+
+    def set_range(self, life_cycle: i64, begin: i64, end: i64) -> None:
+        self.num_blocks += (end - begin) - (self.ends[life_cycle] - self.begins[life_cycle])
+        self.begins[life_cycle] = begin
+        self.ends[life_cycle] = end
+
+    def give_back(self, life_cycle: i64, kept: i64, mark: i64) -> None:
+        """Free all slots but the first ``kept``; they may be touched after ``mark``."""
+        storage = self.shared.storage
+        pool_group = storage.pool_group_of[life_cycle]
+        slots = self.slots[life_cycle]
+        while len(slots) > kept:
+            storage.free_scratch_slot(pool_group, slots.pop(), mark)
+
+    def take(self, life_cycle: i64, timeline: i64) -> None:
+        """Allocate what the range needs; room has been made."""
+        storage = self.shared.storage
+        pool_group = storage.pool_group_of[life_cycle]
+        slots = self.slots[life_cycle]
+        wanted = self.count_slots(life_cycle, self.ends[life_cycle] - self.begins[life_cycle])
+        while len(slots) < wanted:
+            slots.append(int(storage.take_scratch_slot(pool_group, timeline)))
+
+    def give_all_back(self, mark: i64) -> None:
+        if self.num_blocks == 0:
+            return
+        life_cycle: i64 = 0
+        while life_cycle < self.shared.num_life_cycles:
+            self.give_back(life_cycle, 0, mark)
+            life_cycle += 1
+
+
+def add_needed_slots(scratch: Scratch, needed: vec[i64]) -> None:
+    """What resuming has to allocate, added per pool group."""
+    storage = scratch.shared.storage
+    life_cycle: i64 = 0
+    while life_cycle < scratch.shared.num_life_cycles:
+        count = scratch.count_slots(life_cycle, scratch.ends[life_cycle] - scratch.begins[life_cycle])
+        needed[storage.pool_group_of[life_cycle]] += count
+        life_cycle += 1

@@ -1,0 +1,165 @@
+"""Everything that the library knows of one sequence; the `KVCache` handle and the calls' modules work on it.
+
+Blocks of the sequence, by ordinal:
+
+    [0, num_published)     published: shared, on the tree path that ends at ``path_end``, which this sequence pins
+    num_published          if ``tail_is_shared``: a published block of which only the leading tokens are ours, never written
+                           and pinned by this sequence too; else private, like all that follow
+
+For each life cycle ``g`` a block is stale if ``num_sink_blocks[g] <= ordinal < window_begins[g]``, and may be scratch. While the
+sequence is SUSPENDED or ACTIVE it holds the page of every other block, while ACTIVE it also locks them and their slots are in
+``tables[g]``. ``num_committed <= history <= capacity <= num_blocks * tokens_per_block`` at every instant.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, BlockOrdinal
+from ..layout.life_cycle import LifeCycle
+from ..reuse.block import Block
+from ..reuse.reuse_scope import ReuseScope
+from ..storage.page_rows import PageRows
+from .page_table import PageTable
+from .priority_callback import PriorityCallback
+from .scratch import Scratch
+from .shared_state import NEVER, SharedState
+from .token_tail import TokenTail
+
+SUSPENDED: Final = 0
+ACTIVE: Final = 1
+CLOSED: Final = 2
+
+NO_TIMELINE: Final = -1
+UNPINNED: Final = Block(0)
+"""Stands for the end of the path until the match is held."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class SequenceState:
+    __slots__ = (
+        "shared",
+        "status",
+        "serial",
+        "id",
+        "scope",
+        "capacity",
+        "history",
+        "num_committed",
+        "num_blocks",
+        "num_published",
+        "tail_is_shared",
+        "is_committing",
+        "blocks",
+        "path_end",
+        "tail",
+        "tables",
+        "window_begins",
+        "next_window_move",
+        "scratch",
+        "stream",
+        "timeline",
+        "priority_callback",
+    )
+
+    shared: Final[SharedState]
+    status: i64
+    serial: Final[int]
+    """Unique within the manager; `id` is the user's and need not be."""
+    id: Final[int]
+    scope: Final[ReuseScope]
+    capacity: i64
+    history: i64
+    num_committed: i64
+    num_blocks: i64
+    num_published: i64
+    tail_is_shared: bool
+    is_committing: bool
+    blocks: list[Block]
+    path_end: Block
+    tail: Final[TokenTail]
+    tables: Final[list[PageTable]]
+    window_begins: vec[i64]
+    next_window_move: i64
+    """The least history length at which some window begins later than now."""
+    scratch: Final[Scratch]
+    stream: int
+    timeline: i64
+    """Of the stream while ACTIVE, else NO_TIMELINE."""
+    priority_callback: PriorityCallback | None
+
+    def __init__(
+        self,
+        shared: SharedState,
+        serial: int,
+        sequence_id: int,
+        scope: ReuseScope,
+        stream: int,
+        priority_callback: PriorityCallback | None,
+    ) -> None:
+        """An empty, suspended sequence, not in the tree: `residency.hold_match` pins where its path ends."""
+        self.shared = shared
+        self.status = SUSPENDED
+        self.serial = serial
+        self.id = sequence_id
+        self.scope = scope
+        self.capacity = 0
+        self.history = 0
+        self.num_committed = 0
+        self.num_blocks = 0
+        self.num_published = 0
+        self.tail_is_shared = False
+        self.is_committing = True
+        self.blocks = []
+        self.path_end = UNPINNED
+        self.tail = TokenTail(shared.tokens_per_block)
+        self.tables = [PageTable() for _ in shared.life_cycles]
+        self.window_begins = shared.num_sink_blocks[:]
+        self.next_window_move = NEVER
+        self.scratch = Scratch(shared)
+        self.stream = stream
+        self.timeline = NO_TIMELINE
+        self.priority_callback = priority_callback
+        self.note_next_window_move()
+
+    def note_next_window_move(self) -> None:
+        shared = self.shared
+        earliest: i64 = NEVER
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            move = shared.compute_next_move(life_cycle, self.window_begins[life_cycle])
+            if move < earliest:
+                earliest = move
+            life_cycle += 1
+        self.next_window_move = earliest
+
+    def is_published(self, ordinal: i64) -> bool:
+        return ordinal < self.num_published or (self.tail_is_shared and ordinal == self.num_published)
+
+    def will_write_shared_tail(self, history: i64) -> bool:
+        """Whether the tokens after ``history`` fall into a last block that must not be written."""
+        return self.tail_is_shared and history < (self.num_published + 1) * self.shared.tokens_per_block
+
+    def holds_page(self, life_cycle: i64, ordinal: i64) -> bool:
+        """Whether the sequence holds a page for that block: it is neither stale nor scratch for the life cycle."""
+        if ordinal < self.window_begins[life_cycle]:
+            return ordinal < self.shared.num_sink_blocks[life_cycle]
+        return self.scratch.num_blocks == 0 or not self.scratch.contains(life_cycle, ordinal)
+
+    def ask_priority(self, ordinal: i64, life_cycle: i64) -> i64:
+        """The user's priority for a page; `ValueError` if it is none. Called before anything changes."""
+        callback = self.priority_callback
+        if callback is None:
+            return PRIORITY_DEFAULT
+        priority: int = callback(BlockOrdinal(int(ordinal)), self.shared.life_cycles[life_cycle])
+        if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
+            raise ValueError(
+                f"custom_priority_callback({ordinal}, ...) returned {priority}; priorities are {PRIORITY_MIN} to "
+                f"{PRIORITY_MAX}"
+            )
+        return priority
+
+    def rows(self) -> PageRows:
+        return self.shared.storage.rows

@@ -1,0 +1,126 @@
+"""What all sequences of one manager share: storage, tree, matcher, the model's life cycles and a few settings."""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..config.scratch_reuse_config import SwaScratchReuseConfig
+from ..device.port import Device
+from ..device.stream_order import StreamOrder
+from ..layout.life_cycle import LifeCycle
+from ..layout.registry import LifeCycleRegistry
+from ..reuse.match import Matcher
+from ..reuse.radix_tree import RadixTree
+from ..storage.page_storage import PageStorage
+from .call_guard import CallGuard
+
+
+@final
+@mypyc_attr(native_class=True)
+class SharedState:
+    __slots__ = (
+        "device",
+        "order",
+        "storage",
+        "tree",
+        "matcher",
+        "guard",
+        "life_cycles",
+        "num_life_cycles",
+        "tokens_per_block",
+        "num_sink_blocks",
+        "window_sizes",
+        "max_util_for_resume",
+        "scratch_is_configured",
+        "max_rewind_len",
+        "least_scratch_step",
+        "uses_priorities",
+    )
+
+    device: Final[Device]
+    order: Final[StreamOrder]
+    storage: Final[PageStorage]
+    tree: Final[RadixTree]
+    matcher: Final[Matcher]
+    guard: Final[CallGuard]
+    life_cycles: Final[list[LifeCycle]]
+    num_life_cycles: Final[i64]
+    tokens_per_block: Final[i64]
+    num_sink_blocks: vec[i64]
+    window_sizes: vec[i64]
+    """Per life cycle; UNBOUNDED where there is no window."""
+    max_util_for_resume: Final[float]
+    scratch_is_configured: Final[bool]
+    max_rewind_len: Final[i64]
+    least_scratch_step: i64
+    """A step of fewer input tokens has no scratch block in any life cycle."""
+    uses_priorities: bool
+    """Whether some sequence gave a priority callback: without one all pages have the default priority."""
+
+    def __init__(
+        self,
+        device: Device,
+        storage: PageStorage,
+        tree: RadixTree,
+        matcher: Matcher,
+        life_cycles: LifeCycleRegistry,
+        tokens_per_block: int,
+        max_util_for_resume: float,
+        scratch_reuse: SwaScratchReuseConfig | None,
+    ) -> None:
+        self.device = device
+        self.order = storage.order
+        self.storage = storage
+        self.tree = tree
+        self.matcher = matcher
+        self.guard = CallGuard()
+        self.life_cycles = list(life_cycles)
+        self.num_life_cycles = len(life_cycles)
+        self.tokens_per_block = tokens_per_block
+        self.num_sink_blocks = vec[i64]()
+        self.window_sizes = vec[i64]()
+        for cycle in life_cycles:
+            self.num_sink_blocks = append(self.num_sink_blocks, cycle.num_sink_blocks)
+            window = cycle.window_size
+            self.window_sizes = append(self.window_sizes, UNBOUNDED if window is None else window)
+        self.max_util_for_resume = max_util_for_resume
+        self.scratch_is_configured = scratch_reuse is not None
+        self.max_rewind_len = scratch_reuse.max_rewind_len if scratch_reuse is not None else 0
+        self.least_scratch_step = self._compute_least_scratch_step()
+        self.uses_priorities = False
+
+    def _compute_least_scratch_step(self) -> i64:
+        """A step ``H .. C-1`` has a scratch block only if ``H + T <= (e)T <= C - rewind + 1 - W`` for its end ``e``."""
+        least: i64 = NEVER
+        if not self.scratch_is_configured:
+            return least
+        for window in self.window_sizes:
+            if window != UNBOUNDED:
+                step = self.tokens_per_block + window + self.max_rewind_len - 1
+                if step < least:
+                    least = step
+        return least
+
+    def compute_window_begin(self, life_cycle: i64, history: i64) -> i64:
+        """The first block after the sinks that the next token reads, whether or not the sequence is that long.
+
+        So a block is stale iff ``num_sink_blocks <= ordinal < window begin``.
+        """
+        begin = self.num_sink_blocks[life_cycle]
+        window = self.window_sizes[life_cycle]
+        if window == UNBOUNDED or history + 1 <= window:
+            return begin
+        end = (history + 1 - window) // self.tokens_per_block
+        return end if end > begin else begin
+
+    def compute_next_move(self, life_cycle: i64, window_begin: i64) -> i64:
+        """The least history length at which the window begins later than at ``window_begin``."""
+        window = self.window_sizes[life_cycle]
+        if window == UNBOUNDED:
+            return NEVER
+        return (window_begin + 1) * self.tokens_per_block + window - 1
+
+
+UNBOUNDED: Final = -1
+NEVER: Final = 1 << 61

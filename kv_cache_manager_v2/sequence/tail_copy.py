@@ -1,0 +1,39 @@
+"""A private copy of a last block that is shared: the sequence is going to write there, and published bytes never change."""
+
+from mypy_extensions import i64
+
+from .sequence_state import SequenceState
+
+
+def copy_shared_tail(state: SequenceState, priorities: list[int]) -> None:
+    """Swap the shared last block of an active sequence for a private one with the same bytes, in stream order.
+
+    A slot has been made free for each life cycle that needs the block. ``priorities`` begins with one entry per life cycle.
+    The shared pages are locked by this sequence and are given up here.
+    """
+    shared = state.shared
+    storage = shared.storage
+    ordinal = state.num_published
+    source = state.blocks[ordinal]
+    target = shared.tree.pool.take()
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        if state.holds_page(life_cycle, ordinal):
+            pool_group = storage.pool_group_of[life_cycle]
+            page = target.first_page + life_cycle
+            slot = storage.make_locked_page(page, pool_group, priorities[life_cycle], state.timeline)
+            storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)
+            state.tables[life_cycle].set(ordinal, slot)
+        life_cycle += 1
+    mark = shared.order.mark(state.timeline)
+    life_cycle = 0
+    while life_cycle < shared.num_life_cycles:
+        if state.holds_page(life_cycle, ordinal):
+            page = source.first_page + life_cycle
+            pool_group = storage.pool_group_of[life_cycle]
+            storage.unlock(page, pool_group, state.timeline, mark)
+            storage.release(page, pool_group)
+        life_cycle += 1
+    state.blocks[ordinal] = target
+    state.tail_is_shared = False
+    shared.tree.unpin(source)

@@ -1,0 +1,1 @@
+"""Figures for people and dashboards: values only, never internals."""

@@ -1,0 +1,106 @@
+"""The order in which one pool group at one level gives pages up: priority first, then recency.
+
+One circular doubly linked list per priority, threaded through the LINKS words of the page rows; a sentinel row each. The
+page after the sentinel is the next victim of that priority. Push, remove and look at the first cost O(1) and no memory.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
+
+NUM_PRIORITIES: Final = 101
+NO_VICTIM: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class EvictionQueue:
+    __slots__ = ("_rows", "_first_sentinel", "_lowest", "num_pages")
+
+    _rows: Final[PageRows]
+    _first_sentinel: Final[i64]
+    _lowest: i64  # no page of a lower priority is queued
+    num_pages: i64
+
+    def __init__(self, rows: PageRows, first_sentinel: i64) -> None:
+        self._rows = rows
+        self._first_sentinel = first_sentinel
+        self._lowest = NUM_PRIORITIES - 1
+        self.num_pages = 0
+        words = rows.words
+        sentinel = first_sentinel
+        while sentinel < first_sentinel + NUM_PRIORITIES:
+            words[sentinel * ROW_WORDS + LINKS] = sentinel | (sentinel << 32)
+            sentinel += 1
+
+    def push(self, page: i64) -> None:
+        """Last in line of its priority: the most recently used."""
+        words = self._rows.words
+        priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+        if priority < self._lowest:
+            self._lowest = priority
+        sentinel = self._first_sentinel + priority
+        at_sentinel = sentinel * ROW_WORDS + LINKS
+        sentinel_links = words[at_sentinel]
+        last = sentinel_links >> 32
+        words[page * ROW_WORDS + LINKS] = sentinel | (last << 32)
+        words[at_sentinel] = (sentinel_links & LOW_MASK) | (page << 32)
+        at_last = last * ROW_WORDS + LINKS
+        words[at_last] = page | ((words[at_last] >> 32) << 32)
+        self.num_pages += 1
+
+    def push_first(self, page: i64) -> None:
+        """First in line of its priority: the next victim."""
+        words = self._rows.words
+        priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+        if priority < self._lowest:
+            self._lowest = priority
+        sentinel = self._first_sentinel + priority
+        at_sentinel = sentinel * ROW_WORDS + LINKS
+        first = words[at_sentinel] & LOW_MASK
+        words[page * ROW_WORDS + LINKS] = first | (sentinel << 32)
+        words[at_sentinel] = page | ((words[at_sentinel] >> 32) << 32)
+        at_first = first * ROW_WORDS + LINKS
+        words[at_first] = (words[at_first] & LOW_MASK) | (page << 32)
+        self.num_pages += 1
+
+    def remove(self, page: i64) -> None:
+        words = self._rows.words
+        at_page = page * ROW_WORDS + LINKS
+        links = words[at_page]
+        assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
+        following = links & LOW_MASK
+        previous = links >> 32
+        at_previous = previous * ROW_WORDS + LINKS
+        words[at_previous] = following | ((words[at_previous] >> 32) << 32)
+        at_following = following * ROW_WORDS + LINKS
+        words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
+        words[at_page] = NOT_QUEUED
+        self.num_pages -= 1
+
+    def first(self) -> i64:
+        """The next victim, or NO_VICTIM."""
+        if self.num_pages == 0:
+            return NO_VICTIM
+        words = self._rows.words
+        while True:
+            sentinel = self._first_sentinel + self._lowest
+            page = words[sentinel * ROW_WORDS + LINKS] & LOW_MASK
+            if page != sentinel:
+                return page
+            self._lowest += 1
+
+    def collect(self) -> list[int]:
+        """All queued pages, next victim first, for checks and pictures."""
+        words = self._rows.words
+        pages: list[int] = []
+        sentinel = self._first_sentinel
+        while sentinel < self._first_sentinel + NUM_PRIORITIES:
+            page = words[sentinel * ROW_WORDS + LINKS] & LOW_MASK
+            while page != sentinel:
+                pages.append(page)
+                page = words[page * ROW_WORDS + LINKS] & LOW_MASK
+            sentinel += 1
+        return pages

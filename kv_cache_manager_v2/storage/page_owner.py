@@ -1,0 +1,15 @@
+"""The narrow way up: what storage tells the owner of published pages (the tree) when it evicts one."""
+
+from abc import ABC, abstractmethod
+
+from mypy_extensions import i64, mypyc_attr
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class PageOwner(ABC):
+    __slots__ = ()
+
+    @abstractmethod
+    def on_page_dropped(self, page: i64) -> None:
+        """``page`` has just lost its slot for good. Called during the eviction; the owner may drop further droppable pages
+        of its own that are useless without this one, and must not allocate."""

@@ -1,0 +1,107 @@
+"""Pages as rows of integers: where a page lies, who needs it, where it stands in an eviction queue.
+
+A page is named by its *page id*, ``first_page of its block + life cycle id``. Its row is three i64 words (24 bytes):
+
+    PLACE   slot id (bits 0-31) | cache level (32-39) | priority (40-47), or NO_PAGE
+    USERS   holds (bits 0-31) | locks (32-63)
+    LINKS   next page id (bits 0-31) | previous page id (32-63), or NOT_QUEUED
+
+A hold is one sequence that needs the page; a lock is one such sequence that is active. So ``locks <= holds``, and
+
+    status      condition                 guaranteed
+    LOCKED      locks > 0                 on level 0, in no queue
+    HELD        locks == 0, holds > 0     on some level; in that level's queue unless it is the last
+    DROPPABLE   holds == 0                published, in the queue of its level
+
+The first rows are the sentinels of the eviction queues, so that every link is a page id. Rows are recycled by block.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+PLACE: Final = 0
+USERS: Final = 1
+LINKS: Final = 2
+ROW_WORDS: Final = 3
+
+NO_PAGE: Final = -1
+NOT_QUEUED: Final = -1
+ONE_HOLD: Final = 1
+ONE_LOCK: Final = 1 << 32
+ONE_LOCKED_HOLD: Final = (1 << 32) + 1
+LOW_MASK: Final = (1 << 32) - 1
+_LEVEL_SHIFT: Final = 32
+_PRIORITY_SHIFT: Final = 40
+_BYTE_MASK: Final = 255
+
+
+def pack_place(slot: i64, level: i64, priority: i64) -> i64:
+    return slot | (level << _LEVEL_SHIFT) | (priority << _PRIORITY_SHIFT)
+
+
+def slot_of_place(place: i64) -> i64:
+    return place & LOW_MASK
+
+
+def level_of_place(place: i64) -> i64:
+    return (place >> _LEVEL_SHIFT) & _BYTE_MASK
+
+
+def priority_of_place(place: i64) -> i64:
+    return place >> _PRIORITY_SHIFT
+
+
+@final
+@mypyc_attr(native_class=True)
+class PageRows:
+    """All rows. `words` may be replaced when a block is added: take a fresh alias after `add_block`."""
+
+    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "_num_rows")
+
+    words: vec[i64]
+    num_life_cycles: Final[i64]
+    first_page_of_blocks: Final[i64]
+    _num_rows: i64
+
+    def __init__(self, num_life_cycles: i64, num_sentinels: i64) -> None:
+        self.num_life_cycles = num_life_cycles
+        self.first_page_of_blocks = num_sentinels
+        self._num_rows = num_sentinels
+        self.words = vec[i64]([NO_PAGE] * (num_sentinels * ROW_WORDS))
+
+    def add_block(self) -> i64:
+        """Rows for one more block, without pages; returns its first page id."""
+        first_page = self._num_rows
+        words = self.words
+        word: i64 = 0
+        while word < self.num_life_cycles:
+            words = append(words, NO_PAGE)
+            words = append(words, 0)
+            words = append(words, NOT_QUEUED)
+            word += 1
+        self.words = words
+        self._num_rows = first_page + self.num_life_cycles
+        return first_page
+
+    def has_page(self, page: i64) -> bool:
+        return self.words[page * ROW_WORDS + PLACE] != NO_PAGE
+
+    def slot(self, page: i64) -> i64:
+        return self.words[page * ROW_WORDS + PLACE] & LOW_MASK
+
+    def level(self, page: i64) -> i64:
+        return (self.words[page * ROW_WORDS + PLACE] >> _LEVEL_SHIFT) & _BYTE_MASK
+
+    def priority(self, page: i64) -> i64:
+        return self.words[page * ROW_WORDS + PLACE] >> _PRIORITY_SHIFT
+
+    def num_holds(self, page: i64) -> i64:
+        return self.words[page * ROW_WORDS + USERS] & LOW_MASK
+
+    def num_locks(self, page: i64) -> i64:
+        return self.words[page * ROW_WORDS + USERS] >> 32
+
+    def is_queued(self, page: i64) -> bool:
+        return self.words[page * ROW_WORDS + LINKS] != NOT_QUEUED

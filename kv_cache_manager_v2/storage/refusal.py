@@ -1,0 +1,31 @@
+"""Why a call found no room: a value, made only when one does not."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+
+@final
+@mypyc_attr(native_class=True)
+class Refusal:
+    """The pool group that bound. ``asked`` slots more were needed than the call itself would have given back."""
+
+    __slots__ = ("level", "pool_group", "asked", "free", "evictable", "text")
+
+    level: Final[int]
+    pool_group: Final[int]
+    asked: Final[int]
+    free: Final[int]
+    evictable: Final[int]
+    text: Final[str]
+
+    def __init__(self, level: int, pool_group: int, asked: int, free: int, evictable: int, text: str) -> None:
+        self.level = level
+        self.pool_group = pool_group
+        self.asked = asked
+        self.free = free
+        self.evictable = evictable
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"Refusal({self.text})"

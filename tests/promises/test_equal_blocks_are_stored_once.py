@@ -1,0 +1,84 @@
+"""A block that two running sequences produce at the same time is stored once; the second one's slot comes back."""
+
+from small_models import manager_of, run_prompt, used_slots
+
+
+def test_second_producer_takes_over_the_first_ones_page() -> None:
+    with manager_of() as manager:
+        first = manager.create_kv_cache()
+        second = manager.create_kv_cache()
+        for kv_cache in (first, second):
+            assert kv_cache.resume() and kv_cache.resize(8)
+        assert used_slots(manager) == 4
+        first.commit([1, 2, 3, 4])
+        second.commit([1, 2, 3, 4])
+        manager.check_invariants()
+        assert used_slots(manager) == 3
+        a, b = first.get_base_page_indices(0).tolist(), second.get_base_page_indices(0).tolist()
+        assert a[0] == b[0] and a[1] != b[1]
+        first.close()
+        manager.check_invariants()
+        second.close()
+
+
+def test_private_partial_block_is_never_swapped() -> None:
+    """The tree has 5 6 7 8; a sequence that has written 5 6 of its own block goes on writing there."""
+    with manager_of() as manager:
+        writer = manager.create_kv_cache()
+        assert writer.resume() and writer.resize(8)
+        writer.commit([1, 2, 3, 4, 5, 6])
+        own = writer.get_base_page_indices(0).tolist()
+        fuller = run_prompt(manager, [1, 2, 3, 4, 5, 6, 7, 8])
+        assert fuller.num_committed_tokens == 8
+        assert writer.get_base_page_indices(0).tolist() == own
+        assert fuller.get_base_page_indices(0)[1] != own[1]
+        writer.commit([9, 10])
+        assert writer.get_base_page_indices(0).tolist() == own
+        manager.check_invariants()
+        writer.close()
+        fuller.close()
+
+
+def test_missing_pages_are_added_by_whoever_publishes_the_block_again() -> None:
+    """Window 4 (T = 4): a prompt of 16 leaves only its last window droppable-first; eviction takes the early ones.
+
+    The same prompt, computed again from the start in a scope of reuse where only the full-attention pages are left, brings
+    the windowed pages back to the published blocks.
+    """
+    with manager_of([4], num_slots=4) as manager:
+        run_prompt(manager, list(range(16))).close()
+        evicting = run_prompt(manager, [99, 98, 97, 96])
+        evicting.close()
+        again = manager.create_kv_cache()
+        assert again.resume() and again.resize(4)
+        again.commit([0, 1, 2, 3])
+        manager.check_invariants()
+        again.close()
+        assert manager.probe_reuse(input_tokens=[0, 1, 2, 3]) == 4
+
+
+def test_published_partial_block_is_never_written_again() -> None:
+    """After `stop_committing` the next resize into the last block moves its owner to a private copy."""
+    with manager_of() as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+            kv_cache.stop_committing()
+            published = kv_cache.get_base_page_indices(0).tolist()
+            assert manager.probe_reuse(input_tokens=[1, 2, 3, 4, 5, 6, 7]) == 6
+            assert kv_cache.resize(7)
+            private = kv_cache.get_base_page_indices(0).tolist()
+            assert private[0] == published[0] and private[1] != published[1]
+            manager.check_invariants()
+
+
+def test_each_of_two_holders_copies_a_partial_block() -> None:
+    with manager_of() as manager:
+        run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
+        holders = [manager.create_kv_cache(input_tokens=[1, 2, 3, 4, 5, 6]) for _ in range(2)]
+        for holder in holders:
+            assert holder.resume()
+        tails = {holder.get_base_page_indices(0)[1] for holder in holders}
+        assert len(tails) == 2
+        assert used_slots(manager) == 1 + 1 + 2
+        manager.check_invariants()
+        for holder in holders:
+            holder.close()

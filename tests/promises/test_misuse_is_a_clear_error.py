@@ -1,0 +1,180 @@
+"""A wrong call raises the named error, and `describe()` is the same before and after."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import manager_of, run_prompt
+
+from kv_cache_manager_v2 import (
+    KVCache,
+    KVCacheManager,
+    LogicError,
+    PageIndexMode,
+    ReuseScope,
+)
+
+Call = Callable[[KVCacheManager, KVCache], Any]
+
+ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
+    ("resume twice", LogicError, lambda m, s: s.resume()),
+    ("history shrinks", ValueError, lambda m, s: s.resize(None, 3)),
+    ("capacity under history", ValueError, lambda m, s: s.resize(4)),
+    ("negative capacity", ValueError, lambda m, s: s.resize(-1)),
+    ("huge capacity", ValueError, lambda m, s: s.resize(2**62)),
+    ("capacity of a wrong type", TypeError, lambda m, s: s.resize("8")),  # type: ignore[arg-type]
+    ("float capacity", TypeError, lambda m, s: s.resize(8.0)),  # type: ignore[arg-type]
+    ("commit beyond capacity", ValueError, lambda m, s: s.commit([1, 2, 3])),
+    ("negative token", ValueError, lambda m, s: s.commit([-1])),
+    ("token of 2**31", ValueError, lambda m, s: s.commit([2**31])),
+    ("token of a wrong type", TypeError, lambda m, s: s.commit(["x"])),  # type: ignore[list-item]
+    ("tokens as bytes", TypeError, lambda m, s: s.commit(b"ab")),
+    ("negative token in an array", ValueError, lambda m, s: s.commit(np.array([3, -7], np.int32))),
+    ("float tokens", TypeError, lambda m, s: s.commit(np.array([1.0]))),  # type: ignore[arg-type]
+    ("two-dimensional tokens", ValueError, lambda m, s: s.commit(np.zeros((1, 1), np.int32))),
+    ("layer group out of range", ValueError, lambda m, s: s.get_base_page_indices(1)),  # type: ignore[arg-type]
+    ("beam out of range", ValueError, lambda m, s: s.get_base_page_indices(0, 1)),  # type: ignore[arg-type]
+    ("index buffer too small", ValueError, lambda m, s: s.set_base_page_index_buf(0, 0, np.zeros(1, np.int32))),
+    ("index buffer of int64", TypeError, lambda m, s: s.set_base_page_index_buf(0, 0, np.zeros(9, np.int64))),
+    ("read-only index buffer", ValueError, lambda m, s: s.set_base_page_index_buf(0, 0, memoryview(np.zeros(9, np.int32)).toreadonly())),
+    ("no index buffer at all", TypeError, lambda m, s: s.set_base_page_index_buf(0, 0, [0] * 9)),
+    ("stream of a wrong type", TypeError, lambda m, s: setattr(s, "cuda_stream", "x")),
+    ("clear while open", LogicError, lambda m, s: m.clear_reusable_blocks()),
+    ("shutdown while open", LogicError, lambda m, s: m.shutdown()),
+    ("scope of a wrong type", TypeError, lambda m, s: m.create_kv_cache(7)),  # type: ignore[arg-type]
+    ("bad token in a match", ValueError, lambda m, s: m.create_kv_cache(None, [1, -5])),
+    ("bad token in a probe", ValueError, lambda m, s: m.probe_reuse(None, [2**40])),
+    ("unknown layer", ValueError, lambda m, s: m.get_layer_group_id(99)),
+    ("unknown buffer", ValueError, lambda m, s: m.get_page_stride(0, "nothing")),
+    ("unknown level", ValueError, lambda m, s: m.get_storage_statistics(3)),
+    ("batch of unequal lengths", ValueError, lambda m, s: m.resize_batch([s], [8, 9])),
+    ("batch with a sequence twice", ValueError, lambda m, s: m.resize_batch([s, s], [8, 9])),
+    ("batch with one bad entry", ValueError, lambda m, s: m.resize_batch([s], [1])),
+    ("index mode of a wrong type", TypeError, lambda m, s: m.supports_index_mode(9)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("error", "call"), [row[1:] for row in ON_ACTIVE], ids=[row[0] for row in ON_ACTIVE])
+def test_on_an_active_sequence(error: type[Exception], call: Call) -> None:
+    with manager_of() as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+            assert kv_cache.resize(8)
+            before = manager.describe()
+            with pytest.raises(error):
+                call(manager, kv_cache)
+            assert manager.describe() == before
+            manager.check_invariants()
+
+
+ON_SUSPENDED: list[tuple[str, Call]] = [
+    ("suspend", lambda m, s: s.suspend()),
+    ("resize", lambda m, s: s.resize(8)),
+    ("commit", lambda m, s: s.commit([7])),
+    ("batch", lambda m, s: m.resize_batch([s], [8])),
+]
+
+
+@pytest.mark.parametrize("call", [row[1] for row in ON_SUSPENDED], ids=[row[0] for row in ON_SUSPENDED])
+def test_on_a_suspended_sequence(call: Call) -> None:
+    with manager_of() as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+            kv_cache.suspend()
+            before = manager.describe()
+            with pytest.raises(LogicError):
+                call(manager, kv_cache)
+            assert manager.describe() == before
+
+
+ON_CLOSED: list[tuple[str, Call]] = [
+    ("resume", lambda m, s: s.resume()),
+    ("suspend", lambda m, s: s.suspend()),
+    ("resize", lambda m, s: s.resize(8)),
+    ("commit", lambda m, s: s.commit([7])),
+    ("stop_committing", lambda m, s: s.stop_committing()),
+    ("committed_tokens", lambda m, s: s.committed_tokens),
+    ("indices", lambda m, s: s.get_base_page_indices(0)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("call", [row[1] for row in ON_CLOSED], ids=[row[0] for row in ON_CLOSED])
+def test_on_a_closed_sequence(call: Call) -> None:
+    with manager_of() as manager:
+        kv_cache = run_prompt(manager, [1, 2, 3, 4, 5, 6])
+        kv_cache.close()
+        kv_cache.close()
+        before = manager.describe()
+        with pytest.raises(LogicError):
+            call(manager, kv_cache)
+        assert manager.describe() == before
+
+
+def test_commit_after_stop_committing() -> None:
+    with manager_of() as manager:
+        with run_prompt(manager, [1, 2, 3]) as kv_cache:
+            assert kv_cache.resize(4)
+            kv_cache.stop_committing()
+            kv_cache.stop_committing()
+            with pytest.raises(LogicError):
+                kv_cache.commit([4])
+
+
+def test_buffer_that_becomes_too_small() -> None:
+    with manager_of() as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+            kv_cache.set_base_page_index_buf(0, 0, np.zeros(2, np.int32))
+            before = manager.describe()
+            with pytest.raises(ValueError, match="2 entries"):
+                kv_cache.resize(9)
+            assert manager.describe() == before
+
+
+def test_sequence_of_another_manager_in_a_batch() -> None:
+    with manager_of() as manager, manager_of() as other:
+        with run_prompt(other, [1]) as foreign:
+            with pytest.raises(ValueError):
+                manager.resize_batch([foreign], [8])
+
+
+def test_scope_fields_of_wrong_types() -> None:
+    with pytest.raises(TypeError):
+        ReuseScope(lora_id="adapter")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        ReuseScope(salt=1.0)  # type: ignore[arg-type]
+
+
+def test_priority_out_of_range_and_callback_that_calls_back() -> None:
+    with manager_of() as manager:
+        bad = manager.create_kv_cache(custom_priority_callback=lambda ordinal, life_cycle: 101)
+        assert bad.resume()
+        before = manager.describe()
+        with pytest.raises(ValueError):
+            bad.resize(4)
+        assert manager.describe() == before
+        bad.close()
+
+        def call_back(ordinal: int, life_cycle: object) -> int:
+            return manager.probe_reuse(None, [1])
+
+        nested = manager.create_kv_cache(custom_priority_callback=call_back)
+        assert nested.resume()
+        before = manager.describe()
+        with pytest.raises(LogicError):
+            nested.resize(4)
+        assert manager.describe() == before
+        nested.close()
+
+
+def test_every_call_after_shutdown() -> None:
+    manager = manager_of()
+    manager.shutdown()
+    manager.shutdown()
+    for call in (
+        lambda: manager.create_kv_cache(),
+        lambda: manager.probe_reuse(None, [1]),
+        lambda: manager.clear_reusable_blocks(),
+        lambda: manager.describe(),
+        lambda: manager.get_mem_pool_base_address(0, "key", PageIndexMode.SHARED),
+    ):
+        with pytest.raises(LogicError):
+            call()

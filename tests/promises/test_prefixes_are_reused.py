@@ -1,0 +1,93 @@
+"""A later sequence with the same prefix gets those tokens for free, while the first one still generates and afterwards."""
+
+import pytest
+from small_models import manager_of, run_prompt, used_slots
+
+from kv_cache_manager_v2 import ReuseScope
+
+
+def test_prefix_of_a_running_sequence_is_reused() -> None:
+    with manager_of() as manager:
+        first = run_prompt(manager, list(range(100, 112)))
+        with manager.create_kv_cache(input_tokens=list(range(100, 112)) + [7]) as second:
+            assert second.num_committed_tokens == second.history_length == second.capacity == 12
+            assert second.resume()
+            assert second.get_base_page_indices(0).tolist() == first.get_base_page_indices(0).tolist()
+            manager.check_invariants()
+        first.close()
+
+
+def test_prefix_of_a_closed_sequence_is_reused() -> None:
+    with manager_of() as manager:
+        run_prompt(manager, list(range(12))).close()
+        assert manager.probe_reuse(input_tokens=list(range(9))) == 9
+        assert manager.probe_reuse(input_tokens=[0, 1, 2, 99]) == 3
+        assert manager.probe_reuse(input_tokens=[99]) == 0
+
+
+def test_generated_tokens_are_reused() -> None:
+    with manager_of() as manager:
+        with run_prompt(manager, list(range(6))) as kv_cache:
+            for token in (50, 51, 52):
+                assert kv_cache.resize(kv_cache.capacity + 1)
+                kv_cache.commit([token])
+            assert kv_cache.committed_tokens == [0, 1, 2, 3, 4, 5, 50, 51, 52]
+        assert manager.probe_reuse(input_tokens=[0, 1, 2, 3, 4, 5, 50, 51, 52, 53]) == 9
+
+
+@pytest.mark.parametrize(("partial", "expected"), [(True, 345), (False, 320)])
+def test_tokens_that_end_inside_a_block(partial: bool, expected: int) -> None:
+    """1000 tokens committed, 32 per block; 345 of them looked up, followed by others: 345 = 10 * 32 + 25."""
+    with manager_of(tokens_per_block=32, enable_partial_reuse=partial) as manager:
+        run_prompt(manager, list(range(1000))).close()
+        text = list(range(345)) + [5000 + i for i in range(200)]
+        assert manager.probe_reuse(input_tokens=text) == expected
+        with manager.create_kv_cache(input_tokens=text) as kv_cache:
+            assert kv_cache.num_committed_tokens == expected
+
+
+def test_best_of_many_siblings_serves_a_partial_block() -> None:
+    """Siblings 0..39 under one parent differ in their third token; the one with the longest common prefix is taken."""
+    with manager_of(num_slots=400) as manager:
+        for sibling in range(40):
+            run_prompt(manager, [1, 1, 1, 1, 2, 2, sibling, sibling]).close()
+        assert manager.probe_reuse(input_tokens=[1, 1, 1, 1, 2, 2, 17, 99]) == 7
+        assert manager.probe_reuse(input_tokens=[1, 1, 1, 1, 2, 2, 17, 17]) == 8
+        assert manager.probe_reuse(input_tokens=[1, 1, 1, 1, 2, 2, 99, 99]) == 6
+        assert manager.probe_reuse(input_tokens=[1, 1, 1, 1, 3]) == 4
+
+
+def test_scopes_never_share() -> None:
+    scopes = [(None, None), (0, None), (None, 0), (7, 11), (7, 12)]
+    with manager_of() as manager:
+        for written, scope in enumerate(scopes):
+            run_prompt(manager, [1, 2, 3, 4, 5], reuse_scope=ReuseScope(*scope)).close()
+            for index, other in enumerate(scopes):
+                expected = 5 if index <= written else 0
+                assert manager.probe_reuse(ReuseScope(*other), [1, 2, 3, 4, 5, 6]) == expected
+        assert manager.probe_reuse(None, [1, 2, 3, 4, 5]) == 5, "None is the empty scope"
+
+
+def test_text_committed_in_parts_grows_only() -> None:
+    """Two texts that share 6 of their tokens and end at 6 and at 7 (4 per block): both ends stay reusable."""
+    with manager_of() as manager:
+        run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
+        run_prompt(manager, [1, 2, 3, 4, 5, 6, 7]).close()
+        run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
+        assert manager.probe_reuse(input_tokens=[1, 2, 3, 4, 5, 6, 7, 8]) == 7
+        assert manager.probe_reuse(input_tokens=[1, 2, 3, 4, 5, 6, 9]) == 6
+        manager.check_invariants()
+        assert used_slots(manager) == 2, "one full block and the longer of the partial ones"
+
+
+def test_match_holds_its_pages_until_close() -> None:
+    """A matched but suspended sequence keeps its pages through any pressure."""
+    with manager_of(num_slots=8) as manager:
+        run_prompt(manager, list(range(12))).close()
+        held = manager.create_kv_cache(input_tokens=list(range(12)))
+        other = run_prompt(manager, list(range(100, 120)))
+        assert not other.resize(24), "3 held + 5 used of 8"
+        manager.check_invariants()
+        other.close()
+        assert held.resume()
+        held.close()

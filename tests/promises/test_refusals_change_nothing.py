@@ -1,0 +1,96 @@
+"""No room is an answer, not a disaster: False (or `OutOfPagesError` from a setter), and everything is as it was."""
+
+import pytest
+from small_models import manager_of, run_prompt
+
+from kv_cache_manager_v2 import OutOfPagesError
+
+
+def test_704_tokens_fit_and_705_are_refused() -> None:
+    """32 tokens per block: 704 = 22 blocks, one page each in the two layer groups, so 44 slots."""
+    with manager_of([None, 4096], tokens_per_block=32, num_slots=44) as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume()
+            assert kv_cache.resize(704)
+            before = manager.describe()
+            assert not kv_cache.resize(705)
+            with pytest.raises(OutOfPagesError):
+                kv_cache.capacity = 705
+            assert manager.describe() == before
+            manager.check_invariants()
+            refusal = manager.last_refusal
+            assert refusal is not None
+            assert (refusal.level, refusal.pool_group, refusal.asked, refusal.free, refusal.evictable) == (0, 0, 2, 0, 0)
+
+
+def test_refused_resize_moves_no_window() -> None:
+    """The call that would free 2 pages and take 4 of 2 + 1 is refused whole."""
+    with manager_of([8], num_slots=6) as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume()
+            kv_cache.stop_committing()
+            assert kv_cache.resize(20)
+            before = manager.describe()
+            # At 17 the next token reads from 10: blocks 0, 1 go; 40 tokens are 10 blocks, 5 more.
+            assert not kv_cache.resize(40, 17)
+            assert manager.describe() == before
+            assert kv_cache.resize(32, 17)
+
+
+def test_refused_resume_changes_nothing() -> None:
+    """The copy of a partial last block needs a slot of its own."""
+    with manager_of(num_slots=4) as manager:
+        run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
+        matched = manager.create_kv_cache(input_tokens=[1, 2, 3, 4, 5, 6])
+        other = run_prompt(manager, [11, 12, 13, 14, 15])
+        before = manager.describe()
+        assert not matched.resume()
+        assert manager.describe() == before
+        other.close()
+        assert matched.resume()
+        matched.close()
+
+
+def test_resume_gate() -> None:
+    """`max_util_for_resume`: refused when the others lock strictly more than that share of some pool group."""
+    with manager_of(num_slots=10, max_util_for_resume=0.5) as manager:
+        first = run_prompt(manager, list(range(20)))
+        second = manager.create_kv_cache()
+        assert second.resume(), "5 of 10 is not more than half"
+        second.suspend()
+        assert first.resize(24)
+        before = manager.describe()
+        assert not second.resume()
+        assert manager.describe() == before
+        assert second.status is second.Status.SUSPENDED
+        first.close()
+        second.close()
+
+
+def test_droppable_pages_make_room() -> None:
+    with manager_of(num_slots=4) as manager:
+        run_prompt(manager, list(range(16))).close()
+        with run_prompt(manager, list(range(100, 116))) as kv_cache:
+            assert kv_cache.num_blocks == 4
+            manager.check_invariants()
+        assert manager.get_storage_statistics()[0].evicted == 4
+
+
+def test_tail_of_a_sequence_goes_first() -> None:
+    """Two slots are needed: the last two of four blocks are evicted, the first two still serve."""
+    with manager_of(num_slots=4) as manager:
+        run_prompt(manager, list(range(16))).close()
+        with run_prompt(manager, list(range(100, 108))):
+            assert manager.probe_reuse(input_tokens=list(range(16))) == 8
+
+
+def test_priority_decides_before_recency() -> None:
+    with manager_of(num_slots=4) as manager:
+        manager_of_old = manager.create_kv_cache(custom_priority_callback=lambda ordinal, life_cycle: 80)
+        assert manager_of_old.resume() and manager_of_old.resize(8)
+        manager_of_old.commit(list(range(8)))
+        manager_of_old.close()
+        run_prompt(manager, list(range(50, 58))).close()
+        with run_prompt(manager, list(range(100, 108))):
+            assert manager.probe_reuse(input_tokens=list(range(8))) == 8
+            assert manager.probe_reuse(input_tokens=list(range(50, 58))) == 0
