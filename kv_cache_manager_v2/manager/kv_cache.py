@@ -27,7 +27,7 @@ from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode, TokenIdExt
 from ..layout.scratch_desc import ScratchDesc
 from ..layout.windows import compute_scratch_range
 from ..reuse.reuse_scope import ReuseScope
-from ..reuse.token_packing import pack_tokens, unpack_tokens
+from ..reuse.token_packing import has_digest, pack_tokens, unpack_tokens
 from ..sequence import commit as commit_steps
 from ..sequence import residency
 from ..sequence.call_guard import Abandoned
@@ -54,6 +54,13 @@ class SequenceStatus(Enum):
     CLOSED = "closed"
 
 
+def close_and_remove(state: SequenceState, open_sequences: OpenSequences) -> None:
+    residency.close(state)
+    open_sequences.remove(state)
+    if state.shared.journal is not None:
+        state.shared.journal.close(state.serial, state.shared.storage.digest.value)
+
+
 @final
 @mypyc_attr(native_class=True)
 class AbandonedSequence(Abandoned):
@@ -70,8 +77,8 @@ class AbandonedSequence(Abandoned):
 
     def close_abandoned(self) -> None:
         if self._state.status != CLOSED:
-            residency.close(self._state)
-            self._open_sequences.remove(self._state)
+            commit_steps.stop_committing(self._state)
+            close_and_remove(self._state, self._open_sequences)
 
 
 @final
@@ -157,7 +164,14 @@ class KVCache:
         guard.enter()
         try:
             self._require(SUSPENDED, "resume")
-            return residency.try_resume(state, state.stream if cuda_stream is None else stream_handle(cuda_stream))
+            stream = state.stream if cuda_stream is None else stream_handle(cuda_stream)
+            journal = state.shared.journal
+            if journal is None:
+                return residency.try_resume(state, stream)
+            journal.begin()
+            result = residency.try_resume(state, stream)
+            journal.resume(state.serial, stream, result, state.shared.storage.digest.value)
+            return result
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -171,6 +185,8 @@ class KVCache:
         try:
             self._require(ACTIVE, "suspend")
             residency.suspend(state)
+            if state.shared.journal is not None:
+                state.shared.journal.suspend(state.serial, state.shared.storage.digest.value)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -188,8 +204,7 @@ class KVCache:
         guard.enter()
         try:
             commit_steps.stop_committing(state)
-            residency.close(state)
-            self._open_sequences.remove(state)
+            close_and_remove(state, self._open_sequences)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -214,7 +229,13 @@ class KVCache:
             new_capacity = state.capacity if capacity is None else to_count(capacity, "capacity")
             new_history = state.history if history_length is None else to_count(history_length, "history_length")
             validate_resize(state, new_capacity, new_history)
-            return try_resize(state, new_capacity, new_history)
+            journal = state.shared.journal
+            if journal is None:
+                return try_resize(state, new_capacity, new_history)
+            journal.begin()
+            result = try_resize(state, new_capacity, new_history)
+            journal.resize(state.serial, new_capacity, new_history, result, state.shared.storage.digest.value)
+            return result
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -268,6 +289,8 @@ class KVCache:
                 token: object = accepted_input_tokens[0]
                 if isinstance(token, int) and 0 <= token <= _MAX_TOKEN_ID and state.num_committed < state.capacity:
                     commit_steps.commit_token(state, token)
+                    if state.shared.journal is not None:
+                        state.shared.journal.commit_one(state.serial, token, state.shared.storage.digest.value)
                     return
             self._commit_any(accepted_input_tokens)
         except AssertionError as error:
@@ -288,6 +311,10 @@ class KVCache:
         if len(tree.digests) > 0:
             tree.has_digests = True
         commit_steps.commit_packed(state, packed)
+        journal = state.shared.journal
+        if journal is not None:
+            mixed = unpack_tokens(packed, tree.digests) if has_digest(packed) else None
+            journal.commit(state.serial, mixed, packed, state.shared.storage.digest.value)
 
     @property
     def num_committed_tokens(self) -> int:
@@ -314,6 +341,8 @@ class KVCache:
         try:
             self._require_open("stop_committing")
             commit_steps.stop_committing(state)
+            if state.shared.journal is not None:
+                state.shared.journal.stop_committing(state.serial, state.shared.storage.digest.value)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -393,6 +422,8 @@ class KVCache:
                 f"a difference; switch it before the resize that begins a long step, or after its history has moved up"
             )
         state.scratch.is_enabled = enable
+        if state.shared.journal is not None:
+            state.shared.journal.enable_scratch(state.serial, enable, state.shared.storage.digest.value)
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -428,7 +459,10 @@ class KVCache:
         guard.enter()
         try:
             self._require_open("cuda_stream")
-            residency.change_stream(state, stream_handle(cuda_stream))
+            stream = stream_handle(cuda_stream)
+            residency.change_stream(state, stream)
+            if state.shared.journal is not None:
+                state.shared.journal.change_stream(state.serial, stream, state.shared.storage.digest.value)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:

@@ -11,22 +11,28 @@ This module validates, guards and delegates. One caller at a time; see `CallGuar
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, SupportsIndex, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count, to_int, validate_index_mode
 from ..base.errors import LogicError
 from ..base.ids import CacheTier, DataRole, LayerGroupId, LayerId, MemAddress, PageIndexMode
+from ..config.config_codec import encode_config
+from ..config.layer_config import SsmLayerConfig
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
 from ..introspect.description import Picture, describe
 from ..introspect.invariants import check_invariants
+from ..journal.call_journal import CallJournal
+from ..journal.journal_writer import JournalWriter
 from ..layout.buffer_id import BufferId
 from ..layout.page_index import PageIndexConverter
 from ..layout.registry import LifeCycleRegistry
@@ -35,7 +41,7 @@ from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..reuse.match import Match, Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import EMPTY_SCOPE, ReuseScope
-from ..reuse.token_packing import pack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence import residency
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.resize import try_resize
@@ -59,8 +65,9 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class KVCacheManager:
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
-    ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. `ValueError` if the
-    quota is too small for the configured constraints, `OutOfMemoryError` if the device has not that much.
+    ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a file to
+    record every call in, for ``kvcm rerun``; it is made anew. `ValueError` if the quota is too small for the configured
+    constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal cannot be made.
     """
 
     __slots__ = (
@@ -85,14 +92,22 @@ class KVCacheManager:
     _open_sequences: Final[OpenSequences]
     _is_open: bool
 
-    def __init__(self, config: KVCacheManagerConfig, *, device: Device | None = None) -> None:
+    def __init__(
+        self,
+        config: KVCacheManagerConfig,
+        *,
+        device: Device | None = None,
+        journal: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._is_open = False
         if not isinstance(config, KVCacheManagerConfig):
             raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
+        _validate_supported(config)
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
         self._layout = compute_slot_layout(config, self._life_cycles)
         num_slots = plan_slot_counts(self._layout, config, config.cache_tiers[0].quota, 0)
+        writer = None if journal is None else JournalWriter(journal, encode_config(config))
         self._owns_device = device is None
         self._device = default_device() if device is None else device
         try:
@@ -102,6 +117,8 @@ class KVCacheManager:
         except BaseException:
             if self._owns_device:
                 self._device.close()
+            if writer is not None:
+                writer.close(0)
             raise
         tree = RadixTree(storage, self._life_cycles, config.tokens_per_block)
         storage.set_owner(tree)
@@ -118,6 +135,8 @@ class KVCacheManager:
         )
         self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
         self._open_sequences = OpenSequences()
+        if writer is not None:
+            self._shared.journal = CallJournal(writer)
         self._is_open = True
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -153,6 +172,8 @@ class KVCacheManager:
             self._require_open()
             self._require_no_sequences("clear_reusable_blocks")
             self._shared.tree.clear()
+            if self._shared.journal is not None:
+                self._shared.journal.clear(self._shared.storage.digest.value)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -176,6 +197,8 @@ class KVCacheManager:
 
     def _release_memory(self) -> None:
         self._is_open = False
+        if self._shared.journal is not None:
+            self._shared.journal.writer.close(self._shared.storage.digest.value)
         order = self._shared.order
         order.synchronize_all()
         order.close()
@@ -213,9 +236,13 @@ class KVCacheManager:
             self._require_open()
             scope = _to_scope(reuse_scope)
             shared = self._shared
-            serial = self._open_sequences.next_serial()
+            serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
-            match = self._find_match(scope, input_tokens)
+            packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
+            match = self._find_match(scope, packed)
+            journal = shared.journal
+            if journal is not None:
+                journal.begin()
             state = SequenceState(
                 shared, serial, sequence_id, scope, self._device.default_stream(), custom_priority_callback
             )
@@ -226,7 +253,12 @@ class KVCacheManager:
             if priorities is not None:
                 shared.uses_priorities = True
                 residency.raise_matched_priorities(state, priorities)
-            return KVCache(state, self, self._open_sequences)
+            kv_cache = KVCache(state, self, self._open_sequences)
+            if journal is not None:
+                listed, packed = self._to_journal_tokens(input_tokens, packed)
+                asks = custom_priority_callback is not None
+                journal.create(scope.lora_id, scope.salt, listed, packed, asks, shared.storage.digest.value)
+            return kv_cache
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -238,18 +270,39 @@ class KVCacheManager:
         guard.enter()
         try:
             self._require_open()
-            return int(self._find_match(_to_scope(reuse_scope), input_tokens).num_tokens)
+            scope = _to_scope(reuse_scope)
+            shared = self._shared
+            packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
+            num_tokens = int(self._find_match(scope, packed).num_tokens)
+            if shared.journal is not None:
+                listed, packed = self._to_journal_tokens(input_tokens, packed)
+                shared.journal.probe(scope.lora_id, scope.salt, listed, packed, shared.storage.digest.value)
+            return num_tokens
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
             guard.leave()
 
-    def _find_match(self, scope: ReuseScope, input_tokens: Tokens | None) -> Match:
+    def _find_match(self, scope: ReuseScope, packed: bytes | None) -> Match:
         shared = self._shared
-        if input_tokens is None:
+        if packed is None:
             return Match([], 0)
-        packed = pack_tokens(input_tokens, shared.tree.digests, False)
-        return shared.matcher.find_longest(shared.tree.find_root(scope), packed)
+        root = shared.tree.find_root(scope)
+        match = shared.matcher.find_longest(root, packed)
+        backoff = self._config.reuse_match_backoff
+        if backoff == 0 or match.num_tokens == 0:
+            return match
+        # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
+        end = int(match.num_tokens) - backoff
+        return shared.matcher.find_longest(root, packed[: end * TOKEN_BYTES]) if end > 0 else Match([], 0)
+
+    def _to_journal_tokens(
+        self, tokens: Tokens | None, packed: bytes | None
+    ) -> tuple[list[int | bytes] | None, bytes | None]:
+        """The tokens as the journal takes them: packed, or, where a digest may be among them, one by one."""
+        if tokens is None or packed is None or not isinstance(tokens, Sequence) or not has_digest(packed):
+            return None, packed
+        return [token if isinstance(token, bytes) else int(token) for token in tokens], None
 
     @property
     def open_kv_caches(self) -> list[KVCache]:
@@ -278,27 +331,31 @@ class KVCacheManager:
                 )
             if len(set(kv_caches)) != count:
                 raise ValueError("resize_batch: a sequence is listed twice")
+            new_capacities = vec[i64]([0] * count)
+            new_histories = vec[i64]([0] * count)
             position: i64 = 0
             while position < count:
                 state = kv_caches[position]._state_for_batch()
                 if state.shared is not self._shared:
                     raise ValueError(f"resize_batch: sequence {state.id} belongs to another manager")
-                validate_resize(
-                    state,
-                    to_count(capacities[position], "capacity"),
-                    state.history if history_lengths is None else to_count(history_lengths[position], "history_length"),
-                )
+                new_capacities[position] = to_count(capacities[position], "capacity")
+                new_histories[position] = state.history
+                if history_lengths is not None:
+                    new_histories[position] = to_count(history_lengths[position], "history_length")
+                validate_resize(state, new_capacities[position], new_histories[position])
                 position += 1
+            journal = self._shared.journal
+            if journal is not None:
+                journal.begin()
             position = 0
             while position < count:
                 state = kv_caches[position]._state_for_batch()
-                capacity = to_count(capacities[position], "capacity")
-                history = state.history
-                if history_lengths is not None:
-                    history = to_count(history_lengths[position], "history_length")
-                if not try_resize(state, capacity, history):
+                if not try_resize(state, new_capacities[position], new_histories[position]):
                     break
                 position += 1
+            if journal is not None:
+                serials = vec[i64]([kv_cache._state_for_batch().serial for kv_cache in kv_caches])
+                journal.batch(serials, new_capacities, new_histories, position, self._shared.storage.digest.value)
             return position
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -415,6 +472,22 @@ class KVCacheManager:
         """Why the latest call that found no room did not; None if none ever did."""
         return self._shared.storage.last_refusal
 
+    def state_digest(self) -> bytes:
+        """8 bytes that depend on every decision so far: which slot, which victim, which match, which refusal.
+
+        Ranks that were given the same calls have the same digest, compiled or interpreted and on any device.
+        """
+        return self._shared.storage.digest.to_bytes()
+
+    def flush_journal(self) -> None:
+        """Hand everything recorded so far to the operating system; `LogicError` without a journal, or `OSError` why it ended."""
+        journal = self._shared.journal
+        if journal is None:
+            raise LogicError("this manager has no journal; give a path as journal= when it is made")
+        journal.writer.flush()
+        if journal.writer.error is not None:
+            raise journal.writer.error
+
     def check_invariants(self) -> None:
         """Evaluate the rules of the books from scratch; `CorruptedError` with the first that does not hold. Slow."""
         self._require_open()
@@ -430,6 +503,14 @@ class KVCacheManager:
         if not 0 <= number < len(self._config.cache_tiers):
             raise ValueError(f"level is {number}; there are {len(self._config.cache_tiers)} cache levels")
         return number
+
+
+def _validate_supported(config: KVCacheManagerConfig) -> None:
+    if len(config.cache_tiers) > 1:
+        raise ValueError(f"{len(config.cache_tiers)} cache tiers are configured; this version serves the GPU tier only")
+    for layer in config.layers:
+        if isinstance(layer, SsmLayerConfig):
+            raise ValueError(f"layer {layer.layer_id} has recurrent state, which this version does not serve yet")
 
 
 def _to_scope(scope: ReuseScope | None) -> ReuseScope:

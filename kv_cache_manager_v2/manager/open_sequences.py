@@ -29,13 +29,13 @@ class OpenSequences:
     def __len__(self) -> int:
         return len(self._states)
 
+    @property
     def next_serial(self) -> int:
-        """A number that no sequence of this manager has had."""
-        serial = self._next_serial
-        self._next_serial = serial + 1
-        return serial
+        """The number that the next sequence gets: how many there were before it."""
+        return self._next_serial
 
     def add(self, state: SequenceState, handle: object) -> None:
+        self._next_serial = state.serial + 1
         self._states[state.serial] = state
         self._handles[state.serial] = rawref.ref(handle)
 

@@ -54,6 +54,13 @@ def count_tokens(packed: bytes) -> int:
     return len(packed) // TOKEN_BYTES
 
 
+def has_digest(packed: bytes) -> bool:
+    for token in vec[i32](memoryview(packed).cast("i")):
+        if token < 0:
+            return True
+    return False
+
+
 def unpack_tokens(packed: bytes, digests: DigestTable) -> list[TokenIdExt]:
     """The tokens as the user gave them."""
     tokens: list[TokenIdExt] = []

@@ -9,6 +9,7 @@ from mypy_extensions import i32, i64
 from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
+from ..storage.decision_digest import REBASE
 from .sequence_state import NO_TIMELINE, SequenceState
 from .window_move import move_windows
 
@@ -134,6 +135,7 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     private = state.blocks[ordinal]
     published = tree.find_child(state.path_end, key)
     if published is not None:
+        shared.storage.digest.note(REBASE, ordinal)
         _rebase(state, ordinal, private, published, mark)
         return published
     tree.attach(state.path_end, private, key)

@@ -14,6 +14,7 @@ from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..device.stream_order import NO_POINT
 from ..reuse.match import Match
 from ..reuse.token_packing import TOKEN_BYTES
+from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.refusal import Refusal
 from .page_users import give_up_page
 from .resize import count_new_pages
@@ -27,6 +28,7 @@ def hold_match(state: SequenceState, match: Match) -> None:
     shared = state.shared
     tokens_per_block = shared.tokens_per_block
     num_tokens = match.num_tokens
+    shared.storage.digest.note(MATCH, num_tokens)
     if num_tokens < tokens_per_block:
         state.path_end = shared.tree.pin_root(state.scope)
     if num_tokens == 0:
@@ -150,6 +152,7 @@ def _find_overuse(state: SequenceState) -> bool:
                 f"level 0, pool group {pool_group}: {locked} of {total} slots are locked by active sequences, more than "
                 f"max_util_for_resume={limit} allows to resume another one. Suspend or close sequences first"
             )
+            storage.digest.note(REFUSAL, locked)
             storage.last_refusal = Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text)
             return True
         pool_group += 1

@@ -159,6 +159,9 @@ class SequenceState:
                 f"custom_priority_callback({ordinal}, ...) returned {priority}; priorities are {PRIORITY_MIN} to "
                 f"{PRIORITY_MAX}"
             )
+        journal = self.shared.journal
+        if journal is not None:
+            journal.priority(priority)
         return priority
 
     def rows(self) -> PageRows:

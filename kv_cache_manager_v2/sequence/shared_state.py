@@ -8,6 +8,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..config.scratch_reuse_config import SwaScratchReuseConfig
 from ..device.port import Device
 from ..device.stream_order import StreamOrder
+from ..journal.call_journal import CallJournal
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..reuse.match import Matcher
@@ -36,6 +37,7 @@ class SharedState:
         "max_rewind_len",
         "least_scratch_step",
         "uses_priorities",
+        "journal",
     )
 
     device: Final[Device]
@@ -57,6 +59,7 @@ class SharedState:
     """A step of fewer input tokens has no scratch block in any life cycle."""
     uses_priorities: bool
     """Whether some sequence gave a priority callback: without one all pages have the default priority."""
+    journal: CallJournal | None
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class SharedState:
         self.max_rewind_len = scratch_reuse.max_rewind_len if scratch_reuse is not None else 0
         self.least_scratch_step = self._compute_least_scratch_step()
         self.uses_priorities = False
+        self.journal = None
 
     def _compute_least_scratch_step(self) -> i64:
         """A step ``H .. C-1`` has a scratch block only if ``H + T <= (e)T <= C - rewind + 1 - W`` for its end ``e``."""

@@ -29,6 +29,7 @@ from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
 from ..stats.storage_statistics import StorageStatistics
+from .decision_digest import REFUSAL, SLOT, VICTIM, DecisionDigest
 from .eviction_queue import NO_VICTIM, NUM_PRIORITIES, EvictionQueue
 from .page_owner import PageOwner
 from .page_rows import (
@@ -66,6 +67,7 @@ class PageStorage:
         "num_pool_groups",
         "num_locked",
         "num_evicted",
+        "digest",
         "last_refusal",
         "_owner",
     )
@@ -84,6 +86,7 @@ class PageStorage:
     """Pages with a lock and scratch slots, per pool group."""
     num_evicted: vec[i64]
     """Pages evicted since the start, per pool group."""
+    digest: Final[DecisionDigest]
     last_refusal: Refusal | None
     _owner: PageOwner | None
 
@@ -101,6 +104,7 @@ class PageStorage:
         self.queues = []
         self.num_locked = vec[i64]([0] * layout.num_pool_groups)
         self.num_evicted = vec[i64]([0] * layout.num_pool_groups)
+        self.digest = DecisionDigest()
         self.last_refusal = None
         self._owner = None
         try:
@@ -130,6 +134,7 @@ class PageStorage:
         """Give the row a free slot, held and locked once; returns the slot id. Room has been made before."""
         allocator = self.allocators[pool_group]
         slot = allocator.allocate()
+        self.digest.note(SLOT, slot)
         ready = allocator.ready[slot]
         if ready != NO_POINT:
             self.order.wait(timeline, ready)
@@ -177,6 +182,7 @@ class PageStorage:
         """A free slot without a page; room has been made before."""
         allocator = self.allocators[pool_group]
         slot = allocator.allocate()
+        self.digest.note(SLOT, slot)
         self.order.wait(timeline, allocator.ready[slot])
         self.num_locked[pool_group] += 1
         return slot
@@ -273,6 +279,7 @@ class PageStorage:
             if asked > free:
                 evictable = self.queues[pool_group].num_pages
                 if asked > free + evictable:
+                    self.digest.note(REFUSAL, asked)
                     self.last_refusal = self._describe_refusal(pool_group, asked, free, evictable)
                     return True
             pool_group += 1
@@ -301,6 +308,7 @@ class PageStorage:
 
     def _evict_page(self, page: i64, pool_group: i64) -> None:
         self.num_evicted[pool_group] += 1
+        self.digest.note(VICTIM, page)
         self.drop(page, pool_group)
         owner = self._owner
         assert owner is not None

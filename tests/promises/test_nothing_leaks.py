@@ -27,7 +27,7 @@ def test_forgotten_sequence_warns_and_is_closed_by_the_next_call() -> None:
             del kv_cache
             gc.collect()
         assert manager.open_kv_caches == []
-        assert manager.probe_reuse(None, [1, 2, 3, 4, 5]) == 4
+        assert manager.probe_reuse(None, [1, 2, 3, 4, 5]) == 5
         manager.check_invariants()
         manager.clear_reusable_blocks()
         assert free_slots(manager) == 64

@@ -1,0 +1,63 @@
+"""A configuration as JSON and back, for journals and bug reports. Reading goes through the constructors, hence their checks."""
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from .batch_desc import BatchDesc, KVCacheDesc
+from .cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
+from .layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
+from .manager_config import KVCacheManagerConfig
+from .scratch_reuse_config import SwaScratchReuseConfig
+
+_TYPE: Final = "type"
+_CLASSES: Final[dict[str, Any]] = {
+    cls.__name__: cls
+    for cls in (
+        AttentionLayerConfig,
+        BatchDesc,
+        BufferConfig,
+        DiskCacheTierConfig,
+        GpuCacheTierConfig,
+        HostCacheTierConfig,
+        KVCacheDesc,
+        KVCacheManagerConfig,
+        SsmLayerConfig,
+        SwaScratchReuseConfig,
+    )
+}
+
+
+def encode_config(config: KVCacheManagerConfig) -> bytes:
+    return json.dumps(_to_plain(config), separators=(",", ":")).encode()
+
+
+def decode_config(encoded: bytes) -> KVCacheManagerConfig:
+    """`ValueError` if it is no configuration; its classes' own errors if it is a wrong one."""
+    config = _from_plain(json.loads(encoded))
+    if not isinstance(config, KVCacheManagerConfig):
+        raise ValueError("this is not an encoded KVCacheManagerConfig")
+    return config
+
+
+def _to_plain(value: Any) -> Any:
+    if is_dataclass(value):
+        plain = {_TYPE: type(value).__name__}
+        for field in fields(value):
+            plain[field.name] = _to_plain(getattr(value, field.name))
+        return plain
+    if isinstance(value, tuple):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+def _from_plain(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_from_plain(item) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    name = plain.get(_TYPE)
+    cls = _CLASSES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise ValueError(f"{name!r} is no configuration class of this version")
+    return cls(**{key: _from_plain(item) for key, item in plain.items() if key != _TYPE})

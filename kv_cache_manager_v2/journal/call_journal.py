@@ -1,0 +1,159 @@
+"""One method per recorded call: what `journal_format` says about it, in code."""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from .journal_format import (
+    BATCH,
+    CLEAR,
+    CLOSE,
+    COMMIT,
+    COMMIT_ONE,
+    CREATE,
+    PROBE,
+    RESIZE,
+    RESUME,
+    SCRATCH,
+    STOP,
+    STREAM,
+    SUSPEND,
+)
+from .journal_writer import JournalWriter
+
+
+@final
+@mypyc_attr(native_class=True)
+class CallJournal:
+    __slots__ = ("writer", "_priorities")
+
+    writer: Final[JournalWriter]
+    _priorities: Final[list[int]]
+    """What the user's callback returned since `begin`."""
+
+    def __init__(self, writer: JournalWriter) -> None:
+        self.writer = writer
+        self._priorities = []
+
+    def begin(self) -> None:
+        """A call that may ask for priorities starts; what one that raised has asked before belongs to no record."""
+        self._priorities.clear()
+
+    def priority(self, priority: int) -> None:
+        self._priorities.append(priority)
+
+    def _write_priorities(self) -> None:
+        self.writer.number(len(self._priorities))
+        for priority in self._priorities:
+            self.writer.number(priority)
+
+    def _end(self, digest: i64) -> None:
+        self.writer.end_record(digest)
+
+    def create(
+        self,
+        lora_id: int | str | None,
+        salt: int | str | None,
+        tokens: list[int | bytes] | None,
+        packed: bytes | None,
+        asks_priorities: bool,
+        digest: i64,
+    ) -> None:
+        """Either ``packed`` tokens without digests, or ``tokens``, or neither."""
+        self.writer.number(CREATE)
+        self._write_priorities()
+        self._text(lora_id, salt, tokens, packed)
+        self.writer.number(1 if asks_priorities else 0)
+        self._end(digest)
+
+    def probe(
+        self, lora_id: int | str | None, salt: int | str | None, tokens: list[int | bytes] | None, packed: bytes | None, digest: i64
+    ) -> None:
+        self.writer.number(PROBE)
+        self._text(lora_id, salt, tokens, packed)
+        self._end(digest)
+
+    def _text(
+        self, lora_id: int | str | None, salt: int | str | None, tokens: list[int | bytes] | None, packed: bytes | None
+    ) -> None:
+        writer = self.writer
+        writer.scope_part(lora_id)
+        writer.scope_part(salt)
+        if packed is not None:
+            writer.number(1)
+            writer.packed_tokens(packed)
+        elif tokens is not None:
+            writer.number(1)
+            writer.mixed_tokens(tokens)
+        else:
+            writer.number(0)
+
+    def resume(self, serial: i64, stream: int, result: bool, digest: i64) -> None:
+        self.writer.operation(RESUME, serial)
+        self._write_priorities()
+        self.writer.number(stream)
+        self.writer.number(1 if result else 0)
+        self._end(digest)
+
+    def suspend(self, serial: i64, digest: i64) -> None:
+        self.writer.operation(SUSPEND, serial)
+        self._end(digest)
+
+    def close(self, serial: i64, digest: i64) -> None:
+        self.writer.operation(CLOSE, serial)
+        self._end(digest)
+
+    def resize(self, serial: i64, capacity: i64, history: i64, result: bool, digest: i64) -> None:
+        writer = self.writer
+        writer.operation(RESIZE, serial)
+        self._write_priorities()
+        writer.number(capacity)
+        writer.number(history)
+        writer.number(1 if result else 0)
+        self._end(digest)
+
+    def commit_one(self, serial: i64, token: i64, digest: i64) -> None:
+        self.writer.operation(COMMIT_ONE, serial)
+        self.writer.number(token)
+        self._end(digest)
+
+    def commit(self, serial: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64) -> None:
+        """``tokens`` if there are digests among them, else ``packed`` says it all."""
+        self.writer.operation(COMMIT, serial)
+        if tokens is None:
+            self.writer.packed_tokens(packed)
+        else:
+            self.writer.mixed_tokens(tokens)
+        self._end(digest)
+
+    def stop_committing(self, serial: i64, digest: i64) -> None:
+        self.writer.operation(STOP, serial)
+        self._end(digest)
+
+    def change_stream(self, serial: i64, stream: int, digest: i64) -> None:
+        self.writer.operation(STREAM, serial)
+        self.writer.number(stream)
+        self._end(digest)
+
+    def enable_scratch(self, serial: i64, enable: bool, digest: i64) -> None:
+        self.writer.operation(SCRATCH, serial)
+        self.writer.number(1 if enable else 0)
+        self._end(digest)
+
+    def batch(self, serials: vec[i64], capacities: vec[i64], histories: vec[i64], result: i64, digest: i64) -> None:
+        writer = self.writer
+        writer.operation(BATCH, len(serials))
+        self._write_priorities()
+        position: i64 = 0
+        while position < len(serials):
+            writer.number(serials[position])
+            writer.number(capacities[position])
+            writer.number(histories[position])
+            position += 1
+        writer.number(result)
+        self._end(digest)
+
+    def clear(self, digest: i64) -> None:
+        self.writer.number(CLEAR)
+        self._end(digest)

@@ -1,0 +1,61 @@
+"""The form of a journal file, for the writer and the reader.
+
+    file     = magic, version (1 byte), length of the configuration (varint), configuration (JSON), record*
+    record   = operation (1 byte), its fields
+
+Fields are unsigned varints (7 bits a byte, least significant first) unless said. A sequence is named by its serial: the first
+`CREATE` of a journal makes 0, the next 1, and so on. Priorities are a count and what the user's callback returned during the
+call. Tokens are a count and a form: PACKED is 4 bytes little-endian each; MIXED is a varint per token, id + 1, or 0 and a
+digest as length and bytes. Lengths are those that the call asked for, or the present ones where it said to keep them.
+
+    operation   fields                                           written when the call
+    CREATE      priorities, scope, has tokens (0 / 1),           returned
+                [tokens], has priority callback (0 / 1)
+    RESUME      serial, priorities, stream, result (0 / 1)       returned True or False
+    SUSPEND     serial                                           returned
+    CLOSE       serial                                           returned, or a forgotten handle was closed
+    RESIZE      serial, priorities, capacity, history, result    returned True or False
+    COMMIT_ONE  serial, token                                    returned
+    COMMIT      serial, tokens                                   returned
+    STOP        serial                                           returned
+    STREAM      serial, stream                                   returned
+    SCRATCH     serial, enabled (0 / 1)                          returned
+    PROBE       scope, tokens                                    returned
+    BATCH       count, priorities, (serial, capacity,            returned
+                history)*, result
+    CLEAR                                                        returned
+    DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
+
+A scope is two parts, each a kind byte (NOTHING, NUMBER, TEXT) and its value: a number in zigzag, a text as length and UTF-8.
+Calls that raise change nothing and are not recorded.
+"""
+
+from typing import Final
+
+MAGIC: Final = b"KVCM"
+VERSION: Final = 1
+
+CREATE: Final = 1
+RESUME: Final = 2
+SUSPEND: Final = 3
+CLOSE: Final = 4
+RESIZE: Final = 5
+COMMIT_ONE: Final = 6
+COMMIT: Final = 7
+STOP: Final = 8
+STREAM: Final = 9
+SCRATCH: Final = 10
+PROBE: Final = 11
+BATCH: Final = 12
+CLEAR: Final = 13
+DIGEST: Final = 14
+
+PACKED: Final = 0
+MIXED: Final = 1
+
+NOTHING: Final = 0
+NUMBER: Final = 1
+TEXT: Final = 2
+
+DIGEST_BYTES: Final = 8
+DIGEST_EVERY: Final = 1024

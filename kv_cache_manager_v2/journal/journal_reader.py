@@ -1,0 +1,96 @@
+"""Reads a journal record by record, and says where and why it cannot: a wrong file, another version, a torn end."""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from .journal_format import MAGIC, MIXED, NOTHING, NUMBER, PACKED, TEXT, VERSION
+
+_MAX_SHIFT: Final = 56
+
+
+@final
+@mypyc_attr(native_class=False)
+class JournalError(ValueError):
+    """The journal cannot be read (further): the offset in bytes, and the reason."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class JournalReader:
+    """A cursor over the bytes of a journal, already past its header."""
+
+    __slots__ = ("config", "position", "_data")
+
+    config: Final[bytes]
+    """The configuration of the recorded manager, as `decode_config` reads it."""
+    position: i64
+    _data: Final[bytes]
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.position = len(MAGIC) + 1
+        if data[: len(MAGIC)] != MAGIC:
+            raise JournalError("this is no journal of a KVCacheManager")
+        if len(data) <= len(MAGIC) or data[len(MAGIC)] != VERSION:
+            raise JournalError(f"this journal is not of version {VERSION}, the only one that this release reads")
+        self.config = self.raw(self.number())
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.position >= len(self._data)
+
+    def number(self) -> i64:
+        value: i64 = 0
+        shift: i64 = 0
+        data = self._data
+        while True:
+            if self.position >= len(data):
+                raise JournalError(f"byte {self.position}: the journal ends inside a record")
+            byte: i64 = data[self.position]
+            self.position += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+            if shift > _MAX_SHIFT:
+                raise JournalError(f"byte {self.position}: a number is longer than any that was ever written")
+
+    def raw(self, num_bytes: i64) -> bytes:
+        end = self.position + num_bytes
+        if end > len(self._data):
+            raise JournalError(f"byte {self.position}: the journal ends inside a record")
+        data = self._data[self.position : end]
+        self.position = end
+        return data
+
+    def scope_part(self) -> int | str | None:
+        kind = self.number()
+        if kind == NOTHING:
+            return None
+        if kind == NUMBER:
+            form = self.number()
+            magnitude = int.from_bytes(self.raw(form // 2), "little")
+            return -magnitude - 1 if form % 2 == 1 else magnitude
+        if kind == TEXT:
+            try:
+                return self.raw(self.number()).decode()
+            except UnicodeDecodeError:
+                raise JournalError(f"byte {self.position}: a scope's text is not UTF-8") from None
+        raise JournalError(f"byte {self.position}: {kind} is no kind of scope")
+
+    def tokens(self) -> list[int | bytes]:
+        count = self.number()
+        form = self.number()
+        tokens: list[int | bytes] = []
+        if form == PACKED:
+            tokens.extend(memoryview(self.raw(count * 4)).cast("i"))
+            return tokens
+        if form != MIXED:
+            raise JournalError(f"byte {self.position}: {form} is no form of tokens")
+        position: i64 = 0
+        while position < count:
+            token = self.number()
+            tokens.append(self.raw(self.number()) if token == 0 else int(token) - 1)
+            position += 1
+        return tokens

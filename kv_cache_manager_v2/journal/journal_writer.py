@@ -1,0 +1,151 @@
+"""Writes a journal. Owns the file; a call that is recorded costs a few bytes in a buffer that is flushed when it is full.
+
+A journal never stands in the way of serving: when the file cannot be written (a full disk), that is logged once, recording
+ends, and `error` says why; what was written so far can be read up to its last whole record.
+"""
+
+import logging
+import os
+from typing import BinaryIO, Final, final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64, mypyc_attr, u8
+
+from .journal_format import (
+    DIGEST,
+    DIGEST_EVERY,
+    MAGIC,
+    MIXED,
+    NOTHING,
+    NUMBER,
+    PACKED,
+    TEXT,
+    VERSION,
+)
+
+_FLUSH_BYTES: Final = 1 << 16
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@final
+@mypyc_attr(native_class=True)
+class JournalWriter:
+    __slots__ = ("path", "error", "_file", "_buffer", "_num_records")
+
+    path: Final[str]
+    error: OSError | None
+    """Why recording has ended early; None while all is well."""
+    _file: BinaryIO | None
+    _buffer: Final[BytesWriter]
+    _num_records: i64
+
+    def __init__(self, path: str | os.PathLike[str], config: bytes) -> None:
+        """Creates the file, or empties it; `OSError` if that fails."""
+        self.path = os.fspath(path)
+        self.error = None
+        self._buffer = BytesWriter()
+        self._num_records = 0
+        self._file = open(self.path, "wb", buffering=0)
+        self._buffer.write(MAGIC)
+        self._buffer.append(VERSION)
+        self.number(len(config))
+        self._buffer.write(config)
+
+    # -- fields -------------------------------------------------------------------------------------------------------
+
+    def number(self, value: i64) -> None:
+        """An unsigned varint."""
+        buffer = self._buffer
+        while value >= 128:
+            low: u8 = u8(value & 127)
+            buffer.append(low | 128)
+            value >>= 7
+        last: u8 = u8(value)
+        buffer.append(last)
+
+    def operation(self, code: i64, serial: i64) -> None:
+        self.number(code)
+        self.number(serial)
+
+    def scope_part(self, part: int | str | None) -> None:
+        if part is None:
+            self.number(NOTHING)
+        elif isinstance(part, int):
+            self.number(NUMBER)
+            magnitude = part if part >= 0 else -part - 1
+            digits = magnitude.to_bytes((magnitude.bit_length() + 7) // 8, "little")
+            self.number(len(digits) * 2 + (part < 0))
+            self._buffer.write(digits)
+        else:
+            text = part.encode()
+            self.number(TEXT)
+            self.number(len(text))
+            self._buffer.write(text)
+
+    def packed_tokens(self, packed: bytes) -> None:
+        """Tokens without digests."""
+        self.number(len(packed) // 4)
+        self.number(PACKED)
+        self._buffer.write(packed)
+
+    def mixed_tokens(self, tokens: list[int | bytes]) -> None:
+        self.number(len(tokens))
+        self.number(MIXED)
+        for token in tokens:
+            if isinstance(token, int):
+                self.number(token + 1)
+            else:
+                self.number(0)
+                self.number(len(token))
+                self._buffer.write(token)
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def end_record(self, digest: i64) -> None:
+        """A record is whole; from time to time the digest of all decisions follows it, and the buffer goes to the file."""
+        self._num_records += 1
+        if self._num_records % DIGEST_EVERY == 0:
+            self._write_digest(digest)
+        if len(self._buffer) >= _FLUSH_BYTES:
+            self._flush()
+
+    def _write_digest(self, digest: i64) -> None:
+        self.number(DIGEST)
+        self._buffer.write(int(digest).to_bytes(8, "little"))
+
+    def flush(self) -> None:
+        """Everything recorded so far is handed to the operating system."""
+        self._flush()
+
+    def _flush(self) -> None:
+        file = self._file
+        if file is not None:
+            try:
+                remaining = memoryview(self._buffer.getvalue())
+                while len(remaining) > 0:
+                    remaining = remaining[file.write(remaining) :]
+            except OSError as error:
+                self._give_up(error)
+        self._buffer.truncate(0)
+
+    def _give_up(self, error: OSError) -> None:
+        self.error = error
+        _logger.error("the journal %s ends here, the manager goes on: %s", self.path, error)
+        file = self._file
+        self._file = None
+        if file is not None:
+            try:
+                file.close()
+            except OSError:
+                _logger.debug("closing the journal %s failed", self.path, exc_info=True)
+
+    def close(self, digest: i64) -> None:
+        """Write the final digest and close the file. Twice is fine."""
+        if self._file is None:
+            return
+        self._write_digest(digest)
+        self._flush()
+        file = self._file
+        if file is not None:
+            self._file = None
+            file.close()

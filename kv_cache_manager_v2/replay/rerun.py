@@ -1,0 +1,174 @@
+"""Runs a journal again: the same calls on a new manager, and the digest of all decisions compared on the way.
+
+The streams of the record are handles of a process that is gone; each distinct one becomes a stream of the new device. The
+user's priorities come from the record.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import CorruptedError, Device, KVCache, KVCacheManager, KVCacheManagerError, ReuseScope
+from ..config.config_codec import decode_config
+from ..journal import journal_format as form
+from ..journal.journal_reader import JournalError, JournalReader
+
+
+@dataclass(frozen=True)
+class RerunResult:
+    """``num_digests`` points at which the decisions were compared and found equal; ``digest`` is the last one."""
+
+    num_calls: int
+    num_digests: int
+    digest: bytes
+
+
+class RerunMismatch(Exception):
+    """The same calls led to another decision: after which call, and what was recorded and found."""
+
+
+def rerun(path: Path, device: Device, check_invariants: bool = False) -> RerunResult:
+    """`JournalError` if the journal cannot be read, `RerunMismatch` at the first difference, `OSError` from the file."""
+    reader = JournalReader(path.read_bytes())
+    return _Rerun(reader, device, check_invariants).run()
+
+
+class _Rerun:
+    def __init__(self, reader: JournalReader, device: Device, check_invariants: bool) -> None:
+        self.reader = reader
+        self.device = device
+        self.check_invariants = check_invariants
+        try:
+            self.manager = KVCacheManager(decode_config(reader.config), device=device)
+        except (ValueError, TypeError) as error:
+            raise JournalError(f"the configuration in the journal cannot be used: {error}") from error
+        self.sequences: dict[int, KVCache] = {}
+        self.num_created = 0
+        self.streams: dict[int, int] = {}
+        self.priorities: list[int] = []
+        self.num_calls = 0
+        self.num_digests = 0
+
+    def run(self) -> RerunResult:
+        try:
+            while not self.reader.is_at_end:
+                operation = self.reader.number()
+                try:
+                    self.apply(operation)
+                except CorruptedError:
+                    raise
+                except (KVCacheManagerError, ValueError, TypeError) as error:
+                    if isinstance(error, JournalError):
+                        raise
+                    raise RerunMismatch(f"call {self.num_calls} went well when it was recorded: {error}") from error
+                if self.check_invariants:
+                    self.manager.check_invariants()
+            return RerunResult(self.num_calls, self.num_digests, self.manager.state_digest())
+        finally:
+            for kv_cache in self.sequences.values():
+                kv_cache.close()
+            self.manager.shutdown()
+            for stream in self.streams.values():
+                if stream != self.device.default_stream():
+                    self.device.destroy_stream(stream)
+
+    def apply(self, operation: int) -> None:
+        reader = self.reader
+        if operation == form.DIGEST:
+            self.compare("digest", reader.raw(form.DIGEST_BYTES).hex(), self.manager.state_digest().hex())
+            self.num_digests += 1
+            return
+        self.num_calls += 1
+        if operation == form.CREATE:
+            self.create()
+        elif operation == form.PROBE:
+            scope, tokens = self.text()
+            self.manager.probe_reuse(scope, tokens)
+        elif operation == form.BATCH:
+            self.batch()
+        elif operation == form.CLEAR:
+            self.manager.clear_reusable_blocks()
+        else:
+            self.apply_to_sequence(operation, int(reader.number()))
+
+    def apply_to_sequence(self, operation: int, serial: int) -> None:
+        reader = self.reader
+        kv_cache = self.sequence(serial)
+        if operation == form.RESUME:
+            self.read_priorities()
+            stream = self.stream(reader.number())
+            self.compare("result", bool(reader.number()), kv_cache.resume(stream))
+        elif operation == form.SUSPEND:
+            kv_cache.suspend()
+        elif operation == form.CLOSE:
+            self.sequences.pop(serial).close()
+        elif operation == form.RESIZE:
+            self.read_priorities()
+            capacity, history = reader.number(), reader.number()
+            self.compare("result", bool(reader.number()), kv_cache.resize(capacity, history))
+        elif operation == form.COMMIT_ONE:
+            kv_cache.commit([int(reader.number())])
+        elif operation == form.COMMIT:
+            kv_cache.commit(reader.tokens())
+        elif operation == form.STOP:
+            kv_cache.stop_committing()
+        elif operation == form.STREAM:
+            kv_cache.cuda_stream = self.stream(reader.number())
+        elif operation == form.SCRATCH:
+            kv_cache.enable_swa_scratch_reuse = bool(reader.number())
+        else:
+            raise JournalError(f"byte {reader.position}: {operation} is no operation")
+
+    def create(self) -> None:
+        self.read_priorities()
+        scope, tokens = self.text()
+        callback = self.next_priority if self.reader.number() else None
+        self.sequences[self.num_created] = self.manager.create_kv_cache(
+            scope, tokens, custom_priority_callback=callback
+        )
+        self.num_created += 1
+
+    def batch(self) -> None:
+        reader = self.reader
+        count = reader.number()
+        self.read_priorities()
+        kv_caches: list[KVCache] = []
+        capacities: list[int] = []
+        histories: list[int] = []
+        for _ in range(count):
+            kv_caches.append(self.sequence(int(reader.number())))
+            capacities.append(int(reader.number()))
+            histories.append(int(reader.number()))
+        result = self.manager.resize_batch(kv_caches, capacities, histories)
+        self.compare("result", int(reader.number()), result)
+
+    def text(self) -> tuple[ReuseScope, list[int | bytes] | None]:
+        lora_id, salt = self.reader.scope_part(), self.reader.scope_part()
+        if isinstance(lora_id, str):
+            raise JournalError(f"byte {self.reader.position}: a LoRA id is no text")
+        return ReuseScope(lora_id, salt), self.reader.tokens() if self.reader.number() else None
+
+    def sequence(self, serial: int) -> KVCache:
+        kv_cache = self.sequences.get(serial)
+        if kv_cache is None:
+            raise JournalError(f"byte {self.reader.position}: sequence {serial} is not open")
+        return kv_cache
+
+    def stream(self, recorded: int) -> int:
+        stream = self.streams.get(recorded)
+        if stream is None:
+            stream = self.device.create_stream() if self.streams else self.device.default_stream()
+            self.streams[recorded] = stream
+        return stream
+
+    def read_priorities(self) -> None:
+        self.priorities = [int(self.reader.number()) for _ in range(self.reader.number())]
+        self.priorities.reverse()
+
+    def next_priority(self, ordinal: int, life_cycle: object) -> int:
+        if not self.priorities:
+            raise RerunMismatch(f"call {self.num_calls} asks for a priority that it did not ask for when recorded")
+        return self.priorities.pop()
+
+    def compare(self, what: str, recorded: object, found: object) -> None:
+        if recorded != found:
+            raise RerunMismatch(f"after call {self.num_calls} the {what} is {found}, recorded was {recorded}")

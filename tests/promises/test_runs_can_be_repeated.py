@@ -1,0 +1,199 @@
+"""A journal holds every call; run again, the same calls make the same decisions: on any device, whenever copies finish."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import config_of, manager_of
+
+from kv_cache_manager_v2 import Device, HostDevice, KVCacheManager, LogicError, ReuseScope, SwaScratchReuseConfig
+from kv_cache_manager_v2.journal.journal_reader import JournalError
+from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.rerun import RerunMismatch, rerun
+from kv_cache_manager_v2.testing import SimulatedDevice
+
+NUM_CALLS = 3000
+
+
+def drive(manager: KVCacheManager, seed: int, num_calls: int = NUM_CALLS) -> bytes:
+    """Random calls of every recorded kind; returns the digest after the last."""
+    rng = random.Random(seed)
+    open_: list[Any] = []
+    streams = [manager.device.default_stream(), manager.device.create_stream()]
+
+    def text(length: int) -> list[int | bytes]:
+        family = rng.randrange(6)
+        tokens: list[int | bytes] = [family * 1000 + i // 3 for i in range(length)]
+        if length > 5 and rng.random() < 0.2:
+            tokens[5] = bytes([family]) * 8
+        return tokens
+
+    for _ in range(num_calls):
+        kind = rng.random()
+        if kind < 0.1 and len(open_) < 8 or not open_:
+            callback = (lambda ordinal, life_cycle: ordinal % 50) if rng.random() < 0.3 else None
+            scope = ReuseScope(salt=rng.choice([None, "tenant", -5])) if rng.random() < 0.3 else None
+            open_.append(
+                manager.create_kv_cache(scope, text(rng.randrange(40)), custom_priority_callback=callback)
+            )
+            continue
+        kv_cache = rng.choice(open_)
+        if not kv_cache.is_active:
+            if kind < 0.2:
+                kv_cache.close()
+                open_.remove(kv_cache)
+            elif rng.random() < 0.8:
+                kv_cache.resume(rng.choice(streams))
+        elif kind < 0.15:
+            kv_cache.suspend()
+        elif kind < 0.2:
+            kv_cache.stop_committing()
+            kv_cache.close()
+            open_.remove(kv_cache)
+        elif kind < 0.25:
+            kv_cache.cuda_stream = rng.choice(streams)
+        elif kind < 0.3:
+            manager.probe_reuse(None, text(30))
+        elif kind < 0.4:
+            active = [other for other in open_ if other.is_active]
+            manager.resize_batch(active, [other.capacity + 3 for other in active], [other.capacity for other in active])
+        else:
+            free = kv_cache.capacity - kv_cache.num_committed_tokens
+            if free and rng.random() < 0.6 and kv_cache.history_length == kv_cache.num_committed_tokens:
+                length = kv_cache.num_committed_tokens + rng.randrange(1, free + 1)
+                kv_cache.commit(text(length)[kv_cache.num_committed_tokens :])
+            else:
+                capacity = kv_cache.capacity
+                kv_cache.resize(capacity + rng.choice([1, 1, 1, 20]), capacity if rng.random() < 0.9 else None)
+    digest = manager.state_digest()
+    for kv_cache in open_:
+        kv_cache.close()
+    for stream in streams[1:]:
+        manager.device.destroy_stream(stream)
+    return digest
+
+
+def record(path: Path, seed: int, device: Device, scratch: bool) -> bytes:
+    settings: dict[str, Any] = {"swa_scratch_reuse": SwaScratchReuseConfig()} if scratch else {}
+    with KVCacheManager(config_of([None, 8], num_slots=60, **settings), device=device, journal=path) as manager:
+        if scratch:
+            with manager.create_kv_cache() as kv_cache:
+                kv_cache.enable_swa_scratch_reuse = False
+                assert kv_cache.resume() and kv_cache.resize(40, 0) and kv_cache.resize(44, 40)
+            with manager.create_kv_cache() as kv_cache:
+                assert kv_cache.resume() and kv_cache.resize(60, 0) and kv_cache.resize(64, 60)
+        else:
+            drive(manager, seed)
+        manager.clear_reusable_blocks()
+        return manager.state_digest()
+
+
+@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rerun_makes_the_same_decisions(tmp_path: Path, seed: int, scratch: bool) -> None:
+    path = tmp_path / "calls.journal"
+    digest = record(path, seed, HostDevice(), scratch)
+    result = rerun(path, HostDevice(), check_invariants=seed == 0)
+    assert result.digest == digest and result.num_digests >= 1
+    assert main(["rerun", str(path)]) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_timing_of_the_device_decides_nothing(tmp_path: Path, seed: int) -> None:
+    digests = {record(tmp_path / "host", seed, HostDevice(), False)}
+    for device_seed in range(4):
+        device = SimulatedDevice(device_seed)
+        digests.add(record(tmp_path / f"simulated{device_seed}", seed, device, False))
+    assert len(digests) == 1
+
+
+def test_hash_seed_decides_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "calls.journal"
+    digest = record(path, 7, HostDevice(), False)
+    for hash_seed in ("0", "1", "4242"):
+        code = (
+            "import sys; from pathlib import Path; from kv_cache_manager_v2 import HostDevice;"
+            "from kv_cache_manager_v2.replay.rerun import rerun;"
+            "print(rerun(Path(sys.argv[1]), HostDevice()).digest.hex())"
+        )
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        found = subprocess.run(
+            [sys.executable, "-P", "-c", code, str(path)], env=environment, capture_output=True, text=True, check=True
+        )
+        assert found.stdout.strip() == digest.hex()
+
+
+def test_another_decision_is_noticed(tmp_path: Path) -> None:
+    """The recorded result of the last resize is flipped: False where it was True."""
+    path = tmp_path / "calls.journal"
+    with KVCacheManager(config_of(), device=HostDevice(), journal=path) as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(4)
+            manager.flush_journal()
+            end = path.stat().st_size
+    data = bytearray(path.read_bytes())
+    assert data[end - 1] == 1
+    data[end - 1] = 0
+    path.write_bytes(data)
+    with pytest.raises(RerunMismatch, match="call 3"):
+        rerun(path, HostDevice())
+    assert main(["rerun", str(path)]) == 1
+
+
+def test_decode_calls_take_few_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "calls.journal"
+    with KVCacheManager(config_of(num_slots=5000), device=HostDevice(), journal=path) as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(10000)
+            manager.flush_journal()
+            before = path.stat().st_size
+            for step in range(1000):
+                assert kv_cache.resize(10001 + step)
+                kv_cache.commit([100_000 + step])
+            manager.flush_journal()
+            assert (path.stat().st_size - before) / 2000 < 20
+
+
+def test_torn_and_foreign_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "calls.journal"
+    record(path, 1, HostDevice(), False)
+    data = path.read_bytes()
+    (tmp_path / "torn").write_bytes(data[: len(data) // 2])
+    with pytest.raises((JournalError, RerunMismatch)):
+        rerun(tmp_path / "torn", HostDevice())
+    (tmp_path / "foreign").write_bytes(b"something else")
+    with pytest.raises(JournalError):
+        rerun(tmp_path / "foreign", HostDevice())
+    (tmp_path / "newer").write_bytes(data[:4] + bytes([99]) + data[5:])
+    with pytest.raises(JournalError):
+        rerun(tmp_path / "newer", HostDevice())
+    assert main(["rerun", str(tmp_path / "foreign")]) == 3
+    assert main(["rerun", str(tmp_path / "nothing")]) == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_ends_the_journal_and_not_the_service() -> None:
+    with KVCacheManager(config_of(num_slots=2000), device=HostDevice(), journal="/dev/full") as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(4)
+            with pytest.raises(OSError):
+                manager.flush_journal()
+            assert kv_cache.resize(400)
+            kv_cache.commit(list(range(400)))
+            manager.check_invariants()
+
+
+def test_manager_without_a_journal() -> None:
+    with manager_of() as manager, pytest.raises(LogicError):
+        manager.flush_journal()
+
+
+def test_journal_that_cannot_be_made(tmp_path: Path) -> None:
+    device = HostDevice()
+    with pytest.raises(OSError):
+        KVCacheManager(config_of(), device=device, journal=tmp_path / "no" / "such" / "folder")
+    device.close()
