@@ -1,7 +1,7 @@
 """A copy batch as runs: neighbouring copies whose sources and destinations both continue merged into one.
 
-Pages that were allocated together often lie together, and one large copy costs less than many small ones, on a GPU's copy
-engine as in `memcpy`. Pure arithmetic; order is kept.
+Pages that were allocated together often lie together, and one large copy costs less than many small ones, on a GPU's
+copy engine as in `memcpy`. Pure arithmetic; order is kept.
 """
 
 from typing import Final, final
@@ -15,7 +15,7 @@ from .port import CopyBatch
 @final
 @mypyc_attr(native_class=True)
 class CopyRuns:
-    """``dst_addresses[i] <- src_addresses[i]``, ``sizes[i]`` bytes, for ``i < count``; and the span that each side covers."""
+    """``dst_addresses[i] <- src_addresses[i]``, ``sizes[i]`` bytes, for ``i < count``; and each side's span."""
 
     __slots__ = ("count", "dst_addresses", "src_addresses", "sizes", "dst_beg", "dst_end", "src_beg", "src_end")
 

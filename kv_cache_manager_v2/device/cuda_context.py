@@ -1,7 +1,8 @@
 """The primary context of one GPU, the one that the CUDA runtime and PyTorch use as well.
 
-`create` retains it, `close` gives it back. ``with context:`` makes it the calling thread's current context and restores the
-one before: the calling thread may be working with another GPU. Calls that name a stream or an event of a context need none.
+`create` retains it, `close` gives it back. ``with context:`` makes it the calling thread's current context and restores
+the one before: the calling thread may be working with another GPU. Calls that name a stream or an event of a context
+need none.
 """
 
 import logging

@@ -1,12 +1,13 @@
 """An NVIDIA GPU, through cuda-python's driver API.
 
-GPU memory is mapped granule by granule (`CudaMemory`), host memory is pinned (`CudaHostMemory`), both into addresses that
-never move. Streams may be the device's own (`create_stream`) or the engine's: any CUDA stream of this GPU's primary context is
-taken as ``int(stream)``; only the device's own are checked and can be destroyed. Events are pooled: recording one makes no driver object
-once the pool has grown. Copies go to the driver as one batch where driver and cuda-python can, else one by one.
+GPU memory is mapped granule by granule (`CudaMemory`), host memory is pinned (`CudaHostMemory`), both into addresses
+that never move. Streams may be the device's own (`create_stream`) or the engine's: any CUDA stream of this GPU's
+primary context is taken as ``int(stream)``; only the device's own are checked and can be destroyed. Events are pooled:
+recording one makes no driver object once the pool has grown. Copies go to the driver as one batch where driver and
+cuda-python can, else one by one.
 
-Importing this module imports nothing of CUDA. Where a test brings its own ``driver`` module, that one is used instead of
-`cuda.bindings.driver`.
+Importing this module imports nothing of CUDA. Where a test brings its own ``driver`` module, that one is used instead
+of `cuda.bindings.driver`.
 """
 
 import logging
@@ -46,11 +47,12 @@ _MAX_REGISTRATION_BYTES: Final = 1 << 30
 class CudaDevice(Device):
     """See the module's docstring. One thread at a time, any thread.
 
-    ``granularity_bytes`` is the smallest unit in which memory is mapped; a GPU whose driver has a larger one uses that. Host
-    memory is pinned in pieces of ``max_registration_bytes`` at most.
+    ``granularity_bytes`` is the smallest unit in which memory is mapped; a GPU whose driver has a larger one uses that.
+    Host memory is pinned in pieces of ``max_registration_bytes`` at most.
     """
 
     __slots__ = (
+        "ordinal",
         "_driver",
         "_name",
         "_nvrtc_module",
@@ -71,6 +73,8 @@ class CudaDevice(Device):
         "_is_closed",
     )
 
+    ordinal: Final[int]
+    """Of the GPU, as CUDA counts the visible ones."""
     _driver: Final[CudaDriver]
     _name: Final[str]
     _nvrtc_module: Final[Any]  # None: cuda.bindings.nvrtc, when first needed
@@ -103,7 +107,8 @@ class CudaDevice(Device):
             raise ValueError(f"granularity_bytes is {granularity_bytes}: it must be a power of two")
         if max_registration_bytes < granularity_bytes or max_registration_bytes % granularity_bytes != 0:
             raise ValueError(
-                f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of {granularity_bytes}, the granularity"
+                f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of the granularity,"
+                f" {granularity_bytes}"
             )
         checked = CudaDriver(load_driver_module() if driver is None else driver)
         checked.call("cuInit", 0)
@@ -116,11 +121,16 @@ class CudaDevice(Device):
             "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device
         ):
             raise LogicError(f"cuda:{ordinal} cannot map memory page by page; use the host device, or another GPU")
-        major: int = checked.call("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
-        minor: int = checked.call("cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+        major: int = checked.call(
+            "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device
+        )
+        minor: int = checked.call(
+            "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device
+        )
         device_name: bytes = checked.call("cuDeviceGetName", 256, device)
         gpu_memory = CudaMemory(checked, ordinal, granularity_bytes)
         self._driver = checked
+        self.ordinal = ordinal
         self._name = f"cuda:{ordinal} {device_name.split(bytes(1))[0].decode('utf-8', 'replace')}"
         self._nvrtc_module = nvrtc
         self._capability = 10 * major + minor
@@ -264,7 +274,7 @@ class CudaDevice(Device):
         self._driver.call("cuEventSynchronize", self._event_object(event))
 
     def release_event(self, event: int) -> None:
-        """Back to the pool. Waits that were enqueued refer to what had been recorded then, not to the driver's object."""
+        """Back to the pool. Waits that were enqueued refer to what had been recorded, not to the driver's object."""
         self._require_open()
         self._events.free(event)
 
@@ -314,7 +324,9 @@ class CudaDevice(Device):
         raise LogicError(f"{self._name} runs no host kernels; compile a CUDA kernel and launch that")
 
     def compile(self, source: str, name: str, options: Sequence[str] = ()) -> CudaKernel:
-        """Compile CUDA C++ and return its function ``name`` (declared ``extern "C"``); the device's `close` unloads it."""
+        """Compile CUDA C++ and return its function ``name`` (declared ``extern "C"``); the device's `close` unloads
+        it.
+        """
         self._require_open()
         nvrtc = load_nvrtc_module() if self._nvrtc_module is None else self._nvrtc_module
         image = CudaCompiler(nvrtc, self._capability).compile(source, options)

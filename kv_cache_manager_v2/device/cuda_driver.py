@@ -1,8 +1,9 @@
 """The checked door to the CUDA driver: every call through it either worked or raised.
 
 A failed call is a `CudaError` with the call's name, the driver's number and the driver's own text; out of memory is an
-`OutOfMemoryError` with the same. Nothing here is imported before it is needed: the library works, and imports fast, where
-there is no NVIDIA driver and no cuda-python. The module behind the door is `cuda.bindings.driver` unless a test brings its own.
+`OutOfMemoryError` with the same. Nothing here is imported before it is needed: the library works, and imports fast,
+where there is no NVIDIA driver and no cuda-python. The module behind the door is `cuda.bindings.driver` unless a test
+brings its own.
 """
 
 import importlib
@@ -26,7 +27,9 @@ def load_driver_module() -> Any:
     try:
         return importlib.import_module(_DRIVER_MODULE)
     except ImportError as error:
-        raise CudaError(f"cannot import {_DRIVER_MODULE}: {error}; install cuda-python, or use the host device") from error
+        raise CudaError(
+            f"cannot import {_DRIVER_MODULE}: {error}; install cuda-python, or use the host device"
+        ) from error
 
 
 def find_cuda_obstacle(driver_module: Any = None) -> str:
@@ -74,7 +77,7 @@ class CudaDriver:
         return returned[1] if len(returned) > 1 else None
 
     def status_of(self, name: str, *args: Any) -> Any:
-        """Call the driver's function ``name`` and return its status unchecked, for callers with an answer to failure."""
+        """Call the driver's function ``name`` and return its status, for callers who have an answer to failure."""
         try:
             return getattr(self.module, name)(*args)[0]
         except RuntimeError as error:

@@ -1,8 +1,9 @@
 """Pinned host memory: committed like any host memory, then registered with CUDA so that copies run asynchronously.
 
-A *registration* is a piece that was registered in one call, at most ``max_registration_bytes`` long: some kernels fail to pin
-more than 2 GiB at a time. CUDA unregisters only whole registrations, so taking back a part of one waits for the device,
-unregisters it and registers what stays. A copy may not cross from one registration to the next: `registration_end`.
+A *registration* is a piece that was registered in one call, at most ``max_registration_bytes`` long: some kernels fail
+to pin more than 2 GiB at a time. CUDA unregisters only whole registrations, so taking back a part of one waits for the
+device, unregisters it and registers what stays. A copy may not cross from one registration to the next:
+`registration_end`.
 
 Every call runs in the GPU's context, made current by the caller.
 """
@@ -129,6 +130,6 @@ class CudaHostMemory:
         if number != OUT_OF_MEMORY and number != OPERATING_SYSTEM:
             return error
         return OutOfMemoryError(
-            f"cannot pin {num_bytes} bytes, of {asked_bytes} asked for, of host memory: {error}; lower the quota of the host tier,"
-            " or raise the limit that `ulimit -l` shows"
+            f"cannot pin {num_bytes} bytes, of {asked_bytes} asked for, of host memory: {error};"
+            " lower the quota of the host tier, or raise the limit that `ulimit -l` shows"
         )

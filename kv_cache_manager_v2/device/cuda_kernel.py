@@ -1,8 +1,8 @@
 """A CUDA kernel compiled at run time: source text in, something to launch out.
 
-NVRTC, the compiler, comes with the package ``nvidia-cuda-nvrtc`` and is imported when the first kernel is compiled. The machine code is made for
-the very GPU; where the compiler is too old to know it, PTX is made for the newest one that it knows, and the driver
-translates that. Compile errors carry the compiler's log.
+NVRTC, the compiler, comes with the package ``nvidia-cuda-nvrtc`` and is imported when the first kernel is compiled. The
+machine code is made for the very GPU; where the compiler is too old to know it, PTX is made for the newest one that it
+knows, and the driver translates that. Compile errors carry the compiler's log.
 """
 
 import ctypes
@@ -85,7 +85,7 @@ class CudaCompiler:
 @final
 @mypyc_attr(native_class=True)
 class CudaKernel:
-    """A function loaded onto the GPU. `CudaDevice.compile` makes it; `close` unloads it, the device's `close` at the latest."""
+    """A function that `CudaDevice.compile` loaded. `close` unloads it, the device's `close` at the latest."""
 
     __slots__ = ("name", "_driver", "_context", "_module", "_function", "_is_closed")
 

@@ -1,8 +1,9 @@
 """Memory of a GPU, mapped granule by granule into reserved addresses (CUDA's virtual memory management).
 
-Each granule is an allocation of its own, so a range can shrink by any number of them. Order of the driver's calls: reserve,
-then per granule create and map, then one set-access over the whole; back: unmap all granules, then release them. A handle is
-released only when its granule is unmapped, so a failure in the middle can be undone with contents kept.
+Each granule is an allocation of its own, so a range can shrink by any number of them. Order of the driver's calls:
+reserve, then per granule create and map, then one set-access over the whole; back: unmap all granules, then release
+them. A handle is released only when its granule is unmapped, so a failure in the middle can be undone with contents
+kept.
 
 Knows handles only; `RangeTable` knows what is reserved and mapped. None of these calls needs a current context.
 """
@@ -21,7 +22,7 @@ _logger: Final = logging.getLogger(__name__)
 @final
 @mypyc_attr(native_class=True)
 class CudaMemory:
-    """Law: a handle is in ``_handles`` while its granule is mapped, in ``_unreleased`` if the driver refused to take it back."""
+    """Law: a handle is in ``_handles`` while its granule is mapped, in ``_unreleased`` if giving it back failed."""
 
     __slots__ = ("_driver", "granularity_bytes", "_properties", "_access", "_handles", "_unreleased")
 
@@ -79,8 +80,8 @@ class CudaMemory:
             self._release_handles(handles)
             if isinstance(error, OutOfMemoryError):
                 raise OutOfMemoryError(
-                    f"no room for {num_bytes} bytes of GPU memory ({len(handles)} of {num_bytes // granularity_bytes} granules"
-                    f" could be made): {error}; lower the quota of the GPU tier"
+                    f"no room for {num_bytes} bytes of GPU memory: {error}, after {len(handles)} of"
+                    f" {num_bytes // granularity_bytes} granules; lower the quota of the GPU tier"
                 ) from error
             raise
         for index in range(len(handles)):

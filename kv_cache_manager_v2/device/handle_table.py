@@ -1,8 +1,8 @@
 """Handles: numbers that stand for streams or events, checked on every use and recycled.
 
-A handle is an index and the generation of that index, packed into one positive number, so that a handle that was given back
-is recognised even when its index serves somebody else by now. Indices are dense and handed out lowest first, last freed
-first: a device keeps what belongs to a handle in a list.
+A handle is an index and the generation of that index, packed into one positive number, so that a handle that was given
+back is recognised even when its index serves somebody else by now. Indices are dense and handed out lowest first, last
+freed first: a device keeps what belongs to a handle in a list.
 
 Conservation: every index is either live or on the free stack.
 """

@@ -1,10 +1,12 @@
 """A device in host memory: the library's behaviour without a GPU, at the speed of memory.
 
-Both tiers, GPU_MEM and HOST_MEM, are memory of this process, reserved and committed through `host_memory`. Mapping costs
-the same for a kilobyte and a terabyte: physical memory is taken page by page when first touched, and given back on unmap.
+Both tiers, GPU_MEM and HOST_MEM, are memory of this process, reserved and committed through `host_memory`. Mapping
+costs the same for a kilobyte and a terabyte: physical memory is taken page by page when first touched, and given back
+on unmap.
 
-Streams run eagerly: a call that enqueues work does it before it returns, so every event is done when it is recorded, and
-waiting is a matter of checking handles. Kernels (`HostKernel`) run at once as well; what one raises reaches the launcher.
+Streams run eagerly: a call that enqueues work does it before it returns, so every event is done when it is recorded,
+and waiting is a matter of checking handles. Kernels (`HostKernel`) run at once as well; what one raises reaches the
+launcher.
 
 Every address is checked against what is reserved and mapped before anything happens, so a mistake is an exception.
 """
@@ -38,8 +40,8 @@ _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
 class HostDevice(Device):
     """See the module's docstring. One thread at a time.
 
-    ``granularity_bytes``: ranges are mapped in multiples of this power of two; the default is a GPU's, so that a plan made
-    here is the plan made there. Smaller ones, down to a page, waste less in tiny tests.
+    ``granularity_bytes``: ranges are mapped in multiples of this power of two; the default is a GPU's, so that a plan
+    made here is the plan made there. Smaller ones, down to a page, waste less in tiny tests.
     """
 
     __slots__ = ("_granularity_bytes", "_gpu_ranges", "_host_ranges", "_streams", "_events", "_is_closed")
@@ -54,7 +56,7 @@ class HostDevice(Device):
     def __init__(self, granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES) -> None:
         if granularity_bytes < PAGE_BYTES or granularity_bytes & (granularity_bytes - 1) != 0:
             raise ValueError(
-                f"granularity_bytes is {granularity_bytes}: it must be a power of two, and a page ({PAGE_BYTES}) at least"
+                f"granularity_bytes is {granularity_bytes}: it must be a power of two and at least a page, {PAGE_BYTES}"
             )
         self._granularity_bytes = granularity_bytes
         self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, granularity_bytes)
@@ -123,7 +125,9 @@ class HostDevice(Device):
     def destroy_stream(self, stream: int) -> None:
         self._require_open()
         if stream == _DEFAULT_STREAM:
-            raise LogicError("stream 0 is the default stream, which belongs to the device; destroy what create_stream gave")
+            raise LogicError(
+                "stream 0 is the default stream, which belongs to the device; destroy what create_stream gave"
+            )
         self._streams.free(stream)
 
     def synchronize_stream(self, stream: int) -> None:

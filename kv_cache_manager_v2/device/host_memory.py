@@ -1,8 +1,9 @@
 """Address ranges and memory of the operating system: reserve, commit, decommit, release.
 
 Reserved addresses are an inaccessible private mapping that costs nothing. Committing makes a part of it readable and
-writable; a page of physical memory is taken only when it is first touched, so bookkeeping may run on tiers far larger than
-the machine. Decommitting puts a fresh inaccessible mapping in the place, which gives the physical pages back at once.
+writable; a page of physical memory is taken only when it is first touched, so bookkeeping may run on tiers far larger
+than the machine. Decommitting puts a fresh inaccessible mapping in the place, which gives the physical pages back at
+once.
 
 Plain functions on raw addresses, no state: `RangeTable` knows what is reserved and committed.
 """

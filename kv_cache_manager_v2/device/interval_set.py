@@ -1,7 +1,7 @@
 """A set of integers kept as sorted, disjoint, half-open intervals: which bytes of a range have memory behind them.
 
-Intervals that touch are merged, so the set costs as much as it has holes, not as many bytes as it covers. It knows nothing
-of memory; the caller checks before it changes, and the set asserts that it did.
+Intervals that touch are merged, so the set costs as much as it has holes, not as many bytes as it covers. It knows
+nothing of memory; the caller checks before it changes, and the set asserts that it did.
 """
 
 from bisect import bisect_right

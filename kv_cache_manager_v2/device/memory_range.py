@@ -1,7 +1,7 @@
 """A growable memory range: addresses reserved once, memory behind their front, as much as is wanted at the moment.
 
-One per pool. The address never changes while it grows and shrinks, and what stays mapped keeps its bytes. All or nothing:
-where `resize` raises, as much is mapped as before.
+One per pool. The address never changes while it grows and shrinks, and what stays mapped keeps its bytes. All or
+nothing: where `resize` raises, as much is mapped as before.
 """
 
 from typing import Final, final

@@ -1,21 +1,21 @@
 """The port: all that the library asks of a device and of the operating system's memory.
 
-A `Device` hands out address ranges and backs them with physical memory by the chunk; it owns streams, events and copies.
-Everything above this folder is the same on every device. Calls on a stream only *enqueue*; the caller of a copy, a fill or
-a launch promises that the addresses stay mapped until a later event on that stream is done.
+A `Device` hands out address ranges and backs them with physical memory by the chunk; it owns streams, events and
+copies. Everything above this folder is the same on every device. Calls on a stream only *enqueue*; the caller of a
+copy, a fill or a launch promises that the addresses stay mapped until a later event on that stream is done.
 
 What every device promises (`tests/contract` holds each of them to it):
 - work on one stream runs in the order in which it was enqueued;
 - `wait_event` orders a stream behind an event without blocking the host;
 - an event handle belongs to the caller until `release_event`, and is recycled afterwards;
 - a call that fails raises and has changed nothing, except that a failed copy or fill leaves its destination undefined;
-- a value that can never be right (a tier that the device lacks, a size that is no positive multiple of the granularity, a
-  fill byte above 255) is a `ValueError`; a call that does not fit the state (addresses that are not reserved or not mapped,
-  a handle that was given back) is a `LogicError`; no memory or no addresses is an `OutOfMemoryError`;
+- a value that can never be right (a tier that the device lacks, a size that is no positive multiple of the granularity,
+  a fill byte above 255) is a `ValueError`; a call that does not fit the state (addresses that are not reserved or not
+  mapped, a handle that was given back) is a `LogicError`; no memory or no addresses is an `OutOfMemoryError`;
 - work that fails after it was enqueued raises from `is_event_done` or `synchronize_*` of what was enqueued behind it.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from typing import Final, final
 
@@ -30,8 +30,8 @@ from ..base.ids import CacheTier
 class CopyBatch:
     """Equal-sized copies between two tiers, collected and then enqueued as one call.
 
-    ``dst_addresses[i] <- src_addresses[i]``, ``num_bytes`` each, for ``i < count``; what lies behind ``count`` is left over
-    from before `clear`. No copy of a batch may depend on another one of the same batch.
+    ``dst_addresses[i] <- src_addresses[i]``, ``num_bytes`` each, for ``i < count``; what lies behind ``count`` is left
+    over from before `clear`. No copy of a batch may depend on another one of the same batch.
     """
 
     __slots__ = ("dst_tier", "src_tier", "num_bytes", "count", "dst_addresses", "src_addresses")
@@ -84,7 +84,7 @@ class MemoryAccess:
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class HostKernel(ABC):
+class HostKernel(metaclass=ABCMeta):
     """Work that a software device runs on the host at its turn in a stream."""
 
     __slots__ = ()
@@ -99,7 +99,7 @@ class HostKernel(ABC):
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class Device(ABC):
+class Device(metaclass=ABCMeta):
     """One GPU, or something that behaves like one. See the module's docstring for what all of them promise."""
 
     __slots__ = ()

@@ -1,8 +1,8 @@
 """The reserved address ranges of one tier of a device, and which parts of them have memory behind them.
 
-Both real devices keep their books here, so that a wrong address is a clear error rather than a crash of the process. The
-table only remembers: `require_` and `validate_` raise on the caller's mistake and change nothing; the device then does the
-deed; `add`, `remove`, `set_mapped` and `set_unmapped` write it down.
+Both real devices keep their books here, so that a wrong address is a clear error rather than a crash of the process.
+The table only remembers: `require_` and `validate_` raise on the caller's mistake and change nothing; the device then
+does the deed and writes it down, with `add` and `remove` and in the `ReservedRange.mapped` that it was given.
 """
 
 from bisect import bisect_right
@@ -62,7 +62,8 @@ class RangeTable:
     def validate_num_bytes(self, num_bytes: int) -> None:
         if num_bytes <= 0 or num_bytes % self._granularity_bytes != 0:
             raise ValueError(
-                f"{num_bytes} bytes of {self._tier.name}: it must be a positive multiple of {self._granularity_bytes}, the granularity"
+                f"{num_bytes} bytes of {self._tier.name}: it must be a positive multiple of the granularity,"
+                f" {self._granularity_bytes}"
             )
 
     def add(self, address: int, num_bytes: int) -> None:
@@ -73,15 +74,19 @@ class RangeTable:
     def require_releasable(self, address: int, num_bytes: int) -> None:
         reserved = self._find(address)
         if reserved is None or reserved.address != address:
-            raise LogicError(f"no range of {self._tier.name} begins at {address:#x}: never reserved, or released already")
+            raise LogicError(
+                f"no range of {self._tier.name} begins at {address:#x}: never reserved, or released already"
+            )
         if reserved.num_bytes != num_bytes:
             raise LogicError(
-                f"the range of {self._tier.name} at {address:#x} has {reserved.num_bytes} bytes, not {num_bytes}; release it whole"
+                f"the range of {self._tier.name} at {address:#x} has {reserved.num_bytes} bytes, not {num_bytes};"
+                " release it whole"
             )
         mapped_bytes = reserved.mapped.num_covered()
         if mapped_bytes > 0:
             raise LogicError(
-                f"the range of {self._tier.name} at {address:#x} still has {mapped_bytes} bytes of memory; unmap_memory them first"
+                f"the range of {self._tier.name} at {address:#x} still has {mapped_bytes} bytes of memory;"
+                " unmap_memory them first"
             )
 
     def remove(self, address: int) -> None:
@@ -97,7 +102,8 @@ class RangeTable:
         reserved = self._require_within(address, num_bytes)
         if reserved.mapped.overlaps(address, address + num_bytes):
             raise LogicError(
-                f"some of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped already; unmap_memory them first"
+                f"some of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped already;"
+                " unmap_memory them first"
             )
         return reserved
 
@@ -121,7 +127,8 @@ class RangeTable:
                 interval: i64 = -1 if reserved is None else reserved.mapped.find(address)
                 if reserved is None or interval < 0 or num_bytes > reserved.mapped.end(interval) - address:
                     raise LogicError(
-                        f"copy {index} of {count}: not all of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped"
+                        f"copy {index} of {count}: not all of the {num_bytes} bytes of {self._tier.name}"
+                        f" at {address:#x} are mapped"
                     )
                 beg = reserved.mapped.beg(interval)
                 end = reserved.mapped.end(interval)
@@ -154,13 +161,15 @@ class RangeTable:
         self.validate_num_bytes(num_bytes)
         if address % self._granularity_bytes != 0:
             raise ValueError(
-                f"address {address:#x} of {self._tier.name} is no multiple of {self._granularity_bytes}, the granularity"
+                f"address {address:#x} of {self._tier.name} is no multiple of the granularity,"
+                f" {self._granularity_bytes}"
             )
         reserved = self._find(address)
         if reserved is None:
             raise LogicError(f"no reserved range of {self._tier.name} contains {address:#x}; reserve_range first")
         if num_bytes > reserved.address + reserved.num_bytes - address:
             raise LogicError(
-                f"{num_bytes} bytes at {address:#x} reach beyond their range: {reserved.num_bytes} bytes at {reserved.address:#x}"
+                f"{num_bytes} bytes at {address:#x} reach beyond their range, {reserved.num_bytes} bytes at"
+                f" {reserved.address:#x}"
             )
         return reserved

@@ -1,8 +1,8 @@
 """Which device a manager uses when nobody gave it one.
 
-CUDA if there is a usable driver, else the host; the log says which and why. ``KV_CACHE_MANAGER_V2_DEVICE`` overrides it:
-``host``, ``cuda`` (the calling thread's current GPU, or the first) or ``cuda:1``. Asking for CUDA where it cannot be had is an
-error, never a silent fall-back.
+CUDA if there is a usable driver, else the host; the log says which and why. ``KV_CACHE_MANAGER_V2_DEVICE`` overrides
+it: ``host``, ``cuda`` (the calling thread's current GPU, or the first) or ``cuda:1``. Asking for CUDA where it cannot
+be had is an error, never a silent fall-back.
 """
 
 import logging
@@ -21,7 +21,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 def default_device(driver: Any = None) -> Device:
-    """A new device, chosen as the module says; the caller closes it. ``driver`` stands in for `cuda.bindings.driver`."""
+    """A new device, chosen as the module says; the caller closes it. ``driver``: in place of `cuda.bindings.driver`."""
     choice = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
     if choice == "host":
         return _use(HostDevice(), f"{DEVICE_VARIABLE}={choice}")
@@ -48,7 +48,7 @@ def _parse_ordinal(choice: str) -> int | None:
 
 
 def _find_current_ordinal(driver_module: Any) -> int:
-    """The GPU whose context is current on this thread, as an engine that serves one GPU of several has set it; else 0."""
+    """The GPU whose context is current on this thread, as an engine that serves one of several has set it; else 0."""
     driver = CudaDriver(driver_module)
     if int(driver.call("cuCtxGetCurrent")) == 0:
         return 0

@@ -13,7 +13,7 @@ page per block; such a life cycle has no blocks that could become stale.
 Layers whose life cycles are equal form a layer group. Which layers those are is not known here.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
@@ -22,8 +22,9 @@ from ..base.integer_math import ceil_div
 from ..base.ranges import HalfOpenRange
 
 
+# Not `ABC` as a base: compiled classes would accept weak references through it and then never clear them.
 @mypyc_attr(native_class=True)
-class LifeCycle(ABC):
+class LifeCycle(metaclass=ABCMeta):
     """What decides how long a layer needs a block. A value: equal ones are the same life cycle."""
 
     __slots__ = ()

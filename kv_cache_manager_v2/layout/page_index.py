@@ -2,10 +2,10 @@
 
 A page index counts pages of the buffer from a base address, so that ``address = base + index * page_bytes``:
 
-    SHARED      the base address has the layer's offset in it   index = slot * scale
-    PER_LAYER   the base address is the pool's                  index = slot * scale + layer_offset
-    scratch     the same, PER_LAYER only; with n = scale // u blocks of the layer to a slot, the k-th scratch block has
-                slot = scratch.slot_ids[k // n]                 index = slot * scale + (k % n * u + layer_offset) % scale
+    SHARED      the base address has the layer's offset in it  index = slot * scale
+    PER_LAYER   the base address is the pool's                 index = slot * scale + layer_offset
+    scratch     PER_LAYER only; with n = scale // u blocks of the layer to a slot, the k-th scratch block has
+                slot = slot_ids[k // n]                        index = slot * scale + (k % n * u + layer_offset) % scale
 
 ``u`` is `scratch_pages_per_block`, the sub-pages that the layer has in a slot. ``k % n * u`` moves them together by
 whole multiples of ``u``, and ``n * u <= scale``, so no two (block, buffer) pairs of the layer meet. Where a kernel's

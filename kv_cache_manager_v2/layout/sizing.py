@@ -5,8 +5,9 @@
    is less: a sequence that fits at one length must not get stuck at the next. In any case one slot per layer group. A
    quota under the minimum is a `ValueError` that names the bytes and the constraint.
 2. The rest goes where a typical step would use it: in proportion to the slots of ``typical_step``, or to the bytes of
-   ``initial_pool_ratio``, or to the slots of a long sequence. Without such a hint one sequence, as long as the quota
-   can hold and at most that long, comes first, so that a small quota still serves balanced pool groups.
+   ``initial_pool_ratio``, or, without either, to the slots of a long sequence that decodes. In this last case one
+   sequence that prefills by the chunk comes first, as long as the quota can hold and at most that long: so that a
+   small quota, too, serves a sequence in every pool group.
 3. Whole slots are given by largest remainder (ties: the lower pool group), then as long as any slot fits.
 
 `reserve_null_slot` takes one more slot of each pool group, which is outside the quota and not counted here.
@@ -26,6 +27,9 @@ from .step_slots import batch_slots_by_life_cycle, slots_of_batch, sum_over_life
 LONG_SEQUENCE_TOKENS: Final = 16384
 WINDOWS_PER_LONG_SEQUENCE: Final = 4
 """What counts as a long sequence: so many tokens, and so many of the model's largest window."""
+
+PREFILL_CHUNK_TOKENS: Final = 2048
+"""The inputs of a step, where nothing is known of the engine's."""
 
 
 def plan_slot_counts(
@@ -69,29 +73,33 @@ def compute_min_slot_counts(layout: SlotLayout, config: KVCacheManagerConfig, le
         by_life_cycle = batch_slots_by_life_cycle(layout, config, batch, level)
         for life_cycle_id, life_cycle in enumerate(layout.life_cycles):
             if life_cycle.window_size is not None:
-                widest = compute_widest_need(life_cycle, max_blocks, config.tokens_per_block)
+                widest = compute_widest_need(life_cycle, max_blocks, config.tokens_per_block, 1)
                 by_life_cycle[life_cycle_id] = max(by_life_cycle[life_cycle_id], widest)
         for index, count in enumerate(sum_over_life_cycles(layout, by_life_cycle)):
             counts[index] = max(counts[index], count)
     return tuple(counts)
 
 
-def compute_widest_need(life_cycle: LifeCycle, num_blocks: int, tokens_per_block: int) -> int:
-    """The most slots that a decoding sequence of at most ``num_blocks`` blocks holds, wherever its window begins."""
+def compute_widest_need(life_cycle: LifeCycle, num_blocks: int, tokens_per_block: int, num_inputs: int) -> int:
+    """The most slots of a sequence of at most ``num_blocks`` blocks in a step of that many inputs, without scratch."""
     if not life_cycle.has_page_per_block:
         return 1
     window = life_cycle.window_size
     if window is None:
         return num_blocks
-    # W tokens that begin with the last token of a block lie in that block and in ceil((W - 1) / T) more.
-    window_blocks = int(ceil_div(window - 1, tokens_per_block)) + 1
-    return min(num_blocks, life_cycle.num_sink_blocks + window_blocks)
+    # From the first token that the first input reads to the last input. At its widest, this range begins with the last
+    # token of a block: the others lie in as many blocks as they fill, and in one more if they do not divide.
+    num_others = window + num_inputs - 2
+    return min(num_blocks, life_cycle.num_sink_blocks + int(ceil_div(num_others, tokens_per_block)) + 1)
 
 
 def _long_sequence_slots(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int]
 ) -> tuple[int, ...]:
-    """The slots of a long sequence. Raises ``counts`` to those of the longest one, up to that, that the quota holds."""
+    """The slots of a long sequence that decodes.
+
+    Raises ``counts`` to those of the longest sequence, up to that length, that can prefill within the quota.
+    """
     tokens = LONG_SEQUENCE_TOKENS
     for life_cycle in layout.life_cycles:
         window = life_cycle.window_size
@@ -102,17 +110,22 @@ def _long_sequence_slots(
     too_many = max_blocks + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if compute_slots_bytes(layout, _raised_to(counts, _sequence_slots(layout, config, middle))) <= quota_bytes:
+        raised = _raised_to(counts, _sequence_slots(layout, config, middle, PREFILL_CHUNK_TOKENS))
+        if compute_slots_bytes(layout, raised) <= quota_bytes:
             fits = middle
         else:
             too_many = middle
-    counts[:] = _raised_to(counts, _sequence_slots(layout, config, fits))
-    return _sequence_slots(layout, config, max_blocks)
+    counts[:] = _raised_to(counts, _sequence_slots(layout, config, fits, PREFILL_CHUNK_TOKENS))
+    return _sequence_slots(layout, config, max_blocks, 1)
 
 
-def _sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
-    """Slots by pool group of one decoding sequence; grows with ``num_blocks``, wherever its windows begin."""
-    needs = [compute_widest_need(life_cycle, num_blocks, config.tokens_per_block) for life_cycle in layout.life_cycles]
+def _sequence_slots(
+    layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int, num_inputs: int
+) -> tuple[int, ...]:
+    """Slots by pool group of one sequence; grows with ``num_blocks``, wherever its windows begin."""
+    needs: list[int] = []
+    for life_cycle in layout.life_cycles:
+        needs.append(compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, num_inputs))
     return sum_over_life_cycles(layout, needs)
 
 
@@ -125,13 +138,14 @@ def _share_rest(layout: SlotLayout, quota_bytes: int, weights: list[int], counts
     slot_bytes = [layout.slot_bytes_total(index) for index in range(len(counts))]
     rest = quota_bytes - compute_slots_bytes(layout, counts)
     total_weight = sum(weights)
-    common = math.prod(slot_bytes)
+    common_multiple = math.prod(slot_bytes)
     order: list[tuple[int, int]] = []
     for index, weight in enumerate(weights):
-        # A share of rest * weight / (total_weight * slot_bytes) slots; what is left of it is compared over ``common``.
+        # A share of rest * weight / (total_weight * slot_bytes) slots; what is left of it is compared over one
+        # denominator.
         num_slots, remainder = divmod(rest * weight, total_weight * slot_bytes[index])
         counts[index] += num_slots
-        order.append((-remainder * (common // slot_bytes[index]), index))
+        order.append((-remainder * (common_multiple // slot_bytes[index]), index))
     left = quota_bytes - compute_slots_bytes(layout, counts)
     for _, index in sorted(order):
         if slot_bytes[index] <= left:
@@ -146,8 +160,8 @@ def _share_rest(layout: SlotLayout, quota_bytes: int, weights: list[int], counts
 def _to_integers(ratios: Sequence[float]) -> list[int]:
     """Integers in exactly these proportions: a float is a fraction whose denominator is a power of two."""
     fractions = [ratio.as_integer_ratio() for ratio in ratios]
-    common = max([denominator for _, denominator in fractions])
-    return [numerator * (common // denominator) for numerator, denominator in fractions]
+    largest = max([denominator for _, denominator in fractions])
+    return [numerator * (largest // denominator) for numerator, denominator in fractions]
 
 
 def _describe_minimum(layout: SlotLayout, config: KVCacheManagerConfig, level: int, counts: list[int]) -> str:

@@ -5,17 +5,23 @@ made of ``expansion`` pages of the kernel's. In SHARED mode a page index counts 
 (``pool base + layer_offset * expansion * page_bytes``), in PER_LAYER mode from the pool's base.
 """
 
+from collections.abc import Iterable
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import validate_index_mode
-from ..base.ids import DataRole, LayerId, MemAddress, PageIndexMode
+from ..base.ids import DataRole, LayerId, MemAddress, PageIndexMode, PoolGroupIndex, PoolIndex
+from ..device.cuda_device import CudaDevice
 from ..layout.buffer_id import BufferId
 from ..layout.buffer_placement import BufferPlacement
 from ..layout.page_index import PageIndexConverter
+from ..layout.page_run import compute_page_runs
+from ..layout.pool_desc import AggregatedPageDesc, PoolDesc, PoolGroupDesc
 from ..layout.slot_layout import SlotLayout
 from ..storage.page_storage import PageStorage
+from .memory_lease import MemoryLease
+from .pool_view import PoolView
 
 
 @final
@@ -63,3 +69,51 @@ class KernelAddresses:
         return PageIndexConverter(
             placement.scale, placement.expansion, placement.layer_offset, placement.scratch_pages_per_block
         )
+
+    def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
+        descs: list[PoolGroupDesc] = []
+        for index, group in enumerate(self._storage.pool_groups):
+            pools = [
+                PoolDesc(PoolIndex(pool), MemAddress(int(address)), int(group.slot_bytes[pool]))
+                for pool, address in enumerate(group.base_addresses)
+            ]
+            num_slots = int(group.allocator.first_slot + group.allocator.num_slots)
+            descs.append(PoolGroupDesc(PoolGroupIndex(index), num_slots, self._layout.slot_descs[index], tuple(pools)))
+        return tuple(descs)
+
+    def aggregated_pages(self, buffer_ids: Iterable[BufferId]) -> list[AggregatedPageDesc]:
+        descs: list[AggregatedPageDesc] = []
+        for run in compute_page_runs(self._layout, buffer_ids):
+            group = self._storage.pool_groups[run.pool_group_index]
+            descs.append(run.at_address(int(group.base_addresses[run.pool_index])))
+        return descs
+
+    def pool_view(
+        self,
+        lease: MemoryLease,
+        layer_id: LayerId,
+        role: DataRole,
+        dtype: str,
+        mode: PageIndexMode | None,
+        by_slot: bool,
+    ) -> PoolView:
+        placement = self.placement(layer_id, role)
+        if mode is None:
+            mode = PageIndexMode.PER_LAYER if self._mode_required else PageIndexMode.SHARED
+        allocator = self._storage.allocators[placement.pool_group_index]
+        num_slots = int(allocator.first_slot + allocator.num_slots)
+        device = self._storage.device
+        ordinal = -1 if device.is_software else 0
+        if isinstance(device, CudaDevice):
+            ordinal = device.ordinal
+        if by_slot:
+            # The buffer's place in a slot is the same in both modes.
+            address = int(self.base_address(layer_id, role, PageIndexMode.SHARED))
+            slot_bytes = self._layout.slot_bytes(placement.pool_group_index)[placement.pool_index]
+            return PoolView(lease, address, num_slots, placement.num_bytes, slot_bytes, dtype, ordinal)
+        address = int(self.base_address(layer_id, role, mode))
+        if mode is PageIndexMode.SHARED:
+            num_pages = self.page_index_upper_bound(layer_id, role)
+        else:
+            num_pages = num_slots * placement.scale * placement.expansion
+        return PoolView(lease, address, num_pages, placement.page_bytes, placement.page_bytes, dtype, ordinal)

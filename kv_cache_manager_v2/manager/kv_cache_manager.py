@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, SupportsIndex, final
 
@@ -35,6 +35,7 @@ from ..journal.call_journal import CallJournal
 from ..journal.journal_writer import JournalWriter
 from ..layout.buffer_id import BufferId
 from ..layout.page_index import PageIndexConverter
+from ..layout.pool_desc import AggregatedPageDesc, PoolGroupDesc
 from ..layout.registry import LifeCycleRegistry
 from ..layout.sizing import plan_slot_counts
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
@@ -48,11 +49,15 @@ from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
 from ..stats.storage_statistics import StorageStatistics
+from ..storage.debug_fill import DebugFill
 from ..storage.page_storage import PageStorage
 from ..storage.refusal import Refusal
+from .capacity import clamp_sequence_length
 from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache, validate_resize
+from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
+from .pool_view import PoolView
 
 if TYPE_CHECKING:
     from ..reuse.token_packing import Tokens
@@ -66,7 +71,8 @@ class KVCacheManager:
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a file to
-    record every call in, for ``kvcm rerun``; it is made anew. `ValueError` if the quota is too small for the configured
+    record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they are handed out, are
+    filled with. `ValueError` if the quota is too small for the configured
     constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal cannot be made.
     """
 
@@ -79,6 +85,7 @@ class KVCacheManager:
         "_shared",
         "_addresses",
         "_open_sequences",
+        "_lease",
         "_is_open",
     )
 
@@ -90,6 +97,7 @@ class KVCacheManager:
     _shared: Final[SharedState]
     _addresses: Final[KernelAddresses]
     _open_sequences: Final[OpenSequences]
+    _lease: Final[MemoryLease]
     _is_open: bool
 
     def __init__(
@@ -98,11 +106,14 @@ class KVCacheManager:
         *,
         device: Device | None = None,
         journal: str | os.PathLike[str] | None = None,
+        debug_fill: DebugFill | None = None,
     ) -> None:
         self._is_open = False
         if not isinstance(config, KVCacheManagerConfig):
             raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
         _validate_supported(config)
+        if debug_fill is not None and not isinstance(debug_fill, DebugFill):
+            raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
         self._layout = compute_slot_layout(config, self._life_cycles)
@@ -113,7 +124,7 @@ class KVCacheManager:
         try:
             num_null_slots = 1 if config.reserve_null_slot else 0
             order = StreamOrder(self._device)
-            storage = PageStorage(self._device, order, self._layout, num_slots, num_null_slots)
+            storage = PageStorage(self._device, order, self._layout, num_slots, num_null_slots, debug_fill)
         except BaseException:
             if self._owns_device:
                 self._device.close()
@@ -135,6 +146,7 @@ class KVCacheManager:
         )
         self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
         self._open_sequences = OpenSequences()
+        self._lease = MemoryLease(storage, self._device, self._owns_device)
         if writer is not None:
             self._shared.journal = CallJournal(writer)
         self._is_open = True
@@ -151,10 +163,12 @@ class KVCacheManager:
             self.shutdown()
             return
         # The user's error is what he must see; what stands in the way of an orderly end is closed or logged.
+        for kv_cache in self.open_kv_caches:
+            try:
+                kv_cache.close()
+            except Exception:
+                _logger.exception("closing %r after an error failed", kv_cache)
         try:
-            for handle in self._open_sequences.handles():
-                if isinstance(handle, KVCache):
-                    handle.close()
             self.shutdown()
         except Exception:
             _logger.exception("shutting down the manager after an error failed")
@@ -202,9 +216,7 @@ class KVCacheManager:
         order = self._shared.order
         order.synchronize_all()
         order.close()
-        self._shared.storage.close()
-        if self._owns_device:
-            self._device.close()
+        self._lease.close()
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -450,6 +462,55 @@ class KVCacheManager:
         if mode is PageIndexMode.SHARED and self._config.enable_swa_scratch_reuse:
             return None
         return True
+
+    @property
+    def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
+        """The pools of level 0: their addresses, how many slots each pool group has, and what a slot is made of."""
+        self._require_open()
+        return self._addresses.pool_group_descs()
+
+    def get_aggregated_pages(self, buffer_ids: Iterable[BufferId]) -> list[AggregatedPageDesc]:
+        """The buffers as the fewest contiguous byte ranges, for transfers: slot ``i`` is ``base + stride * i + [0, size)``.
+
+        Ordered by layer group, pool and place. A buffer named twice counts once; an unknown one is a `ValueError`.
+        """
+        self._require_open()
+        return self._addresses.aggregated_pages(buffer_ids)
+
+    def pool_view(
+        self,
+        layer_id: SupportsIndex,
+        data_role: DataRole,
+        dtype: str = "uint8",
+        *,
+        index_mode: PageIndexMode | None = None,
+        by_slot: bool = False,
+    ) -> PoolView:
+        """``[num_pages, page_bytes]`` over the buffer's pool without a copy, for torch, numpy and CuPy; see `PoolView`.
+
+        Row ``i`` is what the page index ``i`` of that mode stands for; default SHARED, or PER_LAYER with `swa_scratch_reuse`. With
+        ``by_slot`` row ``i`` is the buffer in slot ``i``, so base page indices index it. ``dtype``: a name, also "bfloat16",
+        "float8_e4m3fn" and "float8_e5m2"; rows then have ``page_bytes / item size`` items.
+        """
+        self._require_open()
+        return self._addresses.pool_view(
+            self._lease, LayerId(to_int(layer_id, "layer_id")), data_role, dtype, index_mode, by_slot
+        )
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+
+    def clamp_max_seq_len_for_mem(self, batch_size: SupportsIndex, token_num_upper_bound: SupportsIndex) -> int:
+        """The longest sequence, up to the bound, that level 0 holds beside ``batch_size - 1`` sequences of one token.
+
+        Grown by decoding, or by prefill in steps; 0 if there is not even room for one token.
+        """
+        self._require_open()
+        size = to_count(batch_size, "batch_size")
+        if size < 1:
+            raise ValueError("batch_size is 0; it must be at least 1")
+        bound = to_count(token_num_upper_bound, "token_num_upper_bound")
+        slots = tuple([int(allocator.num_slots) for allocator in self._shared.storage.allocators])
+        return clamp_sequence_length(self._layout, self._config, slots, int(size), int(bound))
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

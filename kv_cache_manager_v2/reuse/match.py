@@ -139,7 +139,7 @@ class Matcher:
         """The child that shares the most leading tokens with ``rest`` and whose pages can serve them."""
         only_child = parent.only_child
         if only_child is not None:
-            return self._try_partial(only_child, count_common_tokens(only_child.key, rest), blocks)
+            return self._try_partial(only_child, count_shared_tokens(only_child.key, rest), blocks)
         children = parent.children
         if children is None:
             return None
@@ -148,28 +148,28 @@ class Matcher:
         at_after: i64 = 0
         tried: i64 = 0
         while tried < NEIGHBOURS_TRIED:
-            common_before = count_common_tokens(before[at_before], rest) if at_before < len(before) else 0
-            common_after = count_common_tokens(after[at_after], rest) if at_after < len(after) else 0
-            if common_after == 0 and common_before == 0:
+            shared_before = count_shared_tokens(before[at_before], rest) if at_before < len(before) else 0
+            shared_after = count_shared_tokens(after[at_after], rest) if at_after < len(after) else 0
+            if shared_after == 0 and shared_before == 0:
                 return None
-            if common_after >= common_before:
+            if shared_after >= shared_before:
                 key = after[at_after]
                 at_after += 1
-                common = common_after
+                num_shared = shared_after
             else:
                 key = before[at_before]
                 at_before += 1
-                common = common_before
-            match = self._try_partial(children.by_key[key], common, blocks)
+                num_shared = shared_before
+            match = self._try_partial(children.by_key[key], num_shared, blocks)
             if match is not None:
                 return match
             tried += 1
         return None
 
-    def _try_partial(self, child: Block, num_common: i64, blocks: list[Block]) -> Match | None:
-        if num_common == 0 or not self._has_unbounded_pages(self._rows, child):
+    def _try_partial(self, child: Block, num_shared: i64, blocks: list[Block]) -> Match | None:
+        if num_shared == 0 or not self._has_unbounded_pages(self._rows, child):
             return None
-        num_tokens = len(blocks) * self._tokens_per_block + num_common
+        num_tokens = len(blocks) * self._tokens_per_block + num_shared
         blocks.append(child)
         if self._windows_are_whole(blocks, len(blocks), num_tokens):
             return Match(blocks, num_tokens)
@@ -177,7 +177,7 @@ class Matcher:
         return None
 
 
-def count_common_tokens(a: bytes, b: bytes) -> i64:
+def count_shared_tokens(a: bytes, b: bytes) -> i64:
     """How many leading tokens two packed texts share; a binary search over comparisons of whole prefixes."""
     low: i64 = 0
     high: i64 = (len(a) if len(a) < len(b) else len(b)) // TOKEN_BYTES

@@ -11,7 +11,7 @@ without `close` wait here; the next call closes them first.
 """
 
 import logging
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
@@ -23,7 +23,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 
 @mypyc_attr(native_class=True)
-class Abandoned(ABC):
+class Abandoned(metaclass=ABCMeta):
     """Something whose user forgot it, and which can be closed without him."""
 
     __slots__ = ()

@@ -1,7 +1,7 @@
 """The base page indices of one sequence, beam and layer group: one int32 per block.
 
 The library's own array is the master. It grows by doubling; entries past the last block are `BAD_PAGE_INDEX`. A caller's
-buffer, if one is set, gets every changed entry written through.
+buffer, if one is set, gets every changed entry written through; registered readers are told which entries changed.
 """
 
 from typing import Final, final
@@ -10,6 +10,7 @@ from librt.vecs import extend, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
 from ..base.ids import BAD_PAGE_INDEX
+from .changed_blocks import ChangedBlocks
 
 _FIRST_CAPACITY: Final = 16
 
@@ -17,16 +18,18 @@ _FIRST_CAPACITY: Final = 16
 @final
 @mypyc_attr(native_class=True)
 class PageTable:
-    __slots__ = ("entries", "num_blocks", "_buffer")
+    __slots__ = ("entries", "num_blocks", "_buffer", "_reader")
 
     entries: vec[i32]
     num_blocks: i64
     _buffer: memoryview | None
+    _reader: ChangedBlocks | None
 
     def __init__(self) -> None:
         self.entries = vec[i32]()
         self.num_blocks = 0
         self._buffer = None
+        self._reader = None
 
     @property
     def has_buffer(self) -> bool:
@@ -37,6 +40,28 @@ class PageTable:
         buffer = self._buffer
         if buffer is not None:
             buffer[ordinal] = slot
+        reader = self._reader
+        while reader is not None:
+            reader.note(ordinal, slot)
+            reader = reader.following
+
+    def add_reader(self, reader: ChangedBlocks) -> None:
+        """``reader`` is told of every entry that changes from now on, until `remove_reader`. It is in no other table."""
+        reader.following = self._reader
+        self._reader = reader
+
+    def remove_reader(self, reader: ChangedBlocks) -> None:
+        previous: ChangedBlocks | None = None
+        present = self._reader
+        while present is not None and present is not reader:
+            previous = present
+            present = present.following
+        assert present is not None, "a reader left a page table that it was not registered with"
+        if previous is None:
+            self._reader = present.following
+        else:
+            previous.following = present.following
+        present.following = None
 
     def resize(self, num_blocks: i64) -> None:
         """New entries are bad until they are set; entries that are cut off become bad."""

@@ -1,12 +1,12 @@
 """The narrow way up: what storage tells the owner of published pages (the tree) when it evicts one."""
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 
 from mypy_extensions import i64, mypyc_attr
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class PageOwner(ABC):
+class PageOwner(metaclass=ABCMeta):
     __slots__ = ()
 
     @abstractmethod

@@ -29,8 +29,10 @@ from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
 from ..stats.storage_statistics import StorageStatistics
+from .debug_fill import DebugFill
 from .decision_digest import REFUSAL, SLOT, VICTIM, DecisionDigest
 from .eviction_queue import NO_VICTIM, NUM_PRIORITIES, EvictionQueue
+from .page_fill import PageFiller, clear_at_start
 from .page_owner import PageOwner
 from .page_rows import (
     LINKS,
@@ -70,6 +72,7 @@ class PageStorage:
         "digest",
         "last_refusal",
         "_owner",
+        "_filler",
     )
 
     device: Final[Device]
@@ -89,9 +92,17 @@ class PageStorage:
     digest: Final[DecisionDigest]
     last_refusal: Refusal | None
     _owner: PageOwner | None
+    _filler: PageFiller | None
+    """None unless slots are filled with a debug pattern."""
 
     def __init__(
-        self, device: Device, order: StreamOrder, layout: SlotLayout, num_slots: tuple[int, ...], num_null_slots: int
+        self,
+        device: Device,
+        order: StreamOrder,
+        layout: SlotLayout,
+        num_slots: tuple[int, ...],
+        num_null_slots: int,
+        debug_fill: DebugFill | None = None,
     ) -> None:
         self.device = device
         self.order = order
@@ -107,6 +118,7 @@ class PageStorage:
         self.digest = DecisionDigest()
         self.last_refusal = None
         self._owner = None
+        self._filler = None
         try:
             for index in range(layout.num_pool_groups):
                 group = PoolGroup(
@@ -115,15 +127,20 @@ class PageStorage:
                 self.pool_groups.append(group)
                 self.allocators.append(group.allocator)
                 self.queues.append(EvictionQueue(self.rows, index * NUM_PRIORITIES))
+            clear_at_start(device, self.pool_groups)
         except BaseException:
             self.close()
             raise
+        if debug_fill is not None:
+            self._filler = PageFiller(device, order, self.pool_groups, debug_fill)
 
     def set_owner(self, owner: PageOwner) -> None:
         self._owner = owner
 
     def close(self) -> None:
         """Give the memory back. The caller has synchronised."""
+        if self._filler is not None:
+            self._filler.close()
         for group in self.pool_groups:
             group.close()
         self._owner = None
@@ -138,6 +155,8 @@ class PageStorage:
         ready = allocator.ready[slot]
         if ready != NO_POINT:
             self.order.wait(timeline, ready)
+        if self._filler is not None:
+            self._filler.fill_fresh(pool_group, slot, timeline)
         words = self.rows.words
         at = page * ROW_WORDS
         assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
@@ -157,7 +176,12 @@ class PageStorage:
             self.num_locked[pool_group] -= 1
         words[at + PLACE] = NO_PAGE
         words[at + USERS] = 0
-        self.allocators[pool_group].free(slot, mark)
+        self._free_slot(pool_group, slot, mark)
+
+    def _free_slot(self, pool_group: i64, slot: i64, point: i64) -> None:
+        if self._filler is not None:
+            point = self._filler.fill_freed(pool_group, slot, point)
+        self.allocators[pool_group].free(slot, point)
 
     def free_unlocked_page(self, page: i64, pool_group: i64) -> None:
         """The same for a page that is not locked: all that used its slot is in the slot's own point already."""
@@ -184,12 +208,14 @@ class PageStorage:
         slot = allocator.allocate()
         self.digest.note(SLOT, slot)
         self.order.wait(timeline, allocator.ready[slot])
+        if self._filler is not None:
+            self._filler.fill_fresh(pool_group, slot, timeline)
         self.num_locked[pool_group] += 1
         return slot
 
     def free_scratch_slot(self, pool_group: i64, slot: i64, mark: i64) -> None:
         self.num_locked[pool_group] -= 1
-        self.allocators[pool_group].free(slot, mark)
+        self._free_slot(pool_group, slot, mark)
 
     # -- holds and locks ----------------------------------------------------------------------------------------------
 
@@ -322,8 +348,7 @@ class PageStorage:
         self.queues[pool_group].remove(page)
         slot = words[at + PLACE] & LOW_MASK
         words[at + PLACE] = NO_PAGE
-        allocator = self.allocators[pool_group]
-        allocator.free(slot, allocator.ready[slot])
+        self._free_slot(pool_group, slot, self.allocators[pool_group].ready[slot])
 
     def compute_statistics(self, pool_group: i64) -> StorageStatistics:
         allocator = self.allocators[pool_group]

@@ -1,6 +1,10 @@
-"""Every device that is present: the host, the simulated one with several seeds, CUDA, and CUDA over a strict fake driver."""
+"""Every device that is present: the host, the simulated one with several seeds, CUDA, and CUDA over a strict fake
+driver.
+"""
 
+import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +24,16 @@ _DEVICES = _SOFTWARE_DEVICES + ("cuda-over-fake-driver",) + (() if _CUDA_OBSTACL
 
 
 def _make_fake_driver() -> Any:
-    path = Path(__file__).parent.parent / "unit" / "device" / "fake_cuda_driver.py"
-    spec = importlib.util.spec_from_file_location("fake_cuda_driver", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.FakeCudaDriver()
+    """It lives with the tests of `CudaDevice`, which are no package that this one could name."""
+    folder = Path(__file__).parent.parent / "unit" / "device"
+    name = "device_tests"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"{name}.fake_cuda_driver").FakeCudaDriver()
 
 
 def _make_simulated_device(name: str) -> Device:
@@ -46,7 +54,9 @@ def _make(name: str) -> DeviceUnderTest:
         # Small registrations, so that a few MiB have boundaries for copies to cross.
         return DeviceUnderTest(CudaDevice(max_registration_bytes=4 << 20))
     driver = _make_fake_driver()
-    return DeviceUnderTest(CudaDevice(driver=driver, max_registration_bytes=4 << 20), moves_bytes=False, fake_driver=driver)
+    return DeviceUnderTest(
+        CudaDevice(driver=driver, max_registration_bytes=4 << 20), moves_bytes=False, fake_driver=driver
+    )
 
 
 @pytest.fixture(params=_DEVICES)

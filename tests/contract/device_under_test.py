@@ -1,7 +1,7 @@
 """A device with what a test needs around it: memory that is mapped for it, ways to look into it, and the end of it.
 
-Bytes are read and written as the device wants it: software devices by the host (the simulated one is told), CUDA through its
-host tier. The device over the strict fake driver moves no bytes; there `check` only makes the calls.
+Bytes are read and written as the device wants it: software devices by the host (the simulated one is told), CUDA
+through its host tier. The device over the strict fake driver moves no bytes; there `check` only makes the calls.
 """
 
 import ctypes

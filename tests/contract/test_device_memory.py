@@ -220,7 +220,9 @@ def test_there_is_no_disk_tier(bench: DeviceUnderTest) -> None:
 
 
 @TIERS
-def test_close_refuses_while_a_range_is_reserved_and_can_be_called_again(bench: DeviceUnderTest, tier: CacheTier) -> None:
+def test_close_refuses_while_a_range_is_reserved_and_can_be_called_again(
+    bench: DeviceUnderTest, tier: CacheTier
+) -> None:
     device = bench.device
     granule = bench.granules(tier, 1)
     address = device.reserve_range(tier, granule)

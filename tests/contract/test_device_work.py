@@ -26,6 +26,8 @@ def run_copies(
     num_bytes: int,
     slots: Sequence[tuple[int, int]],
     seed: int,
+    *,
+    on_default_stream: bool = False,
 ) -> None:
     """Copy slot ``src`` onto slot ``dst`` for each pair; compare with the same done to bytes objects."""
     num_dst = max(dst for dst, _ in slots) + 2
@@ -41,7 +43,7 @@ def run_copies(
     for dst, src in slots:
         batch.add(dst_address + dst * num_bytes, src_address + src * num_bytes)
         dst_image[dst * num_bytes : (dst + 1) * num_bytes] = src_image[src * num_bytes : (src + 1) * num_bytes]
-    stream = bench.device.create_stream()
+    stream = bench.device.default_stream() if on_default_stream else bench.device.create_stream()
     bench.device.copy_batch(stream, batch)
     # The batch is the caller's again at once.
     batch.clear()
@@ -49,7 +51,8 @@ def run_copies(
     bench.device.synchronize_stream(stream)
     bench.check(dst_tier, dst_address, bytes(dst_image))
     bench.check(src_tier, src_address, src_image)
-    bench.device.destroy_stream(stream)
+    if not on_default_stream:
+        bench.device.destroy_stream(stream)
 
 
 @TIER_PAIRS
@@ -74,6 +77,11 @@ def test_neighbours_and_runs(bench: DeviceUnderTest, dst_tier: CacheTier, src_ti
     ]
     for seed, slots in enumerate(shapes):
         run_copies(bench, dst_tier, src_tier, 257, slots, seed)
+
+
+@TIER_PAIRS
+def test_copies_on_the_default_stream(bench: DeviceUnderTest, dst_tier: CacheTier, src_tier: CacheTier) -> None:
+    run_copies(bench, dst_tier, src_tier, 4096, [(30 - 2 * i, i) for i in range(15)], seed=3, on_default_stream=True)
 
 
 @TIER_PAIRS

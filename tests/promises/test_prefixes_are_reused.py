@@ -91,3 +91,14 @@ def test_match_holds_its_pages_until_close() -> None:
         other.close()
         assert held.resume()
         held.close()
+
+
+@pytest.mark.parametrize(("committed", "expected"), [(32, 29), (2, 0), (8, 5), (3, 0)])
+def test_backoff_trims_every_match(committed: int, expected: int) -> None:
+    """8 per block, backoff 3: 32 committed tokens match 29, 2 tokens match 0."""
+    with manager_of([None, 16], tokens_per_block=8, reuse_match_backoff=3) as manager:
+        run_prompt(manager, list(range(committed))).close()
+        assert manager.probe_reuse(input_tokens=list(range(committed))) == expected
+        with manager.create_kv_cache(input_tokens=list(range(committed))) as kv_cache:
+            assert kv_cache.num_committed_tokens == expected
+            manager.check_invariants()

@@ -1,10 +1,10 @@
 /* A libcuda.so.1 in host memory, so that CudaDevice runs through the real cuda-python where there is no GPU.
  *
- * It has the calls that CudaDevice makes and no others. Streams run eagerly; GPU memory is a memfd per allocation, mapped into
- * reserved addresses, unreadable until cuMemSetAccess. It is strict: what a real driver refuses is refused, what a real driver
- * leaves undefined is refused as well, and fake_num_live() says how many things were made and not given back.
- * FAKE_CUDA_VERSION (13000 unless set) is the driver's version: cuMemcpyBatchAsync is there from 12080 on, with one more
- * argument before 13000.
+ * It has the calls that CudaDevice makes and no others. Streams run eagerly; GPU memory is a memfd per allocation,
+ * mapped into reserved addresses, unreadable until cuMemSetAccess. It is strict: what a real driver refuses or leaves
+ * undefined is refused, and fake_num_live() says how many things were made and not given back.
+ * FAKE_CUDA_VERSION (13000 unless set) is the driver's version: cuMemcpyBatchAsync is there from 12080 on, with one
+ * more argument before 13000.
  *
  * The one kernel that it can run has parameters (u64 address, u32 value) and stores the value there.
  */
@@ -17,8 +17,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
-       INVALID_HANDLE = 400, NOT_FOUND = 500 };
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
+       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713 };
 #define GRANULARITY (2UL << 20)
 #define MAX_THINGS 4096
 #define DEVICE_BYTES (1UL << 30)
@@ -47,14 +47,17 @@ static Thing *at(Kind kind, uintptr_t address) {
 
 static Thing *around(Kind kind, uintptr_t beg, size_t num_bytes) {
     for (int i = 0; i < MAX_THINGS; i++)
-        if (things[i].kind == kind && things[i].address <= beg && beg + num_bytes <= things[i].address + things[i].num_bytes)
+        if (things[i].kind == kind && things[i].address <= beg &&
+            beg + num_bytes <= things[i].address + things[i].num_bytes)
             return &things[i];
     return NULL;
 }
 
 static int overlaps(Kind kind, uintptr_t beg, size_t num_bytes) {
     for (int i = 0; i < MAX_THINGS; i++)
-        if (things[i].kind == kind && beg < things[i].address + things[i].num_bytes && things[i].address < beg + num_bytes) return 1;
+        if (things[i].kind == kind && beg < things[i].address + things[i].num_bytes &&
+            things[i].address < beg + num_bytes)
+            return 1;
     return 0;
 }
 
@@ -98,7 +101,9 @@ static int cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 static int cuDeviceTotalMem(size_t *num_bytes, int device) { *num_bytes = DEVICE_BYTES; return OK; }
 static int cuGetErrorName(int error, const char **text) {
-    *text = error == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : NULL;
+    *text = error == INVALID_VALUE   ? "CUDA_ERROR_INVALID_VALUE"
+            : error == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                     : NULL;
     return *text ? OK : INVALID_VALUE;
 }
 static int cuGetErrorString(int error, const char **text) {
@@ -121,7 +126,8 @@ static int cuMemGetAllocationGranularity(size_t *num_bytes, const Properties *p,
     *num_bytes = GRANULARITY;
     return p->type == 1 && p->location.type == 1 && p->location.id == 0 && option == 0 ? OK : INVALID_VALUE;
 }
-static int cuMemAddressReserve(uintptr_t *address, size_t num_bytes, size_t alignment, uintptr_t hint, unsigned long long flags) {
+static int cuMemAddressReserve(uintptr_t *address, size_t num_bytes, size_t alignment, uintptr_t hint,
+                               unsigned long long flags) {
     if (num_bytes % GRANULARITY || !num_bytes || hint || flags || (alignment & (alignment - 1))) return INVALID_VALUE;
     size_t padded = num_bytes + (alignment > GRANULARITY ? alignment : GRANULARITY);
     if (padded < num_bytes) return OUT_OF_MEMORY;
@@ -143,7 +149,8 @@ static int cuMemAddressFree(uintptr_t address, size_t num_bytes) {
     return OK;
 }
 static int cuMemCreate(unsigned long long *handle, size_t num_bytes, const Properties *p, unsigned long long flags) {
-    if (num_bytes % GRANULARITY || !num_bytes || flags || p->type != 1 || p->location.type != 1 || p->location.id) return INVALID_VALUE;
+    if (num_bytes % GRANULARITY || !num_bytes || flags) return INVALID_VALUE;
+    if (p->type != 1 || p->location.type != 1 || p->location.id) return INVALID_VALUE;
     if (used_bytes + num_bytes > DEVICE_BYTES) return OUT_OF_MEMORY;
     int file = memfd_create("gpu", 0);
     if (file < 0 || ftruncate(file, num_bytes)) return OUT_OF_MEMORY;
@@ -163,11 +170,14 @@ static int cuMemRelease(unsigned long long handle) {
     allocation->kind = NONE;
     return OK;
 }
-static int cuMemMap(uintptr_t address, size_t num_bytes, size_t offset, unsigned long long handle, unsigned long long flags) {
+static int cuMemMap(uintptr_t address, size_t num_bytes, size_t offset, unsigned long long handle,
+                    unsigned long long flags) {
     Thing *allocation = object(ALLOCATION, (void *)(uintptr_t)handle);
-    if (!allocation || allocation->num_bytes != num_bytes || offset || flags || address % GRANULARITY) return INVALID_VALUE;
+    if (!allocation || allocation->num_bytes != num_bytes) return INVALID_VALUE;
+    if (offset || flags || address % GRANULARITY) return INVALID_VALUE;
     if (!around(RANGE, address, num_bytes) || overlaps(MAPPING, address, num_bytes)) return INVALID_VALUE;
-    if (mmap((void *)address, num_bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation->file, 0) == MAP_FAILED) return OUT_OF_MEMORY;
+    void *mapped = mmap((void *)address, num_bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, allocation->file, 0);
+    if (mapped == MAP_FAILED) return OUT_OF_MEMORY;
     add(MAPPING, address, num_bytes)->handle = handle;
     return OK;
 }
@@ -176,7 +186,8 @@ static int cuMemSetAccess(uintptr_t address, size_t num_bytes, const Access *acc
     for (uintptr_t granule = address; granule < address + num_bytes; granule += GRANULARITY)
         if (!at(MAPPING, granule)) return INVALID_VALUE;
     if (mprotect((void *)address, num_bytes, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
-    for (uintptr_t granule = address; granule < address + num_bytes; granule += GRANULARITY) at(MAPPING, granule)->has_access = 1;
+    for (uintptr_t granule = address; granule < address + num_bytes; granule += GRANULARITY)
+        at(MAPPING, granule)->has_access = 1;
     return OK;
 }
 static int cuMemUnmap(uintptr_t address, size_t num_bytes) {
@@ -224,7 +235,9 @@ static int cuEventCreate(void **event, unsigned flags) {
     return OK;
 }
 static int cuEventDestroy(void *event) { return destroy(EVENT, event); }
-static int cuEventRecord(void *event, void *stream) { return object(EVENT, event) && is_stream(stream) ? OK : INVALID_HANDLE; }
+static int cuEventRecord(void *event, void *stream) {
+    return object(EVENT, event) && is_stream(stream) ? OK : INVALID_HANDLE;
+}
 static int cuEventQuery(void *event) { return object(EVENT, event) ? OK : INVALID_HANDLE; }
 static int cuEventSynchronize(void *event) { return object(EVENT, event) ? OK : INVALID_HANDLE; }
 
@@ -234,22 +247,25 @@ static int cuMemsetD8Async(uintptr_t address, unsigned char value, size_t num_by
     return OK;
 }
 static int cuMemcpyAsync(uintptr_t dst, uintptr_t src, size_t num_bytes, void *stream) {
-    if (!pushed || !is_stream(stream) || !is_copyable(dst, num_bytes) || !is_copyable(src, num_bytes)) return INVALID_VALUE;
+    if (!pushed || !is_stream(stream)) return INVALID_VALUE;
+    if (!is_copyable(dst, num_bytes) || !is_copyable(src, num_bytes)) return INVALID_VALUE;
     memcpy((void *)dst, (void *)src, num_bytes);
     return OK;
 }
 typedef struct { int order; Location src, dst; unsigned flags; } CopyAttributes;
-static int copy_batch(uintptr_t *dsts, uintptr_t *srcs, size_t *sizes, size_t count, CopyAttributes *attributes, size_t *indices,
-                      size_t num_attributes, void *stream) {
-    if ((uintptr_t)stream <= 1 || !count || num_attributes != 1 || indices[0] || attributes->order != 1) return INVALID_VALUE;
+static int copy_batch(uintptr_t *dsts, uintptr_t *srcs, size_t *sizes, size_t count, CopyAttributes *attributes,
+                      size_t *indices, size_t num_attributes, void *stream) {
+    if ((uintptr_t)stream <= 1 || !count) return INVALID_VALUE;
+    if (num_attributes != 1 || indices[0] || attributes->order != 1) return INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         int status = cuMemcpyAsync(dsts[i], srcs[i], sizes[i], stream);
         if (status) return status;
     }
     return OK;
 }
-static int cuMemcpyBatchAsync_v1(uintptr_t *dsts, uintptr_t *srcs, size_t *sizes, size_t count, CopyAttributes *attributes,
-                                 size_t *indices, size_t num_attributes, size_t *failed, void *stream) {
+static int cuMemcpyBatchAsync_v1(uintptr_t *dsts, uintptr_t *srcs, size_t *sizes, size_t count,
+                                 CopyAttributes *attributes, size_t *indices, size_t num_attributes, size_t *failed,
+                                 void *stream) {
     *failed = SIZE_MAX;
     return copy_batch(dsts, srcs, sizes, count, attributes, indices, num_attributes, stream);
 }
@@ -278,12 +294,13 @@ static int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
 static const struct { const char *name; void *function; } entries[] = {
     ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet), ENTRY(cuDeviceGetName),
     ENTRY(cuDeviceGetAttribute), ENTRY(cuDeviceTotalMem), ENTRY(cuGetErrorName), ENTRY(cuGetErrorString),
-    ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuDevicePrimaryCtxRelease), ENTRY(cuCtxPushCurrent), ENTRY(cuCtxPopCurrent),
-    ENTRY(cuCtxGetCurrent), ENTRY(cuCtxGetDevice), ENTRY(cuCtxSynchronize), ENTRY(cuMemGetAllocationGranularity),
-    ENTRY(cuMemAddressReserve), ENTRY(cuMemAddressFree), ENTRY(cuMemCreate), ENTRY(cuMemRelease), ENTRY(cuMemMap),
-    ENTRY(cuMemSetAccess), ENTRY(cuMemUnmap), ENTRY(cuMemHostRegister), ENTRY(cuMemHostUnregister), ENTRY(cuStreamCreate),
-    ENTRY(cuStreamDestroy), ENTRY(cuStreamSynchronize), ENTRY(cuStreamWaitEvent), ENTRY(cuEventCreate), ENTRY(cuEventDestroy),
-    ENTRY(cuEventRecord), ENTRY(cuEventQuery), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync),
+    ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuDevicePrimaryCtxRelease), ENTRY(cuCtxPushCurrent),
+    ENTRY(cuCtxPopCurrent), ENTRY(cuCtxGetCurrent), ENTRY(cuCtxGetDevice), ENTRY(cuCtxSynchronize),
+    ENTRY(cuMemGetAllocationGranularity), ENTRY(cuMemAddressReserve), ENTRY(cuMemAddressFree), ENTRY(cuMemCreate),
+    ENTRY(cuMemRelease), ENTRY(cuMemMap), ENTRY(cuMemSetAccess), ENTRY(cuMemUnmap), ENTRY(cuMemHostRegister),
+    ENTRY(cuMemHostUnregister), ENTRY(cuStreamCreate), ENTRY(cuStreamDestroy), ENTRY(cuStreamSynchronize),
+    ENTRY(cuStreamWaitEvent), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
+    ENTRY(cuEventQuery), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync),
     ENTRY(cuModuleLoadData), ENTRY(cuModuleUnload), ENTRY(cuModuleGetFunction), ENTRY(cuLaunchKernel),
 };
 

@@ -35,7 +35,10 @@ def test_runs_say_the_same_as_the_batch_and_none_continues_the_one_before(seed: 
         for offset in range(0, num_bytes, size):
             found += [(dst + offset + b, src + offset + b) for b in (range(size) if size < 10 else (0, size - 1))]
         if index > 0:
-            before = runs.dst_addresses[index - 1] + runs.sizes[index - 1], runs.src_addresses[index - 1] + runs.sizes[index - 1]
+            before = (
+                runs.dst_addresses[index - 1] + runs.sizes[index - 1],
+                runs.src_addresses[index - 1] + runs.sizes[index - 1],
+            )
             assert before != (dst, src)
     assert found == expected
     dsts, srcs = [pair[0] for pair in expected], [pair[1] for pair in expected]

@@ -1,8 +1,11 @@
-"""`CudaDevice` itself, over a driver that checks each call: what it asks for, in which order, and what it does about failure."""
+"""`CudaDevice` itself, over a driver that checks each call: what it asks for, in which order, and what it does about
+failure.
+"""
 
 import ctypes
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,8 @@ from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
 from kv_cache_manager_v2.device.port import CopyBatch
 
-from .fake_cuda_driver import CUresult, FakeCudaDriver
+from .fake_cuda_driver import FakeCudaDriver
+from .fake_cuda_types import CUresult
 from .fake_nvrtc import FakeNvrtc
 
 GPU, HOST = CacheTier.GPU_MEM, CacheTier.HOST_MEM
@@ -41,6 +45,17 @@ def mapped(device: CudaDevice, tier: CacheTier, granules: int, *, reserved: int 
 def give_back(device: CudaDevice, tier: CacheTier, address: int, granules: int, *, reserved: int = 8) -> None:
     device.unmap_memory(tier, address, granules * GRANULE)
     device.release_range(tier, address, reserved * GRANULE)
+
+
+def accessible_bytes(beg: int, end: int) -> int:
+    """How many bytes between two addresses this process may write to, as the operating system says."""
+    count = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, permissions = line.split()[:2]
+        first, last = (int(text, 16) for text in span.split("-"))
+        if permissions.startswith("rw"):
+            count += max(0, min(end, last) - max(beg, first))
+    return count
 
 
 # -- what it is -------------------------------------------------------------------------------------------------------
@@ -144,7 +159,9 @@ def test_memory_that_cannot_be_pinned(driver: FakeCudaDriver) -> None:
     with pytest.raises(OutOfMemoryError):
         device.map_memory(HOST, address + GRANULE, 3 * GRANULE)
     assert driver.memory() == before
+    assert accessible_bytes(address, address + 8 * GRANULE) == GRANULE  # what was committed went back
     device.map_memory(HOST, address + GRANULE, 2 * GRANULE)
+    assert accessible_bytes(address, address + 8 * GRANULE) == 3 * GRANULE
     give_back(device, HOST, address, 3)
     device.close()
     assert driver.live() == {}
@@ -222,7 +239,7 @@ MAY_FAIL_QUIETLY = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_call_of_an_operation_may_fail(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The n-th driver call fails, for every n: the error names it, memory is as before, and everything is given back."""
+    """The n-th driver call fails, for every n: the error names it, memory is as before, everything is given back."""
     num_failures = 0
     for nth in range(1, 100):
         driver = FakeCudaDriver()

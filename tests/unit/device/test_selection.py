@@ -8,7 +8,8 @@ from kv_cache_manager_v2.base.errors import CudaError
 from kv_cache_manager_v2.device.cuda_driver import find_cuda_obstacle
 from kv_cache_manager_v2.device.selection import DEVICE_VARIABLE, default_device
 
-from .fake_cuda_driver import CUresult, FakeCudaDriver
+from .fake_cuda_driver import FakeCudaDriver
+from .fake_cuda_types import CUresult
 
 
 @pytest.fixture(autouse=True)

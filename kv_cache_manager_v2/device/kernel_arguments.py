@@ -1,0 +1,10 @@
+"""Arguments for `CudaKernel.launch`, for those who do not want to know of ctypes."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+
+def to_word_arguments(words: Sequence[int]) -> list[Any]:
+    """Parameters of 64 bits each: addresses and counts."""
+    return [ctypes.c_uint64(word) for word in words]

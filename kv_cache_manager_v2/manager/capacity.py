@@ -1,0 +1,283 @@
+"""Whether batches will fit, answered before any memory is taken: pure arithmetic on a configuration.
+
+`plan_capacity` says how many slots each pool group gets at each level, and what fits into level 0: the same counts with which a
+manager starts, so it is exact. Lengths are those of a sequence alone, unless it is said beside what.
+
+    longest sequence   grown token by token, as decoding does: the most it holds on the way must fit. Within a block that is at
+                       the block's first token, so the answer is a whole number of blocks
+    longest prompt     computed in one step from nothing, scratch slots counted
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..base.ids import CacheTier
+from ..base.integer_math import ceil_div
+from ..config.batch_desc import BatchDesc, KVCacheDesc
+from ..config.manager_config import KVCacheManagerConfig
+from ..layout.registry import LifeCycleRegistry
+from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, compute_widest_need, plan_slot_counts
+from ..layout.slot_layout import SlotLayout, compute_slot_layout
+from ..layout.step_slots import slots_of_batch, slots_of_sequence, sum_over_life_cycles
+from .capacity_table import format_table
+
+
+@dataclass(frozen=True)
+class PoolGroupCapacity:
+    """One pool group at one level."""
+
+    pool_group_index: int
+    layer_groups: tuple[int, ...]
+    num_slots: int
+    slot_bytes: int
+    """Of one slot in all pools of the group."""
+    min_slots: int
+    """What the constraints demand."""
+    batch_slots: int | None
+    """What the asked batch takes; None if none was asked."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_slots * self.slot_bytes
+
+    @property
+    def spare_slots(self) -> int:
+        """What the batch leaves, or the constraints if none was asked; negative: so many are missing."""
+        return self.num_slots - (self.min_slots if self.batch_slots is None else self.batch_slots)
+
+
+@dataclass(frozen=True)
+class LevelCapacity:
+    """One cache level."""
+
+    level: int
+    tier: CacheTier
+    quota: int
+    pool_groups: tuple[PoolGroupCapacity, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all slots; at most the quota."""
+        return sum([group.num_bytes for group in self.pool_groups])
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """What a configuration holds. A value; ``print(plan.table())`` shows it."""
+
+    config: KVCacheManagerConfig
+    levels: tuple[LevelCapacity, ...]
+    longest_sequence: int | None
+    """Tokens; None: no length is too long (windows everywhere)."""
+    longest_prompt: int | None
+    """Tokens of one step; None: no length is too long."""
+    batch: BatchDesc | None
+    batch_fits: bool | None
+    """Whether the asked batch runs on level 0; None if none was asked."""
+    batch_quota: int | None
+    """The least quota of level 0 with which a manager runs the batch, if it is among the constraints."""
+    limiting_pool_group: int
+    """Of the asked batch the one that it fills most; without one, the one that ends the longest sequence."""
+
+    @property
+    def missing_slots(self) -> int:
+        """Slots that the limiting pool group lacks for the asked batch; 0 if it fits."""
+        return max(0, -self.levels[0].pool_groups[self.limiting_pool_group].spare_slots) if self.batch is not None else 0
+
+    def max_batch_size(
+        self, capacity: int, history_length: int | None = None, system_prompt_length: int = 0
+    ) -> int | None:
+        """How many sequences of that capacity run together; None if any number does.
+
+        ``history_length`` None: a decode step, ``capacity - 1``. Blocks of the system prompt are counted once.
+        """
+        history = max(0, capacity - 1) if history_length is None else history_length
+        kv_cache = KVCacheDesc(capacity, history)
+        layout = _layout_of(self.config)
+        one = slots_of_batch(layout, self.config, BatchDesc([kv_cache], system_prompt_length))
+        num_shared_blocks = system_prompt_length // self.config.tokens_per_block
+        own = sum_over_life_cycles(layout, list(slots_of_sequence(layout, self.config, kv_cache, 0, num_shared_blocks)))
+        most: int | None = None
+        for group in self.levels[0].pool_groups:
+            index = group.pool_group_index
+            free = group.num_slots - (one[index] - own[index])
+            if free < 0:
+                return 0
+            if own[index] > 0:
+                count = free // own[index]
+                most = count if most is None else min(most, count)
+        return most
+
+    def table(self) -> str:
+        """For people: a line per level and pool group, then what fits."""
+        header = ["level", "tier", "pool group", "layer groups", "slots", "bytes/slot", "bytes", "constraints", "batch", "spare"]
+        lines: list[list[str]] = []
+        for level in self.levels:
+            for group in level.pool_groups:
+                lines.append(
+                    [
+                        str(level.level),
+                        level.tier.name,
+                        str(group.pool_group_index),
+                        ",".join([str(layer_group) for layer_group in group.layer_groups]),
+                        f"{group.num_slots:,}",
+                        f"{group.slot_bytes:,}",
+                        f"{group.num_bytes:,}",
+                        f"{group.min_slots:,}",
+                        "-" if group.batch_slots is None else f"{group.batch_slots:,}",
+                        f"{group.spare_slots:,}",
+                    ]
+                )
+        return format_table(header, lines) + "\n".join(self._sentences()) + "\n"
+
+    def _sentences(self) -> list[str]:
+        sentences = [
+            f"longest sequence, decoding: {_tokens(self.longest_sequence)}",
+            f"longest prompt in one step: {_tokens(self.longest_prompt)}",
+        ]
+        group = self.levels[0].pool_groups[self.limiting_pool_group]
+        if self.batch is None:
+            sentences.append(f"limited by pool group {group.pool_group_index}")
+        elif self.batch_fits:
+            sentences.append(
+                f"the batch fits; pool group {group.pool_group_index} is the fullest, {group.spare_slots:,} of "
+                f"{group.num_slots:,} slots are left. Least quota for it: {self.batch_quota:,} bytes"
+            )
+        else:
+            sentences.append(
+                f"the batch does not fit: pool group {group.pool_group_index} lacks {self.missing_slots:,} slots, "
+                f"{self.missing_slots * group.slot_bytes:,} bytes. Least quota for it: {self.batch_quota:,} bytes, as one of "
+                f"the constraints"
+            )
+        return sentences
+
+
+def _tokens(length: int | None) -> str:
+    return "any length" if length is None else f"{length:,} tokens"
+
+
+def _layout_of(config: KVCacheManagerConfig) -> SlotLayout:
+    return compute_slot_layout(config, LifeCycleRegistry(config))
+
+
+def plan_capacity(config: KVCacheManagerConfig, batch: BatchDesc | None = None) -> CapacityPlan:
+    """What a manager with this configuration holds, and whether ``batch`` runs; allocates nothing.
+
+    `ValueError` if a quota is under the minimum that the constraints demand, as from the manager itself.
+    """
+    if not isinstance(config, KVCacheManagerConfig):
+        raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
+    if batch is not None and not isinstance(batch, BatchDesc):
+        raise TypeError(f"batch must be a BatchDesc or None, not {type(batch).__name__}")
+    layout = _layout_of(config)
+    levels = tuple([_plan_level(layout, config, batch, level) for level in range(len(config.cache_tiers))])
+    slots = tuple([group.num_slots for group in levels[0].pool_groups])
+    num_blocks = compute_longest_decode(layout, config, slots)
+    num_prompt_blocks = _compute_longest_prompt(layout, config, slots)
+    batch_fits: bool | None = None
+    batch_quota: int | None = None
+    if batch is None:
+        limiting = _find_limit(layout, config, slots, num_blocks)
+    else:
+        needed = slots_of_batch(layout, config, batch)
+        batch_fits = all([count <= slots[index] for index, count in enumerate(needed)])
+        demanding = replace(config, constraints=(*config.constraints, batch))
+        batch_quota = compute_slots_bytes(layout, compute_min_slot_counts(layout, demanding, 0))
+        shares = [count / slots[index] for index, count in enumerate(needed)]
+        limiting = shares.index(max(shares))
+    return CapacityPlan(
+        config,
+        levels,
+        None if num_blocks is None else num_blocks * config.tokens_per_block,
+        None if num_prompt_blocks is None else num_prompt_blocks * config.tokens_per_block,
+        batch,
+        batch_fits,
+        batch_quota,
+        limiting,
+    )
+
+
+def _plan_level(layout: SlotLayout, config: KVCacheManagerConfig, batch: BatchDesc | None, level: int) -> LevelCapacity:
+    tier = config.cache_tiers[level]
+    counts = plan_slot_counts(layout, config, tier.quota, level)
+    minimum = compute_min_slot_counts(layout, config, level)
+    needed = None if batch is None else slots_of_batch(layout, config, batch, level)
+    groups = [
+        PoolGroupCapacity(
+            index,
+            tuple([int(life_cycle_id) for life_cycle_id in layout.life_cycle_ids_of_pool_group(index)]),
+            count,
+            layout.slot_bytes_total(index),
+            minimum[index],
+            None if needed is None else needed[index],
+        )
+        for index, count in enumerate(counts)
+    ]
+    return LevelCapacity(level, tier.tier, tier.quota, tuple(groups))
+
+
+def compute_longest_decode(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...]) -> int | None:
+    """Blocks of the longest sequence that grows token by token within ``slots`` by pool group; None: any."""
+    return _last_fitting(layout, config, slots, False)
+
+
+def _compute_longest_prompt(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...]) -> int | None:
+    """Blocks of the longest prompt such that it and every shorter one run in one step."""
+    return _last_fitting(layout, config, slots, True)
+
+
+def _decode_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
+    """The most that a sequence holds while it grows to that many blocks: at the first token of its last block."""
+    needs = [compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, 1) for life_cycle in layout.life_cycles]
+    return sum_over_life_cycles(layout, needs)
+
+
+def _prompt_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
+    """The most that a prompt of that many blocks takes: at one token in its last block, where least is stale."""
+    kv_cache = KVCacheDesc((num_blocks - 1) * config.tokens_per_block + 1, 0)
+    return sum_over_life_cycles(layout, list(slots_of_sequence(layout, config, kv_cache)))
+
+
+def _last_fitting(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], is_prompt: bool) -> int | None:
+    """Binary search: both needs never fall when a block is added."""
+    fits = 0
+    too_many = 1
+    while _fits(layout, config, slots, too_many, is_prompt):
+        fits = too_many
+        too_many *= 2
+        if too_many * config.tokens_per_block > _ANY_LENGTH:
+            return None
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if _fits(layout, config, slots, middle, is_prompt):
+            fits = middle
+        else:
+            too_many = middle
+    return fits
+
+
+def _fits(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int, is_prompt: bool) -> bool:
+    needed = _prompt_slots(layout, config, num_blocks) if is_prompt else _decode_slots(layout, config, num_blocks)
+    return all([count <= slots[index] for index, count in enumerate(needed)])
+
+
+def _find_limit(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int | None) -> int:
+    """The pool group that has no room for one block more; the fullest if all lengths fit."""
+    if num_blocks is None:
+        num_blocks = int(ceil_div(_ANY_LENGTH, config.tokens_per_block))
+    needed = _decode_slots(layout, config, num_blocks + 1)
+    shares = [count / slots[index] for index, count in enumerate(needed)]
+    return shares.index(max(shares))
+
+
+def clamp_sequence_length(
+    layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], batch_size: int, upper_bound: int
+) -> int:
+    """The longest decoding sequence, up to the bound, beside ``batch_size - 1`` sequences of one token; 0 if there is none."""
+    minimal = _decode_slots(layout, config, 1)
+    left = tuple([count - (batch_size - 1) * minimal[index] for index, count in enumerate(slots)])
+    num_blocks = compute_longest_decode(layout, config, left)
+    return upper_bound if num_blocks is None else min(upper_bound, num_blocks * config.tokens_per_block)
+
+
+_ANY_LENGTH: Final = 2**40

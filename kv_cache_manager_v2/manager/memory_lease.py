@@ -1,0 +1,65 @@
+"""Whether a manager's memory may be given back: not while somebody has a view of it.
+
+    state      way out
+    OPEN       close -> CLOSED if no view is out, else PENDING
+    PENDING    the last give_back -> CLOSED
+    CLOSED     none; the storage is closed, and the device if the manager made it
+"""
+
+import logging
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..device.port import Device
+from ..storage.page_storage import PageStorage
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@final
+@mypyc_attr(native_class=True)
+class MemoryLease:
+    """Conservation: `num_views` is the number of `take` without `give_back`."""
+
+    __slots__ = ("num_views", "is_closed", "_storage", "_device", "_owns_device")
+
+    num_views: int
+    is_closed: bool
+    """The manager is shut down: PENDING or CLOSED."""
+    _storage: Final[PageStorage]
+    _device: Final[Device]
+    _owns_device: Final[bool]
+
+    def __init__(self, storage: PageStorage, device: Device, owns_device: bool) -> None:
+        self.num_views = 0
+        self.is_closed = False
+        self._storage = storage
+        self._device = device
+        self._owns_device = owns_device
+
+    def take(self) -> None:
+        self.num_views += 1
+
+    def give_back(self) -> None:
+        assert self.num_views > 0, "a view of the memory was given back twice"
+        self.num_views -= 1
+        if self.is_closed and self.num_views == 0:
+            self._close_memory()
+
+    def close(self) -> None:
+        """The manager needs the memory no more; nothing that it enqueued is running."""
+        self.is_closed = True
+        if self.num_views == 0:
+            self._close_memory()
+        else:
+            _logger.warning(
+                "the manager is shut down, but %d pool views are not released: its memory stays until they are "
+                "(PoolView.release)",
+                self.num_views,
+            )
+
+    def _close_memory(self) -> None:
+        self._storage.close()
+        if self._owns_device:
+            self._device.close()

@@ -1,0 +1,62 @@
+"""Which entries of a page table changed since somebody last looked, as two ranges: filled, and become bad.
+
+A reader registers one of these with each table that it copies from (`PageTable.add_reader`), looks, and calls `clear`. Two
+ranges, because one step of a windowed layer changes both ends of its window and nothing between. Entries past the table's
+last block may be in a range; a reader cuts there. Entries that a growing table gets, and that are never set, are in neither:
+a reader knows how many blocks it has seen.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+_NOTHING: Final = 1 << 60
+
+
+@final
+@mypyc_attr(native_class=True)
+class ChangedBlocks:
+    """Both ranges are half-open, and empty while ``begin >= end``."""
+
+    __slots__ = ("filled_begin", "filled_end", "erased_begin", "erased_end", "following")
+
+    filled_begin: i64
+    filled_end: i64
+    erased_begin: i64
+    erased_end: i64
+    following: "ChangedBlocks | None"
+    """The next reader of the same table."""
+
+    def __init__(self) -> None:
+        self.filled_begin = _NOTHING
+        self.filled_end = 0
+        self.erased_begin = _NOTHING
+        self.erased_end = 0
+        self.following = None
+
+    def note(self, ordinal: i64, slot: int) -> None:
+        if slot >= 0:
+            if ordinal < self.filled_begin:
+                self.filled_begin = ordinal
+            if ordinal >= self.filled_end:
+                self.filled_end = ordinal + 1
+        else:
+            if ordinal < self.erased_begin:
+                self.erased_begin = ordinal
+            if ordinal >= self.erased_end:
+                self.erased_end = ordinal + 1
+
+    @property
+    def is_empty(self) -> bool:
+        return self.filled_end == 0 and self.erased_end == 0
+
+    def clear(self) -> None:
+        self.filled_begin = _NOTHING
+        self.filled_end = 0
+        self.erased_begin = _NOTHING
+        self.erased_end = 0
+
+    def note_all(self) -> None:
+        """As if every entry had been set."""
+        self.filled_begin = 0
+        self.filled_end = _NOTHING

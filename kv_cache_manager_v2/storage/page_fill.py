@@ -1,0 +1,88 @@
+"""Filling slots with known bytes: zeros at the start, and the debug pattern whenever a slot changes hands.
+
+Zeros: the null slots are read by kernels, and pages are handed to an engine before it has written all of them; left-over bytes of
+some other program could be NaN there. Memory of a software device begins as zeros by itself.
+
+Debug pattern (`DebugFill`): a page is filled as it is handed out, on its sequence's stream, and a slot as it is given back, on a
+stream of the filler's own, after all that used it; the next owner then waits for that.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import CacheTier
+from ..device.port import Device
+from ..device.stream_order import StreamOrder
+from ..pools.pool_group import PoolGroup
+from .debug_fill import DebugFill
+
+_NO_TIMELINE: Final = -1
+
+
+def clear_at_start(device: Device, pool_groups: list[PoolGroup]) -> None:
+    """Zeros in every null slot, and in all slots where the device's memory does not begin as zeros. Waits for it."""
+    stream = device.default_stream()
+    is_enqueued = False
+    for group in pool_groups:
+        num_slots = group.allocator.first_slot
+        if not device.is_software:
+            num_slots += group.allocator.num_slots
+        pool: i64 = 0
+        while pool < len(group.slot_bytes) and num_slots > 0:
+            device.fill(stream, group.base_addresses[pool], num_slots * group.slot_bytes[pool], 0)
+            is_enqueued = True
+            pool += 1
+    if is_enqueued:
+        device.synchronize_stream(stream)
+
+
+@final
+@mypyc_attr(native_class=True)
+class PageFiller:
+    """Owns its stream, from the first freed slot until `close`."""
+
+    __slots__ = ("_device", "_order", "_pool_groups", "_value", "_stream", "_timeline")
+
+    _device: Final[Device]
+    _order: Final[StreamOrder]
+    _pool_groups: Final[list[PoolGroup]]
+    _value: Final[int]
+    _stream: int
+    _timeline: i64
+
+    def __init__(self, device: Device, order: StreamOrder, pool_groups: list[PoolGroup], pattern: DebugFill) -> None:
+        assert pool_groups[0].tier == CacheTier.GPU_MEM, "only level 0 can be filled"
+        self._device = device
+        self._order = order
+        self._pool_groups = pool_groups
+        self._value = int(pattern)
+        self._stream = 0
+        self._timeline = _NO_TIMELINE
+
+    def fill_fresh(self, pool_group: i64, slot: i64, timeline: i64) -> None:
+        """A slot that is handed out, and may be touched on that timeline."""
+        self._fill(self._order.stream_of(timeline), pool_group, slot)
+
+    def fill_freed(self, pool_group: i64, slot: i64, point: i64) -> i64:
+        """A slot that is given back and may be touched after ``point``; returns the point after the fill."""
+        if self._timeline == _NO_TIMELINE:
+            self._stream = self._device.create_stream()
+            self._timeline = self._order.enter(self._stream)
+        self._order.wait(self._timeline, point)
+        self._fill(self._stream, pool_group, slot)
+        return self._order.mark(self._timeline)
+
+    def _fill(self, stream: int, pool_group: i64, slot: i64) -> None:
+        group = self._pool_groups[pool_group]
+        pool: i64 = 0
+        while pool < len(group.slot_bytes):
+            num_bytes = group.slot_bytes[pool]
+            self._device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, self._value)
+            pool += 1
+
+    def close(self) -> None:
+        """Nothing that was enqueued is running."""
+        if self._timeline != _NO_TIMELINE:
+            self._device.destroy_stream(self._stream)
+            self._timeline = _NO_TIMELINE

@@ -1,0 +1,59 @@
+"""When an invariant fails inside a call, the manager says so once, and every later call repeats the first reason.
+
+The books are damaged from outside, by writing into the page rows; no caller can do that through the public names.
+"""
+
+import logging
+from typing import Any
+
+import pytest
+from small_models import manager_of, run_prompt
+
+from kv_cache_manager_v2 import CorruptedError, KVCacheManager
+
+
+def forget_all_holds(manager: KVCacheManager) -> None:
+    """Set the USERS word of every page row to zero: nobody holds anything any more."""
+    anything: Any = manager
+    rows = anything._shared.storage.rows
+    for page in range(rows.first_page_of_blocks, len(rows.words) // 3):
+        rows.words[page * 3 + 1] = 0
+
+
+def test_first_reason_is_repeated_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    with manager_of() as healthy:
+        broken = manager_of()
+        victim = run_prompt(broken, [1, 2, 3, 4, 5])
+        forget_all_holds(broken)
+        with pytest.raises(CorruptedError):
+            broken.check_invariants()
+        with caplog.at_level(logging.CRITICAL), pytest.raises(CorruptedError) as first:
+            victim.suspend()
+        assert len(caplog.records) == 1
+        reasons = set()
+        for call in (
+            victim.suspend,
+            victim.close,
+            lambda: victim.resize(9),
+            lambda: victim.commit([1]),
+            broken.create_kv_cache,
+            broken.probe_reuse,
+        ):
+            with pytest.raises(CorruptedError) as later:
+                call()
+            reasons.add(str(later.value).split(": ", 1)[1])
+        assert len(reasons) == 1 and str(first.value).endswith(reasons.pop())
+        with run_prompt(healthy, [1, 2, 3]) as kv_cache:
+            assert kv_cache.num_committed_tokens == 3
+        broken.shutdown()
+
+
+def test_memory_of_a_broken_manager_comes_back() -> None:
+    broken = manager_of()
+    device = broken.device
+    victim = run_prompt(broken, [1, 2, 3, 4, 5])
+    forget_all_holds(broken)
+    with pytest.raises(CorruptedError):
+        victim.close()
+    broken.shutdown()
+    device.close()

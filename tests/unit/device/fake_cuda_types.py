@@ -1,0 +1,152 @@
+"""The types of `cuda.bindings.driver` that `CudaDevice` uses, as strict as cuda-python: what is what is checked on
+use.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+
+class DriverMisuse(Exception):
+    """A call that the real driver would refuse, crash on, or leave undefined."""
+
+
+class CUresult(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_OPERATING_SYSTEM = 304
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_NOT_SUPPORTED = 801
+    CUDA_ERROR_UNKNOWN = 999
+
+
+class CUmemAllocationType(IntEnum):
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1
+
+
+class CUmemLocationType(IntEnum):
+    CU_MEM_LOCATION_TYPE_DEVICE = 1
+
+
+class CUmemAccess_flags(IntEnum):
+    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+
+
+class CUmemAllocationGranularity_flags(IntEnum):
+    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
+
+
+class CUmemcpySrcAccessOrder(IntEnum):
+    CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1
+
+
+class CUdevice_attribute(IntEnum):
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102
+
+
+class _Handle:
+    def __init__(self, value: int) -> None:
+        if type(value) is not int:
+            raise DriverMisuse(f"{type(self).__name__} of a {type(value).__name__}")
+        self._value = value
+
+    def __int__(self) -> int:
+        return self._value
+
+
+class CUdeviceptr(_Handle):
+    pass
+
+
+class CUdevice(_Handle):
+    pass
+
+
+class CUcontext(_Handle):
+    pass
+
+
+class CUstream(_Handle):
+    pass
+
+
+class CUevent(_Handle):
+    pass
+
+
+class CUmodule(_Handle):
+    pass
+
+
+class CUfunction(_Handle):
+    pass
+
+
+class CUmemGenericAllocationHandle(_Handle):
+    pass
+
+
+class CUmemLocation:
+    def __init__(self) -> None:
+        self.type: Any = None
+        self.id: Any = None
+
+    def check(self, ordinal: int) -> None:
+        is_device = self.type is CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        require(is_device and self.id == ordinal, f"location is not GPU {ordinal}")
+
+
+class CUmemAllocationProp:
+    def __init__(self) -> None:
+        self.type: Any = None
+        self.location = CUmemLocation()
+
+    def check(self, ordinal: int) -> None:
+        require(self.type is CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, "allocation type")
+        self.location.check(ordinal)
+
+
+class CUmemAccessDesc:
+    def __init__(self) -> None:
+        self.location = CUmemLocation()
+        self.flags: Any = None
+
+
+class CUmemcpyAttributes:
+    def __init__(self) -> None:
+        self.srcAccessOrder: Any = None
+
+
+KINDS: tuple[type, ...] = (
+    CUresult,
+    CUmemAllocationType,
+    CUmemLocationType,
+    CUmemAccess_flags,
+    CUmemAllocationGranularity_flags,
+    CUmemcpySrcAccessOrder,
+    CUdevice_attribute,
+    CUdeviceptr,
+    CUmemAllocationProp,
+    CUmemAccessDesc,
+    CUmemcpyAttributes,
+)
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise DriverMisuse(what)
+
+
+def require_int(value: object, what: str) -> int:
+    require(type(value) is int, f"{what} is a {type(value).__name__}, not an int")
+    assert isinstance(value, int)
+    return value
+
+
+def require_handle(value: object, kind: type[_Handle], what: str) -> int:
+    """What cuda-python takes for a handle: its class, or the bare number."""
+    require(type(value) in (kind, int), f"{what} is a {type(value).__name__}, not a {kind.__name__}")
+    assert isinstance(value, (_Handle, int))
+    return int(value)

@@ -1,0 +1,145 @@
+"""Slots of steps and of quotas, worked out by hand."""
+
+import pytest
+
+from kv_cache_manager_v2.config.batch_desc import BatchDesc, KVCacheDesc
+from kv_cache_manager_v2.config.scratch_reuse_config import SwaScratchReuseConfig
+from kv_cache_manager_v2.layout.sizing import compute_min_slot_counts, compute_slots_bytes, plan_slot_counts
+from kv_cache_manager_v2.layout.step_slots import slots_of_batch, slots_of_sequence
+
+from .models import config_of, key_value, layout_of, state
+
+SCRATCH = SwaScratchReuseConfig()
+
+
+def test_prefill_of_1024_tokens_with_and_without_scratch() -> None:
+    layers = [key_value(layer_id, 64, 128) for layer_id in range(32)]
+    plain = config_of(layers)
+    assert slots_of_sequence(layout_of(plain), plain, KVCacheDesc(1024, 0)) == (32,)
+    # 28 of the 32 blocks are scratch, and one slot holds 32 of them.
+    reusing = config_of(layers, swa_scratch_reuse=SCRATCH)
+    assert slots_of_sequence(layout_of(reusing), reusing, KVCacheDesc(1024, 0)) == (5,)
+    # On a colder level only pages count.
+    assert slots_of_sequence(layout_of(reusing), reusing, KVCacheDesc(1024, 0), level=1) == (4,)
+
+
+def test_each_group_counts_its_own_blocks() -> None:
+    # Window 64 with 1 sink block at history 319: blocks 1 .. 7 are stale ((319 + 1 - 64) // 32 = 8), 0, 8, 9 are not.
+    config = config_of([key_value(0, 8), key_value(1, 16, 64, 1), state(2, {"s": 999})])
+    assert slots_of_sequence(layout_of(config), config, KVCacheDesc(320, 319)) == (10, 3, 1)
+
+
+def test_a_shared_system_prompt_counts_once() -> None:
+    config = config_of([key_value(0, 8)])
+    layout = layout_of(config)
+    # 100 tokens are in 4 blocks, of which 3 hold nothing but the system prompt of 96 (or 100) tokens.
+    for system_prompt_length in (96, 100):
+        batch = BatchDesc([KVCacheDesc(100, 99)] * 5, system_prompt_length)
+        assert slots_of_batch(layout, config, batch) == (3 + 5,)
+    assert slots_of_batch(layout, config, BatchDesc([KVCacheDesc(100, 99)] * 5)) == (20,)
+
+
+def test_a_window_keeps_of_the_system_prompt_what_it_reads() -> None:
+    config = config_of([key_value(0, 8, 64)])
+    layout = layout_of(config)
+    # System prompt: blocks 0 .. 7. History 256: (256 + 1 - 64) // 32 = 6, so 6, 7 and the sequence's own 8.
+    # History 1023: (1023 + 1 - 64) // 32 = 30: own 30, 31.
+    short, long = KVCacheDesc(257, 256), KVCacheDesc(1024, 1023)
+    assert slots_of_batch(layout, config, BatchDesc([short, short, long], 256)) == (2 + 2 * 1 + 2,)
+
+
+def test_pool_groups_add_up_their_layer_groups() -> None:
+    # Both groups have slots of 16 bytes: one pool group. 10 blocks, and (319 + 1 - 64) // 32 = 8: 2 blocks.
+    config = config_of([key_value(0, 8), key_value(1, 8, 64)])
+    assert slots_of_batch(layout_of(config), config, BatchDesc([KVCacheDesc(320, 319)] * 3)) == (3 * (10 + 2),)
+
+
+def test_one_pool_group_takes_all() -> None:
+    config = config_of([key_value(0, 50)])
+    layout = layout_of(config)
+    assert plan_slot_counts(layout, config, 100, 0) == (1,)
+    assert plan_slot_counts(layout, config, 2299, 0) == (22,)
+    with pytest.raises(ValueError, match="100"):
+        plan_slot_counts(layout, config, 99, 0)
+
+
+def test_without_constraints_each_layer_group_gets_a_slot() -> None:
+    config = config_of([key_value(0, 50), key_value(1, 50, 1000), state(2, {"s": 7})])
+    layout = layout_of(config)
+    assert compute_min_slot_counts(layout, config, 0) == (2, 1)
+    assert plan_slot_counts(layout, config, 207, 0) == (2, 1)
+    with pytest.raises(ValueError, match="207"):
+        plan_slot_counts(layout, config, 206, 0)
+
+
+def test_constraints_are_the_minimum() -> None:
+    batch = BatchDesc([KVCacheDesc(320, 319)] * 3)
+    constraints = [BatchDesc([KVCacheDesc(32, 0)]), batch]
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)], constraints=constraints)
+    layout = layout_of(config)
+    # 10 blocks of each sequence of 16 bytes; 2 of 32 bytes each. One window at its widest is 3 blocks, less than 6.
+    assert compute_min_slot_counts(layout, config, 0) == (30, 6)
+    assert plan_slot_counts(layout, config, 30 * 16 + 6 * 32, 0) == (30, 6)
+    for level in (0, 1):
+        with pytest.raises(ValueError, match="672"):
+            plan_slot_counts(layout, config, 30 * 16 + 6 * 32 - 1, level)
+
+
+def test_one_window_at_its_widest() -> None:
+    # At history 319 window 64 is just 2 blocks, 8 and 9; at 320 it will be 3: 1 + ceil(63 / 32). And 1 block of sinks.
+    config = config_of([key_value(0, 8, 64, 32)], constraints=[BatchDesc([KVCacheDesc(320, 319)])])
+    assert compute_min_slot_counts(layout_of(config), config, 0) == (4,)
+    # A sequence of 2 blocks never has more than those.
+    config = config_of([key_value(0, 8, 64, 32)], constraints=[BatchDesc([KVCacheDesc(64, 63)])])
+    assert compute_min_slot_counts(layout_of(config), config, 0) == (2,)
+
+
+def test_the_rest_follows_the_typical_step() -> None:
+    # 10 blocks of 16 bytes beside 2 of 32 bytes: 224 bytes a step. The minimum is one of each.
+    typical = BatchDesc([KVCacheDesc(320, 319)])
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)], typical_step=typical)
+    layout = layout_of(config)
+    assert plan_slot_counts(layout, config, 48 + 100 * 224, 0) == (1001, 201)
+    # 223 bytes more: shares of 10 * 223/224 and 2 * 223/224 slots, whole ones 9 and 1, which leaves 47 bytes. The
+    # larger remainder is the second's (0.991 against 0.955): 32 bytes; 15 are left, too few for anything.
+    assert plan_slot_counts(layout, config, 48 + 223, 0) == (1 + 9, 1 + 2)
+
+
+def test_the_rest_follows_the_ratio_of_bytes() -> None:
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)], initial_pool_ratio=[3, 1])
+    layout = layout_of(config)
+    assert plan_slot_counts(layout, config, 48 + 6400, 0) == (1 + 300, 1 + 50)
+
+
+def test_a_ratio_takes_the_place_of_the_typical_step() -> None:
+    typical = BatchDesc([KVCacheDesc(3200, 3199)])
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)], initial_pool_ratio=[1, 1], typical_step=typical)
+    assert plan_slot_counts(layout_of(config), config, 48 + 6400, 0) == (1 + 200, 1 + 100)
+
+
+def test_a_small_quota_still_holds_a_sequence_in_every_pool_group() -> None:
+    # Without a hint: the longest sequence that fits. Shorter than a chunk of 2048 tokens it has all its blocks at once.
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)])
+    assert plan_slot_counts(layout_of(config), config, 10 * 16 + 10 * 32, 0) == (10, 10)
+    # Longer: from the first input's 63 tokens before it to the last input, 63 + 2048 tokens in up to 67 blocks of 32.
+    assert plan_slot_counts(layout_of(config), config, 100 * 16 + 67 * 32, 0) == (100, 67)
+
+
+def test_without_a_hint_the_rest_follows_a_long_sequence() -> None:
+    # 16384 tokens are 512 blocks; decoding keeps up to 1 + ceil(63 / 32) = 3 of the window. Bytes: 512 * 16 + 3 * 32.
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)])
+    first = 512 * 16 + 67 * 32
+    assert plan_slot_counts(layout_of(config), config, first + 10 * (512 * 16 + 3 * 32), 0) == (512 * 11, 67 + 30)
+
+
+def test_small_slots_fill_what_large_ones_leave() -> None:
+    config = config_of([key_value(0, 500), state(1, {"s": 7})], initial_pool_ratio=[1000, 1])
+    layout = layout_of(config)
+    counts = plan_slot_counts(layout, config, 3 * 1000 + 30, 0)
+    assert counts == (3, 4)
+    assert compute_slots_bytes(layout, counts) == 3028
+
+
+def test_a_typical_step_without_tokens_is_no_hint() -> None:
+    config = config_of([key_value(0, 8)], typical_step=BatchDesc([KVCacheDesc(0, 0)]))
+    assert plan_slot_counts(layout_of(config), config, 160, 0) == (10,)
