@@ -7,7 +7,17 @@ user's priorities come from the record.
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import CorruptedError, Device, KVCache, KVCacheManager, KVCacheManagerError, ReuseScope
+from .. import (
+    BlockOrdinal,
+    CorruptedError,
+    Device,
+    KVCache,
+    KVCacheManager,
+    KVCacheManagerError,
+    LifeCycle,
+    Priority,
+    ReuseScope,
+)
 from ..config.config_codec import decode_config
 from ..journal import journal_format as form
 from ..journal.journal_reader import JournalError, JournalReader
@@ -164,10 +174,10 @@ class _Rerun:
         self.priorities = [int(self.reader.number()) for _ in range(self.reader.number())]
         self.priorities.reverse()
 
-    def next_priority(self, ordinal: int, life_cycle: object) -> int:
+    def next_priority(self, ordinal: BlockOrdinal, life_cycle: LifeCycle) -> Priority:
         if not self.priorities:
             raise RerunMismatch(f"call {self.num_calls} asks for a priority that it did not ask for when recorded")
-        return self.priorities.pop()
+        return Priority(self.priorities.pop())
 
     def compare(self, what: str, recorded: object, found: object) -> None:
         if recorded != found:

@@ -1,0 +1,102 @@
+"""A device without memory: addresses are numbers, copies and fills do nothing.
+
+For replays that do not look at bytes. The manager makes the same decisions as on a real device, on tiers of any size,
+and no time goes into moving bytes that nobody reads. Nothing may launch kernels on it.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .. import CacheTier, CopyBatch, Device, HostKernel, LogicError
+
+_FIRST_ADDRESS: Final = 1 << 40
+_GRANULARITY_BYTES: Final = 2 << 20
+_TOTAL_BYTES: Final = 1 << 60
+
+
+@final
+@mypyc_attr(native_class=True)
+class BookkeepingDevice(Device):
+    """See the module. Streams and events are running numbers; all work is done when it is enqueued."""
+
+    __slots__ = ("_next_address", "_next_handle", "_num_ranges")
+
+    def __init__(self) -> None:
+        self._next_address: int = _FIRST_ADDRESS
+        self._next_handle = 1
+        self._num_ranges = 0
+
+    @property
+    def name(self) -> str:
+        return "bookkeeping only"
+
+    @property
+    def is_software(self) -> bool:
+        # There is no memory that the host could read.
+        return False
+
+    def granularity_bytes(self, tier: CacheTier) -> int:
+        return _GRANULARITY_BYTES
+
+    def total_bytes(self, tier: CacheTier) -> int:
+        return _TOTAL_BYTES
+
+    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
+        address = self._next_address
+        self._next_address += num_bytes
+        self._num_ranges += 1
+        return address
+
+    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._num_ranges -= 1
+
+    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        pass
+
+    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        pass
+
+    def default_stream(self) -> int:
+        return 0
+
+    def create_stream(self) -> int:
+        return self._take_handle()
+
+    def destroy_stream(self, stream: int) -> None:
+        pass
+
+    def synchronize_stream(self, stream: int) -> None:
+        pass
+
+    def record_event(self, stream: int) -> int:
+        return self._take_handle()
+
+    def wait_event(self, stream: int, event: int) -> None:
+        pass
+
+    def is_event_done(self, event: int) -> bool:
+        return True
+
+    def synchronize_event(self, event: int) -> None:
+        pass
+
+    def release_event(self, event: int) -> None:
+        pass
+
+    def copy_batch(self, stream: int, batch: CopyBatch) -> None:
+        pass
+
+    def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
+        pass
+
+    def launch(self, stream: int, kernel: HostKernel) -> None:
+        raise LogicError("a bookkeeping device runs no kernels; replay on the host or on a GPU to verify bytes")
+
+    def close(self) -> None:
+        if self._num_ranges > 0:
+            raise LogicError(f"{self._num_ranges} address ranges are still reserved; shut their manager down first")
+
+    def _take_handle(self) -> int:
+        self._next_handle += 1
+        return self._next_handle

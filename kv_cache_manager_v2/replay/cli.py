@@ -1,0 +1,60 @@
+"""The command line: ``kvcm COMMAND ...``, and ``python -m kv_cache_manager_v2.replay ...`` for ``kvcm replay ...``.
+
+Exit codes: 0 all is well; 1 a wrong byte or a broken invariant; 2 wrong usage; 3 a trace that has bad lines (and no
+``--skip-bad``) or cannot be read; 130 ended by Ctrl-C, with the report so far.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from .replay_command import (
+    EXIT_BAD_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    EXIT_WRONG,
+    add_replay_options,
+    run_replay_command,
+)
+from .replayer import PlanError
+from .rerun_command import RERUN_HELP, add_rerun_options, run_rerun_command
+
+_REPLAY_HELP = "serve a trace or a made workload through the manager, and report"
+_EXIT_CODES = (
+    "exit codes: 0 all is well; 1 a wrong byte or a broken invariant; 2 wrong usage; 3 bad lines in the trace (without "
+    "--skip-bad), or no such file; 130 ended by Ctrl-C, with the report so far"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point of ``kvcm``; ``argv`` without the program's name. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="kvcm", description="Tools around the KV-cache manager.", epilog=_EXIT_CODES)
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    replay_parser = commands.add_parser("replay", help=_REPLAY_HELP, description=_REPLAY_HELP, epilog=_EXIT_CODES)
+    add_replay_options(replay_parser)
+    rerun_parser = commands.add_parser("rerun", help=RERUN_HELP, description=RERUN_HELP, epilog=_EXIT_CODES)
+    add_rerun_options(rerun_parser)
+    try:
+        options = parser.parse_args(argv)
+        if options.command == "rerun":
+            return run_rerun_command(options, EXIT_WRONG, EXIT_BAD_INPUT)
+        return run_replay_command(options, replay_parser)
+    except SystemExit as leaving:
+        # argparse has said what is wrong, or what the options are.
+        return leaving.code if isinstance(leaving.code, int) else EXIT_USAGE
+    except PlanError as error:
+        sys.stderr.write(f"kvcm: {error}\n")
+        return EXIT_USAGE
+    except OSError as error:
+        sys.stderr.write(f"kvcm: {error}\n")
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("kvcm: interrupted\n")
+        return EXIT_INTERRUPTED
+
+
+def replay_main(argv: Sequence[str] | None = None) -> int:
+    """``kvcm replay``, by another name."""
+    return main(["replay", *(sys.argv[1:] if argv is None else argv)])

@@ -1,0 +1,99 @@
+"""Where the replay speaks: progress while it runs, the report at its end. With rich if it is installed.
+
+Progress goes to the error stream and the report to the output, so that the report can be piped. On a terminal rich
+draws one live line; otherwise there is a quiet line every few seconds.
+"""
+
+import sys
+from abc import ABCMeta, abstractmethod
+from time import monotonic
+from typing import Final, TextIO, final
+
+from mypy_extensions import mypyc_attr
+
+from .report import ReplayReport
+from .report_rows import plain_report
+from .tally import Tally
+
+_QUIET_INTERVAL_SECONDS: Final = 10.0
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class Console(metaclass=ABCMeta):
+    """What a replay says to whoever started it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def start(self, num_requests: int) -> None: ...
+
+    @abstractmethod
+    def update(self, tally: Tally, used_shares: list[float]) -> None:
+        """Several times a second at most; ``used_shares``: slots in use over all, per pool group."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """The last update has come. Also after an error, and more than once."""
+
+    @abstractmethod
+    def show(self, report: ReplayReport) -> None: ...
+
+
+@final
+@mypyc_attr(native_class=True)
+class PlainConsole(Console):
+    """Plain lines; silent about progress if ``is_quiet``."""
+
+    __slots__ = ("_output", "_errors", "_is_quiet", "_num_requests", "_begin", "_last")
+
+    def __init__(self, output: TextIO, errors: TextIO, is_quiet: bool = False) -> None:
+        self._output: Final = output
+        self._errors: Final = errors
+        self._is_quiet: Final = is_quiet
+        self._num_requests = 0
+        self._begin = 0.0
+        self._last = 0.0
+
+    def start(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._begin = monotonic()
+        self._last = self._begin
+
+    def update(self, tally: Tally, used_shares: list[float]) -> None:
+        now = monotonic()
+        if self._is_quiet or now - self._last < _QUIET_INTERVAL_SECONDS:
+            return
+        self._last = now
+        self._errors.write(progress_text(tally, used_shares, self._num_requests, now - self._begin) + "\n")
+        self._errors.flush()
+
+    def stop(self) -> None:
+        pass
+
+    def show(self, report: ReplayReport) -> None:
+        self._output.write(plain_report(report))
+        self._output.flush()
+
+
+def progress_text(tally: Tally, used_shares: list[float], num_requests: int, seconds: float) -> str:
+    done = tally.num_requests_done + tally.num_requests_refused
+    tokens = tally.num_prompt_tokens + tally.num_generated_tokens
+    rate = tokens / seconds if seconds > 0.0 else 0.0
+    return (
+        f"{done:,} of {num_requests:,} requests, {tally.num_requests_running} running, {rate:,.0f} tokens/s, "
+        f"hit rate {tally.hit_rate:.1%}, memory {memory_text(used_shares)}"
+    )
+
+
+def memory_text(used_shares: list[float]) -> str:
+    """How full each pool group is."""
+    return " ".join([f"{share:.0%}" for share in used_shares]) if len(used_shares) > 0 else "-"
+
+
+def make_console(is_quiet: bool = False) -> Console:
+    """Rich where it is installed, plain lines otherwise."""
+    try:
+        from .rich_console import RichConsole
+    except ImportError:
+        return PlainConsole(sys.stdout, sys.stderr, is_quiet)
+    return RichConsole(sys.stdout, sys.stderr, is_quiet)

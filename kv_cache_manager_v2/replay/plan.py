@@ -1,0 +1,95 @@
+"""What to replay and how: the options of one replay, as a value, and the manager's configuration made of them.
+
+Without `verify` nothing reads bytes, so the device is a bookkeeping one unless another is asked for. With `verify` the
+default device is used.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from .. import (
+    BatchDesc,
+    CacheTier,
+    Device,
+    GpuCacheTierConfig,
+    HostDevice,
+    KVCacheDesc,
+    KVCacheManagerConfig,
+    default_device,
+)
+from ..device.cuda_device import CudaDevice
+from .bookkeeping_device import BookkeepingDevice
+from .presets import ModelPreset
+from .scheduler import ServingLimits
+from .workload import Workload, WorkloadSummary
+
+DEVICE_NAMES: Final = ("auto", "host", "cuda", "none")
+TRACE_MEMORY_BYTES: Final = 40 << 30
+"""Of a model in full size: about what an 80 GB GPU has left beside the weights."""
+WORKLOAD_MEMORY_BYTES: Final = 8 << 30
+"""The same for the small made workloads: scarce on purpose, so that pages are evicted and requests preempted."""
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """One replay. ``memory_bytes`` None: as much as it takes to keep everything."""
+
+    workload: Workload
+    model: ModelPreset
+    tokens_per_block: int = 32
+    memory_bytes: int | None = TRACE_MEMORY_BYTES
+    shrink: int = 1
+    verify: bool = False
+    check_invariants: bool = False
+    limits: ServingLimits = field(default_factory=ServingLimits)
+    device: str = "auto"
+    seed: int | None = None
+    """Of the workload, for the report."""
+    skipped_lines: int = 0
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICE_NAMES:
+            raise ValueError(f"no device {self.device!r}; there are {', '.join(DEVICE_NAMES)}")
+        if self.verify and self.device == "none":
+            raise ValueError("verify needs a device with memory; take host or cuda")
+        if self.shrink < 1:
+            raise ValueError(f"shrink is {self.shrink}; 1 is the full size, larger is smaller")
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise ValueError(f"memory_bytes is {self.memory_bytes}; give a positive number, or None for unlimited")
+
+    def make_device(self) -> Device:
+        if self.device == "host":
+            return HostDevice()
+        if self.device == "cuda":
+            return CudaDevice()
+        if self.device == "auto" and self.verify:
+            return default_device()
+        return BookkeepingDevice()
+
+    def manager_config(self, device: Device) -> KVCacheManagerConfig:
+        summary = self.workload.summary()
+        num_bytes, constraints = self._memory(summary, device)
+        # How the pool groups share the memory: by a step of the mean request, half way through its answer.
+        num_requests = max(summary.num_requests, 1)
+        history = (summary.num_prompt_tokens + summary.num_output_tokens // 2) // num_requests
+        return KVCacheManagerConfig(
+            tokens_per_block=self.tokens_per_block,
+            cache_tiers=[GpuCacheTierConfig(quota=num_bytes)],
+            layers=self.model.layer_configs(self.tokens_per_block, self.shrink),
+            constraints=constraints,
+            typical_step=BatchDesc([KVCacheDesc(capacity=history + 1, history_length=history)]),
+        )
+
+    def _memory(self, summary: WorkloadSummary, device: Device) -> tuple[int, list[BatchDesc]]:
+        """Bytes of the GPU tier, and what must fit into them."""
+        if self.memory_bytes is not None:
+            return self.memory_bytes, []
+        # One sequence as long as all requests together, without history, needs every block of every layer group: a
+        # batch that must always fit, so that every pool group gets so many slots. Up to three blocks more per request:
+        # the partial last one, and copies of it.
+        num_tokens = summary.num_prompt_tokens + summary.num_output_tokens
+        num_blocks = -(-num_tokens // self.tokens_per_block) + 3 * summary.num_requests + 1
+        capacity = num_blocks * self.tokens_per_block
+        slack = 64 * device.granularity_bytes(CacheTier.GPU_MEM)
+        num_bytes = capacity * self.model.bytes_per_token(self.shrink) + slack
+        return num_bytes, [BatchDesc([KVCacheDesc(capacity=capacity, history_length=0)])]

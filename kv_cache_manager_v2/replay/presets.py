@@ -1,0 +1,124 @@
+"""Models by their public shapes: what the cache of each must hold, nothing about their weights.
+
+A preset lists its layers in order: key/value heads, head size, window and sink tokens. Sizes are those of one GPU that
+holds the whole model with 16-bit keys and values. `shrink` scales the bytes of a token down for a small machine, never
+below `MIN_BYTES_PER_TOKEN` per buffer (what the fake engine needs to tell tokens apart); which blocks a layer needs and
+when does not change by it.
+
+Sources are the ``config.json`` of the models' repositories on Hugging Face; each preset names its own.
+gpt-oss has *attention sinks* that are learned logits, which occupy no cache. This preset models the kind that does: the
+windowed layers keep one sink token, hence the first block.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .. import AttentionLayerConfig, BufferConfig, LayerId
+
+MIN_BYTES_PER_TOKEN: Final = 8
+"""Per buffer."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class LayerShape:
+    """What one attention layer stores for a token and how far back it looks."""
+
+    __slots__ = ("num_kv_heads", "head_dim", "sliding_window_size", "num_sink_tokens")
+
+    num_kv_heads: Final[int]
+    head_dim: Final[int]
+    sliding_window_size: Final[int | None]
+    num_sink_tokens: Final[int | None]
+
+    def __init__(
+        self, num_kv_heads: int, head_dim: int, sliding_window_size: int | None = None,
+        num_sink_tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.sliding_window_size = sliding_window_size
+        self.num_sink_tokens = num_sink_tokens
+
+
+@final
+@mypyc_attr(native_class=True)
+class ModelPreset:
+    """A model's layers, in order."""
+
+    __slots__ = ("name", "source", "layers", "bytes_per_element")
+
+    name: Final[str]
+    source: Final[str]
+    layers: Final[tuple[LayerShape, ...]]
+    bytes_per_element: Final[int]
+
+    def __init__(self, name: str, source: str, layers: tuple[LayerShape, ...], bytes_per_element: int = 2) -> None:
+        self.name = name
+        self.source = source
+        self.layers = layers
+        self.bytes_per_element = bytes_per_element
+
+    def buffer_bytes_per_token(self, layer: LayerShape, shrink: int) -> int:
+        """Of its keys, or of its values: a multiple of `MIN_BYTES_PER_TOKEN`."""
+        full = layer.num_kv_heads * layer.head_dim * self.bytes_per_element
+        return max(full // shrink // MIN_BYTES_PER_TOKEN, 1) * MIN_BYTES_PER_TOKEN
+
+    def bytes_per_token(self, shrink: int = 1) -> int:
+        """Of a token that every layer keeps."""
+        return sum(2 * self.buffer_bytes_per_token(layer, shrink) for layer in self.layers)
+
+    @property
+    def max_shrink(self) -> int:
+        """A ``shrink`` at which every buffer is as small as it gets."""
+        return max(self.buffer_bytes_per_token(layer, 1) for layer in self.layers) // MIN_BYTES_PER_TOKEN
+
+    def layer_configs(self, tokens_per_block: int, shrink: int = 1) -> list[AttentionLayerConfig]:
+        if shrink < 1:
+            raise ValueError(f"shrink is {shrink}; 1 is the full size, larger is smaller")
+        configs: list[AttentionLayerConfig] = []
+        for layer_id, layer in enumerate(self.layers):
+            size = self.buffer_bytes_per_token(layer, shrink) * tokens_per_block
+            configs.append(
+                AttentionLayerConfig(
+                    layer_id=LayerId(layer_id),
+                    buffers=[BufferConfig(role="key", size=size), BufferConfig(role="value", size=size)],
+                    sliding_window_size=layer.sliding_window_size,
+                    num_sink_tokens=layer.num_sink_tokens,
+                )
+            )
+        return configs
+
+
+def _periodic(num_layers: int, period: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:
+    return tuple([period[ordinal % len(period)] for ordinal in range(num_layers)])
+
+
+_GEMMA_WINDOWED: Final = LayerShape(num_kv_heads=8, head_dim=256, sliding_window_size=1024)
+_GEMMA_FULL: Final = LayerShape(num_kv_heads=8, head_dim=256)
+_GPT_OSS_WINDOWED: Final = LayerShape(num_kv_heads=8, head_dim=64, sliding_window_size=128, num_sink_tokens=1)
+_GPT_OSS_FULL: Final = LayerShape(num_kv_heads=8, head_dim=64)
+
+PRESETS: Final[dict[str, ModelPreset]] = {
+    preset.name: preset
+    for preset in (
+        ModelPreset(
+            "llama-3-8b", "meta-llama/Meta-Llama-3-8B",
+            _periodic(32, (LayerShape(num_kv_heads=8, head_dim=128),)),
+        ),
+        ModelPreset(
+            "gemma-3-12b", "google/gemma-3-12b-it",
+            _periodic(48, (*([_GEMMA_WINDOWED] * 5), _GEMMA_FULL)),
+        ),
+        ModelPreset(
+            "gpt-oss-20b", "openai/gpt-oss-20b",
+            _periodic(24, (_GPT_OSS_WINDOWED, _GPT_OSS_FULL)),
+        ),
+        ModelPreset(
+            "qwen3-32b", "Qwen/Qwen3-32B",
+            _periodic(64, (LayerShape(num_kv_heads=8, head_dim=128),)),
+        ),
+    )
+}  # fmt: skip
+DEFAULT_MODEL: Final = "gemma-3-12b"

@@ -1,0 +1,177 @@
+"""The command ``replay``: its options, and what they mean. See `cli` for exit codes."""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from .console import make_console
+from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
+from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
+from .presets import DEFAULT_MODEL, PRESETS
+from .replayer import run_replay
+from .report import ReplayReport
+from .scheduler import ServingLimits
+from .trace import BLOCK_TOKENS, TraceWorkload
+from .workload import Workload
+
+EXIT_OK: Final = 0
+EXIT_WRONG: Final = 1
+"""A byte was wrong or an invariant did not hold."""
+EXIT_USAGE: Final = 2
+EXIT_BAD_INPUT: Final = 3
+"""A trace has bad lines, or cannot be read."""
+EXIT_INTERRUPTED: Final = 130
+
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def add_replay_options(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_argument_group("what to serve")
+    source.add_argument("trace", nargs="?", metavar="TRACE", help="a trace in the Mooncake format (JSON lines)")
+    source.add_argument("--workload", choices=WORKLOAD_NAMES, help="make one instead (default: mix)")
+    source.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
+    source.add_argument(
+        "--limit", type=_positive, metavar="N",
+        help=f"serve the first N requests (default: all of a trace, {DEFAULT_NUM_REQUESTS} of a workload)",
+    )  # fmt: skip
+    source.add_argument("--skip-bad", action="store_true", help="report bad lines of a trace and serve the others")
+    source.add_argument(
+        "--trace-block", type=_positive, default=BLOCK_TOKENS, metavar="TOKENS",
+        help="tokens per hash id of the trace (default: %(default)s)",
+    )  # fmt: skip
+
+    machine = parser.add_argument_group("the model and the machine")
+    machine.add_argument("--model", choices=list(PRESETS), default=DEFAULT_MODEL, help="default: %(default)s")
+    machine.add_argument("--tokens-per-block", type=_positive, default=32, metavar="T", help="default: %(default)s")
+    machine.add_argument(
+        "--memory", type=_memory, metavar="BYTES",
+        help="of the GPU tier: 64MiB, 40g, unlimited (default: 40GiB for a trace, 8GiB for a made workload, divided as "
+        "the model is by --shrink)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--shrink", type=_shrink, metavar="N",
+        help="divide the bytes of a token by N, or as far as it goes with max (default: 1; with --verify: max)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--device", choices=DEVICE_NAMES, default="auto",
+        help="none keeps the books without memory; auto is none, or with --verify the best there is",
+    )  # fmt: skip
+
+    serving = parser.add_argument_group("how to serve")
+    serving.add_argument("--max-running", type=_positive, default=64, metavar="N", help="default: %(default)s")
+    serving.add_argument(
+        "--token-budget", type=_positive, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
+    )
+    serving.add_argument(
+        "--chunk", type=_positive, default=2048, metavar="N",
+        help="prompt tokens per request and step (default: %(default)s)",
+    )  # fmt: skip
+
+    checks = parser.add_argument_group("checks and results")
+    checks.add_argument("--verify", action="store_true", help="run the fake engine and check every byte that is read")
+    checks.add_argument("--check-invariants", action="store_true", help="check the books after every step (slow)")
+    checks.add_argument("--json", metavar="FILE", help="write the report there too; - is the output, without the table")
+    checks.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Returns the exit code; usage errors leave through ``parser.error``."""
+    if options.trace is not None and options.workload is not None:
+        parser.error("give a TRACE or --workload, not both")
+    skipped_lines = 0
+    workload: Workload
+    if options.trace is not None:
+        trace = TraceWorkload(options.trace, options.limit, options.trace_block)
+        try:
+            scan = trace.scan()
+        except OSError as error:
+            sys.stderr.write(f"{options.trace}: {error.strerror}\n")
+            return EXIT_BAD_INPUT
+        for bad_line in scan.bad_lines:
+            sys.stderr.write(f"{bad_line}\n")
+        if scan.num_bad_lines > len(scan.bad_lines):
+            sys.stderr.write(f"... and {scan.num_bad_lines - len(scan.bad_lines)} more bad lines\n")
+        if scan.num_bad_lines > 0 and not options.skip_bad:
+            sys.stderr.write("nothing was served; --skip-bad serves the other lines\n")
+            return EXIT_BAD_INPUT
+        skipped_lines = scan.num_bad_lines
+        workload = trace
+    else:
+        workload = make_workload(
+            options.workload or WORKLOAD_NAMES[0], options.seed, options.limit or DEFAULT_NUM_REQUESTS
+        )
+    try:
+        plan = _plan(options, workload, skipped_lines)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.json not in (None, "-") and not Path(options.json).parent.is_dir():
+        parser.error(f"--json {options.json}: there is no such folder")
+    console = make_console(options.quiet)
+    report = run_replay(plan, console)
+    if options.json == "-":
+        sys.stdout.write(report.to_json())
+    else:
+        console.show(report)
+        if options.json is not None:
+            Path(options.json).write_text(report.to_json(), encoding="utf-8")
+    return exit_code(report)
+
+
+def exit_code(report: ReplayReport) -> int:
+    if report.mismatches > 0 or report.failure is not None:
+        return EXIT_WRONG
+    return EXIT_INTERRUPTED if report.interrupted else EXIT_OK
+
+
+def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -> ReplayPlan:
+    model = PRESETS[options.model]
+    shrink: int = options.shrink if options.shrink is not None else 1
+    if shrink == 0 or (options.shrink is None and options.verify):
+        shrink = model.max_shrink
+    memory_bytes: int | None = options.memory
+    if memory_bytes is None:
+        full_bytes = WORKLOAD_MEMORY_BYTES if options.trace is None else TRACE_MEMORY_BYTES
+        memory_bytes = full_bytes * model.bytes_per_token(shrink) // model.bytes_per_token(1)
+    elif memory_bytes == 0:
+        memory_bytes = None
+    return ReplayPlan(
+        workload=workload,
+        model=model,
+        tokens_per_block=options.tokens_per_block,
+        memory_bytes=memory_bytes,
+        shrink=shrink,
+        verify=options.verify,
+        check_invariants=options.check_invariants,
+        limits=ServingLimits(options.max_running, options.token_budget, options.chunk),
+        device=options.device,
+        seed=None if options.trace is not None else options.seed,
+        skipped_lines=skipped_lines,
+    )
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _memory(text: str) -> int:
+    """Bytes; 0 stands for unlimited."""
+    if text == "unlimited":
+        return 0
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", text.lower())
+    num_bytes = 0 if match is None else int(float(match.group(1)) * (1 << _UNITS[match.group(2)]))
+    if num_bytes <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size in bytes; say 67108864, 64MiB, 40g or unlimited")
+    return num_bytes
+
+
+def _shrink(text: str) -> int:
+    """0 stands for max."""
+    return 0 if text == "max" else _positive(text)

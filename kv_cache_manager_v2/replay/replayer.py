@@ -1,0 +1,176 @@
+"""One replay from plan to report: makes device, manager and engine, serves, and takes everything down again.
+
+The report is made whatever ends the serving: all served, Ctrl-C, or an invariant that does not hold (with
+``check_invariants``, after every step). Other errors are the caller's to see; the sequences are closed before.
+"""
+
+from time import monotonic, perf_counter
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .. import (
+    CorruptedError,
+    CudaError,
+    Device,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    OutOfMemoryError,
+    __version__,
+    is_compiled,
+)
+from ..testing import FakeEngine
+from .console import Console
+from .interrupt import InterruptFlag
+from .plan import ReplayPlan
+from .recorder import CallRecorder
+from .report import PoolGroupFigures, ReplayReport, call_figures
+from .scheduler import Scheduler
+from .tally import Tally
+from .timed_calls import TimedCalls
+from .waiting_line import WaitingLine
+
+_UPDATE_INTERVAL_SECONDS: Final = 0.2
+
+
+class PlanError(ValueError):
+    """The plan asks for something that this machine or the manager refuses; the text has the numbers."""
+
+
+def run_replay(plan: ReplayPlan, console: Console) -> ReplayReport:
+    """Serve the plan's workload. The device and the manager are gone when this returns or raises.
+
+    `PlanError` where device or manager cannot be made as planned.
+    """
+    device = _make_device(plan)
+    try:
+        config = plan.manager_config(device)
+        with _make_manager(config, device) as manager:
+            replayer = _Replayer(plan, console, manager)
+            if plan.verify:
+                with FakeEngine(config, device, raise_on_mismatch=False) as engine:
+                    return replayer.serve(engine)
+            return replayer.serve(None)
+    finally:
+        device.close()
+
+
+def _make_device(plan: ReplayPlan) -> Device:
+    try:
+        return plan.make_device()
+    except (CudaError, ImportError) as error:
+        raise PlanError(f"device {plan.device}: {error}") from error
+
+
+def _make_manager(config: KVCacheManagerConfig, device: Device) -> KVCacheManager:
+    try:
+        return KVCacheManager(config, device=device)
+    except (ValueError, OutOfMemoryError, CudaError) as error:
+        raise PlanError(str(error)) from error
+
+
+def _close_sequences(scheduler: Scheduler, is_corrupted: bool) -> None:
+    try:
+        scheduler.close()
+    except CorruptedError:
+        # The manager that has just said so may say it again; the report has the first reason.
+        if not is_corrupted:
+            raise
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Replayer:
+    """A manager that serves a plan's workload."""
+
+    __slots__ = ("_plan", "_console", "_manager")
+
+    def __init__(self, plan: ReplayPlan, console: Console, manager: KVCacheManager) -> None:
+        self._plan: Final = plan
+        self._console: Final = console
+        self._manager: Final = manager
+
+    def serve(self, engine: FakeEngine | None) -> ReplayReport:
+        recorder = CallRecorder()
+        line = WaitingLine(self._plan.workload.requests())
+        scheduler = Scheduler(TimedCalls(self._manager, recorder), line, self._plan.limits, engine)
+        failure: str | None = None
+        interrupted = False
+        self._console.start(self._plan.workload.summary().num_requests)
+        begin = perf_counter()
+        try:
+            with InterruptFlag() as flag:
+                interrupted = self._serve_steps(scheduler, flag)
+        except CorruptedError as error:
+            failure = str(error)
+        finally:
+            self._console.stop()
+            _close_sequences(scheduler, failure is not None)
+        wall_seconds = perf_counter() - begin
+        if engine is not None:
+            engine.synchronize()
+        return self._report(scheduler.tally, recorder, engine, wall_seconds, interrupted, failure)
+
+    def _serve_steps(self, scheduler: Scheduler, flag: InterruptFlag) -> bool:
+        """True if Ctrl-C ended it."""
+        next_update = monotonic()
+        while scheduler.step():
+            if self._plan.check_invariants:
+                self._manager.check_invariants()
+            now = monotonic()
+            if now >= next_update:
+                next_update = now + _UPDATE_INTERVAL_SECONDS
+                self._console.update(scheduler.tally, self._used_shares())
+            if flag.is_raised():
+                return True
+        return False
+
+    def _used_shares(self) -> list[float]:
+        return [
+            (group.total - group.free) / max(group.total, 1) for group in self._manager.get_storage_statistics()
+        ]  # fmt: skip
+
+    def _report(
+        self, tally: Tally, recorder: CallRecorder, engine: FakeEngine | None, wall_seconds: float, interrupted: bool,
+        failure: str | None,
+    ) -> ReplayReport:  # fmt: skip
+        plan = self._plan
+        return ReplayReport(
+            workload=plan.workload.name,
+            model=plan.model.name,
+            shrink=plan.shrink,
+            tokens_per_block=plan.tokens_per_block,
+            memory_bytes=self._manager.get_quota(0),
+            max_running=plan.limits.max_running,
+            token_budget=plan.limits.token_budget,
+            chunk_tokens=plan.limits.chunk_tokens,
+            seed=plan.seed,
+            device=self._manager.device.name,
+            compiled=is_compiled(),
+            version=__version__,
+            requests=tally.num_requests_done,
+            requests_refused=tally.num_requests_refused,
+            skipped_lines=plan.skipped_lines,
+            prompt_tokens=tally.num_prompt_tokens,
+            hit_tokens=tally.num_hit_tokens,
+            reusable_tokens=tally.num_reusable_tokens,
+            generated_tokens=tally.num_generated_tokens,
+            computed_tokens=tally.num_computed_tokens,
+            steps=tally.num_steps,
+            verified=engine is not None,
+            mismatches=0 if engine is None else engine.mismatches,
+            first_mismatches=() if engine is None else tuple([str(one) for one in engine.first_mismatches]),
+            invariants_checked=plan.check_invariants,
+            failure=failure,
+            interrupted=interrupted,
+            preemptions=tally.num_preemptions,
+            restarts=tally.num_restarts,
+            refusals=tally.num_refused_calls,
+            pool_groups=tuple([
+                PoolGroupFigures(group.slot_sizes, group.total, group.peak_used, group.evicted)
+                for group in self._manager.get_storage_statistics()
+            ]),
+            wall_seconds=wall_seconds,
+            manager_seconds=recorder.total_ns / 1e9,
+            calls=call_figures(recorder),
+        )

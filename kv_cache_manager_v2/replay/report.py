@@ -1,0 +1,136 @@
+"""What a replay found: a value that can be compared, written as JSON and shown as a table.
+
+Every figure is of the whole run, up to where it ended. Times are wall-clock seconds; everything else depends on the
+requests and the configuration alone.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from .recorder import CALL_NAMES, CallRecorder
+
+SCHEMA_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class CallFigures:
+    """One kind of call on the manager."""
+
+    name: str
+    count: int
+    total_seconds: float
+    mean_us: float
+    p50_us: float
+    p99_us: float
+    max_us: float
+
+
+@dataclass(frozen=True)
+class PoolGroupFigures:
+    """One pool group of level 0."""
+
+    slot_bytes: tuple[int, ...]
+    """Of each of its pools."""
+    total_slots: int
+    peak_slots: int
+    evicted_pages: int
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """See the module. ``reusable_tokens`` is what an unlimited cache would have hit, by the requests' own ids."""
+
+    workload: str
+    model: str
+    shrink: int
+    tokens_per_block: int
+    memory_bytes: int
+    max_running: int
+    token_budget: int
+    chunk_tokens: int
+    seed: int | None
+    device: str
+    compiled: bool
+    version: str
+
+    requests: int
+    requests_refused: int
+    skipped_lines: int
+    prompt_tokens: int
+    hit_tokens: int
+    reusable_tokens: int
+    generated_tokens: int
+    computed_tokens: int
+    steps: int
+    verified: bool
+    mismatches: int
+    first_mismatches: tuple[str, ...]
+    invariants_checked: bool
+    failure: str | None
+    """An invariant that did not hold, if any."""
+    interrupted: bool
+    preemptions: int
+    restarts: int
+    refusals: int
+    """Calls for which the manager found no room."""
+    pool_groups: tuple[PoolGroupFigures, ...]
+
+    wall_seconds: float
+    manager_seconds: float
+    calls: tuple[CallFigures, ...]
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens > 0 else 0.0
+
+    @property
+    def reusable_rate(self) -> float:
+        return self.reusable_tokens / self.prompt_tokens if self.prompt_tokens > 0 else 0.0
+
+    @property
+    def evicted_pages(self) -> int:
+        return sum([group.evicted_pages for group in self.pool_groups])
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Prompt tokens, reused ones too, and generated ones."""
+        tokens = self.prompt_tokens + self.generated_tokens
+        return tokens / self.wall_seconds if self.wall_seconds > 0.0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with the derived figures."""
+        values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        values.update(asdict(self))
+        values["hit_rate"] = self.hit_rate
+        values["reusable_rate"] = self.reusable_rate
+        values["evicted_pages"] = self.evicted_pages
+        values["tokens_per_second"] = self.tokens_per_second
+        return values
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def call_figures(recorder: CallRecorder) -> tuple[CallFigures, ...]:
+    """Of every kind of call that was made, the longest total first."""
+    figures: list[CallFigures] = []
+    for name, histogram in zip(CALL_NAMES, recorder.histograms, strict=True):
+        if histogram.count > 0:
+            figures.append(
+                CallFigures(
+                    name=name,
+                    count=int(histogram.count),
+                    total_seconds=float(histogram.total_ns) / 1e9,
+                    mean_us=histogram.mean_ns / 1e3,
+                    p50_us=histogram.quantile_ns(0.50) / 1e3,
+                    p99_us=histogram.quantile_ns(0.99) / 1e3,
+                    max_us=float(histogram.max_ns) / 1e3,
+                )
+            )
+    figures.sort(key=_negative_total)
+    return tuple(figures)
+
+
+def _negative_total(figures: CallFigures) -> float:
+    return -figures.total_seconds

@@ -1,0 +1,93 @@
+"""A report in words: the rows of its tables, the same for plain text and for rich."""
+
+from typing import TypeAlias
+
+from .report import ReplayReport
+
+Row: TypeAlias = tuple[str, str]
+
+CALL_HEADER = ("call", "count", "total s", "mean us", "p50 us", "p99 us")
+POOL_GROUP_HEADER = ("pool group", "slot bytes", "slots", "peak slots", "peak", "evicted pages")
+
+
+def figure_rows(report: ReplayReport) -> list[Row]:
+    """Everything that is one number."""
+    done = f"{report.requests:,}"
+    if report.interrupted:
+        done += " (interrupted)"
+    rows: list[Row] = [
+        ("workload", report.workload),
+        ("model", f"{report.model}, 1/{report.shrink} of its bytes" if report.shrink > 1 else report.model),
+        ("memory", f"{format_bytes(report.memory_bytes)}, {report.tokens_per_block} tokens per block"),
+        ("device", f"{report.device}, {'compiled' if report.compiled else 'interpreted'}, version {report.version}"),
+        ("requests", done),
+        ("prompt tokens", f"{report.prompt_tokens:,}"),
+        ("hit tokens", f"{report.hit_tokens:,}"),
+        ("hit rate", f"{report.hit_rate:.2%} of {report.reusable_rate:.2%} possible"),
+        ("generated tokens", f"{report.generated_tokens:,}"),
+        ("computed tokens", f"{report.computed_tokens:,} in {report.steps:,} steps"),
+        ("mismatches", f"{report.mismatches:,}" if report.verified else "not verified"),
+        ("preemptions", f"{report.preemptions:,} suspended, {report.restarts:,} restarted"),
+        ("refusals", f"{report.refusals:,} calls, {report.requests_refused:,} requests"),
+        ("evicted pages", f"{report.evicted_pages:,}"),
+        ("wall time", f"{report.wall_seconds:.2f} s, {report.tokens_per_second:,.0f} tokens/s"),
+        ("in manager calls", f"{report.manager_seconds:.2f} s"),
+    ]
+    if report.skipped_lines > 0:
+        rows.append(("skipped lines", f"{report.skipped_lines:,}"))
+    if report.invariants_checked:
+        rows.append(("invariants", "hold after every step" if report.failure is None else report.failure))
+    for text in report.first_mismatches[:3]:
+        rows.append(("mismatch", text))
+    return rows
+
+
+def call_rows(report: ReplayReport) -> list[tuple[str, ...]]:
+    return [
+        (
+            figures.name, f"{figures.count:,}", f"{figures.total_seconds:.3f}", f"{figures.mean_us:.2f}",
+            f"{figures.p50_us:.2f}", f"{figures.p99_us:.2f}",
+        )
+        for figures in report.calls
+    ]  # fmt: skip
+
+
+def pool_group_rows(report: ReplayReport) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(index), " + ".join([str(size) for size in group.slot_bytes]), f"{group.total_slots:,}",
+            f"{group.peak_slots:,}", f"{group.peak_slots / max(group.total_slots, 1):.0%}", f"{group.evicted_pages:,}",
+        )
+        for index, group in enumerate(report.pool_groups)
+    ]  # fmt: skip
+
+
+def format_bytes(num_bytes: int) -> str:
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024.0:
+            return f"{num_bytes} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024.0
+    return f"{value:.1f} PiB"
+
+
+def plain_report(report: ReplayReport) -> str:
+    """Aligned columns without any library."""
+    lines = _aligned([list(row) for row in figure_rows(report)])
+    lines.append("")
+    lines.extend(_aligned([list(POOL_GROUP_HEADER), *[list(row) for row in pool_group_rows(report)]]))
+    lines.append("")
+    lines.extend(_aligned([list(CALL_HEADER), *[list(row) for row in call_rows(report)]]))
+    return "\n".join(lines) + "\n"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max([len(row[column]) for row in rows]) for column in range(len(rows[0]))]
+    lines: list[str] = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        # Words on the left, numbers on the right: a table of two columns has words in both.
+        for column in range(1, len(row)):
+            cells.append(row[column] if len(row) == 2 else row[column].rjust(widths[column]))
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,331 @@
+"""Continuous batching over the manager: who computes how much in the next step, and who gives way when room runs out.
+
+A step: preempted requests come back, the running ones get their inputs (one token each while generating, a chunk while
+prefilling, the token budget over all), the manager makes room in one batch call, what budget is left admits new
+requests, the engine computes, the tokens are committed, the finished are closed.
+
+Room belongs to the oldest. When a call finds none for a request, the youngest running one is suspended; a suspended one
+whose pages have nowhere to go is closed and starts again later, finding what it had published; a request that is itself
+the youngest waits, suspended; and one that finds no room with nobody else open is refused. So the oldest request always
+gets on or goes, and every replay ends. After any refusal nobody is admitted or resumed until somebody has finished.
+
+Nothing here looks at clocks: the same requests on the same configuration are served in the same order.
+"""
+
+from bisect import insort
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .. import KVCache
+from ..testing import FakeEngine, Step
+from .prefix_ledger import PrefixLedger
+from .served_request import ServedRequest
+from .tally import Tally
+from .timed_calls import TimedCalls
+from .waiting_line import WaitingLine
+
+
+@final
+@mypyc_attr(native_class=True)
+class ServingLimits:
+    """How much one step may take on."""
+
+    __slots__ = ("max_running", "token_budget", "chunk_tokens")
+
+    max_running: Final[int]
+    token_budget: Final[int]
+    """Input tokens of a step, over all requests."""
+    chunk_tokens: Final[int]
+    """Prompt tokens of a step, of one request."""
+
+    def __init__(self, max_running: int = 64, token_budget: int = 8192, chunk_tokens: int = 2048) -> None:
+        if max_running < 1 or chunk_tokens < 1:
+            raise ValueError(f"max_running is {max_running}, chunk_tokens is {chunk_tokens}; both are at least 1")
+        if token_budget < max_running:
+            raise ValueError(
+                f"token_budget is {token_budget}, under max_running {max_running}: each running request needs one token"
+            )
+        self.max_running = max_running
+        self.token_budget = token_budget
+        self.chunk_tokens = chunk_tokens
+
+
+@final
+@mypyc_attr(native_class=True)
+class Scheduler:
+    """Call `step` until it is False, then `close`. Counts into its `tally`."""
+
+    __slots__ = (
+        "tally", "_calls", "_line", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers",
+        "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step",
+    )  # fmt: skip
+
+    tally: Final[Tally]
+
+    def __init__(
+        self, calls: TimedCalls, line: WaitingLine, limits: ServingLimits, engine: FakeEngine | None = None
+    ) -> None:
+        self.tally = Tally()
+        self._calls: Final = calls
+        self._line: Final = line
+        self._limits: Final = limits
+        self._engine: Final = engine
+        self._ledger: Final = PrefixLedger()
+        self._tokens_per_block: Final[int] = calls.manager.tokens_per_block
+        self._has_colder_tiers: Final[bool] = len(calls.manager.cache_tier_list) > 1
+        self._running: Final[list[ServedRequest]] = []
+        """Oldest first, as `_preempted`."""
+        self._preempted: Final[list[ServedRequest]] = []
+        self._batch: list[ServedRequest] = []
+        self._budget = 0
+        self._has_partial_prompt = False
+        self._room_may_exist = True
+        self._step = 0
+
+    def step(self) -> bool:
+        """One step of the engine; False when there is nothing left to serve."""
+        if len(self._running) == 0:
+            self._room_may_exist = True
+        self._resume_preempted()
+        self._plan_inputs()
+        self._make_room()
+        self._admit()
+        if len(self._batch) == 0:
+            return self._skip_pause()
+        self._compute()
+        self._commit()
+        self._step += 1
+        self.tally.num_steps += 1
+        self.tally.num_requests_running = len(self._running)
+        return True
+
+    def close(self) -> None:
+        """Close every sequence that is open: after the last step, or in the middle of it all."""
+        for served in [*self._running, *self._preempted]:
+            self._close_kv_cache(served)
+        self._running.clear()
+        self._preempted.clear()
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+
+    def _plan_inputs(self) -> None:
+        """Inputs of the running requests: every generated token first, then prompts from the oldest on."""
+        budget = self._limits.token_budget
+        prefilling = 0
+        self._has_partial_prompt = False
+        for served in self._running:
+            if served.num_known - served.position == 1:
+                served.num_inputs = 1
+                budget -= 1
+            else:
+                served.num_inputs = 0
+                prefilling += 1
+        if prefilling == 0:
+            self._batch = self._running[:]
+        else:
+            self._batch = []
+            for served in self._running:
+                if served.num_inputs == 0 and budget > 0:
+                    served.num_inputs = self._chunk_of(served, budget)
+                    budget -= served.num_inputs
+                self._note_partial_prompt(served)
+                if served.num_inputs > 0:
+                    self._batch.append(served)
+        self._budget = budget
+
+    def _note_partial_prompt(self, served: ServedRequest) -> None:
+        if served.num_inputs < served.num_known - served.position:
+            self._has_partial_prompt = True
+
+    def _chunk_of(self, served: ServedRequest, budget: int) -> int:
+        return min(served.num_known - served.position, self._limits.chunk_tokens, budget)
+
+    def _skip_pause(self) -> bool:
+        """Nothing to compute: go to the end of the next pause, or see that all is done."""
+        if len(self._running) > 0 or len(self._preempted) > 0:
+            # Whoever was in the way has just been closed or refused; the others go on in the next step.
+            return True
+        if self._line.peek(self._step) is not None:
+            return True
+        ready_step = self._line.next_ready_step()
+        if ready_step is not None:
+            self._step = max(self._step, ready_step)
+            return True
+        assert self._line.is_empty, "requests wait for one that never came"
+        return False
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        # One prompt is half done at most: several long ones side by side would take each other's room before any of
+        # them is through.
+        while (
+            self._budget > 0 and self._room_may_exist and not self._has_partial_prompt
+            and len(self._running) < self._limits.max_running and len(self._preempted) == 0
+        ):  # fmt: skip
+            served = self._line.peek(self._step)
+            if served is None:
+                return
+            if self._try_admit(served):
+                self._line.pop()
+                self._batch.append(served)
+                self._budget -= served.num_inputs
+                self._note_partial_prompt(served)
+            elif len(self._running) == 0:
+                self._line.pop()
+                self._refuse(served)
+            else:
+                self._room_may_exist = False
+
+    def _try_admit(self, served: ServedRequest) -> bool:
+        """Match, resume and make room for the first chunk; False, and no sequence, where the manager has no room."""
+        if not served.was_admitted:
+            reusable = self._reusable_tokens(served)
+        else:
+            reusable = 0
+        # The model must compute the last token that is known: its output is the next one.
+        kv_cache = self._calls.create(served.tokens()[: served.num_known - 1], served.request.id)
+        served.kv_cache = kv_cache
+        served.position = kv_cache.num_committed_tokens
+        served.num_inputs = self._chunk_of(served, self._budget)
+        if not (
+            self._calls.resume(kv_cache) and self._calls.resize(kv_cache, served.position + served.num_inputs)
+        ):  # fmt: skip
+            self.tally.num_refused_calls += 1
+            self._close_kv_cache(served)
+            return False
+        insort(self._running, served, key=_ticket)
+        if not served.was_admitted:
+            served.was_admitted = True
+            self.tally.num_prompt_tokens += served.num_prompt_tokens
+            self.tally.num_hit_tokens += served.position
+            self.tally.num_reusable_tokens += reusable
+        return True
+
+    def _reusable_tokens(self, served: ServedRequest) -> int:
+        # A running sequence publishes whole blocks; its partial last one is published when it is closed.
+        for other in self._running:
+            self._ledger.publish(other.cursor, other.position // self._tokens_per_block * self._tokens_per_block)
+        return self._ledger.match(served.request)
+
+    # -- room ---------------------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> None:
+        """Every request of the batch gets room for its inputs, or leaves the batch."""
+        begin = 0
+        while begin < len(self._batch):
+            kv_caches: list[KVCache] = []
+            capacities: list[int] = []
+            for position in range(begin, len(self._batch)):
+                served = self._batch[position]
+                kv_caches.append(served.open_kv_cache())
+                capacities.append(served.position + served.num_inputs)
+            begin += self._calls.resize_batch(kv_caches, capacities)
+            if begin < len(self._batch):
+                self.tally.num_refused_calls += 1
+                self._give_way(self._batch[begin])
+
+    def _give_way(self, blocked: ServedRequest) -> None:
+        """Somebody younger gives way to ``blocked``, or else it leaves the batch itself."""
+        self._room_may_exist = False
+        youngest_running = self._running[-1]
+        has_younger_running = youngest_running is not blocked
+        has_younger_preempted = len(self._preempted) > 0 and self._preempted[-1].ticket > blocked.ticket
+        if has_younger_running and (self._has_colder_tiers or not has_younger_preempted):
+            self._preempt(youngest_running)
+        elif has_younger_preempted:
+            self._restart(self._preempted[-1])
+        elif len(self._running) + len(self._preempted) > 1:
+            self._preempt(blocked)
+        else:
+            self._leave(blocked)
+            self._close_kv_cache(blocked)
+            self._refuse(blocked)
+
+    def _preempt(self, served: ServedRequest) -> None:
+        self._leave(served)
+        self._calls.suspend(served.open_kv_cache())
+        insort(self._preempted, served, key=_ticket)
+        self.tally.num_preemptions += 1
+
+    def _restart(self, served: ServedRequest) -> None:
+        self._preempted.remove(served)
+        self._close_kv_cache(served)
+        self._line.put_back(served)
+        self.tally.num_restarts += 1
+
+    def _leave(self, served: ServedRequest) -> None:
+        self._running.remove(served)
+        if served in self._batch:
+            self._batch.remove(served)
+
+    def _resume_preempted(self) -> None:
+        while len(self._preempted) > 0 and self._room_may_exist:
+            served = self._preempted[0]
+            if len(self._running) >= self._limits.max_running:
+                return
+            if self._calls.resume(served.open_kv_cache()):
+                self._preempted.pop(0)
+                insort(self._running, served, key=_ticket)
+                continue
+            self.tally.num_refused_calls += 1
+            if len(self._running) > 0:
+                self._room_may_exist = False
+            elif len(self._preempted) > 1:
+                self._restart(self._preempted[-1])
+            else:
+                self._preempted.pop(0)
+                self._close_kv_cache(served)
+                self._refuse(served)
+
+    # -- the step itself ----------------------------------------------------------------------------------------------
+
+    def _compute(self) -> None:
+        engine = self._engine
+        if engine is None:
+            return
+        steps: list[Step] = []
+        for served in self._batch:
+            tokens = served.tokens()
+            end = served.position + served.num_inputs
+            steps.append(Step(served.open_kv_cache(), tokens[served.position : end], tokens[: served.position]))
+        engine.execute(steps)
+
+    def _commit(self) -> None:
+        tally = self.tally
+        for served in self._batch:
+            self._calls.commit(served.open_kv_cache(), served.input_tokens())
+            served.position += served.num_inputs
+            tally.num_computed_tokens += served.num_inputs
+            if served.position == served.num_known:
+                if served.request.num_output_tokens > 0:
+                    tally.num_generated_tokens += 1
+                if served.position == served.num_tokens:
+                    self._finish(served)
+                else:
+                    served.num_known += 1
+
+    def _finish(self, served: ServedRequest) -> None:
+        self._running.remove(served)
+        self._close_kv_cache(served)
+        self._line.finish(served.request.id, self._step)
+        self._room_may_exist = True
+        self.tally.num_requests_done += 1
+
+    def _refuse(self, served: ServedRequest) -> None:
+        self._line.finish(served.request.id, self._step)
+        self.tally.num_requests_refused += 1
+
+    def _close_kv_cache(self, served: ServedRequest) -> None:
+        """Closing publishes the partial last block."""
+        if served.position > 0:
+            self._ledger.publish(served.cursor, served.position)
+        self._calls.close(served.open_kv_cache())
+        served.kv_cache = None
+        served.position = 0
+        served.drop_tokens()
+
+
+def _ticket(served: ServedRequest) -> int:
+    return served.ticket

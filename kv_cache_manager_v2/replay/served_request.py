@@ -1,0 +1,85 @@
+"""One request on its way through the engine.
+
+    WAITING    no sequence yet, or none any more: in the waiting line
+    RUNNING    its sequence is active; every step may give it inputs
+    PREEMPTED  its sequence is suspended until there is room again
+
+`position` is how far the keys and values are computed, `num_known` how many tokens the engine knows: the prompt, then
+one more with each output. `position` starts over when the sequence had to be closed for room; what it had published is
+found again.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .. import KVCache
+from .prefix_ledger import LedgerCursor
+from .tokens import Tokens, make_tokens
+from .workload import Request
+
+
+@final
+@mypyc_attr(native_class=True)
+class ServedRequest:
+    """The state of one request. ``position < num_known <= position + chunk`` once it is prefilled."""
+
+    __slots__ = (
+        "request", "ticket", "num_prompt_tokens", "num_tokens", "position", "num_known", "num_inputs", "kv_cache",
+        "was_admitted", "cursor", "_tokens", "_answer",
+    )  # fmt: skip
+
+    request: Final[Request]
+    ticket: Final[int]
+    """Order of arrival: the lower, the older."""
+    num_prompt_tokens: Final[int]
+    num_tokens: Final[int]
+    """Tokens to be computed before it is done."""
+    position: int
+    num_known: int
+    num_inputs: int
+    """Of the step that is being made."""
+    kv_cache: KVCache | None
+    was_admitted: bool
+    cursor: Final[LedgerCursor]
+
+    def __init__(self, request: Request, ticket: int) -> None:
+        self.request = request
+        self.ticket = ticket
+        self.num_prompt_tokens = request.num_prompt_tokens
+        self.num_tokens = request.num_computed_tokens
+        self.position = 0
+        self.num_known = request.num_prompt_tokens
+        self.num_inputs = 0
+        self.kv_cache = None
+        self.was_admitted = False
+        self.cursor = LedgerCursor(request)
+        self._tokens: Tokens | None = None
+        self._answer: list[int] | None = None
+
+    def tokens(self) -> Tokens:
+        """All that will be computed, prompt and answer; made when first asked for."""
+        if self._tokens is None:
+            self._tokens = make_tokens(self.request.codes_with_answer(), self.request.lengths_with_answer())
+        return self._tokens
+
+    def input_tokens(self) -> Tokens | list[int]:
+        """The step's inputs. A single one is a list of one int, which costs less than a slice of an array."""
+        position = self.position
+        if self.num_inputs > 1 or position < self.num_prompt_tokens:
+            return self.tokens()[position : position + self.num_inputs]
+        answer = self._answer
+        if answer is None:
+            answer = self.tokens()[self.num_prompt_tokens :].tolist()
+            self._answer = answer
+        return [answer[position - self.num_prompt_tokens]]
+
+    def drop_tokens(self) -> None:
+        """They are not needed while it waits, and can be made again."""
+        self._tokens = None
+        self._answer = None
+
+    def open_kv_cache(self) -> KVCache:
+        kv_cache = self.kv_cache
+        assert kv_cache is not None, "a request without a sequence was treated as running"
+        return kv_cache

@@ -1,0 +1,54 @@
+"""What a replay counts while it serves."""
+
+from typing import final
+
+from mypy_extensions import mypyc_attr
+
+
+@final
+@mypyc_attr(native_class=True)
+class Tally:
+    """Counters of one replay; tokens of a prompt count when its request is first admitted."""
+
+    __slots__ = (
+        "num_requests_done", "num_requests_refused", "num_requests_running", "num_steps", "num_prompt_tokens",
+        "num_hit_tokens", "num_reusable_tokens", "num_generated_tokens", "num_computed_tokens", "num_preemptions",
+        "num_restarts", "num_refused_calls",
+    )  # fmt: skip
+
+    num_requests_done: int
+    num_requests_refused: int
+    """Could not fit even alone."""
+    num_requests_running: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_hit_tokens: int
+    num_reusable_tokens: int
+    """What an unlimited cache would have hit."""
+    num_generated_tokens: int
+    num_computed_tokens: int
+    """Inputs of all steps, recomputed ones too."""
+    num_preemptions: int
+    """Sequences suspended for room."""
+    num_restarts: int
+    """Sequences closed for room, whose requests started again."""
+    num_refused_calls: int
+    """Times that `resume`, `resize` or `resize_batch` found no room."""
+
+    def __init__(self) -> None:
+        self.num_requests_done = 0
+        self.num_requests_refused = 0
+        self.num_requests_running = 0
+        self.num_steps = 0
+        self.num_prompt_tokens = 0
+        self.num_hit_tokens = 0
+        self.num_reusable_tokens = 0
+        self.num_generated_tokens = 0
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.num_restarts = 0
+        self.num_refused_calls = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.num_hit_tokens / self.num_prompt_tokens if self.num_prompt_tokens > 0 else 0.0

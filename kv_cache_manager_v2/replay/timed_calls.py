@@ -1,0 +1,81 @@
+"""The manager's calls, each timed by its kind.
+
+The replay makes every call that serves requests through here; what a call does and what it promises is the manager's
+business. One reading of the clock before and one after, so a histogram shows the call and little else.
+"""
+
+from time import perf_counter_ns
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from .. import KVCache, KVCacheManager
+from .recorder import (
+    CLOSE,
+    COMMIT,
+    CREATE,
+    RESIZE,
+    RESIZE_BATCH,
+    RESUME,
+    SUSPEND,
+    CallRecorder,
+)
+from .tokens import Tokens
+
+
+@final
+@mypyc_attr(native_class=True)
+class TimedCalls:
+    """One manager and the recorder of its calls."""
+
+    __slots__ = ("manager", "recorder")
+
+    manager: Final[KVCacheManager]
+    recorder: Final[CallRecorder]
+
+    def __init__(self, manager: KVCacheManager, recorder: CallRecorder) -> None:
+        self.manager = manager
+        self.recorder = recorder
+
+    def create(self, input_tokens: Tokens, id: int) -> KVCache:
+        begin: i64 = perf_counter_ns()
+        kv_cache = self.manager.create_kv_cache(None, input_tokens, id)
+        self._record(CREATE, begin)
+        return kv_cache
+
+    def resume(self, kv_cache: KVCache) -> bool:
+        begin: i64 = perf_counter_ns()
+        is_resumed = kv_cache.resume()
+        self._record(RESUME, begin)
+        return is_resumed
+
+    def suspend(self, kv_cache: KVCache) -> None:
+        begin: i64 = perf_counter_ns()
+        kv_cache.suspend()
+        self._record(SUSPEND, begin)
+
+    def resize(self, kv_cache: KVCache, capacity: int) -> bool:
+        begin: i64 = perf_counter_ns()
+        is_resized = kv_cache.resize(capacity)
+        self._record(RESIZE, begin)
+        return is_resized
+
+    def resize_batch(self, kv_caches: list[KVCache], capacities: list[int]) -> int:
+        begin: i64 = perf_counter_ns()
+        num_resized = self.manager.resize_batch(kv_caches, capacities)
+        self._record(RESIZE_BATCH, begin)
+        return num_resized
+
+    def commit(self, kv_cache: KVCache, tokens: Tokens | list[int]) -> None:
+        begin: i64 = perf_counter_ns()
+        kv_cache.commit(tokens)
+        self._record(COMMIT, begin)
+
+    def close(self, kv_cache: KVCache) -> None:
+        begin: i64 = perf_counter_ns()
+        kv_cache.close()
+        self._record(CLOSE, begin)
+
+    def _record(self, kind: int, begin: i64) -> None:
+        end: i64 = perf_counter_ns()
+        self.recorder.add(kind, end - begin)

@@ -1,0 +1,137 @@
+"""What is to be served: requests, and where they come from.
+
+A `Request` says what its prompt is made of (segments, see `tokens`) and how many tokens the model answers; it holds no
+tokens, so a trace of a million requests stays small. A `Workload` can be summed up beforehand and read any number of
+times; it gives its requests in the order of their arrival.
+"""
+
+from abc import ABCMeta, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Final, final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from .tokens import SegmentArray, answer_segment
+
+
+@final
+@mypyc_attr(native_class=True)
+class Request:
+    """One prompt and the number of tokens that the model generates for it.
+
+    ``after`` names the request that must have finished before this one starts (an earlier turn), and ``pause_steps``
+    how many steps of the engine pass in between (a person reads, a tool runs).
+    """
+
+    __slots__ = (
+        "id", "arrival_ms", "segment_codes", "segment_lengths", "num_prompt_tokens", "num_output_tokens", "after",
+        "pause_steps",
+    )  # fmt: skip
+
+    id: Final[int]
+    arrival_ms: Final[float]
+    segment_codes: Final[SegmentArray]
+    segment_lengths: Final[SegmentArray]
+    num_prompt_tokens: Final[int]
+    num_output_tokens: Final[int]
+    after: Final[int | None]
+    pause_steps: Final[int]
+
+    def __init__(
+        self, id: int, arrival_ms: float, segment_codes: SegmentArray, segment_lengths: SegmentArray,
+        num_output_tokens: int, after: int | None = None, pause_steps: int = 0,
+    ) -> None:  # fmt: skip
+        self.id = id
+        self.arrival_ms = arrival_ms
+        self.segment_codes = segment_codes
+        self.segment_lengths = segment_lengths
+        self.num_prompt_tokens = int(segment_lengths.sum())
+        self.num_output_tokens = num_output_tokens
+        self.after = after
+        self.pause_steps = pause_steps
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose keys and values are computed: the last token generated is never an input."""
+        return self.num_prompt_tokens + max(self.num_output_tokens - 1, 0)
+
+    def codes_with_answer(self) -> SegmentArray:
+        """Prompt segments, then the answer's where it has computed tokens."""
+        if self.num_output_tokens < 2:
+            return self.segment_codes
+        return np.append(self.segment_codes, np.int64(answer_segment(self.id)))
+
+    def lengths_with_answer(self) -> SegmentArray:
+        if self.num_output_tokens < 2:
+            return self.segment_lengths
+        return np.append(self.segment_lengths, np.int64(self.num_output_tokens - 1))
+
+
+@final
+@mypyc_attr(native_class=True)
+class WorkloadSummary:
+    """Totals of a workload: what a plan of memory and a progress bar need to know beforehand."""
+
+    __slots__ = ("num_requests", "num_prompt_tokens", "num_output_tokens", "longest_tokens")
+
+    num_requests: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    longest_tokens: int
+    """Of the longest request, prompt and answer."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_prompt_tokens = 0
+        self.num_output_tokens = 0
+        self.longest_tokens = 0
+
+    def add(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        self.num_requests += 1
+        self.num_prompt_tokens += num_prompt_tokens
+        self.num_output_tokens += num_output_tokens
+        self.longest_tokens = max(self.longest_tokens, num_prompt_tokens + num_output_tokens)
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class Workload(metaclass=ABCMeta):
+    """A named source of requests that can be read more than once."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def summary(self) -> WorkloadSummary: ...
+
+    @abstractmethod
+    def requests(self) -> Iterator[Request]:
+        """In the order of arrival, each after the one that it names in ``after``."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class ListedWorkload(Workload):
+    """Requests that are all in memory."""
+
+    __slots__ = ("_name", "_requests")
+
+    def __init__(self, name: str, requests: Iterable[Request]) -> None:
+        self._name: Final = name
+        self._requests: Final = tuple(requests)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def summary(self) -> WorkloadSummary:
+        result = WorkloadSummary()
+        for request in self._requests:
+            result.add(request.num_prompt_tokens, request.num_output_tokens)
+        return result
+
+    def requests(self) -> Iterator[Request]:
+        return iter(self._requests)

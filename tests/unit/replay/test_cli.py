@@ -1,0 +1,125 @@
+"""The command line: exit codes, bad lines, JSON, Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from unit.replay.serving import SilentConsole, request_of
+
+from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.plan import ReplayPlan
+from kv_cache_manager_v2.replay.presets import PRESETS
+from kv_cache_manager_v2.replay.replay_command import exit_code
+from kv_cache_manager_v2.replay.replayer import run_replay
+from kv_cache_manager_v2.replay.tally import Tally
+from kv_cache_manager_v2.replay.workload import ListedWorkload
+
+GOOD = b'{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}'
+BAD = b'{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0]}'
+
+
+def write_trace(folder: Path, *lines: bytes) -> str:
+    path = folder / "trace.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    return str(path)
+
+
+def test_a_made_workload_is_served_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["replay", "--limit", "4", "--verify", "--device", "host", "--model", "gpt-oss-20b"]
+    assert main([*arguments, "--json", str(report)]) == 0
+    values = json.loads(report.read_text())
+    assert values["requests"] == 4
+    assert values["mismatches"] == 0
+    assert values["verified"] is True
+    assert "mismatches" in capsys.readouterr().out
+
+
+def test_a_trace_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", write_trace(tmp_path, GOOD, GOOD), "--max-running", "1", "--json", "-"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["requests"] == 2
+    assert values["hit_tokens"] == 599
+
+
+def test_bad_lines_are_reported_and_nothing_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_trace(tmp_path, GOOD, BAD, GOOD)
+    assert main(["replay", path]) == 3
+    captured = capsys.readouterr()
+    assert f"{path}:2: " in captured.err
+    assert captured.out == ""
+
+
+def test_bad_lines_can_be_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_trace(tmp_path, GOOD, BAD, GOOD)
+    assert main(["replay", path, "--skip-bad", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert f"{path}:2: " in captured.err
+    values = json.loads(captured.out)
+    assert (values["requests"], values["skipped_lines"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["replay", "--model", "nonsense"],
+        ["replay", "--memory", "lots"],
+        ["replay", "--limit", "0"],
+        ["replay", "--verify", "--device", "none"],
+        ["replay", "--max-running", "64", "--token-budget", "8"],
+        ["replay", "trace", "--workload", "chat"],
+        ["replay", "--json", "/no/such/folder/report.json"],
+        ["replay", "--memory", "1k"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert len(capsys.readouterr().err) > 0
+
+
+def test_no_such_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path / "none.jsonl")]) == 3
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["--version"]], ids=" ".join)
+def test_help(arguments: list[str]) -> None:
+    assert main(arguments) == 0
+
+
+def test_the_module_is_the_command() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "kv_cache_manager_v2.replay", "--limit", "2", "--json", "-"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["requests"] == 2
+
+
+class InterruptingConsole(SilentConsole):
+    """Presses Ctrl-C at the first update."""
+
+    def update(self, tally: Tally, used_shares: list[float]) -> None:
+        super().update(tally, used_shares)
+        if self.calls.count("update") == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_ends_with_the_report_so_far() -> None:
+    # Far more than could be done by the second update, which comes 0.2 s after the first.
+    requests = [request_of(id, [(id, 100)], 1_000) for id in range(10_000)]
+    plan = ReplayPlan(workload=ListedWorkload("long", requests), model=PRESETS["llama-3-8b"])
+    before = signal.getsignal(signal.SIGINT)
+    report = run_replay(plan, InterruptingConsole())
+    assert report.interrupted
+    assert 0 <= report.requests < 10_000
+    assert report.steps > 0
+    assert exit_code(report) == 130
+    assert signal.getsignal(signal.SIGINT) is before
