@@ -1,0 +1,6 @@
+"""What users test their engine with: `FakeEngine`, the devices and errors that go with it, `SimulatedDevice`."""
+
+from .fake_engine import FakeEngine as FakeEngine
+from .kv_mismatch import KVMismatch as KVMismatch
+from .simulated_device import SimulatedDevice as SimulatedDevice
+from .step_batch import Step as Step

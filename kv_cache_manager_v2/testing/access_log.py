@@ -1,0 +1,102 @@
+"""The accesses of the recent past, kept so that a report can tell a byte range's history.
+
+An `Access` is one operation that touches memory: who (component and tick), what, from where, and which byte ranges. The
+log is bounded: it keeps the latest ones, and each holds plain numbers, never memory or kernels.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..device.port import MemoryAccess
+from .call_stack import CallStack
+
+_HISTORY_LINES: Final = 12
+
+
+@final
+@mypyc_attr(native_class=True)
+class Access:
+    """One operation. ``ranges`` are its byte ranges in the order in which it touches them."""
+
+    __slots__ = ("component", "tick", "place", "what", "stack", "ranges", "is_batch")
+
+    component: Final[int]
+    tick: Final[int]
+    place: Final[str]  # "host", "stream 3"
+    what: Final[str]
+    stack: Final[CallStack]
+    ranges: Final[Sequence[MemoryAccess]]
+    is_batch: Final[bool]  # its copies may run in any order, so that none may depend on another
+
+    def __init__(
+        self,
+        component: int,
+        tick: int,
+        place: str,
+        what: str,
+        stack: CallStack,
+        ranges: Sequence[MemoryAccess],
+        is_batch: bool = False,
+    ) -> None:
+        self.component = component
+        self.tick = tick
+        self.place = place
+        self.what = what
+        self.stack = stack
+        self.ranges = ranges
+        self.is_batch = is_batch
+
+    def name(self) -> str:
+        """Who did what, in one line."""
+        return f"{self.place}, operation {self.tick}: {self.what}"
+
+    def describe(self, note: str = "") -> str:
+        """`name`, a note, and the stack that enqueued it, one line a frame."""
+        lines = ["    at " + line for line in self.stack.lines()]
+        return "\n".join([self.name() + note, *lines])
+
+    def touches(self, beg: int, end: int) -> str | None:
+        """How it touches these bytes (``reads``, ``writes``), or None."""
+        reads = False
+        writes = False
+        for access in self.ranges:
+            if access.address < end and beg < access.address + access.num_bytes:
+                if access.is_write:
+                    writes = True
+                else:
+                    reads = True
+        if reads and writes:
+            return "reads and writes"
+        if writes:
+            return "writes"
+        return "reads" if reads else None
+
+
+@final
+@mypyc_attr(native_class=True)
+class AccessLog:
+    """The latest accesses, oldest first."""
+
+    __slots__ = ("_accesses",)
+
+    _accesses: Final[deque[Access]]
+
+    def __init__(self, max_accesses: int) -> None:
+        self._accesses = deque(maxlen=max_accesses)
+
+    def add(self, access: Access) -> None:
+        self._accesses.append(access)
+
+    def history(self, beg: int, end: int) -> list[str]:
+        """One line for each of the latest accesses that touched these bytes, oldest first."""
+        lines: list[str] = []
+        for access in reversed(self._accesses):
+            how = access.touches(beg, end)
+            if how is not None and len(lines) < _HISTORY_LINES:
+                callers = access.stack.lines()
+                lines.append(f"{access.name()} {how}" + (f", from {callers[0]}" if callers else ""))
+        lines.reverse()
+        return lines

@@ -1,0 +1,175 @@
+"""An engine whose model stores what can be checked: for each layer, role and token a value that names token and prefix.
+
+Each step runs layer by layer, as a model does. An attention layer first writes the input's values of all its roles,
+then checks every token that its window shows to the step's queries; a recurrent layer checks its state against the
+whole history and replaces it by that after the input. So a page that was freed too early, shared wrongly, copied late
+or looked up under a wrong index shows as a wrong byte, in the layer that would have read it.
+
+The engine is an ordinary user of the public API: it reads page tables when it launches, and knows nothing else of the
+manager. Kernels are enqueued and the host does not wait; a wrong byte is raised when it is known: by `execute` itself
+on a device that runs eagerly, else by `synchronize` or by a later `execute`.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import PageIndexMode
+from ..config.manager_config import KVCacheManagerConfig
+from ..device.port import Device
+from ..sequence.stream_handle import stream_handle
+from .cuda_kernels import CudaLauncher
+from .host_kernels import HostLauncher
+from .kernel_buffer import KernelBuffer, kernel_buffers
+from .kernel_launcher import BatchLaunch, KernelLauncher
+from .kv_mismatch import KVMismatch
+from .launch_plan import LaunchPlan
+from .mismatch_log import MismatchLog
+from .step_batch import Step, StepBatch
+
+
+@final
+@mypyc_attr(native_class=True)
+class FakeEngine:
+    """Runs batches of `Step`. See the module's docstring.
+
+    ``raise_on_mismatch=False`` only counts wrong tokens in `mismatches`. ``index_mode`` is how page indices are asked
+    for where the sequence leaves the choice; a batch with scratch slots always uses PER_LAYER.
+    """
+
+    __slots__ = (
+        "raise_on_mismatch",
+        "num_steps",
+        "num_tokens",
+        "num_checked_bytes",
+        "_model",
+        "_device",
+        "_launcher",
+        "_log",
+        "_streams",
+        "_index_mode",
+        "_has_scratch",
+    )
+
+    raise_on_mismatch: bool
+    num_steps: int
+    """Steps launched so far."""
+    num_tokens: int
+    """Input tokens of those, once per beam."""
+    num_checked_bytes: int
+    """Bytes that those compare, or compared, with what the model put there."""
+
+    def __init__(
+        self,
+        config: KVCacheManagerConfig,
+        device: Device,
+        *,
+        raise_on_mismatch: bool = True,
+        index_mode: PageIndexMode = PageIndexMode.SHARED,
+    ) -> None:
+        self.raise_on_mismatch = raise_on_mismatch
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.num_checked_bytes = 0
+        self._model: Final[list[list[KernelBuffer]]] = kernel_buffers(config)
+        self._device: Final[Device] = device
+        self._log: Final[MismatchLog] = MismatchLog()
+        launcher: KernelLauncher
+        if device.is_software:
+            launcher = HostLauncher(device, self._log)
+        else:
+            launcher = CudaLauncher(device, self._log)
+        self._launcher: Final[KernelLauncher] = launcher
+        self._streams: Final[dict[int, None]] = {}
+        self._index_mode: Final[PageIndexMode] = index_mode
+        self._has_scratch: Final[bool] = config.enable_swa_scratch_reuse
+
+    @property
+    def mismatches(self) -> int:
+        """Wrong (layer, role, beam, token) seen so far; a token that stays wrong counts each time it is read."""
+        return self._log.count
+
+    @property
+    def first_mismatches(self) -> list[KVMismatch]:
+        """The first few of them in full."""
+        return list(self._log.first)
+
+    def execute(self, steps: Sequence[Step], stream: object = None) -> None:
+        """Enqueue the steps' kernels, each on ``stream`` (as `KVCache.resume` takes it) or else on its sequence's own.
+
+        `LogicError` for a sequence that is not active or has no room for the step; then nothing was launched.
+        """
+        self._launcher.collect()
+        self._raise_pending()
+        launches = self._prepare(self._batches(steps, stream))
+        for layer_index in range(len(self._model)):
+            for launch in launches:
+                launch.launch_layer(layer_index)
+        for launch in launches:
+            launch.finish()
+        self._launcher.collect()
+        self._raise_pending()
+
+    def synchronize(self) -> None:
+        """Wait for everything launched so far, and raise the first wrong byte that was not raised yet."""
+        for stream in self._streams:
+            self._device.synchronize_stream(stream)
+        self._streams.clear()
+        self._launcher.collect()
+        self._raise_pending()
+
+    def close(self) -> None:
+        """`synchronize`, and give back what the engine keeps on the device. Needed where that is a GPU; idempotent."""
+        try:
+            self.synchronize()
+        finally:
+            self._launcher.close()
+
+    def __enter__(self) -> "FakeEngine":
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if exc_type is None:
+            self.close()
+        else:
+            # The user's error is the one to see, not a mismatch that came of it.
+            self._log.take_pending()
+            self.raise_on_mismatch = False
+            self.close()
+
+    def _batches(self, steps: Sequence[Step], stream: object) -> list[StepBatch]:
+        """The steps by stream and manager; all are validated before any is launched."""
+        batches: dict[tuple[int, int], StepBatch] = {}
+        for step in steps:
+            kv_cache = step.kv_cache
+            stream_id = int(kv_cache.cuda_stream) if stream is None else stream_handle(stream)
+            manager = kv_cache.manager
+            batch = batches.get((stream_id, id(manager)))
+            if batch is None:
+                batch = StepBatch(stream_id, manager)
+                batches[(stream_id, id(manager))] = batch
+            batch.add(step)
+        return list(batches.values())
+
+    def _prepare(self, batches: list[StepBatch]) -> list[BatchLaunch]:
+        launches: list[BatchLaunch] = []
+        for batch in batches:
+            plan = LaunchPlan(batch, self._model, self._index_mode, self._has_scratch)
+            layers = [plan.layer(layer_index) for layer_index in range(len(self._model))]
+            self._streams[batch.stream] = None
+            launches.append(self._launcher.prepare(batch.stream, layers))
+            for layer in layers:
+                for work in layer.buffers:
+                    self.num_checked_bytes += work.check_image.num_bytes
+            self.num_steps += batch.num_steps
+            self.num_tokens += int((plan.rows.end - plan.rows.history).sum())
+        return launches
+
+    def _raise_pending(self) -> None:
+        mismatch = self._log.take_pending()
+        if mismatch is not None and self.raise_on_mismatch:
+            raise mismatch

@@ -1,0 +1,86 @@
+"""Faults on demand: the n-th call of a kind fails, before it has changed anything.
+
+A `FaultPlan` belongs to one simulated device, which asks it at the start of each call that can fail. A fault fires
+once. Calls are counted from the moment the fault is planned.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+FAULT_KINDS: Final = (
+    "reserve",
+    "map",
+    "copy",
+    "fill",
+    "launch",
+    "record",
+    "wait",
+    "create_stream",
+)
+
+
+@final
+@mypyc_attr(native_class=True)
+class FaultPlan:
+    """Conservation: every planned fault is pending, or has fired, or was cleared."""
+
+    __slots__ = ("_pending", "num_fired")
+
+    _pending: Final[dict[str, list["_Fault"]]]
+    num_fired: int
+
+    def __init__(self) -> None:
+        self._pending = {}
+        self.num_fired = 0
+
+    def fail(self, kind: str, nth: int, error: BaseException) -> None:
+        """Let the ``nth`` call of that kind from now on (1 is the next one) raise ``error`` and change nothing."""
+        if kind not in FAULT_KINDS:
+            raise ValueError(f"there is no fault kind {kind!r}; the kinds are {', '.join(FAULT_KINDS)}")
+        if nth < 1:
+            raise ValueError(f"nth is {nth}: calls are counted from 1, the next one")
+        self._pending.setdefault(kind, []).append(_Fault(nth, error))
+
+    def clear(self) -> None:
+        """Forget the faults that have not fired."""
+        self._pending.clear()
+
+    @property
+    def num_pending(self) -> int:
+        return sum([len(faults) for faults in self._pending.values()])
+
+    def count_call(self, kind: str) -> None:
+        """One more call of that kind begins: raises if it was planned to fail."""
+        if not self._pending:
+            return
+        faults = self._pending.get(kind)
+        if faults is None:
+            return
+        fired: _Fault | None = None
+        for fault in faults:
+            fault.calls_left -= 1
+            if fault.calls_left == 0 and fired is None:
+                fired = fault
+        # Two faults planned for one call: the first is raised, neither is left.
+        still_pending = [fault for fault in faults if fault.calls_left > 0]
+        if still_pending:
+            self._pending[kind] = still_pending
+        else:
+            del self._pending[kind]
+        self.num_fired += len(faults) - len(still_pending)
+        if fired is not None:
+            raise fired.error
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Fault:
+    __slots__ = ("calls_left", "error")
+
+    calls_left: int
+    error: Final[BaseException]
+
+    def __init__(self, calls_left: int, error: BaseException) -> None:
+        self.calls_left = calls_left
+        self.error = error

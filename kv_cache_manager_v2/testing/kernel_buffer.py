@@ -1,0 +1,67 @@
+"""What a kernel is compiled to know of one buffer: whose it is, how its pages are cut, which tokens the layer reads."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..config.layer_config import AttentionLayerConfig
+from ..config.manager_config import KVCacheManagerConfig
+from .token_layout import TokenLayout
+from .token_values import buffer_key
+
+
+@final
+@mypyc_attr(native_class=True)
+class KernelBuffer:
+    """One buffer of one layer. A recurrent state is a page that holds one token's value: that of the whole prefix."""
+
+    __slots__ = ("layer_id", "role", "key", "is_state", "window_size", "num_sink_tokens", "layout", "pages_per_block")
+
+    layer_id: Final[int]
+    role: Final[str]
+    key: Final[int]
+    is_state: Final[bool]
+    window_size: Final[int | None]
+    num_sink_tokens: Final[int]
+    layout: Final[TokenLayout]
+    pages_per_block: Final[int]
+    """More than one where the kernel's blocks are smaller than the manager's."""
+
+    def __init__(
+        self,
+        layer_id: int,
+        role: str,
+        is_state: bool,
+        window_size: int | None,
+        num_sink_tokens: int,
+        layout: TokenLayout,
+        pages_per_block: int,
+    ) -> None:
+        self.layer_id = layer_id
+        self.role = role
+        self.key = buffer_key(layer_id, role)
+        self.is_state = is_state
+        self.window_size = window_size
+        self.num_sink_tokens = num_sink_tokens
+        self.layout = layout
+        self.pages_per_block = pages_per_block
+
+
+def kernel_buffers(config: KVCacheManagerConfig) -> list[list[KernelBuffer]]:
+    """The buffers of each configured layer, in the order in which the model runs them."""
+    layers: list[list[KernelBuffer]] = []
+    for layer in config.layers:
+        buffers: list[KernelBuffer] = []
+        for buffer in layer.buffers:
+            if isinstance(layer, AttentionLayerConfig):
+                tokens_per_page = buffer.tokens_per_block_override or config.tokens_per_block
+                layout = TokenLayout(buffer.size, tokens_per_page)
+                num_sinks = layer.num_sink_tokens or 0
+                expansion = buffer.expansion(config.tokens_per_block)
+                buffers.append(
+                    KernelBuffer(layer.layer_id, buffer.role, False, layer.window_size, num_sinks, layout, expansion)
+                )
+            else:
+                buffers.append(KernelBuffer(layer.layer_id, buffer.role, True, None, 0, TokenLayout(buffer.size, 1), 1))
+        layers.append(buffers)
+    return layers

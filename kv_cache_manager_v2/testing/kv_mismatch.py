@@ -1,0 +1,60 @@
+"""The error for a wrong byte: what a layer would have read, and what was there."""
+
+from typing import Any
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import KVCacheManagerError
+
+
+@mypyc_attr(native_class=False)
+class KVMismatch(KVCacheManagerError):
+    """The bytes of one token in one buffer are not those that the model put there.
+
+    ``token`` is the position in the sequence, ``block`` the block that it lies in; ``found`` is None where the page
+    table names no page for that block. For recurrent state ``token`` is the last one that the state must contain.
+    """
+
+    layer: int
+    role: str
+    beam: int
+    block: int
+    token: int
+    expected: bytes
+    found: bytes | None
+    sequence: Any
+    """The sequence's ``id``."""
+    explanation: str
+    """Whose bytes were found there, where that can be told."""
+
+    def __init__(
+        self,
+        layer: int,
+        role: str,
+        beam: int,
+        block: int,
+        token: int,
+        expected: bytes,
+        found: bytes | None,
+        sequence: object = None,
+        explanation: str = "",
+    ) -> None:
+        # All of them are arguments of the base class: pickling and copying an exception calls it again with those.
+        super().__init__(layer, role, beam, block, token, expected, found, sequence, explanation)
+        self.layer = layer
+        self.role = role
+        self.beam = beam
+        self.block = block
+        self.token = token
+        self.expected = expected
+        self.found = found
+        self.sequence = sequence
+        self.explanation = explanation
+
+    def __str__(self) -> str:
+        found = "no page" if self.found is None else self.found[:16].hex()
+        text = (
+            f"layer {self.layer} {self.role!r}, beam {self.beam}, block {self.block}, token {self.token} of sequence "
+            f"{self.sequence!r}: expected {self.expected[:16].hex()}, found {found}"
+        )
+        return f"{text} ({self.explanation})" if self.explanation else text

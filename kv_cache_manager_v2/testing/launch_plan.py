@@ -1,0 +1,215 @@
+"""From a batch of rows to the work of each layer: the part of an engine that reads page tables.
+
+It asks the manager and the sequences what an engine's adapter asks, and nothing else: base addresses, strides,
+converters, base page indices, scratch descriptions, state slots. What several layers have in common (page tables,
+spans, images) is made once per batch. Which tokens a layer reads is computed here from the window alone, on purpose
+without the library's own arithmetic of stale blocks.
+"""
+
+from typing import Any, Final, final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import BeamIndex, LayerGroupId, LayerId, PageIndexMode
+from ..base.integer_math import ceil_div
+from .kernel_buffer import KernelBuffer
+from .layer_work import BufferWork, LayerWork
+from .page_spans import Ints, PageSpans, cut_into_pages
+from .paged_sequence import PagedManager, PagedSequence
+from .span_image import SpanImage
+from .step_batch import StepBatch
+from .step_rows import StepRows
+from .token_layout import TokenLayout
+
+
+@final
+@mypyc_attr(native_class=True)
+class _BaseTable:
+    """The base page indices of a layer group, row after row."""
+
+    __slots__ = ("indices", "offset", "scratch")
+
+    indices: Final[list[Any]]
+    """int32 per row."""
+    offset: Final[Ints]
+    """Where a row begins, counted in blocks, when all are put together."""
+    scratch: Final[list[Any]]
+    """ScratchDesc or None per row; empty where no row has one."""
+
+    def __init__(self, indices: list[Any], scratch: list[Any]) -> None:
+        self.indices = indices
+        lengths = np.array([len(row) for row in indices], dtype=np.int64)
+        self.offset = np.cumsum(lengths) - lengths
+        self.scratch = scratch
+
+
+@final
+@mypyc_attr(native_class=True)
+class LaunchPlan:
+    """The work of one batch, layer by layer."""
+
+    __slots__ = (
+        "rows",
+        "_manager",
+        "_sequences",
+        "_model",
+        "_mode",
+        "_has_scratch",
+        "_bases",
+        "_tables",
+        "_spans",
+        "_images",
+    )
+
+    rows: Final[StepRows]
+
+    def __init__(
+        self, batch: StepBatch, model: list[list[KernelBuffer]], mode: PageIndexMode, has_scratch: bool
+    ) -> None:
+        self.rows = batch.make_rows()
+        self._manager: Final[PagedManager] = batch.manager
+        self._sequences: Final[list[PagedSequence]] = batch.sequences
+        self._model: Final[list[list[KernelBuffer]]] = model
+        for kv_cache in batch.sequences:
+            if not kv_cache.supports_index_mode(mode):
+                mode = PageIndexMode.PER_LAYER
+        self._mode: Final[PageIndexMode] = mode
+        self._has_scratch: Final[bool] = has_scratch
+        self._bases: Final[dict[int, _BaseTable]] = {}
+        self._tables: Final[dict[tuple[int, ...], Ints]] = {}
+        self._spans: Final[dict[tuple[object, ...], PageSpans]] = {}
+        self._images: Final[dict[tuple[object, ...], SpanImage]] = {}
+
+    def layer(self, layer_index: int) -> LayerWork:
+        buffers = self._model[layer_index]
+        works = [self._buffer_work(buffer) for buffer in buffers]
+        return LayerWork(self.rows, works, len(buffers) > 0 and buffers[0].is_state, self._model)
+
+    def _buffer_work(self, buffer: KernelBuffer) -> BufferWork:
+        manager = self._manager
+        layer_id, role = LayerId(buffer.layer_id), buffer.role
+        group = self._group_of(buffer)
+        converter = manager.get_page_index_converter(layer_id, role)
+        base = self._base_table(group, buffer.is_state)
+        table = self._page_table(group, base, converter)
+        num_pages = max(int(manager.get_page_index_upper_bound(layer_id, role)), 0)
+        if self._mode is PageIndexMode.PER_LAYER:
+            # The upper bound counts from the layer's own offset; from the pool's base the last slot goes on to its end.
+            pages_per_slot = converter.scale * converter.expansion
+            num_pages = ceil_div(num_pages, pages_per_slot) * pages_per_slot
+        write = self._image(buffer, True)
+        check = self._image(buffer, False)
+        page_offset = base.offset * converter.expansion
+        return BufferWork(
+            buffer,
+            int(manager.get_mem_pool_base_address(layer_id, role, self._mode)),
+            int(manager.get_page_stride(layer_id, role)),
+            num_pages,
+            write,
+            table[page_offset[write.spans.row] + write.spans.page],
+            check,
+            table[page_offset[check.spans.row] + check.spans.page],
+        )
+
+    def _group_of(self, buffer: KernelBuffer) -> LayerGroupId:
+        manager, layer_id = self._manager, LayerId(buffer.layer_id)
+        group = manager.get_layer_group_id(layer_id)
+        if buffer.is_state:
+            # A layer that has attention too is known by that group; the other group that lists it has the state.
+            for other, layer_ids in enumerate(manager.layer_grouping):
+                if other != group and layer_id in layer_ids:
+                    return LayerGroupId(other)
+        return group
+
+    def _base_table(self, group: LayerGroupId, is_state: bool) -> _BaseTable:
+        found = self._bases.get(group)
+        if found is not None:
+            return found
+        rows = self.rows
+        indices: list[Any] = []
+        scratch: list[Any] = []
+        has_scratch = False
+        for row in range(len(rows)):
+            kv_cache: Any = self._sequences[row]
+            beam = BeamIndex(rows.beams[row])
+            if is_state:
+                indices.append(np.array([kv_cache.get_ssm_block_base_index(group, beam)], dtype=np.int32))
+                continue
+            indices.append(np.array(kv_cache.get_base_page_indices(group, beam), dtype=np.int32))
+            desc = kv_cache.get_scratch_desc(group) if self._has_scratch else None
+            scratch.append(desc if desc else None)
+            has_scratch = has_scratch or bool(desc)
+        table = _BaseTable(indices, scratch if has_scratch else [])
+        self._bases[group] = table
+        return table
+
+    def _page_table(self, group: LayerGroupId, base: _BaseTable, converter: Any) -> Ints:
+        """The rows' page indices for the buffers that share this conversion, put together."""
+        key = (int(group), int(converter.scale), int(converter.expansion))
+        if self._mode is PageIndexMode.PER_LAYER:
+            key_of_layer = (int(converter.layer_offset), int(converter.scratch_pages_per_block))
+        else:
+            key_of_layer = (0, 0)
+        found = self._tables.get(key + key_of_layer)
+        if found is not None:
+            return found
+        if len(base.scratch) == 0:
+            converted = np.asarray(converter(np.concatenate(base.indices), self._mode))
+        else:
+            # Scratch blocks are told by their ordinal, so these rows are converted one by one.
+            parts = [
+                np.asarray(converter(base.indices[row], self._mode, base.scratch[row])) for row in range(len(self.rows))
+            ]
+            converted = np.concatenate(parts)
+        table: Ints = converted.astype(np.int64)
+        self._tables[key + key_of_layer] = table
+        return table
+
+    def _image(self, buffer: KernelBuffer, is_write: bool) -> SpanImage:
+        layout = buffer.layout
+        key: tuple[object, ...] = (buffer.is_state, is_write, layout.page_bytes, layout.tokens_per_page)
+        # Every layer writes all of the input; which tokens it reads depends on its window.
+        if not is_write:
+            key += (buffer.window_size, buffer.num_sink_tokens)
+        found = self._images.get(key)
+        if found is None:
+            found = self._state_image(layout, is_write) if buffer.is_state else self._token_image(buffer, is_write)
+            self._images[key] = found
+        return found
+
+    def _token_image(self, buffer: KernelBuffer, is_write: bool) -> SpanImage:
+        rows, layout = self.rows, buffer.layout
+        key: tuple[object, ...] = (is_write, layout.tokens_per_page)
+        if not is_write:
+            key += (buffer.window_size, buffer.num_sink_tokens)
+        spans = self._spans.get(key)
+        if spans is None:
+            row_ids = np.arange(len(rows))
+            if is_write:
+                spans = cut_into_pages(layout.tokens_per_page, row_ids, rows.history, rows.end)
+            else:
+                window_beg = np.zeros_like(rows.history)
+                if buffer.window_size is not None:
+                    # The first query sits at `history` and its window includes it; later queries begin later.
+                    window_beg = np.maximum(rows.history + (1 - buffer.window_size), 0)
+                sink_end = np.minimum(buffer.num_sink_tokens, window_beg)
+                spans = cut_into_pages(
+                    layout.tokens_per_page,
+                    np.concatenate((row_ids, row_ids)),
+                    np.concatenate((np.zeros_like(sink_end), window_beg)),
+                    np.concatenate((sink_end, rows.end)),
+                )
+            self._spans[key] = spans
+        value_offset = rows.value_offset[spans.row] + spans.page * layout.tokens_per_page
+        return SpanImage(spans, layout, rows.values, value_offset)
+
+    def _state_image(self, layout: TokenLayout, is_write: bool) -> SpanImage:
+        """The state names the whole prefix: the history's before the step, the input's end after it."""
+        rows = self.rows
+        length = rows.end if is_write else rows.history
+        # No history: the state is not read. No input: it is not written.
+        changed = np.nonzero(rows.end > rows.history if is_write else rows.history > 0)[0]
+        zero = np.zeros_like(changed)
+        spans = PageSpans(1, changed, zero, zero, zero + 1)
+        return SpanImage(spans, layout, rows.values, rows.value_offset[changed] + length[changed] - 1)

@@ -1,0 +1,128 @@
+"""What one layer's kernel does for a batch: which pages it writes and reads, and what they hold.
+
+Plain values, made when the kernel is enqueued: page indices are copied, so that a later change of a page table does not
+reach a kernel that was launched before it.
+"""
+
+from typing import Final, final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from .kernel_buffer import KernelBuffer
+from .kv_mismatch import KVMismatch
+from .page_spans import Ints
+from .span_image import SpanImage
+from .step_rows import StepRows
+
+_VALUE_BYTES: Final = 8
+
+
+@final
+@mypyc_attr(native_class=True)
+class BufferWork:
+    """One buffer's share. Page ``i`` lies at ``base_address + i * stride_bytes``, ``0 <= i < num_pages``."""
+
+    __slots__ = (
+        "buffer",
+        "base_address",
+        "stride_bytes",
+        "num_pages",
+        "write_image",
+        "write_pages",
+        "check_image",
+        "check_pages",
+    )
+
+    buffer: Final[KernelBuffer]
+    base_address: Final[int]
+    stride_bytes: Final[int]
+    num_pages: Final[int]
+    write_image: Final[SpanImage]
+    write_pages: Final[Ints]
+    """Page index per span of the image; anything outside the range above is no page."""
+    check_image: Final[SpanImage]
+    check_pages: Final[Ints]
+
+    def __init__(
+        self,
+        buffer: KernelBuffer,
+        base_address: int,
+        stride_bytes: int,
+        num_pages: int,
+        write_image: SpanImage,
+        write_pages: Ints,
+        check_image: SpanImage,
+        check_pages: Ints,
+    ) -> None:
+        self.buffer = buffer
+        self.base_address = base_address
+        self.stride_bytes = stride_bytes
+        self.num_pages = num_pages
+        self.write_image = write_image
+        self.write_pages = write_pages
+        self.check_image = check_image
+        self.check_pages = check_pages
+
+    def is_page(self, pages: Ints) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        return (pages >= 0) & (pages < self.num_pages)
+
+
+@final
+@mypyc_attr(native_class=True)
+class LayerWork:
+    """All buffers of one configured layer. Attention writes its input, then reads; recurrent state is read first."""
+
+    __slots__ = ("rows", "buffers", "is_state", "_model")
+
+    rows: Final[StepRows]
+    buffers: Final[list[BufferWork]]
+    is_state: Final[bool]
+
+    def __init__(
+        self, rows: StepRows, buffers: list[BufferWork], is_state: bool, model: list[list[KernelBuffer]]
+    ) -> None:
+        self.rows = rows
+        self.buffers = buffers
+        self.is_state = is_state
+        self._model: Final[list[list[KernelBuffer]]] = model
+
+    def mismatch(self, work: BufferWork, span: int, token_in_page: int, found: bytes | None) -> KVMismatch:
+        """What to say of a wrong token in a span of the buffer's check image."""
+        buffer, image, rows = work.buffer, work.check_image, self.rows
+        row = int(image.spans.row[span])
+        if buffer.is_state:
+            block, token = 0, int(rows.history[row]) - 1
+        else:
+            page = int(image.spans.page[span])
+            block, token = page // buffer.pages_per_block, page * buffer.layout.tokens_per_page + token_in_page
+        value = image.value_of(span, token_in_page)
+        expected = buffer.layout.token_bytes(value ^ buffer.key, token_in_page)
+        explanation = "" if found is None else self._explain(buffer, value, found)
+        return KVMismatch(
+            buffer.layer_id,
+            buffer.role,
+            rows.beams[row],
+            block,
+            token,
+            expected,
+            found,
+            rows.sequence_ids[row],
+            explanation,
+        )
+
+    def _explain(self, buffer: KernelBuffer, value: int, found: bytes) -> str:
+        """Whose value the bytes are, if it is one that this batch knows."""
+        if len(found) < _VALUE_BYTES:
+            return ""
+        found_word = int.from_bytes(found[:_VALUE_BYTES], "little")
+        for layer in self._model:
+            for other in layer:
+                if found_word ^ other.key == value:
+                    return f"that is layer {other.layer_id} {other.role!r} of the same token"
+        rows = self.rows
+        place = rows.place_of(found_word ^ buffer.key)
+        if place is None:
+            return "that is no token of this batch in this buffer"
+        row, token = place
+        return f"that is token {token} of sequence {rows.sequence_ids[row]!r}, beam {rows.beams[row]}"

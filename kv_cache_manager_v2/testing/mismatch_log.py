@@ -1,0 +1,45 @@
+"""Where kernels put the wrong bytes that they see; the engine decides what becomes of it.
+
+Kernels do not raise: on a device whose streams run later, the error would come out of whichever call happens to run
+them. The log counts every wrong (layer, role, beam, token), and keeps the first few in full.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .kv_mismatch import KVMismatch
+
+
+@final
+@mypyc_attr(native_class=True)
+class MismatchLog:
+    """``count`` wrong tokens so far; ``first`` has up to `MAX_KEPT` of them."""
+
+    __slots__ = ("count", "first", "_pending")
+
+    MAX_KEPT: Final = 16
+
+    count: int
+    first: Final[list[KVMismatch]]
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = []
+        self._pending: KVMismatch | None = None
+
+    def add(self, mismatch: KVMismatch) -> None:
+        """Keep one in full. `count_more` counts it."""
+        if len(self.first) < MismatchLog.MAX_KEPT:
+            self.first.append(mismatch)
+        if self._pending is None:
+            self._pending = mismatch
+
+    def count_more(self, num_tokens: int) -> None:
+        self.count += num_tokens
+
+    def take_pending(self) -> KVMismatch | None:
+        """The first one kept since the last call of this."""
+        pending = self._pending
+        self._pending = None
+        return pending

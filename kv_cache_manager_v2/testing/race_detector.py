@@ -1,0 +1,138 @@
+"""Decides for each access, when it is enqueued, whether anything orders it behind what came before.
+
+Owns the host's clock, the shadow memory, the log of recent accesses and the list of races. An access that is refused is
+not recorded; its `RaceError` is kept in `races` and raised. Knows streams only by their clocks.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import CacheTier
+from ..device.port import MemoryAccess
+from .access_log import Access, AccessLog
+from .call_stack import capture_stack
+from .happens_before import HOST, VectorClock
+from .race_error import RaceError
+from .shadow_memory import ShadowMemory
+from .simulated_memory import AddressRange, AddressRanges
+from .stream_scheduler import StreamQueue
+
+
+@final
+@mypyc_attr(native_class=True)
+class RaceDetector:
+    """See the module's docstring. Every operation first takes its tick (`begin_operation`), then is checked."""
+
+    __slots__ = ("races", "_log", "_shadow", "_host_clock", "_host_version")
+
+    races: Final[list[RaceError]]
+    _log: Final[AccessLog]
+    _shadow: Final[ShadowMemory]
+    _host_clock: Final[VectorClock]
+    _host_version: int  # changes with the host's clock, so that a stream joins it only when there is something new
+
+    def __init__(self, ranges: AddressRanges, log_length: int) -> None:
+        self.races = []
+        self._log = AccessLog(log_length)
+        self._shadow = ShadowMemory(ranges, self._log)
+        self._host_clock = VectorClock([0])
+        self._host_version = 0
+
+    # -- clocks -------------------------------------------------------------------------------------------------------
+
+    def begin_operation(self, stream: StreamQueue) -> int:
+        """The tick of a stream's next operation; the stream's clock now knows what the host knows."""
+        if stream.host_version != self._host_version:
+            stream.clock.join(self._host_clock)
+            stream.host_version = self._host_version
+        return stream.clock.advance(stream.component)
+
+    def join_host(self, clock: VectorClock) -> None:
+        """The host has seen that all this is done."""
+        self._host_clock.join(clock)
+        self._host_version += 1
+
+    # -- operations of streams ----------------------------------------------------------------------------------------
+
+    def check_copies(
+        self, stream: StreamQueue, tick: int, dst_tier: CacheTier, src_tier: CacheTier, copies: Sequence[MemoryAccess]
+    ) -> None:
+        """``copies`` are pairs of equal length, the read and then the write; none may depend on another."""
+        access = Access(stream.component, tick, stream.place, "copy batch", capture_stack(), copies, is_batch=True)
+        shadow = self._shadow
+        try:
+            for position in range(0, len(copies), 2):
+                num_bytes = copies[position].num_bytes
+                src_address = copies[position].address
+                dst_address = copies[position + 1].address
+                shadow.require_tier(access, src_tier, src_address, src_address + num_bytes)
+                shadow.require_tier(access, dst_tier, dst_address, dst_address + num_bytes)
+                shadow.copy(access, stream.clock, dst_address, src_address, num_bytes)
+        except RaceError as race:
+            self.races.append(race)
+            raise
+        self._log.add(access)
+
+    def check_fill(self, stream: StreamQueue, tick: int, address: int, num_bytes: int) -> None:
+        ranges = [MemoryAccess(address, num_bytes, True)]
+        access = Access(stream.component, tick, stream.place, "fill", capture_stack(), ranges)
+        try:
+            self._shadow.require_tier(access, CacheTier.GPU_MEM, address, address + num_bytes)
+        except RaceError as race:
+            self.races.append(race)
+            raise
+        self._check(access, stream.clock)
+
+    def check_kernel(self, stream: StreamQueue, tick: int, name: str, ranges: Sequence[MemoryAccess]) -> None:
+        what = "kernel " + name
+        self._check(Access(stream.component, tick, stream.place, what, capture_stack(), ranges), stream.clock)
+
+    # -- operations of the host ---------------------------------------------------------------------------------------
+
+    def mapped_bytes(self, beg: int, end: int) -> int:
+        return self._shadow.mapped_bytes(beg, end)
+
+    def note_map(self, beg: int, end: int) -> None:
+        self._log.add(self._begin_host_operation("map", beg, end - beg, True))
+        self._shadow.map(beg, end)
+
+    def note_unmap(self, beg: int, end: int) -> None:
+        """Refused while an access may still be running."""
+        access = self._begin_host_operation("unmap", beg, end - beg, True)
+        try:
+            self._shadow.unmap(access, self._host_clock, beg, end)
+        except RaceError as race:
+            self.races.append(race)
+            raise
+        self._log.add(access)
+
+    def note_release(self, address_range: AddressRange) -> None:
+        self._log.add(
+            self._begin_host_operation("release of the range", address_range.address, address_range.num_bytes, True)
+        )
+
+    def check_host_access(self, address: int, num_bytes: int, is_write: bool) -> None:
+        self._check(self._begin_host_operation("access", address, num_bytes, is_write), self._host_clock)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _check(self, access: Access, clock: VectorClock) -> None:
+        shadow = self._shadow
+        try:
+            for one in access.ranges:
+                if one.num_bytes > 0:
+                    if one.is_write:
+                        shadow.write(access, clock, one.address, one.address + one.num_bytes)
+                    else:
+                        shadow.read(access, clock, one.address, one.address + one.num_bytes)
+        except RaceError as race:
+            self.races.append(race)
+            raise
+        self._log.add(access)
+
+    def _begin_host_operation(self, what: str, address: int, num_bytes: int, is_write: bool) -> Access:
+        tick = self._host_clock.advance(HOST)
+        self._host_version += 1
+        return Access(HOST, tick, "the host", what, capture_stack(), [MemoryAccess(address, num_bytes, is_write)])

@@ -1,0 +1,52 @@
+"""What the simulated device reports: two accesses that nothing orders, or bytes that nobody may touch.
+
+A `RaceError` is a finding about the program under test, not a condition that a program could recover from. It is
+therefore no `KVCacheManagerError`: code that catches the library's own errors must not swallow it.
+`SimulatedDevice.races` keeps all of them in case something swallowed one all the same.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from mypy_extensions import mypyc_attr
+
+
+class RaceKind(Enum):
+    """What is wrong; the value is what the report says."""
+
+    WRITE_AFTER_WRITE = "written again while an earlier write may still be running"
+    WRITE_AFTER_READ = "written while an earlier reader may still be running"
+    READ_AFTER_WRITE = "read while the write of these bytes may still be running"
+    UNWRITTEN = "read, but never written since the memory was mapped"
+    UNMAPPED = "touched, but there is no memory behind this address"
+    FREED = "touched, but the address range was released"
+    UNMAP_IN_USE = "unmapped while an access may still be running"
+    BATCH_OVERLAP = "copied in one batch with a copy that depends on it"
+    WRONG_TIER = "copied or filled as memory of a tier that this address does not belong to"
+
+
+@mypyc_attr(native_class=False)
+class RaceError(Exception):
+    """An access that may go wrong in some legal order of the streams, whatever order this run happened to take.
+
+    ``address`` and ``num_bytes`` are the bytes in question; ``current`` describes the access that was refused,
+    ``earlier`` the one it conflicts with (None where there is none), both with the stack that enqueued them;
+    ``history`` lists what touched these bytes before, oldest first, as far back as the device's log goes.
+    """
+
+    def __init__(
+        self, kind: RaceKind, address: int, num_bytes: int, current: str, earlier: str | None, history: Sequence[str]
+    ) -> None:
+        self.kind = kind
+        self.address = address
+        self.num_bytes = num_bytes
+        self.current = current
+        self.earlier = earlier
+        self.history = tuple(history)
+        lines = [f"bytes [{address:#x}, {address + num_bytes:#x}) {kind.value}", "now: " + current]
+        if earlier is not None:
+            lines.append("earlier: " + earlier)
+        if self.history:
+            lines.append("history of these bytes, oldest first:")
+            lines.extend(["  " + line for line in self.history])
+        super().__init__("\n".join(lines))

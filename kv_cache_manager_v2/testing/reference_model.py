@@ -1,0 +1,450 @@
+"""What a manager must do, in plain dictionaries: it keeps every token and every sequence, and gives no slot a meaning.
+
+The model is told each call that passed, with the `describe()` picture after it, in the order of the calls. It works out
+what the rules of the design allow, and raises `ModelDisagreement` where the picture shows something else. Where the
+library may choose (which victim, which of several blocks that begin alike) the choice is read from the picture, and
+must be a legal one:
+
+    a page of the tree    must have been published, with the text that it stands under
+    comes                 when it is published, and must come then
+    goes                  when a call makes room or clears, or a fuller block replaces it; never while it is needed
+    is LOCKED, HELD       exactly if an active one, or else a suspended one, needs it
+    a refused call        is not told: a picture after it must show that nothing has changed
+
+What the public properties of a sequence must say can be asked of the model; so can what a call that makes room takes.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import TokenIdExt
+from ..config.manager_config import KVCacheManagerConfig
+from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
+
+Picture: TypeAlias = dict[str, Any]
+
+DROPPABLE: Final = "droppable"
+HELD: Final = "held"
+LOCKED: Final = "locked"
+
+
+@mypyc_attr(native_class=False)
+class ModelDisagreement(Exception):
+    """The manager did what the rules do not allow."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReferenceSequence:
+    """One open sequence. Block ``i`` is node ``path[i]``, or ``shared_tail`` if that is the next one, or private."""
+
+    __slots__ = (
+        "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
+        "is_matched_tail",
+    )  # fmt: skip
+
+    name: Final[int]
+    scope: Final[Scope]
+    committed: list[TokenIdExt]
+    history: int
+    capacity: int
+    is_active: bool
+    is_committing: bool
+    path: list[int]
+    shared_tail: int | None
+    is_matched_tail: bool  # it came from another sequence's text, so that `resume` must copy it
+
+    def __init__(self, name: int, scope: Scope) -> None:
+        self.name = name
+        self.scope = scope
+        self.committed = []
+        self.history = 0
+        self.capacity = 0
+        self.is_active = False
+        self.is_committing = True
+        self.path = []
+        self.shared_tail = None
+        self.is_matched_tail = False
+
+    def node(self, ordinal: int) -> int | None:
+        """The published block at that place; None for a private one."""
+        if ordinal < len(self.path):
+            return self.path[ordinal]
+        return self.shared_tail if ordinal == len(self.path) else None
+
+
+@final
+@mypyc_attr(native_class=True)
+class PageNeed:
+    """Pages that a call takes and gives back, per layer group. Between ``least`` and ``most`` the library may
+    choose."""
+
+    __slots__ = ("least", "most", "given_back")
+
+    least: Final[list[int]]
+    most: Final[list[int]]
+    given_back: Final[list[int]]
+
+    def __init__(self, num_groups: int) -> None:
+        self.least = [0] * num_groups
+        self.most = [0] * num_groups
+        self.given_back = [0] * num_groups
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReferenceModel:
+    """See the module's docstring. ``statuses`` and ``slots`` are what was seen last of each page in the tree."""
+
+    __slots__ = (
+        "tokens_per_block", "rules", "tree", "sequences", "statuses", "slots", "_with_partial_blocks", "_must_come",
+        "_may_come", "_may_go", "_may_all_go",
+    )  # fmt: skip
+
+    tokens_per_block: Final[int]
+    rules: Final[list[GroupRule]]
+    tree: Final[ReferenceTree]
+    sequences: Final[dict[int, ReferenceSequence]]
+    statuses: dict[Page, str]
+    slots: dict[Page, int]
+    _with_partial_blocks: Final[bool]
+    _must_come: Final[set[Page]]
+    _may_come: Final[set[Page]]
+    _may_go: Final[set[Page]]
+    _may_all_go: bool
+
+    def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
+        size = config.tokens_per_block
+        self.tokens_per_block = size
+        layers: dict[int, Any] = {layer.layer_id: layer for layer in config.layers}
+        self.rules = []
+        for group in layer_grouping:
+            rules = {_rule_of(layers[layer_id], size) for layer_id in group}
+            if len(rules) != 1:
+                raise ModelDisagreement(f"layers {list(group)} form a group, but their windows and sinks are {rules}")
+            window, num_sink_blocks = rules.pop()
+            self.rules.append(GroupRule(window, num_sink_blocks))
+        self.tree = ReferenceTree(size, self.rules)
+        self.sequences = {}
+        self.statuses = {}
+        self.slots = {}
+        self._with_partial_blocks = config.enable_partial_reuse
+        self._must_come = set()
+        self._may_come = set()
+        self._may_go = set()
+        self._may_all_go = False
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def see(self, picture: Picture) -> None:
+        """Compare the tree in a picture with what was seen last and what has been told since."""
+        old = self.statuses
+        self._read_tree(picture)
+        needed = self._needed_pages()
+        for page, status in self.statuses.items():
+            if page not in self.tree.ever_published:
+                raise ModelDisagreement(f"{self.name(page)} is in the tree and was never published")
+            if page not in old and page not in self._must_come and page not in self._may_come:
+                raise ModelDisagreement(f"{self.name(page)} came, and no call has published it")
+            if status != needed.get(page, DROPPABLE):
+                raise ModelDisagreement(f"{self.name(page)} is {status}, must be {needed.get(page, DROPPABLE)}")
+        for page in needed:
+            if page not in self.statuses:
+                raise ModelDisagreement(f"{self.name(page)} is gone, but an open sequence needs it")
+        if not self._may_all_go:
+            for page in {*old, *self._must_come}:
+                if page not in self.statuses and page not in self._may_go:
+                    raise ModelDisagreement(f"{self.name(page)} is not there; nothing made room, nothing replaced it")
+        self._check_reachable()
+        self._must_come.clear()
+        self._may_come.clear()
+        self._may_go.clear()
+        self._may_all_go = False
+
+    def _read_tree(self, picture: Picture) -> None:
+        self.statuses = {}
+        self.slots = {}
+        for scope_picture in picture["tree"]:
+            path = [self.tree.root((scope_picture["lora_id"], scope_picture["salt"]))]
+            for block in scope_picture["blocks"]:
+                del path[block["depth"] + 1 :]
+                tokens = tuple([bytes.fromhex(token) if isinstance(token, str) else token for token in block["tokens"]])
+                node = self.tree.child(path[-1], tokens)
+                path.append(node)
+                for group, page in enumerate(block["pages"]):
+                    if page is not None:
+                        self.statuses[(node, group)] = page["status"]
+                        self.slots[(node, group)] = page["slot"]
+
+    def _needed_pages(self) -> dict[Page, str]:
+        """LOCKED or HELD for each published page that an open sequence needs."""
+        statuses: dict[Page, str] = {}
+        for sequence in self.sequences.values():
+            for page in self._published_pages(sequence):
+                if sequence.is_active:
+                    statuses[page] = LOCKED
+                elif page not in statuses:
+                    statuses[page] = HELD
+        return statuses
+
+    def _published_pages(self, sequence: ReferenceSequence) -> list[Page]:
+        pages: list[Page] = []
+        for ordinal in range(self.num_blocks(sequence)):
+            node = sequence.node(ordinal)
+            if node is not None:
+                for group in range(len(self.rules)):
+                    if self.is_needed(sequence, group, ordinal):
+                        pages.append((node, group))
+        return pages
+
+    def _check_reachable(self) -> None:
+        """Below a block that lacks the page of a group without a window nothing can ever be matched."""
+        unbounded = [group for group, rule in enumerate(self.rules) if rule.window is None]
+        for page in self.statuses:
+            parent = self.tree.parent(page[0])
+            if self.tree.parent(parent) >= 0:
+                for group in unbounded:
+                    if (parent, group) not in self.statuses:
+                        raise ModelDisagreement(f"{self.name(page)} is kept, but {self.name((parent, group))} is gone")
+
+    def name(self, page: Page) -> str:
+        node, group = page
+        return f"the page of group {group} of block {self.tree.depth(node)} with tokens {self.tree.tokens(node)}"
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    def num_blocks(self, sequence: ReferenceSequence) -> int:
+        return -(-sequence.capacity // self.tokens_per_block)
+
+    def is_needed(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
+        """Whether the block has a page for that group: while active, its base page index is valid."""
+        return not self.rules[group].is_stale(ordinal, sequence.history, self.tokens_per_block)
+
+    def num_pages(self, group: int) -> int:
+        """All pages of that group: those in the tree, and the private ones of open sequences."""
+        return len([page for page in self.statuses if page[1] == group]) + self._num_private_pages(group, False)
+
+    def num_needed_pages(self, group: int) -> int:
+        """Pages of that group that open sequences need: those that cannot make room."""
+        return len([page for page in self._needed_pages() if page[1] == group]) + self._num_private_pages(group, False)
+
+    def num_locked_pages(self, group: int) -> int:
+        """Pages of that group that active sequences need."""
+        locked = [page for page, status in self._needed_pages().items() if page[1] == group and status == LOCKED]
+        return len(locked) + self._num_private_pages(group, True)
+
+    def _num_private_pages(self, group: int, active_only: bool) -> int:
+        count = 0
+        for sequence in self.sequences.values():
+            if sequence.is_active or not active_only:
+                for ordinal in range(self.num_blocks(sequence)):
+                    if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
+                        count += 1
+        return count
+
+    def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
+        """What `create_kv_cache` and `probe_reuse` may answer now."""
+        return self.tree.match(scope, text, self.statuses.keys(), self._with_partial_blocks)
+
+    def pages_to_resume(self, sequence: ReferenceSequence) -> PageNeed:
+        need = PageNeed(len(self.rules))
+        self._count_tail_copy(sequence, sequence.history, sequence.is_matched_tail, need)
+        return need
+
+    def pages_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> PageNeed:
+        """What `resize` takes, and what it gives back that no other open sequence needs."""
+        need = PageNeed(len(self.rules))
+        old_num_blocks = self.num_blocks(sequence)
+        num_blocks = -(-capacity // self.tokens_per_block)
+        others: set[Page] = set()
+        for other in self.sequences.values():
+            if other is not sequence:
+                others.update(self._published_pages(other))
+        for group, rule in enumerate(self.rules):
+            for ordinal in range(max(old_num_blocks, num_blocks)):
+                will_need = ordinal < num_blocks and not rule.is_stale(ordinal, history, self.tokens_per_block)
+                did_need = ordinal < old_num_blocks and self.is_needed(sequence, group, ordinal)
+                node = sequence.node(ordinal)
+                if will_need and not did_need:
+                    need.least[group] += 1
+                    need.most[group] += 1
+                elif did_need and not will_need and (node is None or (node, group) not in others):
+                    need.given_back[group] += 1
+        self._count_tail_copy(sequence, history, history < capacity, need)
+        return need
+
+    def _count_tail_copy(self, sequence: ReferenceSequence, history: int, is_certain: bool, need: PageNeed) -> None:
+        """A shared last block is replaced by a private one before the tokens after ``history`` are written into it."""
+        size = self.tokens_per_block
+        ordinal = len(sequence.path)
+        if sequence.shared_tail is None or history >= (ordinal + 1) * size:
+            return
+        for group, rule in enumerate(self.rules):
+            if not rule.is_stale(ordinal, history, size):
+                need.most[group] += 1
+                if is_certain:
+                    need.least[group] += 1
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def create(self, name: int, scope: Scope, text: Text, num_matched: int, picture: Picture) -> ReferenceSequence:
+        size = self.tokens_per_block
+        match = self.expect_match(scope, text)
+        if not match.allows(num_matched):
+            raise ModelDisagreement(
+                f"{num_matched} of {len(text)} tokens were matched; the longest reusable prefix has {match.best}, "
+                f"possible are {sorted(match.lengths)}"
+            )
+        sequence = ReferenceSequence(name, scope)
+        node = self.tree.root(scope)
+        for ordinal in range(num_matched // size):
+            node = self.tree.child(node, text[ordinal * size : (ordinal + 1) * size])
+            sequence.path.append(node)
+        sequence.committed = list(text[:num_matched])
+        sequence.history = num_matched
+        sequence.capacity = num_matched
+        if num_matched % size != 0:
+            candidates = self.tree.partial_matches(scope, text, num_matched, self.statuses.keys())
+            sequence.shared_tail = self._find_tail(candidates, _picture_of(picture, name))
+            sequence.is_matched_tail = True
+        self.sequences[name] = sequence
+        return sequence
+
+    def _find_tail(self, candidates: list[int], sequence_picture: Picture) -> int:
+        """Which of the blocks that begin alike was taken: the one whose slots the sequence names."""
+        last = [slots[-1] for slots in sequence_picture["page_slots"]]
+        for node in candidates:
+            groups = [group for group in range(len(self.rules)) if last[group] is not None]
+            if all([self.slots.get((node, group)) == last[group] for group in groups]):
+                return node
+        raise ModelDisagreement(f"sequence {sequence_picture['id']}: its partial last block is none that could serve")
+
+    def resume(self, sequence: ReferenceSequence, picture: Picture) -> None:
+        tail_is_shared = bool(_picture_of(picture, sequence.name)["shares_last_block"])
+        if tail_is_shared and (sequence.shared_tail is None or sequence.is_matched_tail):
+            raise ModelDisagreement(f"sequence {sequence.name} was resumed and shares its last block")
+        if not tail_is_shared:
+            sequence.shared_tail = None
+        sequence.is_matched_tail = False
+        sequence.is_active = True
+        self._may_all_go = True
+
+    def suspend(self, sequence: ReferenceSequence) -> None:
+        sequence.is_active = False
+
+    def resize(self, sequence: ReferenceSequence, capacity: int, history: int, picture: Picture) -> None:
+        tail_is_shared = bool(_picture_of(picture, sequence.name)["shares_last_block"])
+        end_of_tail = (len(sequence.path) + 1) * self.tokens_per_block
+        if tail_is_shared and (sequence.shared_tail is None or (history < capacity and history < end_of_tail)):
+            raise ModelDisagreement(f"sequence {sequence.name} may write its last block, which is shared")
+        if not tail_is_shared:
+            sequence.shared_tail = None
+        sequence.capacity = capacity
+        sequence.history = history
+        self._may_all_go = True
+
+    def commit(self, sequence: ReferenceSequence, tokens: Sequence[TokenIdExt]) -> None:
+        """Blocks that become full are published with the pages that they have before the window moves."""
+        size = self.tokens_per_block
+        sequence.committed.extend(tokens)
+        while (len(sequence.path) + 1) * size <= len(sequence.committed):
+            ordinal = len(sequence.path)
+            node = self._publish(sequence, ordinal, (ordinal + 1) * size, True)
+            sequence.path.append(node)
+        sequence.history = max(sequence.history, len(sequence.committed))
+
+    def stop_committing(self, sequence: ReferenceSequence, picture: Picture) -> None:
+        """The partial last block is published, unless a longer one with its text and all its pages is there already.
+
+        Once: what was written into the block since the first time must stay.
+        """
+        was_committing = sequence.is_committing
+        sequence.is_committing = False
+        ordinal = len(sequence.path)
+        tail_is_shared = bool(_picture_of(picture, sequence.name)["shares_last_block"])
+        has_tail = len(sequence.committed) > ordinal * self.tokens_per_block
+        if was_committing and sequence.shared_tail is None and has_tail:
+            if tail_is_shared:
+                sequence.shared_tail = self._publish(sequence, ordinal, len(sequence.committed), True)
+            elif not self.may_stay_private(sequence):
+                raise ModelDisagreement(f"sequence {sequence.name}: its partial last block was not published")
+        elif tail_is_shared != (sequence.shared_tail is not None):
+            raise ModelDisagreement(f"sequence {sequence.name}: stop_committing changed who owns the last block")
+
+    def close(self, sequence: ReferenceSequence) -> None:
+        """The partial last block is published as by `stop_committing`."""
+        self._end(sequence, sequence.is_committing and not self.may_stay_private(sequence))
+
+    def abandon(self, sequence: ReferenceSequence) -> None:
+        """The handle was dropped without `close`: everything goes back. Whether the last block is published is open."""
+        self._end(sequence, False)
+
+    def _end(self, sequence: ReferenceSequence, must_publish: bool) -> None:
+        has_tail = len(sequence.committed) > len(sequence.path) * self.tokens_per_block
+        if sequence.shared_tail is None and has_tail:
+            self._publish(sequence, len(sequence.path), len(sequence.committed), must_publish)
+        del self.sequences[sequence.name]
+
+    def clear(self) -> None:
+        if len(self.sequences) > 0:
+            raise ModelDisagreement(f"clear_reusable_blocks passed with {len(self.sequences)} open sequences")
+        self._may_all_go = True
+
+    # -- publishing ---------------------------------------------------------------------------------------------------
+
+    def may_stay_private(self, sequence: ReferenceSequence) -> bool:
+        """Whether the partial last block need not be published: its text can be had without it.
+
+        Either a longer published block has that text and a page for each of its pages; or one with just that text is
+        published, and ours may hold tokens that are not committed and must not be given up for it.
+        """
+        ordinal = len(sequence.path)
+        tail = tuple(sequence.committed[ordinal * self.tokens_per_block :])
+        groups = [group for group in range(len(self.rules)) if self.is_needed(sequence, group, ordinal)]
+        for sibling in self.tree.children(self._path_end(sequence)):
+            tokens = self.tree.tokens(sibling)
+            present = [group for group in range(len(self.rules)) if (sibling, group) in self.statuses]
+            if tokens == tail and len(present) > 0 and sequence.capacity > len(sequence.committed):
+                return True
+            if len(tokens) > len(tail) and tokens[: len(tail)] == tail and all([group in present for group in groups]):
+                return True
+        return False
+
+    def _path_end(self, sequence: ReferenceSequence) -> int:
+        return sequence.path[-1] if len(sequence.path) > 0 else self.tree.root(sequence.scope)
+
+    def _publish(self, sequence: ReferenceSequence, ordinal: int, end: int, must_come: bool) -> int:
+        """The block behind the path, up to token ``end``, joins the tree with the pages it has; returns its node."""
+        tokens = tuple(sequence.committed[ordinal * self.tokens_per_block : end])
+        parent = self._path_end(sequence)
+        node = self.tree.child(parent, tokens)
+        for group in range(len(self.rules)):
+            if self.is_needed(sequence, group, ordinal):
+                self.tree.ever_published.add((node, group))
+                if must_come:
+                    self._must_come.add((node, group))
+                else:
+                    self._may_come.add((node, group))
+        # A fuller block makes the partial ones with the same beginning superfluous.
+        for sibling in self.tree.children(parent):
+            beginning = self.tree.tokens(sibling)
+            if len(beginning) < len(tokens) and tokens[: len(beginning)] == beginning:
+                for group in range(len(self.rules)):
+                    self._may_go.add((sibling, group))
+        return node
+
+
+def _picture_of(picture: Picture, name: int) -> Picture:
+    for sequence_picture in picture["sequences"]:
+        if sequence_picture["id"] == name:
+            found: Picture = sequence_picture
+            return found
+    raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")
+
+
+def _rule_of(layer: Any, tokens_per_block: int) -> tuple[int | None, int]:
+    window: int | None = layer.sliding_window_size
+    num_sink_tokens: int = layer.num_sink_tokens or 0
+    return window, -(-num_sink_tokens // tokens_per_block)

@@ -1,0 +1,209 @@
+"""All text that was ever published, for ever, and which prefixes of a new text can be had from the pages that are left.
+
+Plain and slow on purpose: a *node* is a block's tokens under its parent's, a number in the order of first publication;
+a page is ``(node, group)``. Which pages are present is told with each question, because dropping one is the manager's
+choice. The rules are those of the design, written from the text and not from the code:
+
+- a prefix of ``n`` tokens is reusable when, for every layer group, every block that is not stale at history ``n`` has
+  its
+  page; a block that the prefix ends in the middle of may be any one that begins with those tokens;
+- the longest such ``n`` wins. Where a block has many children, the library may look at the nearest of them only.
+"""
+
+from collections.abc import Sequence, Set
+from typing import Final, TypeAlias, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import TokenIdExt
+
+Text: TypeAlias = tuple[TokenIdExt, ...]
+Scope: TypeAlias = tuple[object, object]
+"""(lora id, salt) as the user gave them."""
+Page: TypeAlias = tuple[int, int]
+"""(node, layer group)"""
+
+SIBLINGS_SEARCHED: Final = 8
+"""With no more candidates than this, the best of them must be found."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class GroupRule:
+    """Which blocks the layers of one group still read."""
+
+    __slots__ = ("window", "num_sink_blocks")
+
+    window: Final[int | None]
+    num_sink_blocks: Final[int]
+
+    def __init__(self, window: int | None, num_sink_blocks: int) -> None:
+        self.window = window
+        self.num_sink_blocks = num_sink_blocks
+
+    def is_stale(self, ordinal: int, history: int, tokens_per_block: int) -> bool:
+        """The next token is at position ``history`` and reads positions ``history + 1 - window .. history``."""
+        if self.window is None:
+            return False
+        first_read = history + 1 - self.window
+        is_sink = ordinal < self.num_sink_blocks
+        return not is_sink and (ordinal + 1) * tokens_per_block <= first_read
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReferenceMatch:
+    """``best`` tokens are reusable; an answer from ``least`` on is allowed if it is reusable as well."""
+
+    __slots__ = ("best", "least", "lengths")
+
+    best: Final[int]
+    least: Final[int]
+    lengths: Final[set[int]]
+
+    def __init__(self, best: int, least: int, lengths: set[int]) -> None:
+        self.best = best
+        self.least = least
+        self.lengths = lengths
+
+    def allows(self, num_tokens: int) -> bool:
+        return num_tokens == self.best or (self.least <= num_tokens and num_tokens in self.lengths)
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReferenceTree:
+    """Nodes are never removed. ``ever_published`` are the pages that existed at some time."""
+
+    __slots__ = (
+        "ever_published", "_tokens_per_block", "_rules", "_roots", "_parents", "_tokens", "_children", "_by_text",
+    )  # fmt: skip
+
+    ever_published: Final[set[Page]]
+    _tokens_per_block: Final[int]
+    _rules: Final[Sequence[GroupRule]]
+    _roots: Final[dict[Scope, int]]
+    _parents: Final[list[int]]
+    _tokens: Final[list[Text]]
+    _children: Final[list[list[int]]]
+    _by_text: Final[dict[tuple[int, Text], int]]
+
+    def __init__(self, tokens_per_block: int, rules: Sequence[GroupRule]) -> None:
+        self.ever_published = set()
+        self._tokens_per_block = tokens_per_block
+        self._rules = rules
+        self._roots = {}
+        self._parents = []
+        self._tokens = []
+        self._children = []
+        self._by_text = {}
+
+    # -- nodes --------------------------------------------------------------------------------------------------------
+
+    def root(self, scope: Scope) -> int:
+        node = self._roots.get(scope)
+        if node is None:
+            node = self._new_node(-1, ())
+            self._roots[scope] = node
+        return node
+
+    def child(self, parent: int, tokens: Text) -> int:
+        """The node with these tokens below ``parent``, made if there was none."""
+        node = self._by_text.get((parent, tokens))
+        if node is None:
+            node = self._new_node(parent, tokens)
+            self._by_text[(parent, tokens)] = node
+            self._children[parent].append(node)
+        return node
+
+    def _new_node(self, parent: int, tokens: Text) -> int:
+        self._parents.append(parent)
+        self._tokens.append(tokens)
+        self._children.append([])
+        return len(self._parents) - 1
+
+    def tokens(self, node: int) -> Text:
+        return self._tokens[node]
+
+    def parent(self, node: int) -> int:
+        """Negative for a root."""
+        return self._parents[node]
+
+    def children(self, node: int) -> list[int]:
+        return list(self._children[node])
+
+    def depth(self, node: int) -> int:
+        """Ordinal of the block."""
+        depth = -1
+        while self._parents[node] >= 0:
+            depth += 1
+            node = self._parents[node]
+        return depth
+
+    # -- matching -----------------------------------------------------------------------------------------------------
+
+    def match(self, scope: Scope, text: Text, present: Set[Page], with_partial_blocks: bool) -> ReferenceMatch:
+        """What of ``text`` can be reused, given the pages that are present."""
+        size = self._tokens_per_block
+        node = self._roots.get(scope)
+        path: list[int] = []
+        lengths = {0}
+        least = 0
+        num_candidates = 0
+        position = 0
+        while node is not None:
+            # ``path`` holds the blocks of text[:position]; what can end in the next block?
+            rest = text[position : position + size]
+            candidates = [child for child in self._children[node] if self._num_common(child, rest) > 0]
+            for child in candidates:
+                for num_tokens in range(1, self._num_common(child, rest) + 1):
+                    if num_tokens < size and not with_partial_blocks:
+                        continue
+                    if self._is_reusable([*path, child], position + num_tokens, present):
+                        lengths.add(position + num_tokens)
+                        if num_tokens == size:
+                            least = position + size
+            has_page = [child for child in candidates if self._has_any_page(child, present)]
+            num_candidates = max(num_candidates, len(has_page))
+            node = self._by_text.get((node, rest)) if len(rest) == size else None
+            if node is not None:
+                path.append(node)
+                position += size
+        best = max(lengths)
+        return ReferenceMatch(best, least if num_candidates > SIBLINGS_SEARCHED else best, lengths)
+
+    def partial_matches(self, scope: Scope, text: Text, num_tokens: int, present: Set[Page]) -> list[int]:
+        """The blocks that may serve the last, partial block of a match of ``num_tokens``."""
+        size = self._tokens_per_block
+        num_whole = num_tokens // size
+        node = self._roots[scope]
+        path: list[int] = []
+        for ordinal in range(num_whole):
+            node = self._by_text[(node, text[ordinal * size : (ordinal + 1) * size])]
+            path.append(node)
+        rest = text[num_whole * size : num_tokens]
+        return [
+            child
+            for child in self._children[node]
+            if self._num_common(child, rest) == len(rest) and self._is_reusable([*path, child], num_tokens, present)
+        ]
+
+    def _num_common(self, node: int, rest: Text) -> int:
+        count = 0
+        for ours, theirs in zip(self._tokens[node], rest):
+            if ours != theirs:
+                return count
+            count += 1
+        return count
+
+    def _has_any_page(self, node: int, present: Set[Page]) -> bool:
+        return any([(node, group) in present for group in range(len(self._rules))])
+
+    def _is_reusable(self, path: list[int], num_tokens: int, present: Set[Page]) -> bool:
+        size = self._tokens_per_block
+        for group, rule in enumerate(self._rules):
+            # The last blocks first: they are the ones that a window needs.
+            for ordinal in range(len(path) - 1, -1, -1):
+                if (path[ordinal], group) not in present and not rule.is_stale(ordinal, num_tokens, size):
+                    return False
+        return True

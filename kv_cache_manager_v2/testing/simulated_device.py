@@ -1,0 +1,457 @@
+"""A device that finds every race: streams as queues, run late and in any legal order, over memory that remembers.
+
+`SimulatedDevice` is a `Device` for tests. Calls on a stream are queued; which queued operation runs when is drawn from
+the seed, and may be as late as the rules allow. Memory of both tiers is host memory, so that kernels can run on the
+addresses.
+
+Every access is checked when it is enqueued, by vector clocks: two accesses to a byte, one of them a write, that no
+stream order, event or host wait puts in order are a `RaceError`, whichever order this run takes. So are reads of bytes
+that nobody wrote, accesses to memory that is not mapped (any more), and unmapping memory that may still be in use. The
+device sees what it is told: copies, fills, the `accesses()` of kernels, and host accesses made by `host_read`,
+`host_write` and `note_host_access`.
+
+It also fails on demand: see `faults`, `hold`, `hold_stream` and `set_memory_limit`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from random import Random
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError, OutOfMemoryError
+from ..base.ids import CacheTier
+from ..device.port import CopyBatch, Device, HostKernel, MemoryAccess
+from .faults import FaultPlan
+from .race_detector import RaceDetector
+from .race_error import RaceError
+from .simulated_memory import MAPPED_POISON, UNMAPPED_POISON, AddressRange, AddressRanges
+from .stream_operation import (
+    CopyOperation,
+    FillOperation,
+    KernelOperation,
+    Operation,
+    RecordOperation,
+    SimulatedEvent,
+    WaitOperation,
+)
+from .stream_scheduler import StreamQueue, StreamScheduler
+
+_TIERS: Final = (CacheTier.GPU_MEM, CacheTier.HOST_MEM)
+_DEFAULT_TOTAL_BYTES: Final = 1 << 30
+_DEFAULT_GRANULARITY_BYTES: Final = 4096
+_DEFAULT_STREAM: Final = 0
+_POLL_PROGRESS: Final = 0.25
+
+
+@final
+@mypyc_attr(native_class=True)
+class SimulatedDevice(Device):
+    """See the module's docstring. One thread only; the seed decides everything that is left open.
+
+    ``eager``: True runs each operation as soon as it is legal, False only when somebody waits for it, None draws how
+    late operations run. ``total_bytes`` is what each tier has; ``granularity_bytes`` is what ranges are multiples of.
+    """
+
+    __slots__ = (
+        "seed", "faults", "_detector", "_events", "_free_stream_handles", "_granularity_bytes", "_held_events",
+        "_is_closed", "_limit_bytes", "_mapped_bytes", "_next_event", "_next_stream", "_num_host_waits", "_queues",
+        "_random", "_ranges", "_scheduler", "_total_bytes",
+    )  # fmt: skip
+
+    seed: Final[int]
+    faults: Final[FaultPlan]
+    _random: Final[Random]
+    _is_closed: bool
+    _granularity_bytes: Final[int]
+    _total_bytes: Final[int]
+    _limit_bytes: Final[list[int]]  # by tier
+    _mapped_bytes: Final[list[int]]  # by tier
+    _ranges: Final[AddressRanges]
+    _detector: Final[RaceDetector]
+    _scheduler: Final[StreamScheduler]
+    _queues: Final[dict[int, StreamQueue]]  # by handle
+    _free_stream_handles: Final[list[int]]
+    _next_stream: int
+    _events: Final[dict[int, SimulatedEvent]]  # by handle, until the caller releases it
+    _held_events: Final[dict[int, SimulatedEvent]]
+    _next_event: int
+    _num_host_waits: int
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        eager: bool | None = None,
+        total_bytes: int = _DEFAULT_TOTAL_BYTES,
+        granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
+        log_length: int = 4096,
+    ) -> None:
+        if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
+            raise ValueError(f"granularity_bytes is {granularity_bytes}; it must be a power of two")
+        self.seed = seed
+        self.faults = FaultPlan()
+        self._random = Random(seed)
+        self._is_closed = False
+        self._granularity_bytes = granularity_bytes
+        self._total_bytes = total_bytes
+        self._limit_bytes = [total_bytes for _tier in _TIERS]
+        self._mapped_bytes = [0 for _tier in _TIERS]
+        self._ranges = AddressRanges()
+        self._detector = RaceDetector(self._ranges, log_length)
+        self._scheduler = StreamScheduler(self._random, eager)
+        self._queues = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM)}
+        self._free_stream_handles = []
+        self._next_stream = _DEFAULT_STREAM + 1
+        self._events = {}
+        self._held_events = {}
+        self._next_event = 1
+        self._num_host_waits = 0
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return f"simulated, seed {self.seed}"
+
+    @property
+    def is_software(self) -> bool:
+        return True
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def granularity_bytes(self, tier: CacheTier) -> int:
+        self._require_tier(tier)
+        return self._granularity_bytes
+
+    def total_bytes(self, tier: CacheTier) -> int:
+        self._require_tier(tier)
+        return self._total_bytes
+
+    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
+        self._require_open()
+        self._require_tier(tier)
+        self._validate_num_bytes(num_bytes)
+        self.faults.count_call("reserve")
+        return self._ranges.reserve(tier, num_bytes, self._granularity_bytes).address
+
+    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        address_range = self._require_range(tier, address, num_bytes)
+        if address_range.address != address or address_range.num_bytes != num_bytes:
+            raise LogicError(
+                f"[{address:#x}, {address + num_bytes:#x}) is a part of {address_range.describe()}; release it whole"
+            )
+        mapped_bytes = self._detector.mapped_bytes(address, address + num_bytes)
+        if mapped_bytes > 0:
+            raise LogicError(f"{mapped_bytes} bytes of {address_range.describe()} are still mapped; unmap them first")
+        self._detector.note_release(address_range)
+        self._ranges.release(address_range)
+        self._scheduler.run_some()
+
+    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        self._require_range(tier, address, num_bytes)
+        end = address + num_bytes
+        mapped_bytes = self._detector.mapped_bytes(address, end)
+        if mapped_bytes > 0:
+            raise LogicError(f"{mapped_bytes} bytes of [{address:#x}, {end:#x}) are mapped already; unmap them first")
+        self.faults.count_call("map")
+        used_bytes = self._mapped_bytes[tier]
+        if used_bytes + num_bytes > self._limit_bytes[tier]:
+            raise OutOfMemoryError(
+                f"{num_bytes} bytes of {tier.name} were asked for; {used_bytes} of {self._limit_bytes[tier]} are in use"
+            )
+        self._mapped_bytes[tier] = used_bytes + num_bytes
+        self._detector.note_map(address, end)
+        ctypes.memset(address, MAPPED_POISON, num_bytes)
+        self._scheduler.run_some()
+
+    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._require_open()
+        self._require_range(tier, address, num_bytes)
+        end = address + num_bytes
+        mapped_bytes = self._detector.mapped_bytes(address, end)
+        if mapped_bytes != num_bytes:
+            raise LogicError(f"of [{address:#x}, {end:#x}) only {mapped_bytes} bytes are mapped; unmap those")
+        self._detector.note_unmap(address, end)
+        self._mapped_bytes[tier] -= num_bytes
+        ctypes.memset(address, UNMAPPED_POISON, num_bytes)
+        self._scheduler.run_some()
+
+    # -- streams and events -------------------------------------------------------------------------------------------
+
+    def default_stream(self) -> int:
+        return _DEFAULT_STREAM
+
+    def create_stream(self) -> int:
+        self._require_open()
+        self.faults.count_call("create_stream")
+        # A driver gives the address of a destroyed stream to a new one, now and then.
+        if self._free_stream_handles and self._random.random() < 0.5:
+            handle = self._free_stream_handles.pop()
+        else:
+            handle = self._next_stream
+            self._next_stream += 1
+        self._queues[handle] = self._scheduler.add_stream(handle)
+        self._scheduler.run_some()
+        return handle
+
+    def destroy_stream(self, stream: int) -> None:
+        self._require_open()
+        queue = self._queue(stream)
+        if stream == _DEFAULT_STREAM:
+            raise LogicError("the default stream is the device's own and cannot be destroyed")
+        del self._queues[stream]
+        self._free_stream_handles.append(stream)
+        self._scheduler.destroy_stream(queue)
+        self._scheduler.run_some()
+
+    def synchronize_stream(self, stream: int) -> None:
+        self._require_open()
+        queue = self._queue(stream)
+        self._num_host_waits += 1
+        self._scheduler.run_through(queue.index, queue.num_enqueued())
+        self._detector.join_host(queue.clock)
+        self._scheduler.raise_failure(queue.clock)
+
+    def record_event(self, stream: int) -> int:
+        self._require_open()
+        queue = self._queue(stream)
+        self.faults.count_call("record")
+        tick = self._detector.begin_operation(queue)
+        handle = self._next_event
+        self._next_event += 1
+        event = SimulatedEvent(handle, queue.index, queue.num_enqueued() + 1, queue.clock.copy())
+        self._events[handle] = event
+        self._enqueue(queue, RecordOperation(tick, event))
+        return handle
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._require_open()
+        queue = self._queue(stream)
+        waited_for = self._event(event)
+        self.faults.count_call("wait")
+        queue.clock.join(waited_for.clock)
+        self._enqueue(queue, WaitOperation(self._detector.begin_operation(queue), waited_for))
+
+    def is_event_done(self, event: int) -> bool:
+        self._require_open()
+        asked = self._event(event)
+        self._scheduler.run_some()
+        if not asked.is_done and self._random.random() < _POLL_PROGRESS:
+            # Whoever polls until it is done must get there, unless somebody holds it.
+            self._scheduler.run_steps(1)
+        if asked.is_done and not asked.is_seen:
+            asked.is_seen = True
+            self._detector.join_host(asked.clock)
+        return asked.is_done
+
+    def synchronize_event(self, event: int) -> None:
+        self._require_open()
+        waited_for = self._event(event)
+        self._num_host_waits += 1
+        self._scheduler.run_through(waited_for.stream, waited_for.position)
+        waited_for.is_seen = True
+        self._detector.join_host(waited_for.clock)
+        self._scheduler.raise_failure(waited_for.clock)
+
+    def release_event(self, event: int) -> None:
+        self._require_open()
+        self._event(event)
+        del self._events[event]
+        self._scheduler.run_some()
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def copy_batch(self, stream: int, batch: CopyBatch) -> None:
+        self._require_open()
+        queue = self._queue(stream)
+        self._require_tier(batch.dst_tier)
+        self._require_tier(batch.src_tier)
+        count = int(batch.count)
+        num_bytes = int(batch.num_bytes)
+        if num_bytes < 1:
+            raise ValueError(f"a copy of {num_bytes} bytes; there must be at least 1")
+        self.faults.count_call("copy")
+        if count == 0:
+            return
+        dst_addresses: list[int] = []
+        src_addresses: list[int] = []
+        copies: list[MemoryAccess] = []
+        for position in range(count):
+            dst_address = int(batch.dst_addresses[position])
+            src_address = int(batch.src_addresses[position])
+            dst_addresses.append(dst_address)
+            src_addresses.append(src_address)
+            copies.append(MemoryAccess(src_address, num_bytes, False))
+            copies.append(MemoryAccess(dst_address, num_bytes, True))
+        tick = self._detector.begin_operation(queue)
+        self._detector.check_copies(queue, tick, batch.dst_tier, batch.src_tier, copies)
+        self._enqueue(queue, CopyOperation(tick, dst_addresses, src_addresses, num_bytes))
+
+    def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
+        self._require_open()
+        queue = self._queue(stream)
+        if not 0 <= value <= 255:
+            raise ValueError(f"value is {value}; a byte is 0 to 255")
+        if num_bytes < 1:
+            raise ValueError(f"a fill of {num_bytes} bytes; there must be at least 1")
+        self.faults.count_call("fill")
+        tick = self._detector.begin_operation(queue)
+        self._detector.check_fill(queue, tick, address, num_bytes)
+        self._enqueue(queue, FillOperation(tick, address, num_bytes, value))
+
+    def launch(self, stream: int, kernel: HostKernel) -> None:
+        self._require_open()
+        queue = self._queue(stream)
+        self.faults.count_call("launch")
+        accesses = kernel.accesses()
+        tick = self._detector.begin_operation(queue)
+        self._detector.check_kernel(queue, tick, type(kernel).__name__, accesses)
+        self._enqueue(queue, KernelOperation(tick, kernel))
+
+    def close(self) -> None:
+        """As the port says; runs what is still queued, held or not, and raises what a kernel raised unseen."""
+        if self._is_closed:
+            return
+        if self._ranges.num_reserved > 0:
+            raise LogicError(f"{self._ranges.num_reserved} address ranges are still reserved; release them first")
+        for event in self._held_events.values():
+            event.is_held = False
+        for queue in self._queues.values():
+            queue.is_held = False
+        self._scheduler.run_steps(-1)
+        self._is_closed = True
+        self._ranges.close()
+        self._scheduler.raise_any_failure()
+
+    # -- what only a simulated device can do --------------------------------------------------------------------------
+
+    @property
+    def races(self) -> Sequence[RaceError]:
+        """Every race that was reported so far, even if the error was swallowed on its way."""
+        return tuple(self._detector.races)
+
+    @property
+    def num_pending(self) -> int:
+        """Operations enqueued and not run."""
+        return self._scheduler.num_pending
+
+    @property
+    def num_host_waits(self) -> int:
+        """How often the host waited for the device."""
+        return self._num_host_waits
+
+    @property
+    def num_open_events(self) -> int:
+        """Events that were recorded and not released."""
+        return len(self._events)
+
+    @property
+    def num_open_streams(self) -> int:
+        """Streams that were created and not destroyed; the default stream does not count."""
+        return len(self._queues) - 1
+
+    def mapped_bytes(self, tier: CacheTier) -> int:
+        self._require_tier(tier)
+        return self._mapped_bytes[tier]
+
+    def step(self, max_operations: int = 1) -> int:
+        """Run up to that many operations in a legal order; returns how many were run. The host learns nothing of it."""
+        self._require_open()
+        return self._scheduler.run_steps(max_operations)
+
+    def drain(self) -> int:
+        """Run all that can run (what is held stays), raise what a kernel raised; the host waits for nothing."""
+        self._require_open()
+        count = self._scheduler.run_steps(-1)
+        self._scheduler.raise_any_failure()
+        return count
+
+    def hold(self, event: int) -> None:
+        """Keep an event from being done until `release`; it stays held when its handle is released."""
+        self._require_open()
+        held = self._event(event)
+        if held.is_done:
+            raise LogicError(f"event {event} is done already; hold its stream before you record")
+        held.is_held = True
+        self._held_events[event] = held
+
+    def release(self, event: int) -> None:
+        """End `hold`."""
+        held = self._held_events.pop(event, None)
+        if held is None:
+            raise LogicError(f"event {event} is not held")
+        held.is_held = False
+        self._scheduler.run_some()
+
+    def hold_stream(self, stream: int) -> None:
+        """Let nothing of that stream run until `release_stream`."""
+        self._require_open()
+        self._queue(stream).is_held = True
+
+    def release_stream(self, stream: int) -> None:
+        """End `hold_stream`."""
+        self._queue(stream).is_held = False
+        self._scheduler.run_some()
+
+    def set_memory_limit(self, tier: CacheTier, num_bytes: int) -> None:
+        """From now on mapping more than this in all is an `OutOfMemoryError`; what is mapped stays."""
+        self._require_tier(tier)
+        self._limit_bytes[tier] = num_bytes
+
+    def note_host_access(self, address: int, num_bytes: int, is_write: bool) -> None:
+        """The host touches these bytes now; it must have waited for whoever did so before."""
+        self._require_open()
+        self._detector.check_host_access(address, num_bytes, is_write)
+
+    def host_read(self, address: int, num_bytes: int) -> bytes:
+        """Read memory on the host, as `note_host_access` says."""
+        self.note_host_access(address, num_bytes, False)
+        return ctypes.string_at(address, num_bytes)
+
+    def host_write(self, address: int, data: bytes) -> None:
+        """Write memory on the host, as `note_host_access` says."""
+        self.note_host_access(address, len(data), True)
+        ctypes.memmove(address, data, len(data))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, queue: StreamQueue, operation: Operation) -> None:
+        queue.operations.append(operation)
+        self._scheduler.run_some()
+        if self._scheduler.is_eager:
+            self._scheduler.raise_failure(queue.clock)
+
+    def _queue(self, stream: int) -> StreamQueue:
+        queue = self._queues.get(stream)
+        if queue is None:
+            raise LogicError(f"there is no stream {stream}: it was never created, or was destroyed")
+        return queue
+
+    def _event(self, event: int) -> SimulatedEvent:
+        found = self._events.get(event)
+        if found is None:
+            raise LogicError(f"there is no event {event}: it was never recorded, or was released")
+        return found
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise LogicError("the simulated device is closed")
+
+    def _require_tier(self, tier: CacheTier) -> None:
+        if tier not in _TIERS:
+            raise ValueError(f"the simulated device has no {tier.name}; it has GPU_MEM and HOST_MEM")
+
+    def _validate_num_bytes(self, num_bytes: int) -> None:
+        if num_bytes <= 0 or num_bytes % self._granularity_bytes != 0:
+            raise ValueError(f"{num_bytes} bytes: it must be a positive multiple of {self._granularity_bytes}")
+
+    def _require_range(self, tier: CacheTier, address: int, num_bytes: int) -> AddressRange:
+        self._require_tier(tier)
+        self._validate_num_bytes(num_bytes)
+        if address % self._granularity_bytes != 0:
+            raise ValueError(f"address {address:#x} is no multiple of {self._granularity_bytes}")
+        return self._ranges.require(tier, address, num_bytes)

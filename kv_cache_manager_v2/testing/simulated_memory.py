@@ -1,0 +1,128 @@
+"""The simulated device's address ranges: real host memory, so that kernels can run on it.
+
+An `AddressRange` has memory behind all of it from the moment it is reserved (the operating system gives pages only
+where somebody writes), and what is *mapped* is bookkeeping of the shadow memory. So a stray access never crashes the
+process: it is reported, or finds poison. Memory is poisoned when it is mapped and when it is unmapped, with different
+patterns.
+
+A released range keeps its addresses until the device is closed, so that a late access is known as an access to freed
+memory and never hits another range by chance.
+"""
+
+import ctypes
+import mmap
+from bisect import bisect_right
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError, OutOfMemoryError
+from ..base.ids import CacheTier
+
+MAPPED_POISON: Final = 0xA5
+"""What freshly mapped memory contains."""
+
+UNMAPPED_POISON: Final = 0xDB
+"""What memory contains once it was unmapped."""
+
+_MAP_NORESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named from Python 3.13 on
+
+
+@final
+@mypyc_attr(native_class=True)
+class AddressRange:
+    """Reserved addresses ``[address, address + num_bytes)`` of one tier. Two ranges never touch: there is always a gap."""
+
+    __slots__ = ("tier", "address", "num_bytes", "is_released", "_memory")
+
+    tier: Final[CacheTier]
+    address: Final[int]
+    num_bytes: Final[int]
+    is_released: bool
+    _memory: mmap.mmap
+
+    def __init__(self, tier: CacheTier, num_bytes: int, alignment: int) -> None:
+        try:
+            # More than asked for, so that the address can be aligned; what is left over is the gap behind the range.
+            memory = mmap.mmap(-1, num_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        except (OSError, OverflowError, ValueError) as error:
+            raise OutOfMemoryError(f"no address range of {num_bytes} bytes for {tier.name}: {error}")
+        self._memory = memory
+        # The temporary view keeps the mapping busy only for the length of this line.
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.tier = tier
+        self.address = (address + alignment - 1) // alignment * alignment
+        self.num_bytes = num_bytes
+        self.is_released = False
+
+    def end(self) -> int:
+        return self.address + self.num_bytes
+
+    def release(self) -> None:
+        """The memory goes back to the operating system, the addresses stay taken."""
+        self.is_released = True
+        self._memory.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        """The addresses go back too."""
+        self.is_released = True
+        self._memory.close()
+
+    def describe(self) -> str:
+        return f"the {self.tier.name} range [{self.address:#x}, {self.end():#x})"
+
+
+@final
+@mypyc_attr(native_class=True)
+class AddressRanges:
+    """Every range ever reserved: ``reserved + released = all``, and ranges never overlap."""
+
+    __slots__ = ("_addresses", "_ranges", "num_reserved")
+
+    _addresses: Final[list[int]]
+    _ranges: Final[list[AddressRange]]
+    num_reserved: int
+
+    def __init__(self) -> None:
+        self._addresses = []
+        self._ranges = []
+        self.num_reserved = 0
+
+    def reserve(self, tier: CacheTier, num_bytes: int, alignment: int) -> AddressRange:
+        address_range = AddressRange(tier, num_bytes, alignment)
+        position = bisect_right(self._addresses, address_range.address)
+        self._addresses.insert(position, address_range.address)
+        self._ranges.insert(position, address_range)
+        self.num_reserved += 1
+        return address_range
+
+    def release(self, address_range: AddressRange) -> None:
+        address_range.release()
+        self.num_reserved -= 1
+
+    def find(self, address: int) -> AddressRange | None:
+        """The range that has this address, released or not."""
+        position = bisect_right(self._addresses, address) - 1
+        if position < 0:
+            return None
+        address_range = self._ranges[position]
+        return address_range if address < address_range.end() else None
+
+    def require(self, tier: CacheTier, address: int, num_bytes: int) -> AddressRange:
+        """The reserved range of that tier that contains these bytes; `LogicError` without one."""
+        address_range = self.find(address)
+        if address_range is None or address_range.is_released:
+            end = address + num_bytes
+            raise LogicError(f"[{address:#x}, {end:#x}) is not in a reserved range; reserve_range first")
+        if address_range.tier != tier:
+            raise LogicError(f"{address:#x} is in {address_range.describe()}, not in one of {tier.name}")
+        if address + num_bytes > address_range.end():
+            raise LogicError(f"{num_bytes} bytes at {address:#x} reach beyond {address_range.describe()}")
+        return address_range
+
+    def close(self) -> None:
+        for address_range in self._ranges:
+            address_range.close()
+        self._ranges.clear()
+        self._addresses.clear()
+        self.num_reserved = 0

@@ -1,0 +1,52 @@
+"""Runs the history of a scenario, or a part of it, to its end or to what goes wrong first."""
+
+import sys
+from collections.abc import Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .scenario import Scenario
+from .simulated_run import SimulatedRun
+
+
+@final
+@mypyc_attr(native_class=True)
+class History:
+    """How it went. ``position`` is that of the action that failed; None with an error: the end failed."""
+
+    __slots__ = ("error", "position", "action", "digest", "num_performed", "num_refused")
+
+    error: Final[Exception | None]
+    position: Final[int | None]
+    action: Final[str]
+    digest: Final[str]
+    num_performed: Final[int]
+    num_refused: Final[int]
+
+    def __init__(self, error: Exception | None, position: int | None, action: str, run: SimulatedRun | None) -> None:
+        self.error = error
+        self.position = position
+        self.action = action
+        self.digest = run.digest if run is not None else ""
+        self.num_performed = run.num_performed if run is not None else 0
+        self.num_refused = run.num_refused if run is not None else 0
+
+
+def run_history(scenario: Scenario, positions: Sequence[int] | None = None, trace: bool = False) -> History:
+    """Perform the actions, or only those at ``positions``, and end the history."""
+    run: SimulatedRun | None = None
+    position: int | None = None
+    action = "making the manager"
+    try:
+        run = SimulatedRun(scenario)
+        for position in range(len(scenario.actions)) if positions is None else positions:
+            action = repr(scenario.actions[position])
+            if trace:
+                sys.stdout.write(f"{position}: {action}\n")
+            run.perform(scenario.actions[position])
+        position = None
+        run.finish()
+    except Exception as error:
+        return History(error, position, action, run)
+    return History(None, None, "", run)

@@ -1,0 +1,93 @@
+"""Calls that must be refused as the user's mistake, and must change nothing."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Final, cast, final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from ...base.errors import LogicError
+from ...manager.kv_cache_manager import KVCacheManager
+from ..reference_model import ModelDisagreement
+from .simulated_sequence import SimulatedSequence
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Attempt:
+    """A method's name, its arguments, and the error that it must raise."""
+
+    __slots__ = ("method", "arguments", "error")
+
+    method: Final[str]
+    arguments: Final[Sequence[object]]
+    error: Final[type[Exception]]
+
+    def __init__(self, method: str, arguments: Sequence[object], error: type[Exception]) -> None:
+        self.method = method
+        self.arguments = arguments
+        self.error = error
+
+
+def misuse_manager(manager: KVCacheManager, random: Random) -> None:
+    attempts = [
+        _Attempt("create_kv_cache", (None, [-1]), ValueError),
+        _Attempt("create_kv_cache", (None, [1, 2**31]), ValueError),
+        _Attempt("create_kv_cache", (None, ["a"]), TypeError),
+        _Attempt("create_kv_cache", (None, "text"), TypeError),
+        _Attempt("create_kv_cache", (3, [1]), TypeError),
+        _Attempt("probe_reuse", (None, np.array([1.5])), TypeError),
+        _Attempt("get_storage_statistics", (7,), ValueError),
+        _Attempt("resize_batch", ([], [1]), ValueError),
+    ]
+    _attempt(manager, manager, random.choice(attempts))
+
+
+def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random: Random) -> None:
+    model = sequence.model
+    num_groups = len(manager.layer_grouping)
+    attempts = [
+        _Attempt("get_base_page_indices", (num_groups,), ValueError),
+        _Attempt("get_base_page_indices", (0, 1), ValueError),
+        _Attempt("set_base_page_index_buf", (0, 0, np.zeros(500).data), TypeError),
+    ]
+    if model.capacity > 0:
+        attempts.append(_Attempt("set_base_page_index_buf", (0, 0, np.zeros(0, dtype=np.int32).data), ValueError))
+    if model.is_active:
+        attempts += [
+            _Attempt("resume", (), LogicError),
+            _Attempt("resize", (model.capacity + 1, model.history - 1), ValueError),
+            _Attempt("resize", (model.history - 1, None), ValueError),
+            _Attempt("resize", (None, model.capacity + 1), ValueError),
+            _Attempt("resize", ("many", None), TypeError),
+        ]
+        too_many = [0] * (model.capacity - len(model.committed) + 1)
+        attempts.append(_Attempt("commit", (too_many,), ValueError if model.is_committing else LogicError))
+        if model.is_committing and model.capacity > len(model.committed):
+            attempts.append(_Attempt("commit", ([-5],), ValueError))
+    else:
+        attempts += [
+            _Attempt("suspend", (), LogicError),
+            _Attempt("resize", (model.capacity + 1, None), LogicError),
+            _Attempt("commit", ([1],), LogicError),
+            _Attempt("get_aggregated_page_indices", (0,), LogicError),
+        ]
+    attempts.append(_Attempt("shutdown", (), LogicError))
+    attempt = random.choice(attempts)
+    _attempt(manager, manager if attempt.method == "shutdown" else sequence.handle, attempt)
+
+
+def _attempt(manager: KVCacheManager, target: object, attempt: _Attempt) -> None:
+    before = manager.describe()
+    method = cast(Any, getattr(target, attempt.method))
+    call = f"{attempt.method}{tuple(attempt.arguments)}"
+    try:
+        method(*attempt.arguments)
+    except Exception as error:
+        if not isinstance(error, attempt.error):
+            raise
+        if manager.describe() != before:
+            raise ModelDisagreement(f"{call} raised {type(error).__name__} and has changed something") from error
+        return
+    raise ModelDisagreement(f"{call} passed; it must raise {attempt.error.__name__}")

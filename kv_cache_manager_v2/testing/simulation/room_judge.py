@@ -1,0 +1,70 @@
+"""Whether a manager may refuse, or grant, what takes pages: counted from the model, pool group by pool group.
+
+With one level every page that no open sequence needs can be dropped to make room. So a call must pass if what it takes fits
+beside what is needed, and must be refused if it does not.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..reference_model import ModelDisagreement, PageNeed, ReferenceModel
+
+
+@final
+@mypyc_attr(native_class=True)
+class RoomJudge:
+    """Constant but for the model, which it asks."""
+
+    __slots__ = ("_model", "_pool_group_of", "_num_slots", "_max_util_for_resume")
+
+    _model: Final[ReferenceModel]
+    _pool_group_of: Final[Sequence[int]]  # by layer group
+    _num_slots: Final[Sequence[int]]  # by pool group
+    _max_util_for_resume: Final[float]
+
+    def __init__(
+        self,
+        model: ReferenceModel,
+        pool_group_of: Sequence[int],
+        num_slots: Sequence[int],
+        max_util_for_resume: float,
+    ) -> None:
+        self._model = model
+        self._pool_group_of = pool_group_of
+        self._num_slots = num_slots
+        self._max_util_for_resume = max_util_for_resume
+
+    def num_used(self, pool_group: int) -> int:
+        """Slots that hold a page, needed or not."""
+        return sum([self._model.num_pages(group) for group in self._groups(pool_group)])
+
+    def is_overused(self) -> bool:
+        """Whether active sequences lock more than a suspended one may be resumed beside."""
+        for pool_group, num_slots in enumerate(self._num_slots):
+            locked = sum([self._model.num_locked_pages(group) for group in self._groups(pool_group)])
+            if locked > self._max_util_for_resume * num_slots:
+                return True
+        return False
+
+    def judge(self, call: str, need: PageNeed, passed: bool) -> None:
+        """Raises if the call should have gone the other way."""
+        must_pass = True
+        may_pass = True
+        numbers: list[str] = []
+        for pool_group, num_slots in enumerate(self._num_slots):
+            groups = self._groups(pool_group)
+            room = num_slots - sum([self._model.num_needed_pages(group) - need.given_back[group] for group in groups])
+            least = sum([need.least[group] for group in groups])
+            most = sum([need.most[group] for group in groups])
+            must_pass = must_pass and most <= room
+            may_pass = may_pass and least <= room
+            numbers.append(f"pool group {pool_group}: {least} to {most} pages, room for {room} of {num_slots}")
+        if passed and not may_pass:
+            raise ModelDisagreement(f"{call} passed without room; {'; '.join(numbers)}")
+        if not passed and must_pass:
+            raise ModelDisagreement(f"{call} was refused; {'; '.join(numbers)}")
+
+    def _groups(self, pool_group: int) -> list[int]:
+        return [group for group, its_pool_group in enumerate(self._pool_group_of) if its_pool_group == pool_group]

@@ -1,0 +1,134 @@
+"""What one seed stands for: a configuration, a device, and a list of actions.
+
+An `Action` is a kind and a number; the number is the seed of all that the action draws when it is performed (which sequence,
+how many tokens). So an action means something in every state, and a history can be shortened by leaving actions out.
+"""
+
+from random import Random
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ...base.ids import LayerId
+from ...config.cache_tier_config import GpuCacheTierConfig
+from ...config.layer_config import AttentionLayerConfig, BufferConfig
+from ...config.manager_config import KVCacheManagerConfig
+from ..simulated_device import SimulatedDevice
+
+_LIKELIHOODS: Final = {
+    "create": 14.0,
+    "resume": 10.0,
+    "step": 30.0,
+    "step_batch": 16.0,
+    "commit": 12.0,
+    "rewind": 3.0,
+    "move_history": 2.0,
+    "suspend": 5.0,
+    "stop_committing": 2.0,
+    "close": 8.0,
+    "abandon": 0.7,
+    "change_stream": 3.0,
+    "give_buffer": 2.0,
+    "misuse": 3.0,
+    "clear": 0.5,
+    "synchronize": 0.5,
+}
+"""How often each kind of action is drawn, before each scenario bends that."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class Action:
+    __slots__ = ("kind", "number")
+
+    kind: Final[str]
+    number: Final[int]
+
+    def __init__(self, kind: str, number: int) -> None:
+        self.kind = kind
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"{self.kind}#{self.number}"
+
+
+@final
+@mypyc_attr(native_class=True)
+class Scenario:
+    """Everything that a seed decides. ``quota`` may have to grow before a manager accepts it."""
+
+    __slots__ = (
+        "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
+        "digest_share", "max_kept_texts", "commits_at_once",
+    )  # fmt: skip
+
+    seed: Final[int]
+    config: Final[KVCacheManagerConfig]
+    granularity_bytes: Final[int]
+    actions: Final[list[Action]]
+    num_streams: Final[int]
+    max_sequences: Final[int]
+    max_tokens: Final[int]
+    vocabulary: Final[int]
+    digest_share: Final[float]
+    max_kept_texts: Final[int]
+    """Few of them are shared often."""
+    commits_at_once: Final[float]
+
+    def __init__(self, seed: int, num_actions: int) -> None:
+        random = Random(seed)
+        self.seed = seed
+        self.granularity_bytes = 1 << random.choice((8, 10, 12))
+        self.config = _draw_config(random)
+        self.num_streams = random.choice((1, 2, 3, 3, 5))
+        self.max_sequences = random.choice((2, 4, 8, 12))
+        self.max_tokens = self.config.tokens_per_block * random.choice((3, 6, 12))
+        self.vocabulary = random.choice((2, 4, 1000))
+        self.digest_share = random.choice((0.0, 0.0, 0.1))
+        self.max_kept_texts = random.choice((1, 3, 12))
+        self.commits_at_once = random.choice((0.3, 0.8, 1.0))
+        weights = [likelihood * random.choice((0.3, 1.0, 1.0, 2.0)) for likelihood in _LIKELIHOODS.values()]
+        kinds = random.choices(list(_LIKELIHOODS), weights, k=num_actions)
+        self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
+
+    def make_device(self) -> SimulatedDevice:
+        return SimulatedDevice(self.seed, granularity_bytes=self.granularity_bytes)
+
+
+def _draw_config(random: Random) -> KVCacheManagerConfig:
+    tokens_per_block = random.choice((1, 2, 3, 4, 4, 8, 16))
+    num_layers = random.choice((1, 2, 3, 5))
+    # A few kinds of layers, so that several layers share a group.
+    kinds = [_draw_layer_kind(random, tokens_per_block) for _kind in range(random.choice((1, 2, 3)))]
+    bytes_per_token = random.choice((1, 4, 8, 12))
+    layers: list[AttentionLayerConfig] = []
+    bytes_per_block = 0
+    for layer_id in range(num_layers):
+        window, num_sink_tokens, num_heads = random.choice(kinds)
+        size = bytes_per_token * tokens_per_block * num_heads
+        buffers = [BufferConfig("key", size), BufferConfig("value", size)]
+        if random.random() < 0.1:
+            buffers.append(BufferConfig("scale", tokens_per_block))
+        if random.random() < 0.1 and tokens_per_block % 2 == 0:
+            buffers[0] = BufferConfig("key", size // 2, tokens_per_block // 2)
+        layers.append(AttentionLayerConfig(LayerId(layer_id), buffers, window, num_sink_tokens))
+        bytes_per_block += 3 * size
+    num_slots = random.choice((5, 8, 12, 20, 40))
+    return KVCacheManagerConfig(
+        tokens_per_block,
+        [GpuCacheTierConfig(num_slots * bytes_per_block)],
+        layers,
+        max_util_for_resume=random.choice((0.5, 0.9, 0.97, 1.0)),
+        enable_partial_reuse=random.random() < 0.8,
+        reserve_null_slot=random.random() < 0.1,
+    )
+
+
+def _draw_layer_kind(random: Random, tokens_per_block: int) -> tuple[int | None, int | None, int]:
+    """(window, sink tokens, heads). A window of 1 needs no history at all; anything would match, so it is left out."""
+    num_heads = random.choice((1, 1, 2))
+    if random.random() < 0.45:
+        return None, None, num_heads
+    window = random.choice((2, 3, tokens_per_block, tokens_per_block + 1, 2 * tokens_per_block, 3 * tokens_per_block + 1))
+    num_sink_tokens = random.choice((None, None, 1, tokens_per_block, tokens_per_block + 1))
+    return max(window, 2), num_sink_tokens, num_heads

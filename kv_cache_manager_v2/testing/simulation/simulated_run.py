@@ -1,0 +1,387 @@
+"""One history: a manager on a simulated device, a fake engine that checks bytes, the model that checks decisions.
+
+`perform` does one action and then checks everything that can be checked. Whatever is wrong raises, each in its own way:
+`RaceError` (bytes touched out of order), `KVMismatch` (wrong bytes), `CorruptedError` (the books), `ModelDisagreement` (a
+decision that the rules do not allow), or an error of the library where there must be none.
+"""
+
+import hashlib
+import json
+import warnings
+from random import Random
+from typing import Any, Final, final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from ...base.errors import LogicError
+from ...base.ids import CudaStream, TokenIdExt
+from ...manager.kv_cache_manager import KVCacheManager
+from ...reuse.reuse_scope import ReuseScope
+from ..fake_engine import FakeEngine
+from ..reference_model import ModelDisagreement, Picture, ReferenceModel
+from ..simulated_device import SimulatedDevice
+from ..step_batch import Step
+from .misuse import misuse_manager, misuse_sequence
+from .pool_group_map import find_pool_groups
+from .room_judge import RoomJudge
+from .scenario import Action, Scenario
+from .simulated_sequence import SimulatedSequence
+from .state_checks import check_state
+from .text_source import TextSource, draw_token_container
+
+_SCOPES: Final = ((None, None), (0, None), (None, 0), (7, "a"), (7, "b"))
+
+
+@final
+@mypyc_attr(native_class=True)
+class SimulatedRun:
+    """Performs actions; `finish` ends the history and checks that nothing is left over."""
+
+    __slots__ = (
+        "device", "manager", "_scenario", "_engine", "_model", "_judge", "_pool_group_of", "_streams", "_texts",
+        "_sequences", "_next_name", "_digest", "num_performed", "num_refused",
+    )  # fmt: skip
+
+    device: Final[SimulatedDevice]
+    manager: Final[KVCacheManager]
+    num_performed: int
+    """Actions that found something to do."""
+    num_refused: int
+    """Calls that found no room."""
+    _scenario: Final[Scenario]
+    _engine: Final[FakeEngine]
+    _model: Final[ReferenceModel]
+    _judge: Final[RoomJudge]
+    _pool_group_of: Final[list[int]]
+    _streams: Final[list[int]]
+    _texts: Final[TextSource]
+    _sequences: Final[list[SimulatedSequence]]
+    _next_name: int
+
+    def __init__(self, scenario: Scenario) -> None:
+        config = scenario.config
+        self._scenario = scenario
+        self.device = scenario.make_device()
+        self.manager = KVCacheManager(config, device=self.device)
+        self._engine = FakeEngine(config, self.device)
+        self._model = ReferenceModel(config, self.manager.layer_grouping)
+        statistics = self.manager.get_storage_statistics()
+        slot_sizes = [counts.slot_sizes for counts in statistics]
+        self._pool_group_of = find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
+        num_slots = [counts.total for counts in statistics]
+        self._judge = RoomJudge(self._model, self._pool_group_of, num_slots, config.max_util_for_resume)
+        self._streams = [self.device.default_stream()]
+        while len(self._streams) < scenario.num_streams:
+            self._streams.append(self.device.create_stream())
+        self._texts = TextSource(scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts)
+        self._sequences = []
+        self._next_name = 0
+        self._digest: Final = hashlib.sha256()
+        self.num_performed = 0
+        self.num_refused = 0
+
+    @property
+    def digest(self) -> str:
+        """Of all pictures so far: equal for equal decisions."""
+        return self._digest.hexdigest()[:16]
+
+    # -- one action ---------------------------------------------------------------------------------------------------
+
+    def perform(self, action: Action) -> None:
+        """Do it, if there is anything that it can be done to, and check everything."""
+        random = Random(action.number)
+        kind = action.kind
+        num_performed = self.num_performed
+        if kind == "create":
+            self._create(random)
+        elif kind == "clear":
+            self._clear()
+        elif kind == "synchronize":
+            self._engine.synchronize()
+        elif kind == "step_batch":
+            self._step_batch(random)
+        elif kind == "misuse" and random.random() < 0.3:
+            self.num_performed += 1
+            misuse_manager(self.manager, random)
+        elif not self._perform_on_sequence(kind, random) and not self._perform_on_sequence("step", random):
+            self._perform_on_sequence("resume", random)
+        if self.num_performed > num_performed:
+            self._check()
+
+    def _perform_on_sequence(self, kind: str, random: Random) -> bool:
+        """False if there is no sequence that it could be done to."""
+        wants_suspended = kind == "resume"
+        wants_active = kind in ("step", "commit", "rewind", "move_history", "suspend")
+        candidates = [
+            sequence
+            for sequence in self._sequences
+            if not (wants_suspended and sequence.model.is_active) and not (wants_active and not sequence.model.is_active)
+        ]
+        if not candidates:
+            return False
+        sequence = random.choice(candidates)
+        if kind == "close" and sequence.num_unfinished > 0 and random.random() < 0.7:
+            return False
+        self.num_performed += 1
+        if kind == "resume":
+            self._resume(sequence, random)
+        elif kind == "step":
+            self._step(sequence, random)
+        elif kind == "commit":
+            self._commit(sequence, random)
+        elif kind == "rewind":
+            self._rewind(sequence, random)
+        elif kind == "move_history":
+            self._move_history(sequence, random)
+        elif kind == "suspend":
+            sequence.handle.suspend()
+            self._model.suspend(sequence.model)
+        elif kind == "stop_committing":
+            sequence.handle.stop_committing()
+            self._model.stop_committing(sequence.model, self.manager.describe())
+        elif kind == "close":
+            self._close(sequence)
+        elif kind == "abandon":
+            self._abandon(sequence)
+        elif kind == "change_stream":
+            # Through Any, as a user's code does: mypyc passes an int wrongly to a setter that is declared wider.
+            handle: Any = sequence.handle
+            handle.cuda_stream = random.choice(self._streams)
+        elif kind == "give_buffer":
+            self._give_buffer(sequence, random)
+        else:
+            misuse_sequence(self.manager, sequence, random)
+        return True
+
+    # -- sequences come and go ----------------------------------------------------------------------------------------
+
+    def _create(self, random: Random) -> None:
+        if len(self._sequences) >= self._scenario.max_sequences:
+            return
+        self.num_performed += 1
+        lora_id, salt = _SCOPES[0] if random.random() < 0.7 else random.choice(_SCOPES)
+        scope = ReuseScope(lora_id, salt)
+        text = self._texts.draw_text(random, self._scenario.max_tokens)
+        tokens = draw_token_container(random, text)
+        probed = self.manager.probe_reuse(scope, tokens)
+        name = self._next_name
+        self._next_name += 1
+        handle = self.manager.create_kv_cache(scope, tokens, name)
+        num_matched = handle.num_committed_tokens
+        if probed != num_matched:
+            raise ModelDisagreement(f"probe_reuse said {probed} tokens, create_kv_cache matched {num_matched}")
+        model = self._model.create(name, (lora_id, salt), text, num_matched, self.manager.describe())
+        to_compute = list(text[num_matched:])
+        sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), to_compute)
+        self._sequences.append(sequence)
+        if random.random() < 0.6:
+            self._resume(sequence, random)
+
+    def _resume(self, sequence: SimulatedSequence, random: Random) -> None:
+        is_overused = self._judge.is_overused()
+        need = self._model.pages_to_resume(sequence.model)
+        stream = random.choice(self._streams) if random.random() < 0.9 else None
+        passed = sequence.handle.resume(stream)
+        if is_overused and passed:
+            raise ModelDisagreement(f"sequence {sequence.name} was resumed beyond max_util_for_resume")
+        if not is_overused:
+            self._judge.judge(f"resume of sequence {sequence.name}", need, passed)
+        if passed:
+            self._model.resume(sequence.model, self.manager.describe())
+        else:
+            self.num_refused += 1
+
+    def _close(self, sequence: SimulatedSequence) -> None:
+        sequence.handle.close()
+        self._model.close(sequence.model)
+        self._sequences.remove(sequence)
+
+    def _abandon(self, sequence: SimulatedSequence) -> None:
+        """The user forgets the sequence; the next call on the manager closes it."""
+        self._model.abandon(sequence.model)
+        self._sequences.remove(sequence)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            sequence.forget_handle()
+        self.manager.probe_reuse()
+
+    def _clear(self) -> None:
+        self.num_performed += 1
+        try:
+            self.manager.clear_reusable_blocks()
+        except LogicError:
+            if not self._sequences:
+                raise
+            return
+        self._model.clear()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _draw_step(self, sequence: SimulatedSequence, random: Random) -> tuple[int, int, int]:
+        """(input tokens, capacity, history length) of a step: a chunk of the prompt, or a few generated tokens."""
+        size = self._scenario.config.tokens_per_block
+        num_tokens = 1 if random.random() < 0.2 else 1 + int(random.random() * 3 * size)
+        if sequence.to_compute:
+            num_tokens = min(num_tokens, len(sequence.to_compute)) if random.random() < 0.5 else len(sequence.to_compute)
+        else:
+            num_tokens = min(num_tokens, 4)
+        written = len(sequence.text)
+        capacity = written + num_tokens
+        if random.random() < 0.2:
+            capacity += int(random.random() * 2 * size)
+        history = written if random.random() < 0.8 else sequence.model.history
+        return num_tokens, max(capacity, sequence.model.capacity if random.random() < 0.5 else 0), history
+
+    def _step(self, sequence: SimulatedSequence, random: Random) -> None:
+        num_tokens, capacity, history = self._draw_step(sequence, random)
+        if not self._fits_buffers(sequence, capacity, history):
+            return
+        need = self._model.pages_to_resize(sequence.model, capacity, history)
+        passed = sequence.handle.resize(capacity, history)
+        self._judge.judge(f"resize of sequence {sequence.name} to ({capacity}, {history})", need, passed)
+        if not passed:
+            self.num_refused += 1
+            return
+        self._model.resize(sequence.model, capacity, history, self.manager.describe())
+        self._run_kernels([sequence], [num_tokens], random)
+        if random.random() < self._scenario.commits_at_once:
+            self._commit(sequence, random)
+
+    def _step_batch(self, random: Random) -> None:
+        """What an engine does: room for all with one call, then one launch for those that got it."""
+        active = [sequence for sequence in self._sequences if sequence.model.is_active]
+        batch = random.sample(active, int(random.random() * (len(active) + 1)))
+        if not batch:
+            return
+        draws = [self._draw_step(sequence, random) for sequence in batch]
+        for sequence, draw in zip(batch, draws):
+            if not sequence.fits_buffers(-(-draw[1] // self._scenario.config.tokens_per_block)):
+                return
+        self.num_performed += 1
+        count = self.manager.resize_batch(
+            [sequence.handle for sequence in batch], [draw[1] for draw in draws], [draw[2] for draw in draws]
+        )
+        picture = self.manager.describe()
+        for position in range(min(count + 1, len(batch))):
+            sequence = batch[position]
+            _num_tokens, capacity, history = draws[position]
+            need = self._model.pages_to_resize(sequence.model, capacity, history)
+            self._judge.judge(f"resize_batch, sequence {sequence.name} to ({capacity}, {history})", need, position < count)
+            if position < count:
+                self._model.resize(sequence.model, capacity, history, picture)
+            else:
+                self.num_refused += 1
+        if count > 0:
+            self._run_kernels(batch[:count], [draw[0] for draw in draws[:count]], random)
+
+    def _run_kernels(self, sequences: list[SimulatedSequence], num_tokens: list[int], random: Random) -> None:
+        steps: list[Step] = []
+        for sequence, count in zip(sequences, num_tokens):
+            inputs = sequence.to_compute[:count]
+            del sequence.to_compute[:count]
+            while len(inputs) < count:
+                inputs.append(self._texts.draw_token(random))
+            steps.append(Step(sequence.handle, inputs, list(sequence.text)))
+            sequence.text.extend(inputs)
+        self._engine.execute(steps)
+
+    def _commit(self, sequence: SimulatedSequence, random: Random) -> None:
+        if not sequence.model.is_committing or sequence.num_uncommitted == 0:
+            return
+        count = sequence.num_uncommitted
+        if random.random() < 0.3:
+            count = int(random.random() * (count + 1))
+        num_committed = len(sequence.model.committed)
+        tokens: list[TokenIdExt] = sequence.text[num_committed : num_committed + count]
+        sequence.handle.commit(draw_token_container(random, tuple(tokens)))
+        self._model.commit(sequence.model, tokens)
+        self._texts.keep(random, tuple(sequence.text))
+
+    def _rewind(self, sequence: SimulatedSequence, random: Random) -> None:
+        """Draft tokens are taken back: the capacity shrinks, or merely what was asked for too much."""
+        low = max(sequence.model.history, len(sequence.model.committed))
+        high = sequence.model.capacity
+        capacity = low + int(random.random() * (high - low + 1))
+        if not self._resize_only(sequence, capacity, sequence.model.history):
+            return
+        taken_back = sequence.text[capacity:]
+        del sequence.text[capacity:]
+        # The same tokens come again, or others do.
+        if random.random() < 0.5:
+            sequence.to_compute[:0] = taken_back
+
+    def _move_history(self, sequence: SimulatedSequence, random: Random) -> None:
+        low, high = sequence.model.history, len(sequence.text)
+        self._resize_only(sequence, sequence.model.capacity, low + int(random.random() * (high - low + 1)))
+
+    def _resize_only(self, sequence: SimulatedSequence, capacity: int, history: int) -> bool:
+        if not self._fits_buffers(sequence, capacity, history):
+            return False
+        need = self._model.pages_to_resize(sequence.model, capacity, history)
+        passed = sequence.handle.resize(capacity, history)
+        self._judge.judge(f"resize of sequence {sequence.name} to ({capacity}, {history})", need, passed)
+        if passed:
+            self._model.resize(sequence.model, capacity, history, self.manager.describe())
+        return passed
+
+    # -- the user's index buffers -------------------------------------------------------------------------------------
+
+    def _fits_buffers(self, sequence: SimulatedSequence, capacity: int, history: int) -> bool:
+        """Whether the user's buffers are long enough; if not, that the call is refused as the user's mistake."""
+        if sequence.fits_buffers(-(-capacity // self._scenario.config.tokens_per_block)):
+            return True
+        picture = self.manager.describe()
+        try:
+            sequence.handle.resize(capacity, history)
+        except ValueError:
+            _require_unchanged(picture, self.manager.describe())
+            return False
+        raise ModelDisagreement(f"sequence {sequence.name} grew beyond the user's index buffer")
+
+    def _give_buffer(self, sequence: SimulatedSequence, random: Random) -> None:
+        group = int(random.random() * len(self._model.rules))
+        if random.random() < 0.3:
+            sequence.handle.set_base_page_index_buf(0, group, None)
+            sequence.buffers.pop(group, None)
+            return
+        num_blocks = self._model.num_blocks(sequence.model)
+        buffer = np.full(num_blocks + int(random.random() * 8), 12345, dtype=np.int32)
+        sequence.handle.set_base_page_index_buf(0, group, buffer.data)
+        sequence.buffers[group] = buffer
+
+    # -- checks and the end -------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self.manager.check_invariants()
+        picture = self.manager.describe()
+        self._digest.update(json.dumps(picture, sort_keys=True).encode())
+        self._model.see(picture)
+        check_state(self.manager, self._model, self._judge, self._sequences, self._pool_group_of)
+        if self.device.races:
+            raise self.device.races[0]
+
+    def finish(self) -> None:
+        while self._sequences:
+            self._close(self._sequences[-1])
+            self._check()
+        self._engine.close()
+        self.manager.clear_reusable_blocks()
+        self._model.clear()
+        self._check()
+        for counts in self.manager.get_storage_statistics():
+            if counts.free != counts.total:
+                raise ModelDisagreement(f"{counts.total - counts.free} slots are not free after everything was closed")
+        self.manager.shutdown()
+        for stream in self._streams[1:]:
+            self.device.destroy_stream(stream)
+        if self.device.num_open_events > 0 or self.device.num_open_streams > 0:
+            raise ModelDisagreement(
+                f"{self.device.num_open_events} events and {self.device.num_open_streams} streams were not given back"
+            )
+        self.device.close()
+
+
+def _require_unchanged(before: Picture, after: Picture) -> None:
+    if before != after:
+        raise ModelDisagreement("a call that was refused has changed something")

@@ -1,0 +1,58 @@
+"""One sequence of a simulation: the user's handle, the model's view, and the text whose bytes are on the device."""
+
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+from mypy_extensions import mypyc_attr
+
+from ...base.ids import TokenIdExt
+from ...manager.kv_cache import KVCache
+from ..reference_model import ReferenceSequence
+
+
+@final
+@mypyc_attr(native_class=True)
+class SimulatedSequence:
+    """``text`` is what was computed so far; ``to_compute`` follows. ``buffers`` are the user's own, by layer group."""
+
+    __slots__ = ("name", "model", "text", "to_compute", "buffers", "_handle")
+
+    name: Final[int]
+    model: Final[ReferenceSequence]
+    text: list[TokenIdExt]
+    to_compute: list[TokenIdExt]
+    buffers: Final[dict[int, npt.NDArray[np.int32]]]
+    _handle: KVCache | None
+
+    def __init__(
+        self, name: int, handle: KVCache, model: ReferenceSequence, text: list[TokenIdExt], to_compute: list[TokenIdExt]
+    ) -> None:
+        self.name = name
+        self._handle = handle
+        self.model = model
+        self.text = text
+        self.to_compute = to_compute
+        self.buffers = {}
+
+    @property
+    def handle(self) -> KVCache:
+        assert self._handle is not None, "a sequence was used after it was forgotten"
+        return self._handle
+
+    def forget_handle(self) -> None:
+        """The user drops it, as if by mistake."""
+        self._handle = None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Tokens that are still to be computed or committed."""
+        return len(self.to_compute) + (self.num_uncommitted if self.model.is_committing else 0)
+
+    @property
+    def num_uncommitted(self) -> int:
+        """Computed tokens that may be committed now."""
+        return len(self.text) - len(self.model.committed)
+
+    def fits_buffers(self, num_blocks: int) -> bool:
+        return all([len(buffer) >= num_blocks for buffer in self.buffers.values()])

@@ -1,0 +1,92 @@
+"""What must be true of a manager between any two calls, checked through its public properties and the model.
+
+Base page indices are valid exactly for the blocks that are needed; two entries have the same slot exactly if they mean the
+same published page; the user's own index buffers say the same; the statistics count every slot once.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from ...base.ids import BAD_PAGE_INDEX
+from ...manager.kv_cache_manager import KVCacheManager
+from ..reference_model import ModelDisagreement, ReferenceModel
+from .room_judge import RoomJudge
+from .simulated_sequence import SimulatedSequence
+
+PageName: TypeAlias = tuple[str, int, int, int]
+"""("tree", node, group, 0) or ("private", sequence, ordinal, group)"""
+
+
+def check_state(
+    manager: KVCacheManager,
+    model: ReferenceModel,
+    judge: RoomJudge,
+    sequences: Sequence[SimulatedSequence],
+    pool_group_of: Sequence[int],
+) -> None:
+    page_in_slot: dict[tuple[int, int], PageName] = {}
+    slot_of_page: dict[PageName, tuple[int, int]] = {}
+    for sequence in sequences:
+        _check_facts(model, sequence)
+        for group in range(len(model.rules)):
+            entries = sequence.handle.get_base_page_indices(group).tolist()
+            _check_entries(model, sequence, group, entries)
+            for ordinal, slot in enumerate(entries):
+                if slot != BAD_PAGE_INDEX:
+                    page = _name_page(sequence, group, ordinal)
+                    place = (pool_group_of[group], slot)
+                    if page_in_slot.setdefault(place, page) != page or slot_of_page.setdefault(page, place) != place:
+                        raise ModelDisagreement(
+                            f"slot {slot} of pool group {place[0]} is {page} for sequence {sequence.name} and "
+                            f"{page_in_slot[place]} for another; {page} is in {slot_of_page.get(page)} as well"
+                        )
+    _check_statistics(manager, judge)
+
+
+def _check_facts(model: ReferenceModel, sequence: SimulatedSequence) -> None:
+    handle = sequence.handle
+    expected = sequence.model
+    facts = {
+        "capacity": (handle.capacity, expected.capacity),
+        "history_length": (handle.history_length, expected.history),
+        "num_committed_tokens": (handle.num_committed_tokens, len(expected.committed)),
+        "num_blocks": (handle.num_blocks, model.num_blocks(expected)),
+        "is_active": (handle.is_active, expected.is_active),
+        "committed_tokens": (list(handle.committed_tokens), expected.committed),
+    }
+    for name, (found, wanted) in facts.items():
+        if found != wanted:
+            raise ModelDisagreement(f"{name} of sequence {sequence.name} is {found}, must be {wanted}")
+
+
+def _check_entries(model: ReferenceModel, sequence: SimulatedSequence, group: int, entries: list[int]) -> None:
+    expected = sequence.model
+    num_blocks = model.num_blocks(expected)
+    valid = [entry != BAD_PAGE_INDEX for entry in entries]
+    wanted = [expected.is_active and model.is_needed(expected, group, ordinal) for ordinal in range(num_blocks)]
+    if valid != wanted:
+        raise ModelDisagreement(
+            f"base page indices of group {group} of sequence {sequence.name} at history {expected.history}, capacity "
+            f"{expected.capacity} are {entries}; valid must be {[i for i in range(num_blocks) if wanted[i]]}"
+        )
+    buffer = sequence.buffers.get(group)
+    if buffer is not None:
+        rest = len(buffer) - len(entries)
+        found: list[int] = buffer.tolist()
+        if found != entries + [BAD_PAGE_INDEX] * rest:
+            raise ModelDisagreement(f"the user's index buffer of group {group} has {found}, the library's {entries}")
+
+
+def _name_page(sequence: SimulatedSequence, group: int, ordinal: int) -> PageName:
+    node = sequence.model.node(ordinal)
+    return ("private", sequence.name, ordinal, group) if node is None else ("tree", node, group, 0)
+
+
+def _check_statistics(manager: KVCacheManager, judge: RoomJudge) -> None:
+    statistics: Sequence[Any] = manager.get_storage_statistics()
+    for pool_group, counts in enumerate(statistics):
+        used = judge.num_used(pool_group)
+        if counts.total - counts.free != used:
+            raise ModelDisagreement(
+                f"pool group {pool_group} has {counts.free} free of {counts.total} slots, but {used} pages exist"
+            )

@@ -1,0 +1,76 @@
+"""Token texts that share beginnings: what makes reuse happen, and go wrong.
+
+A new text mostly begins as an earlier one, goes on as another did or anew, and is cut anywhere. The vocabulary is small, so
+that unrelated texts agree by chance for a token or two. A few tokens are digests.
+"""
+
+from array import array
+from random import Random
+from typing import Any, Final, final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from ...base.ids import TokenIdExt
+from ..reference_tree import Text
+
+
+@final
+@mypyc_attr(native_class=True)
+class TextSource:
+    """Keeps some of the texts that it is told of; everything is drawn from the given random numbers."""
+
+    __slots__ = ("_vocabulary", "_digest_share", "_max_kept", "_texts")
+
+    _vocabulary: Final[int]
+    _digest_share: Final[float]
+    _max_kept: Final[int]
+    _texts: Final[list[Text]]
+
+    def __init__(self, vocabulary: int, digest_share: float, max_kept: int) -> None:
+        self._vocabulary = vocabulary
+        self._digest_share = digest_share
+        self._max_kept = max_kept
+        self._texts = []
+
+    def draw_text(self, random: Random, max_tokens: int) -> Text:
+        """Up to ``max_tokens`` tokens, none at all now and then."""
+        tokens: list[TokenIdExt] = []
+        size = int(random.random() * (max_tokens + 1))
+        if self._texts and random.random() < 0.85:
+            tokens.extend(random.choice(self._texts))
+            if random.random() < 0.4:
+                del tokens[int(random.random() * (len(tokens) + 1)) :]
+            # As the next turn of a chat does, or a question about the same document.
+            size = len(tokens) + int(random.random() * random.choice((1, 3, max_tokens)))
+        while len(tokens) < size:
+            tokens.append(self.draw_token(random))
+        return tuple(tokens[:max_tokens])
+
+    def draw_token(self, random: Random) -> TokenIdExt:
+        if random.random() < self._digest_share:
+            return b"digest %d" % int(random.random() * 4)
+        return int(random.random() * self._vocabulary)
+
+    def keep(self, random: Random, text: Text) -> None:
+        """Later texts may begin like this one."""
+        if len(self._texts) < self._max_kept:
+            self._texts.append(text)
+        else:
+            self._texts[int(random.random() * self._max_kept)] = text
+
+
+def draw_token_container(random: Random, text: Text) -> Any:
+    """The same tokens in one of the forms that the library takes."""
+    if any([isinstance(token, bytes) for token in text]):
+        return list(text) if random.random() < 0.5 else text
+    form = int(random.random() * 6)
+    if form == 0:
+        return np.array(text, dtype=np.int32)
+    if form == 1:
+        return np.array(text, dtype=np.int64)
+    if form == 2:
+        return array("i", [int(token) for token in text])
+    if form == 3:
+        return np.array(text, dtype=np.int32).data
+    return list(text) if form == 4 else text

@@ -1,0 +1,103 @@
+"""Steps that are launched together: those of one manager on one stream.
+
+Adding a step validates it, and nothing is launched before all steps were added; so a refused step leaves nothing
+behind.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final, cast, final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError
+from .paged_sequence import PagedManager, PagedSequence
+from .step_rows import StepRows
+from .token_values import Values, prefix_values, token_numbers
+
+
+@final
+@mypyc_attr(native_class=True)
+class Step:
+    """One sequence's part in a batch: compute ``input``, the tokens that follow ``history``.
+
+    Both are tokens as everywhere in the library. Where ``beam_width > 1`` either may be a list with the tokens of each
+    beam instead. A step without input computes nothing, and checks what the next token would read.
+    """
+
+    __slots__ = ("kv_cache", "input", "history")
+
+    kv_cache: Final[PagedSequence]
+    input: Final[object]
+    history: Final[object]
+
+    def __init__(self, kv_cache: PagedSequence, input: object, history: object) -> None:
+        self.kv_cache = kv_cache
+        self.input = input
+        self.history = history
+
+
+@final
+@mypyc_attr(native_class=True)
+class StepBatch:
+    """``sequences`` has one entry per row: a sequence with beams is there once for each."""
+
+    __slots__ = ("stream", "manager", "num_steps", "sequences", "_beams", "_num_history_tokens", "_values")
+
+    stream: Final[int]
+    manager: Final[PagedManager]
+    num_steps: int
+    sequences: Final[list[PagedSequence]]
+
+    def __init__(self, stream: int, manager: PagedManager) -> None:
+        self.stream = stream
+        self.manager = manager
+        self.num_steps = 0
+        self.sequences = []
+        self._beams: Final[list[int]] = []
+        self._num_history_tokens: Final[list[int]] = []
+        self._values: Final[list[Values]] = []
+
+    def add(self, step: Step) -> None:
+        kv_cache = step.kv_cache
+        if not kv_cache.is_active:
+            raise LogicError(f"sequence {kv_cache.id!r} is not active; resume() it before a step")
+        beam_width = kv_cache.beam_width
+        histories = _numbers_of_beams(step.history, beam_width)
+        inputs = _numbers_of_beams(step.input, beam_width)
+        num_history, num_input = len(histories[0]), len(inputs[0])
+        for beam in range(beam_width):
+            if len(histories[beam]) != num_history or len(inputs[beam]) != num_input:
+                raise ValueError(
+                    f"beam {beam} of sequence {kv_cache.id!r} has {len(histories[beam])} + {len(inputs[beam])} tokens, "
+                    f"beam 0 has {num_history} + {num_input}; all beams of a step are of one length"
+                )
+        capacity = kv_cache.capacity
+        if num_history + num_input > capacity:
+            raise LogicError(
+                f"sequence {kv_cache.id!r} has room for {capacity} tokens; this step has {num_history} of history and "
+                f"{num_input} of input. resize() to {num_history + num_input} first"
+            )
+        self.num_steps += 1
+        for beam in range(beam_width):
+            self.sequences.append(kv_cache)
+            self._beams.append(beam)
+            self._num_history_tokens.append(num_history)
+            self._values.append(prefix_values(np.concatenate((histories[beam], inputs[beam]))))
+
+    def make_rows(self) -> StepRows:
+        ids: list[object] = [kv_cache.id for kv_cache in self.sequences]
+        return StepRows(ids, self._beams, self._num_history_tokens, self._values)
+
+
+def _numbers_of_beams(tokens: object, beam_width: int) -> list[Values]:
+    """The tokens of each beam: one list for all of them, or a list of lists."""
+    if isinstance(tokens, (list, tuple)) and len(tokens) > 0:
+        if isinstance(tokens[0], (list, tuple, np.ndarray, array, memoryview)):
+            beams = cast(Sequence[Any], tokens)
+            if len(beams) != beam_width:
+                raise ValueError(f"tokens of {len(beams)} beams for a sequence with beam_width {beam_width}")
+            return [token_numbers(beam) for beam in beams]
+    numbers = token_numbers(tokens)
+    return [numbers] * beam_width

@@ -1,0 +1,53 @@
+"""A batch of steps as rows, one per beam of each sequence: where its tokens begin and end, and what their values are.
+
+A row's tokens are ``[0, end)``; those from ``history`` on are the step's input. Rows know their sequences by id
+alone: work that is still queued on a device must keep no sequence alive.
+"""
+
+from typing import Final, final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from .page_spans import Ints
+from .token_values import Values
+
+
+@final
+@mypyc_attr(native_class=True)
+class StepRows:
+    """The columns. At least one row."""
+
+    __slots__ = ("sequence_ids", "beams", "history", "end", "values", "value_offset")
+
+    sequence_ids: Final[list[object]]
+    beams: Final[list[int]]
+    history: Final[Ints]
+    end: Final[Ints]
+    values: Final[Values]
+    """Of all rows, one after the other."""
+    value_offset: Final[Ints]
+    """Where a row's values begin in ``values``."""
+
+    def __init__(
+        self, sequence_ids: list[object], beams: list[int], num_history_tokens: list[int], values: list[Values]
+    ) -> None:
+        end = np.array([len(values_of_row) for values_of_row in values], dtype=np.int64)
+        self.sequence_ids = sequence_ids
+        self.beams = beams
+        self.history = np.array(num_history_tokens, dtype=np.int64)
+        self.end = end
+        self.values = np.concatenate(values)
+        self.value_offset = np.cumsum(end) - end
+
+    def __len__(self) -> int:
+        return len(self.beams)
+
+    def place_of(self, value: int) -> tuple[int, int] | None:
+        """The first row and token with this value."""
+        places = np.nonzero(self.values == np.uint64(value))[0]
+        if len(places) == 0:
+            return None
+        # Of rows without tokens several begin at the same place; the last row that begins there has some.
+        row = int(np.searchsorted(self.value_offset, places[0], side="right")) - 1
+        return row, int(places[0] - self.value_offset[row])

@@ -1,0 +1,146 @@
+"""What waits in a stream's queue, and the events that lie between streams.
+
+An operation copied everything it needs when it was enqueued; whether it may run now is its own answer (`is_ready`),
+except that a stream only ever offers its oldest one.
+"""
+
+import ctypes
+from abc import ABCMeta, abstractmethod
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..device.port import HostKernel
+from .happens_before import VectorClock
+
+
+@final
+@mypyc_attr(native_class=True)
+class SimulatedEvent:
+    """A point on a stream: ``position`` operations of that stream are done when the event is."""
+
+    __slots__ = ("handle", "stream", "position", "clock", "is_done", "is_held", "is_seen")
+
+    handle: Final[int]
+    stream: Final[int]  # index of the queue in the scheduler, not a handle: those are recycled
+    position: Final[int]
+    clock: Final[VectorClock]
+    is_done: bool
+    is_held: bool
+    is_seen: bool  # the host knows that it is done
+
+    def __init__(self, handle: int, stream: int, position: int, clock: VectorClock) -> None:
+        self.handle = handle
+        self.stream = stream
+        self.position = position
+        self.clock = clock
+        self.is_done = False
+        self.is_held = False
+        self.is_seen = False
+
+
+@mypyc_attr(native_class=True)
+class Operation(metaclass=ABCMeta):
+    __slots__ = ("tick",)
+
+    tick: Final[int]
+
+    def __init__(self, tick: int) -> None:
+        self.tick = tick
+
+    def is_ready(self) -> bool:
+        """Whether it may run, being the oldest of its stream."""
+        return True
+
+    @abstractmethod
+    def run(self) -> None: ...
+
+
+@final
+@mypyc_attr(native_class=True)
+class CopyOperation(Operation):
+    __slots__ = ("_dst_addresses", "_src_addresses", "_num_bytes")
+
+    _dst_addresses: Final[list[int]]
+    _src_addresses: Final[list[int]]
+    _num_bytes: Final[int]
+
+    def __init__(self, tick: int, dst_addresses: list[int], src_addresses: list[int], num_bytes: int) -> None:
+        super().__init__(tick)
+        self._dst_addresses = dst_addresses
+        self._src_addresses = src_addresses
+        self._num_bytes = num_bytes
+
+    def run(self) -> None:
+        for position in range(len(self._dst_addresses)):
+            ctypes.memmove(self._dst_addresses[position], self._src_addresses[position], self._num_bytes)
+
+
+@final
+@mypyc_attr(native_class=True)
+class FillOperation(Operation):
+    __slots__ = ("_address", "_num_bytes", "_value")
+
+    _address: Final[int]
+    _num_bytes: Final[int]
+    _value: Final[int]
+
+    def __init__(self, tick: int, address: int, num_bytes: int, value: int) -> None:
+        super().__init__(tick)
+        self._address = address
+        self._num_bytes = num_bytes
+        self._value = value
+
+    def run(self) -> None:
+        ctypes.memset(self._address, self._value, self._num_bytes)
+
+
+@final
+@mypyc_attr(native_class=True)
+class KernelOperation(Operation):
+    __slots__ = ("_kernel",)
+
+    _kernel: Final[HostKernel]
+
+    def __init__(self, tick: int, kernel: HostKernel) -> None:
+        super().__init__(tick)
+        self._kernel = kernel
+
+    def run(self) -> None:
+        self._kernel.run()
+
+
+@final
+@mypyc_attr(native_class=True)
+class RecordOperation(Operation):
+    __slots__ = ("_event",)
+
+    _event: Final[SimulatedEvent]
+
+    def __init__(self, tick: int, event: SimulatedEvent) -> None:
+        super().__init__(tick)
+        self._event = event
+
+    def is_ready(self) -> bool:
+        return not self._event.is_held
+
+    def run(self) -> None:
+        self._event.is_done = True
+
+
+@final
+@mypyc_attr(native_class=True)
+class WaitOperation(Operation):
+    __slots__ = ("event",)
+
+    event: Final[SimulatedEvent]
+
+    def __init__(self, tick: int, event: SimulatedEvent) -> None:
+        super().__init__(tick)
+        self.event = event
+
+    def is_ready(self) -> bool:
+        return self.event.is_done
+
+    def run(self) -> None:
+        pass

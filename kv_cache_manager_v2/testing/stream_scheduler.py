@@ -1,0 +1,214 @@
+"""Streams as queues, and the choice of what runs next.
+
+The scheduler may run any stream's oldest operation that is ready, whenever it is asked to (`run_some`), in an order
+drawn from its random numbers; `run_through` runs what a host that waits must see done, and perhaps more. How late the
+streams are is drawn as well: a pace for the whole device, and one for each stream.
+
+An operation that raises is done; the error is kept until somebody synchronises with that operation (`raise_failure`).
+"""
+
+from collections import deque
+from random import Random
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError
+from .happens_before import VectorClock
+from .stream_operation import Operation, SimulatedEvent, WaitOperation
+
+
+@final
+@mypyc_attr(native_class=True)
+class StreamQueue:
+    """One stream. ``num_run + len(operations)`` operations were enqueued so far."""
+
+    __slots__ = (
+        "handle",
+        "place",
+        "index",
+        "component",
+        "clock",
+        "operations",
+        "num_run",
+        "haste",
+        "is_held",
+        "is_destroyed",
+        "host_version",
+    )
+
+    handle: Final[int]
+    place: Final[str]
+    index: Final[int]
+    component: Final[int]
+    clock: Final[VectorClock]
+    operations: Final[deque[Operation]]
+    num_run: int
+    haste: Final[float]
+    is_held: bool
+    is_destroyed: bool
+    host_version: int  # of the host's clock, when it was joined last
+
+    def __init__(self, handle: int, index: int, component: int, haste: float) -> None:
+        self.handle = handle
+        self.place = f"stream {handle}"
+        self.index = index
+        self.component = component
+        self.clock = VectorClock([0] * (component + 1))
+        self.operations = deque()
+        self.num_run = 0
+        self.haste = haste
+        self.is_held = False
+        self.is_destroyed = False
+        self.host_version = -1
+
+    def num_enqueued(self) -> int:
+        return self.num_run + len(self.operations)
+
+    def is_ready(self) -> bool:
+        return bool(self.operations) and not self.is_held and self.operations[0].is_ready()
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Failure:
+    __slots__ = ("component", "tick", "error")
+
+    component: Final[int]
+    tick: Final[int]
+    error: Final[Exception]
+
+    def __init__(self, component: int, tick: int, error: Exception) -> None:
+        self.component = component
+        self.tick = tick
+        self.error = error
+
+
+_PACES: Final = ((0.0, 1), (0.1, 1), (0.1, 20), (0.5, 2), (0.5, 8), (0.9, 3))
+"""(how likely a call runs anything, how many operations it then runs at most)"""
+
+_HASTES: Final = (0.05, 0.4, 1.0)
+
+
+@final
+@mypyc_attr(native_class=True)
+class StreamScheduler:
+    """Conservation: every enqueued operation is in one queue until it has run, once."""
+
+    __slots__ = ("_random", "_streams", "_live", "_failures", "_likelihood", "_burst", "is_eager")
+
+    _random: Final[Random]
+    _streams: Final[list[StreamQueue]]  # by index, all that ever were
+    _live: Final[list[StreamQueue]]  # those that have, or may yet get, an operation
+    _failures: Final[list[_Failure]]
+    _likelihood: Final[float]
+    _burst: Final[int]
+    is_eager: Final[bool]
+
+    def __init__(self, random: Random, eager: bool | None) -> None:
+        self._random = random
+        self._streams = []
+        self._live = []
+        self._failures = []
+        pace = _PACES[int(random.random() * len(_PACES))]
+        self.is_eager = eager is True
+        self._likelihood = 0.0 if eager is False else pace[0]
+        self._burst = pace[1]
+
+    def add_stream(self, handle: int) -> StreamQueue:
+        index = len(self._streams)
+        haste = _HASTES[int(self._random.random() * len(_HASTES))]
+        stream = StreamQueue(handle, index, index + 1, haste)  # component 0 is the host
+        self._streams.append(stream)
+        self._live.append(stream)
+        return stream
+
+    def destroy_stream(self, stream: StreamQueue) -> None:
+        """Nothing more will be enqueued; what was enqueued still runs."""
+        stream.is_destroyed = True
+        if not stream.operations:
+            self._live.remove(stream)
+
+    @property
+    def num_pending(self) -> int:
+        return sum([len(stream.operations) for stream in self._live])
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run_some(self) -> None:
+        """Called by every public call: run as much as the seed says, nothing at all perhaps."""
+        if self.is_eager:
+            self.run_steps(-1)
+        elif self._likelihood > 0.0 and self._random.random() < self._likelihood:
+            count = 1 + int(self._random.random() * self._burst)
+            while count > 0:
+                count -= 1
+                ready = [stream for stream in self._live if stream.is_ready()]
+                if not ready:
+                    return
+                stream = ready[int(self._random.random() * len(ready))]
+                if self._random.random() < stream.haste:
+                    self._run_oldest(stream)
+
+    def run_steps(self, max_steps: int) -> int:
+        """Run up to ``max_steps`` legal operations (all, if negative) in a drawn order; returns how many were run."""
+        steps = 0
+        while steps != max_steps:
+            ready = [stream for stream in self._live if stream.is_ready()]
+            if not ready:
+                return steps
+            self._run_oldest(ready[int(self._random.random() * len(ready))])
+            steps += 1
+        return steps
+
+    def run_through(self, stream_index: int, position: int) -> None:
+        """Run until ``position`` operations of the stream are done, and what these wait for; more runs by chance.
+
+        `LogicError` where that would take for ever because a stream or an event is held.
+        """
+        goals: list[tuple[int, int]] = [(stream_index, position)]
+        while goals:
+            stream = self._streams[goals[-1][0]]
+            if stream.num_run >= goals[-1][1]:
+                goals.pop()
+                continue
+            if not self.is_eager and self._random.random() < self._likelihood:
+                self.run_some()
+                continue
+            operation = stream.operations[0]
+            if isinstance(operation, WaitOperation) and not operation.event.is_done:
+                goals.append((operation.event.stream, operation.event.position))
+            elif not stream.is_ready():
+                raise LogicError(
+                    f"the host would wait for ever: stream {stream.handle} is held with {len(stream.operations)}"
+                    f" operations queued; release the stream or the event first"
+                )
+            else:
+                self._run_oldest(stream)
+
+    def _run_oldest(self, stream: StreamQueue) -> None:
+        operation = stream.operations.popleft()
+        stream.num_run += 1
+        if stream.is_destroyed and not stream.operations:
+            self._live.remove(stream)
+        try:
+            operation.run()
+        except Exception as error:
+            self._failures.append(_Failure(stream.component, operation.tick, error))
+
+    # -- failures -----------------------------------------------------------------------------------------------------
+
+    def raise_failure(self, clock: VectorClock) -> None:
+        """Raise the first kept error of an operation that happened before ``clock``, and forget it."""
+        position = 0
+        while position < len(self._failures):
+            failure = self._failures[position]
+            if clock.includes(failure.component, failure.tick):
+                del self._failures[position]
+                raise failure.error
+            position += 1
+
+    def raise_any_failure(self) -> None:
+        if self._failures:
+            failure = self._failures.pop(0)
+            raise failure.error

@@ -1,0 +1,1 @@
+"""Tests of the simulated device and of its parts."""

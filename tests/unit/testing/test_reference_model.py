@@ -1,0 +1,202 @@
+"""The reference model accepts what the rules allow and objects to what they do not, shown with pictures made by hand."""
+
+import pytest
+
+from kv_cache_manager_v2.config.cache_tier_config import GpuCacheTierConfig
+from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig, BufferConfig
+from kv_cache_manager_v2.config.manager_config import KVCacheManagerConfig
+from kv_cache_manager_v2.testing.reference_model import ModelDisagreement, ReferenceModel
+
+NOBODY = (None, None)
+
+
+def make_model(window=None, **options):
+    layers = [AttentionLayerConfig(0, [BufferConfig("key", 8)], window)]
+    return ReferenceModel(KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers, **options), [[0]])
+
+
+def picture(blocks, shares_last_block=False, page_slots=()):
+    """``blocks``: (depth, tokens, status or None, slot) in preorder; one scope, one group, sequence 0."""
+    return {
+        "tree": [
+            {
+                "lora_id": None,
+                "salt": None,
+                "blocks": [
+                    {"depth": depth, "tokens": list(tokens), "pages": [status and {"status": status, "slot": slot}]}
+                    for depth, tokens, status, slot in blocks
+                ],
+            }
+        ],
+        "sequences": [{"id": 0, "shares_last_block": shares_last_block, "page_slots": [list(page_slots)]}],
+    }
+
+
+def running(model, num_tokens):
+    """An active sequence with room for that many tokens."""
+    sequence = model.create(0, NOBODY, (), 0, picture([]))
+    model.resume(sequence, picture([]))
+    model.resize(sequence, num_tokens, 0, picture([]))
+    model.see(picture([]))
+    return sequence
+
+
+def test_life_of_a_sequence():
+    model = make_model()
+    sequence = running(model, 6)
+    assert model.num_blocks(sequence) == 2
+    assert model.num_pages(0) == model.num_needed_pages(0) == model.num_locked_pages(0) == 2
+    model.commit(sequence, [1, 2, 3, 4, 5])
+    model.see(picture([(0, (1, 2, 3, 4), "locked", 7)]))
+    assert (sequence.history, len(sequence.path)) == (5, 1)
+    assert model.num_pages(0) == 2
+    model.suspend(sequence)
+    model.see(picture([(0, (1, 2, 3, 4), "held", 7)]))
+    assert model.num_locked_pages(0) == 0
+    model.close(sequence)
+    model.see(picture([(0, (1, 2, 3, 4), "droppable", 7), (1, (5,), "droppable", 3)]))
+    assert model.num_needed_pages(0) == 0 and model.num_pages(0) == 2
+    assert model.expect_match(NOBODY, (1, 2, 3, 4, 5, 6)).best == 5
+    model.clear()
+    model.see(picture([]))
+
+
+def test_published_page_must_come():
+    model = make_model()
+    sequence = running(model, 4)
+    model.commit(sequence, [1, 2, 3, 4])
+    with pytest.raises(ModelDisagreement):
+        model.see(picture([]))
+
+
+def test_page_with_another_text():
+    model = make_model()
+    sequence = running(model, 4)
+    model.commit(sequence, [1, 2, 3, 4])
+    with pytest.raises(ModelDisagreement):
+        model.see(picture([(0, (1, 2, 3, 5), "locked", 7)]))
+
+
+def test_wrong_status():
+    model = make_model()
+    sequence = running(model, 4)
+    model.commit(sequence, [1, 2, 3, 4])
+    with pytest.raises(ModelDisagreement):
+        model.see(picture([(0, (1, 2, 3, 4), "droppable", 7)]))
+
+
+def published(model, tokens=(1, 2, 3, 4), name=0):
+    """A text that is in the tree and needed by nobody."""
+    sequence = model.create(name, NOBODY, (), 0, picture([]))
+    model.resume(sequence, picture([]))
+    model.resize(sequence, len(tokens), 0, picture([]))
+    model.commit(sequence, list(tokens))
+    model.close(sequence)
+    model.see(picture([(0, tokens, "droppable", 7)]))
+
+
+def test_page_may_go_only_to_make_room():
+    model = make_model()
+    published(model)
+    with pytest.raises(ModelDisagreement):
+        model.see(picture([]))
+    model = make_model()
+    published(model)
+    other = model.create(0, NOBODY, (), 0, picture([]))
+    model.resume(other, picture([]))
+    model.see(picture([]))
+
+
+def test_page_that_is_needed_may_not_go():
+    model = make_model()
+    published(model)
+    sequence = model.create(0, NOBODY, (1, 2, 3, 4), 4, picture([]))
+    model.see(picture([(0, (1, 2, 3, 4), "held", 7)]))
+    model.resume(sequence, picture([]))
+    with pytest.raises(ModelDisagreement):
+        model.see(picture([]))
+
+
+def test_page_that_was_dropped_does_not_come_back_by_itself():
+    model = make_model()
+    published(model)
+    model.clear()
+    model.see(picture([]))
+    with pytest.raises(ModelDisagreement):
+        model.see(picture([(0, (1, 2, 3, 4), "droppable", 7)]))
+
+
+def test_match_must_be_the_longest():
+    model = make_model()
+    published(model)
+    for num_tokens in (0, 3, 5):
+        with pytest.raises(ModelDisagreement):
+            model.create(0, NOBODY, (1, 2, 3, 4, 5), num_tokens, picture([]))
+
+
+def test_partly_matched_block_becomes_private_on_resume():
+    model = make_model()
+    published(model)
+    sequence = model.create(0, NOBODY, (1, 2, 9), 2, picture([], page_slots=[7]))
+    assert sequence.node(0) is not None
+    assert model.pages_to_resume(sequence).least == [1]
+    with pytest.raises(ModelDisagreement):
+        model.resume(sequence, picture([], shares_last_block=True))
+    model.resume(sequence, picture([]))
+    assert sequence.node(0) is None
+    model.see(picture([(0, (1, 2, 3, 4), "droppable", 7)]))
+
+
+def test_block_of_which_a_part_was_published_is_not_written_again():
+    model = make_model()
+    sequence = running(model, 4)
+    model.commit(sequence, [1, 2])
+    model.stop_committing(sequence, picture([], shares_last_block=True))
+    model.see(picture([(0, (1, 2), "locked", 5)]))
+    need = model.pages_to_resize(sequence, 4, 2)
+    assert (need.least, need.most) == ([1], [1])
+    with pytest.raises(ModelDisagreement):
+        model.resize(sequence, 4, 2, picture([], shares_last_block=True))
+    model.resize(sequence, 4, 2, picture([]))
+    model.see(picture([(0, (1, 2), "droppable", 5)]))
+
+
+def test_fuller_block_may_replace_a_partial_one():
+    model = make_model()
+    published(model, (1, 2))
+    sequence = model.create(0, NOBODY, (), 0, picture([]))
+    model.resume(sequence, picture([]))
+    model.resize(sequence, 4, 0, picture([]))
+    model.see(picture([(0, (1, 2), "droppable", 7)]))
+    model.commit(sequence, [1, 2, 3, 4])
+    model.see(picture([(0, (1, 2, 3, 4), "locked", 8)]))
+
+
+def test_window_gives_pages_back():
+    """T = 4, window 4: at history 8 the next token reads 5..8, so block 0 is stale and block 1 is not."""
+    model = make_model(window=4)
+    sequence = running(model, 8)
+    need = model.pages_to_resize(sequence, 12, 8)
+    assert (need.least, need.given_back) == ([1], [1])
+    model.commit(sequence, list(range(8)))
+    # Block 0 is stale once it is committed; it was published with its page all the same.
+    model.see(picture([(0, (0, 1, 2, 3), "droppable", 1), (1, (4, 5, 6, 7), "locked", 2)]))
+
+
+def test_nothing_below_a_block_that_cannot_be_matched():
+    model = make_model()
+    sequence = running(model, 8)
+    model.commit(sequence, list(range(8)))
+    model.see(picture([(0, (0, 1, 2, 3), "locked", 1), (1, (4, 5, 6, 7), "locked", 2)]))
+    model.close(sequence)
+    other = model.create(1, NOBODY, (), 0, picture([]))
+    model.resume(other, {"sequences": [{"id": 1, "shares_last_block": False}]})
+    with pytest.raises(ModelDisagreement):
+        model.see(picture([(0, (0, 1, 2, 3), None, 1), (1, (4, 5, 6, 7), "droppable", 2)]))
+
+
+def test_layers_of_a_group_must_be_alike():
+    layers = [AttentionLayerConfig(0, [BufferConfig("key", 8)]), AttentionLayerConfig(1, [BufferConfig("key", 8)], 4)]
+    config = KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers)
+    with pytest.raises(ModelDisagreement):
+        ReferenceModel(config, [[0, 1]])
