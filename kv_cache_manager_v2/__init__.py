@@ -44,14 +44,28 @@ from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .device.host_device import HostDevice
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .device.selection import default_device
+from .kernels.batch_page_table import BatchPageTable
+from .kernels.block_table import BlockTable
+from .kernels.csr_table import CsrTable
+from .kernels.device_page_indices import DevicePageIndices
+from .kernels.offset_table import OffsetTable
+from .kernels.page_family import DensePages, StridedPages
+from .kernels.slot_mapping import SlotMapping
 from .layout.buffer_id import BufferId
 from .layout.life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
+from .layout.page_index import PageIndexConverter
+from .layout.pool_desc import AggregatedPageDesc, PoolDesc, PoolGroupDesc
 from .layout.registry import LifeCycleRegistry
+from .layout.scratch_desc import ScratchDesc
+from .layout.slot_desc import SlotDesc
 from .layout.windows import compute_scratch_range
+from .manager.capacity import CapacityPlan, plan_capacity
 from .manager.kv_cache import KVCache
 from .manager.kv_cache_manager import KVCacheManager
+from .manager.pool_view import PoolView
 from .reuse.reuse_scope import ReuseScope
 from .stats.storage_statistics import StorageStatistics
+from .storage.debug_fill import DebugFill
 from .storage.refusal import Refusal
 
 _KVCache = KVCache
@@ -60,25 +74,33 @@ _KVCache = KVCache
 __version__ = "0.1.0"
 
 __all__ = [
+    "AggregatedPageDesc",
     "AttentionLayerConfig",
     "AttnLifeCycle",
     "BAD_PAGE_INDEX",
     "BatchDesc",
+    "BatchPageTable",
     "BeamIndex",
     "BlockOrdinal",
+    "BlockTable",
     "BufferConfig",
     "BufferId",
     "CacheLevel",
     "CacheTier",
     "CacheTierConfig",
+    "CapacityPlan",
     "CopyBatch",
     "CorruptedError",
+    "CsrTable",
     "CuError",
     "CudaError",
     "CudaStream",
     "DEFAULT_BEAM_INDEX",
     "DataRole",
+    "DebugFill",
+    "DensePages",
     "Device",
+    "DevicePageIndices",
     "DiskCacheTierConfig",
     "GPU_LEVEL",
     "GpuCacheTierConfig",
@@ -100,16 +122,25 @@ __all__ = [
     "LogicError",
     "MemAddress",
     "MemoryAccess",
+    "OffsetTable",
     "OutOfMemoryError",
     "OutOfPagesError",
+    "PageIndexConverter",
     "PageIndexMode",
+    "PoolDesc",
+    "PoolGroupDesc",
+    "PoolView",
     "Priority",
     "Refusal",
     "ReuseScope",
+    "ScratchDesc",
+    "SlotDesc",
     "SlotId",
+    "SlotMapping",
     "SsmLayerConfig",
     "SsmLifeCycle",
     "StorageStatistics",
+    "StridedPages",
     "SwaScratchReuseConfig",
     "TokenId",
     "TokenIdExt",
@@ -118,4 +149,5 @@ __all__ = [
     "compute_scratch_range",
     "default_device",
     "is_compiled",
+    "plan_capacity",
 ]

@@ -1,16 +1,19 @@
 """What stands before every public call of a manager and its sequences.
 
 One caller at a time: an overlap that can be seen is a `LogicError`. When an invariant fails inside a call the manager is
-*broken*: that call and every later one raises `CorruptedError` with the first reason. Sequences whose handle was dropped
-without `close` wait here; the next call closes them first.
+*broken*: that call and every later one raises `CorruptedError` with the first reason. So it is when a call is interrupted in
+the middle of a change that cannot be undone (the device refuses an event, the user presses Ctrl-C): the interruption itself
+is raised, later calls are refused. Sequences whose handle was dropped without `close` wait here; the next call closes them.
 
     state     way out
     IDLE      enter -> BUSY
-    BUSY      leave -> IDLE, fail -> BROKEN
+    BUSY      leave -> IDLE, begin_change -> CHANGING, fail -> BROKEN
+    CHANGING  end_change -> BUSY, leave or fail -> BROKEN
     BROKEN    none
 """
 
 import logging
+import sys
 from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
@@ -35,17 +38,19 @@ class Abandoned(metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class CallGuard:
-    __slots__ = ("_attention", "_busy", "_reason", "_abandoned")
+    __slots__ = ("_attention", "_busy", "_changing", "_reason", "_abandoned")
 
     _attention: i64
     """0 when a call may go straight on; else the number of reasons to look closer."""
     _busy: bool
+    _changing: bool
     _reason: str | None
     _abandoned: Final[list[Abandoned]]
 
     def __init__(self) -> None:
         self._attention = _IDLE
         self._busy = False
+        self._changing = False
         self._reason = None
         self._abandoned = []
 
@@ -55,7 +60,16 @@ class CallGuard:
         self._attention = 1
         self._busy = True
 
+    def begin_change(self) -> None:
+        """From here on the call changes things; an exception before `end_change` leaves them half done."""
+        self._changing = True
+
+    def end_change(self) -> None:
+        self._changing = False
+
     def leave(self) -> None:
+        if self._changing:
+            self._note_interruption()
         self._busy = False
         self._attention = 1 if self._reason is not None or len(self._abandoned) > 0 else _IDLE
 
@@ -77,12 +91,20 @@ class CallGuard:
         finally:
             self._busy = False
 
+    def _note_interruption(self) -> None:
+        self._changing = False
+        if self._reason is None:
+            error = sys.exc_info()[1]
+            self._reason = f"a call was interrupted in the middle of a change: {error!r}"
+            _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
+
     def fail(self, error: AssertionError) -> CorruptedError:
         """An invariant failed inside a call: remember the first reason; returns what the call has to raise."""
         if self._reason is None:
             self._reason = str(error) or "an invariant failed without a text"
             _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
         self._attention = 1
+        self._changing = False
         return CorruptedError(f"the manager is broken: {self._reason}")
 
     @property

@@ -21,15 +21,19 @@ def commit_token(state: SequenceState, token: i32) -> None:
     state.num_committed += 1
     mark: i64 = NO_POINT
     fresh_from = state.num_published
+    if tail.count == state.shared.tokens_per_block or state.num_committed >= state.next_window_move:
+        state.shared.guard.begin_change()
     if tail.count == state.shared.tokens_per_block:
         mark = state.shared.order.mark(state.timeline)
         publish_block(state, tail.packed(), mark)
         tail.clear()
     _advance_history(state, mark, fresh_from)
+    state.shared.guard.end_change()
 
 
 def commit_packed(state: SequenceState, packed: bytes) -> None:
     """Any number of packed tokens; their digests have been counted for this sequence. There is capacity for all."""
+    state.shared.guard.begin_change()
     block_bytes = state.shared.tree.block_bytes
     num_bytes: i64 = len(packed)
     position: i64 = 0
@@ -54,6 +58,7 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
         publish_block(state, key, mark)
     state.num_committed += num_bytes // TOKEN_BYTES
     _advance_history(state, mark, fresh_from)
+    state.shared.guard.end_change()
 
 
 def _advance_history(state: SequenceState, mark: i64, fresh_from: i64) -> None:
@@ -74,22 +79,28 @@ def stop_committing(state: SequenceState) -> None:
 
     The sequence may be active or suspended.
     """
+    if state.is_committing and state.tail.count > 0 and not state.tail_is_shared:
+        _publish_tail(state)
     state.is_committing = False
-    if state.tail.count == 0 or state.tail_is_shared:
-        return
+
+
+def _publish_tail(state: SequenceState) -> None:
     tree = state.shared.tree
     key = state.tail.packed()
     parent = state.path_end
     if _is_covered_by_longer_sibling(state, parent, key):
         return
     private = state.blocks[state.num_published]
-    block = _attach_or_rebase(state, key, _mark_of(state))
+    mark = _mark_of(state)
+    state.shared.guard.begin_change()
+    block = _attach_or_rebase(state, key, mark)
     if block is private and tree.has_digests:
         # The tail goes on counting for the sequence: `committed_tokens` still shows it.
         tree.digests.acquire_again(memoryview(key).cast("i"))
     block.num_pins += 1
     tree.drop_superseded(parent, block)
     state.tail_is_shared = True
+    state.shared.guard.end_change()
 
 
 def _mark_of(state: SequenceState) -> i64:

@@ -123,7 +123,10 @@ def try_resume(state: SequenceState, stream: int) -> bool:
             life_cycle += 1
         if storage.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
             return False
+        shared.guard.begin_change()
         storage.evict(needed)
+    shared.guard.begin_change()
+    old_stream = state.stream
     state.stream = stream
     state.timeline = shared.order.enter(stream)
     state.status = ACTIVE
@@ -133,7 +136,13 @@ def try_resume(state: SequenceState, stream: int) -> bool:
         state.scratch.take(life_cycle, state.timeline)
         life_cycle += 1
     if needs_tail_copy:
-        copy_shared_tail(state, priorities)
+        try:
+            copy_shared_tail(state, priorities)
+        except BaseException:
+            state.stream = old_stream
+            suspend(state)
+            raise
+    shared.guard.end_change()
     return True
 
 
@@ -174,6 +183,7 @@ def _lock_pages(state: SequenceState, life_cycle: i64) -> None:
 
 def suspend(state: SequenceState) -> None:
     shared = state.shared
+    shared.guard.begin_change()
     storage = shared.storage
     mark = shared.order.mark(state.timeline)
     life_cycle: i64 = 0
@@ -190,11 +200,13 @@ def suspend(state: SequenceState) -> None:
     shared.order.leave(state.timeline)
     state.timeline = NO_TIMELINE
     state.status = SUSPENDED
+    shared.guard.end_change()
 
 
 def close(state: SequenceState) -> None:
-    """Publishes the partial last block if the sequence was still committing, and gives everything back."""
+    """Give everything back; the caller has published the partial last block if the sequence was still committing."""
     shared = state.shared
+    shared.guard.begin_change()
     tree = shared.tree
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     state.scratch.give_all_back(mark)
@@ -222,6 +234,7 @@ def close(state: SequenceState) -> None:
         shared.order.leave(state.timeline)
         state.timeline = NO_TIMELINE
     state.status = CLOSED
+    shared.guard.end_change()
 
 
 def change_stream(state: SequenceState, stream: int) -> None:

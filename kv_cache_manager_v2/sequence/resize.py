@@ -69,6 +69,15 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     if storage.find_refusal(needed, given_back):
         return False
 
+    if needs_tail_copy and _copy_tail_first(state, priorities):
+        needs_tail_copy = False
+        life_cycle = 0
+        while life_cycle < shared.num_life_cycles:
+            new_begin = shared.compute_window_begin(life_cycle, history)
+            tail = state.num_published
+            needed[storage.pool_group_of[life_cycle]] -= count_new_pages(state, life_cycle, tail, tail + 1, new_begin)
+            life_cycle += 1
+    shared.guard.begin_change()
     if num_blocks < state.num_blocks or history >= state.next_window_move or moves_scratch:
         mark = shared.order.mark(state.timeline)
         _cut_blocks(state, num_blocks, mark)
@@ -86,6 +95,29 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
         while life_cycle < shared.num_life_cycles:
             state.scratch.take(life_cycle, state.timeline)
             life_cycle += 1
+    shared.guard.end_change()
+    return True
+
+
+def _copy_tail_first(state: SequenceState, priorities: list[int]) -> bool:
+    """Copy the shared tail before anything else changes, so that a device that cannot leaves all as it was.
+
+    False if there is room for the copy only once the call has given its own pages back.
+    """
+    storage = state.shared.storage
+    needed = vec[i64]([0] * storage.num_pool_groups)
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, state.num_published):
+            needed[storage.pool_group_of[life_cycle]] += 1
+        life_cycle += 1
+    pool_group: i64 = 0
+    while pool_group < storage.num_pool_groups:
+        if needed[pool_group] > storage.allocators[pool_group].num_free + storage.queues[pool_group].num_pages:
+            return False
+        pool_group += 1
+    storage.evict(needed)
+    copy_shared_tail(state, priorities)
     return True
 
 

@@ -2,13 +2,14 @@
 
 from mypy_extensions import i64
 
+from ..reuse.block import Block
 from .sequence_state import SequenceState
 
 
 def copy_shared_tail(state: SequenceState, priorities: list[int]) -> None:
     """Swap the shared last block of an active sequence for a private one with the same bytes, in stream order.
 
-    A slot has been made free for each life cycle that needs the block. ``priorities`` begins with one entry per life cycle.
+    If a copy cannot be enqueued, nothing has changed and the device's error is raised. A slot has been made free for each life cycle that needs the block. ``priorities`` begins with one entry per life cycle.
     The shared pages are locked by this sequence and are given up here.
     """
     shared = state.shared
@@ -16,20 +17,24 @@ def copy_shared_tail(state: SequenceState, priorities: list[int]) -> None:
     ordinal = state.num_published
     source = state.blocks[ordinal]
     target = shared.tree.pool.take()
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
-        if state.holds_page(life_cycle, ordinal):
-            pool_group = storage.pool_group_of[life_cycle]
-            page = target.first_page + life_cycle
-            slot = storage.make_locked_page(page, pool_group, priorities[life_cycle], state.timeline)
-            storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)
-            state.tables[life_cycle].set(ordinal, slot)
-        life_cycle += 1
-    mark = shared.order.mark(state.timeline)
+    try:
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            if state.holds_page(life_cycle, ordinal):
+                pool_group = storage.pool_group_of[life_cycle]
+                page = target.first_page + life_cycle
+                storage.make_locked_page(page, pool_group, priorities[life_cycle], state.timeline)
+                storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)
+            life_cycle += 1
+        mark = shared.order.mark(state.timeline)
+    except BaseException:
+        _free_copies(state, target)
+        raise
     life_cycle = 0
     while life_cycle < shared.num_life_cycles:
         if state.holds_page(life_cycle, ordinal):
             page = source.first_page + life_cycle
+            state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
             pool_group = storage.pool_group_of[life_cycle]
             storage.unlock(page, pool_group, state.timeline, mark)
             storage.release(page, pool_group)
@@ -37,3 +42,19 @@ def copy_shared_tail(state: SequenceState, priorities: list[int]) -> None:
     state.blocks[ordinal] = target
     state.tail_is_shared = False
     shared.tree.unpin(source)
+
+
+def _free_copies(state: SequenceState, target: Block) -> None:
+    """Some copies may be under way: their slots may be touched again when this stream is done with them."""
+    storage = state.shared.storage
+    guard = state.shared.guard
+    guard.begin_change()
+    mark = state.shared.order.mark(state.timeline)
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        page = target.first_page + life_cycle
+        if storage.rows.has_page(page):
+            storage.free_page(page, storage.pool_group_of[life_cycle], mark)
+        life_cycle += 1
+    state.shared.tree.pool.give_back(target)
+    guard.end_change()

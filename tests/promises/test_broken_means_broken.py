@@ -7,9 +7,10 @@ import logging
 from typing import Any
 
 import pytest
-from small_models import manager_of, run_prompt
+from small_models import config_of, manager_of, run_prompt
 
 from kv_cache_manager_v2 import CorruptedError, KVCacheManager
+from kv_cache_manager_v2.testing import SimulatedDevice
 
 
 def forget_all_holds(manager: KVCacheManager) -> None:
@@ -57,3 +58,55 @@ def test_memory_of_a_broken_manager_comes_back() -> None:
         victim.close()
     broken.shutdown()
     device.close()
+
+
+def on_a_faulty_device() -> tuple[KVCacheManager, SimulatedDevice]:
+    device = SimulatedDevice(0)
+    return KVCacheManager(config_of([None, 8], num_slots=32), device=device), device
+
+
+def test_copy_that_fails_leaves_resume_undone() -> None:
+    manager, device = on_a_faulty_device()
+    run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
+    kv_cache = manager.create_kv_cache(None, [1, 2, 3, 4, 5, 6])
+    for nth in (1, 2):
+        before = manager.describe()
+        device.faults.fail("copy", nth, RuntimeError("no copy today"))
+        with pytest.raises(RuntimeError, match="no copy today"):
+            kv_cache.resume()
+        assert manager.describe() == before
+        manager.check_invariants()
+    assert kv_cache.resume()
+    manager.check_invariants()
+    kv_cache.close()
+    manager.shutdown()
+
+
+def test_copy_that_fails_leaves_resize_undone() -> None:
+    manager, device = on_a_faulty_device()
+    kv_cache = run_prompt(manager, [1, 2, 3, 4, 5, 6])
+    kv_cache.stop_committing()
+    before = manager.describe()
+    device.faults.fail("copy", 2, RuntimeError("no copy today"))
+    with pytest.raises(RuntimeError, match="no copy today"):
+        kv_cache.resize(20, 6)
+    assert manager.describe() == before
+    manager.check_invariants()
+    assert kv_cache.resize(20, 6)
+    kv_cache.close()
+    manager.shutdown()
+
+
+def test_change_that_is_interrupted_breaks_the_manager() -> None:
+    """The device refuses the event of a suspend on the second stream: pages would be unlocked without one."""
+    manager, device = on_a_faulty_device()
+    kv_cache = run_prompt(manager, [1, 2, 3, 4, 5, 6])
+    stream = device.create_stream()
+    kv_cache.cuda_stream = stream
+    device.faults.fail("record", 1, RuntimeError("no event today"))
+    with pytest.raises(RuntimeError, match="no event today"):
+        kv_cache.suspend()
+    with pytest.raises(CorruptedError, match="no event today"):
+        kv_cache.close()
+    manager.shutdown()
+

@@ -1,0 +1,1 @@
+"""Page tables of a whole batch, in the shapes that attention kernels take."""

@@ -1,0 +1,347 @@
+"""`BatchPageTable`: the page tables of a batch, kept up to date in place, in the shapes that kernels take.
+
+    table = BatchPageTable(manager, max_num_sequences=256, max_num_blocks=2048)
+    blocks = table.add_block_table(StridedPages(group))          # once per layer group and shape
+    slots = table.add_slot_mapping(StridedPages(group), 8192)
+
+    table.add(kv_cache); table.remove(kv_cache)                  # sequences join and leave rows
+    table.update([1, 1, 512])                                    # every step, after the resizes
+    kernel(..., blocks.rows, table.seq_lens, table.query_start_loc, slots.tokens)
+
+Rows are dense: the last sequence takes over the row of one that leaves. `update` writes what changed since the last one: page
+table entries that a `resize` or `commit` changed, rows that somebody joined, and the handful of numbers per row that are new in
+every step. It validates first; where it raises, nothing has changed.
+
+All arrays are made once, or are the caller's own (pinned, say), and stay where they are. An engine that copies them
+asynchronously keeps two tables, as both follow the sequences independently.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, SupportsIndex, final
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i32, i64, mypyc_attr
+
+from ..base.checks import to_count, to_int
+from ..base.errors import LogicError
+from ..base.ids import BAD_PAGE_INDEX, DataRole
+from ..manager.kv_cache import KVCache
+from ..manager.kv_cache_manager import KVCacheManager
+from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
+from .batch_rows import BatchRows
+from .block_table import BlockTable
+from .csr_table import CsrTable
+from .offset_table import OffsetTable
+from .output_array import INT32, to_output_array
+from .page_family import PageFamily, PageRule, resolve_family
+from .slot_mapping import SlotMapping
+from .table_output import TableOutput
+
+_INT32_MAX: Final = 2**31 - 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class BatchPageTable:
+    """See the module. ``max_num_blocks``: of the longest sequence, in the manager's blocks.
+
+    Lengths of the step, all int32, behind the last row as if there were empty sequences:
+    - `seq_lens` ``[max_num_sequences]``: history and inputs; FlashAttention's ``cache_seqlens`` / ``seqused_k``, vLLM's
+      ``seq_lens``;
+    - `query_start_loc` ``[max_num_sequences + 1]``: where each row's inputs begin; ``cu_seqlens_q``, ``qo_indptr``;
+    - `kv_start_loc` ``[max_num_sequences + 1]``: the same of `seq_lens`; ``cu_seqlens_k``.
+    """
+
+    __slots__ = (
+        "seq_lens",
+        "query_start_loc",
+        "kv_start_loc",
+        "_manager",
+        "_rows",
+        "_outputs",
+        "_rules",
+        "_max_num_sequences",
+        "_max_num_blocks",
+    )
+
+    seq_lens: Final[npt.NDArray[np.int32]]
+    query_start_loc: Final[npt.NDArray[np.int32]]
+    kv_start_loc: Final[npt.NDArray[np.int32]]
+    _manager: Final[KVCacheManager]
+    _rows: Final[BatchRows]
+    _outputs: Final[list[TableOutput]]
+    _rules: Final[list[PageRule]]
+    _max_num_sequences: Final[int]
+    _max_num_blocks: Final[int]
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        max_num_sequences: SupportsIndex,
+        max_num_blocks: SupportsIndex,
+        *,
+        seq_lens: object = None,
+        query_start_loc: object = None,
+        kv_start_loc: object = None,
+    ) -> None:
+        if not isinstance(manager, KVCacheManager):
+            raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
+        num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
+        num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
+        if num_rows < 1 or num_blocks < 1 or num_blocks * manager.tokens_per_block > _INT32_MAX:
+            raise ValueError(
+                f"max_num_sequences is {num_rows} and max_num_blocks {num_blocks}; both must be at least 1, and tokens are "
+                f"counted in int32"
+            )
+        self.seq_lens = to_output_array(seq_lens, "seq_lens", (num_rows,), INT32)
+        self.query_start_loc = to_output_array(query_start_loc, "query_start_loc", (num_rows + 1,), INT32)
+        self.kv_start_loc = to_output_array(kv_start_loc, "kv_start_loc", (num_rows + 1,), INT32)
+        for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc):
+            array.fill(0)
+        self._manager = manager
+        self._rows = BatchRows(num_rows)
+        self._outputs = []
+        self._rules = []
+        self._max_num_sequences = num_rows
+        self._max_num_blocks = num_blocks
+
+    # -- outputs ------------------------------------------------------------------------------------------------------
+
+    def add_block_table(self, pages: PageFamily, *, filler: SupportsIndex | None = None, out: object = None) -> BlockTable:
+        """A padded block table. ``filler``: what stands where there is no page; None takes the null slot's page where the
+        manager reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not."""
+        rule = self._resolve(pages)
+        if filler is not None:
+            number = to_int(filler, "filler")
+        else:
+            number = rule.null_page if self._manager.init_config.reserve_null_slot else BAD_PAGE_INDEX
+        table = BlockTable(rule, number, self._rows, self._max_num_sequences, self._max_num_blocks, out)
+        self._add_output(table)
+        return table
+
+    def add_csr(
+        self,
+        pages: PageFamily,
+        max_num_pages: SupportsIndex | None = None,
+        *,
+        indptr: object = None,
+        indices: object = None,
+        last_page_len: object = None,
+    ) -> CsrTable:
+        """Page lists without padding. ``max_num_pages``: of all rows together; None: as many as there can be."""
+        rule = self._resolve(pages)
+        most = self._max_num_sequences * self._max_num_blocks * int(rule.expansion)
+        num_pages = most if max_num_pages is None else int(to_count(max_num_pages, "max_num_pages"))
+        table = CsrTable(rule, self._rows, self._max_num_sequences, num_pages, indptr, indices, last_page_len)
+        self._add_output(table)
+        return table
+
+    def add_slot_mapping(self, pages: PageFamily, max_num_input_tokens: SupportsIndex, *, out: object = None) -> SlotMapping:
+        """Where the step's input tokens go. ``max_num_input_tokens``: of all rows in one step."""
+        table = SlotMapping(self._resolve(pages), int(to_count(max_num_input_tokens, "max_num_input_tokens")), out)
+        self._add_output(table)
+        return table
+
+    def add_offset_table(
+        self,
+        key_role: DataRole = "key",
+        value_role: DataRole | None = "value",
+        *,
+        scale_role: DataRole | None = None,
+        out: object = None,
+    ) -> OffsetTable:
+        """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: there are no values (MLA)."""
+        table = OffsetTable(
+            self._manager,
+            self._rows,
+            self._max_num_sequences,
+            self._max_num_blocks,
+            key_role,
+            value_role,
+            scale_role,
+            out,
+        )
+        self._add_output(table)
+        return table
+
+    def _resolve(self, pages: PageFamily) -> PageRule:
+        rule = resolve_family(self._manager, pages)
+        largest = (self._manager.pool_group_descs[self._pool_group(rule)].num_slots + 1) * int(rule.scale * rule.expansion)
+        if largest > _INT32_MAX:
+            raise ValueError(f"{rule.text}: page indices up to {largest}, which int32 cannot hold")
+        return rule
+
+    def _pool_group(self, rule: PageRule) -> int:
+        for group in self._manager.pool_group_descs:
+            for variant in group.slot_desc.variants:
+                if variant.layer_group_id == rule.layer_group:
+                    return group.pool_group_index
+        raise AssertionError(f"layer group {rule.layer_group} has no pool group")
+
+    def _add_output(self, output: TableOutput) -> None:
+        self._outputs.append(output)
+        for rule in output.rules():
+            self._rules.append(rule)
+            self._rows.use_layer_group(int(rule.layer_group))
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Sequences in the batch; they are in rows 0, 1, ..."""
+        return len(self._rows)
+
+    def add(self, kv_cache: KVCache) -> int:
+        """The sequence joins; returns its row. `ValueError` if there is no row left, it is in the table, or of another manager."""
+        state = self._state_of(kv_cache)
+        if kv_cache.manager is not self._manager:
+            raise ValueError(f"sequence {state.id} belongs to another manager")
+        if state.status == CLOSED:
+            raise LogicError(f"sequence {state.id} is closed; it cannot join a batch")
+        row = len(self._rows)
+        if row >= self._max_num_sequences:
+            raise ValueError(f"all {row} rows are taken; make the table with a larger max_num_sequences")
+        if self._rows.find(state) >= 0:
+            raise ValueError(f"sequence {state.id} is in the table already")
+        self._rows.add(state)
+        return row
+
+    def remove(self, kv_cache: KVCache) -> int:
+        """The sequence leaves, closed or not; returns its row, which the sequence of the last row now has."""
+        row = self.row_of(kv_cache)
+        self._rows.remove(row)
+        for output in self._outputs:
+            output.clear_row(len(self._rows))
+        return row
+
+    def clear(self) -> None:
+        """All sequences leave."""
+        while len(self._rows) > 0:
+            self._rows.remove(len(self._rows) - 1)
+            for output in self._outputs:
+                output.clear_row(len(self._rows))
+
+    def row_of(self, kv_cache: KVCache) -> int:
+        """The sequence's row; it changes when another one leaves. `ValueError` if it is not in the table."""
+        row = self._rows.find(self._state_of(kv_cache))
+        if row < 0:
+            raise ValueError(f"{kv_cache!r} is not in the table")
+        return row
+
+    def swap_rows(self, first: SupportsIndex, second: SupportsIndex) -> None:
+        """Exchange two rows, for kernels that want prefills and decodes apart."""
+        rows = [to_int(first, "first"), to_int(second, "second")]
+        for row in rows:
+            if not 0 <= row < len(self._rows):
+                raise ValueError(f"there is no row {row}; {len(self._rows)} are taken")
+        self._rows.swap(rows[0], rows[1])
+
+    def _state_of(self, kv_cache: KVCache) -> SequenceState:
+        if not isinstance(kv_cache, KVCache):
+            raise TypeError(f"kv_cache must be a KVCache, not {type(kv_cache).__name__}")
+        return kv_cache._state_for_batch()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def update(self, num_input_tokens: Sequence[int] | None = None) -> None:
+        """Bring all arrays up to date with the sequences.
+
+        ``num_input_tokens``: per row, how many tokens after its history the step computes; None: up to its capacity.
+        `LogicError` if a sequence is not active (a suspended or closed one has no pages: `remove` it); `ValueError` if
+        something does not fit, or if a sequence has scratch blocks that an output cannot address.
+        """
+        rows = self._rows
+        count: i64 = len(rows.states)
+        self._take_lengths(num_input_tokens)
+        for output in self._outputs:
+            output.validate(rows)
+        row: i64 = 0
+        while row < count:
+            state = rows.states[row]
+            readers = rows.changed[row]
+            position: i64 = 0
+            for layer_group in rows.layer_groups:
+                group: i64 = layer_group
+                changed = readers[position]
+                scratch = state.scratch
+                has_scratch = scratch.begins[group] < scratch.ends[group]
+                if has_scratch or not changed.is_empty:
+                    for output in self._outputs:
+                        output.update_row(row, state, group, changed)
+                    changed.clear()
+                    if has_scratch:
+                        # These blocks never were in the page table, so it cannot tell when they are gone.
+                        changed.note_all()
+                position += 1
+            row += 1
+        for output in self._outputs:
+            output.finish(rows)
+        self._publish_lengths(count)
+
+    def _take_lengths(self, num_input_tokens: Sequence[int] | None) -> None:
+        """Validates the rows, and notes the step's lengths."""
+        rows = self._rows
+        count: i64 = len(rows.states)
+        if num_input_tokens is not None and len(num_input_tokens) != count:
+            raise ValueError(f"num_input_tokens has {len(num_input_tokens)} items for {count} rows")
+        row: i64 = 0
+        while row < count:
+            state = rows.states[row]
+            if state.status != ACTIVE:
+                raise LogicError(
+                    f"sequence {state.id} in row {row} is {'closed' if state.status == CLOSED else 'suspended'}; remove it "
+                    f"from the table, or resume it"
+                )
+            if state.num_blocks > self._max_num_blocks:
+                raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; the table has room for {self._max_num_blocks}")
+            room = state.capacity - state.history
+            num_inputs = room
+            if num_input_tokens is not None:
+                num_inputs = to_count(num_input_tokens[row], "num_input_tokens")
+                if num_inputs > room:
+                    raise ValueError(
+                        f"sequence {state.id}: {num_inputs} input tokens after a history of {state.history} exceed the "
+                        f"capacity of {state.capacity}; resize() first"
+                    )
+            rows.histories[row] = state.history
+            rows.num_inputs[row] = num_inputs
+            if state.scratch.num_blocks > 0:
+                self._validate_scratch(state)
+            row += 1
+
+    def _validate_scratch(self, state: SequenceState) -> None:
+        scratch = state.scratch
+        for rule in self._rules:
+            group = rule.layer_group
+            if not rule.addresses_scratch and scratch.begins[group] < scratch.ends[group]:
+                raise ValueError(
+                    f"sequence {state.id} has scratch blocks in layer group {group}, which {rule.text} cannot address: use "
+                    f"DensePages with PageIndexMode.PER_LAYER, or run such steps apart"
+                )
+
+    def _publish_lengths(self, count: i64) -> None:
+        rows = self._rows
+        total = self._max_num_sequences + 1
+        lengths = vec[i32]([0] * total)
+        queries = vec[i32]([0] * total)
+        keys = vec[i32]([0] * total)
+        num_queries: i64 = 0
+        num_keys: i64 = 0
+        row: i64 = 0
+        while row < self._max_num_sequences:
+            if row < count:
+                length = rows.histories[row] + rows.num_inputs[row]
+                num_queries += rows.num_inputs[row]
+                num_keys += length
+                lengths[row] = i32(length)
+            queries[row + 1] = i32(num_queries)
+            keys[row + 1] = i32(num_keys)
+            row += 1
+        _copy(self.seq_lens, lengths)
+        _copy(self.query_start_loc, queries)
+        _copy(self.kv_start_loc, keys)
+
+
+def _copy(target: Any, source: vec[i32]) -> None:
+    target[:] = np.asarray(memoryview(source))[: len(target)]

@@ -1,0 +1,69 @@
+"""The padded block table of FlashAttention, vLLM and FlashInfer's trtllm-gen entry."""
+
+from typing import Final, final
+
+import numpy as np
+import numpy.typing as npt
+from mypy_extensions import i64, mypyc_attr
+
+from ..sequence.changed_blocks import ChangedBlocks
+from ..sequence.sequence_state import SequenceState
+from .batch_rows import BatchRows
+from .output_array import INT32, to_output_array
+from .page_family import PageRule
+from .row_writer import RowWriter
+from .table_output import TableOutput
+
+
+@final
+@mypyc_attr(native_class=True)
+class BlockTable(TableOutput):
+    """`array`: ``[max_num_sequences, max_num_blocks * expansion]`` int32, row ``r`` the pages of the sequence in row ``r``.
+
+    - FlashAttention: ``block_table`` of ``flash_attn_with_kvcache`` and ``flash_attn_varlen_func`` (``page_table`` in version
+      3): int32 ``[batch_size, max_num_blocks_per_seq]`` (``flash_attn_interface.py``); lengths are `BatchPageTable.seq_lens`.
+    - vLLM: ``block_table_tensor``, int32 ``[num_reqs, max_blocks]`` (``vllm/v1/worker/block_table.py``), a table for each
+      key/value cache group, the null block is 0.
+    - FlashInfer: ``block_tables`` of ``trtllm_batch_decode_with_kv_cache``, int32 ``[batch_size, max_pages]``.
+
+    Blocks that no layer reads again, and what lies behind a sequence's last block, are the filler.
+    """
+
+    __slots__ = ("array", "filler", "_writer", "_rows")
+
+    array: Final[npt.NDArray[np.int32]]
+    """All rows, for kernels and graphs whose batch is padded to its maximum; vacant rows are filler."""
+    filler: Final[int]
+    _writer: Final[RowWriter]
+    _rows: Final[BatchRows]
+
+    def __init__(
+        self, rule: PageRule, filler: int, rows: BatchRows, max_num_rows: int, max_num_blocks: int, out: object
+    ) -> None:
+        width = max_num_blocks * int(rule.expansion)
+        self.array = to_output_array(out, "out", (max_num_rows, width), INT32)
+        self.array.fill(filler)
+        self.filler = filler
+        self._writer = RowWriter(rule, filler, self.array, 0, width, max_num_rows)
+        self._rows = rows
+
+    @property
+    def rows(self) -> npt.NDArray[np.int32]:
+        """``[num_seqs, ...]``: a view of the rows that are taken."""
+        return self.array[: len(self._rows)]
+
+    def rules(self) -> list[PageRule]:
+        return [self._writer.rule]
+
+    def validate(self, rows: BatchRows) -> None:
+        pass
+
+    def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
+        if layer_group == self._writer.rule.layer_group:
+            self._writer.update(row, state.tables[layer_group], changed, state.scratch)
+
+    def finish(self, rows: BatchRows) -> None:
+        pass
+
+    def clear_row(self, row: i64) -> None:
+        self._writer.clear_row(row)

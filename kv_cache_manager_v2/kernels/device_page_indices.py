@@ -1,0 +1,247 @@
+"""Page indices of a batch for many layers, computed on the GPU: one copy and one launch per step.
+
+For engines with scratch reuse or dense pages in PER_LAYER mode, where each layer has page indices of its own: the host puts the
+base page indices together once per layer group, and the GPU derives the layers' from them. Equal to what `PageIndexConverter`
+gives on the host.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, SupportsIndex, final
+
+import numpy as np
+import numpy.typing as npt
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.checks import to_count
+from ..base.errors import LogicError
+from ..base.ids import BAD_PAGE_INDEX, CacheTier
+from ..base.integer_math import ceil_div
+from ..device.host_array import host_words
+from ..device.kernel_arguments import to_word_arguments
+from ..device.memory_range import MemoryRange
+from ..device.port import CopyBatch, Device
+from ..manager.kv_cache import KVCache
+from ..manager.kv_cache_manager import KVCacheManager
+from ..sequence.sequence_state import ACTIVE, SequenceState
+from .page_family import DensePages, PageRule, resolve_family
+from .page_index_kernel import CUDA_SOURCE, KERNEL_NAME, RULE_WORDS, SCRATCH_WORDS
+
+_THREADS: Final = 256
+_NUM_STAGINGS: Final = 2
+"""Steps whose inputs may be on their way at once: with one more, `update` waits for the first."""
+_WORD: Final = 8
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Staging:
+    """Pinned host memory, as much device memory, and when the device has read it."""
+
+    __slots__ = ("host", "device", "event")
+
+    host: Final[MemoryRange]
+    device: Final[MemoryRange]
+    event: int | None
+
+    def __init__(self, host: MemoryRange, device: MemoryRange) -> None:
+        self.host = host
+        self.device = device
+        self.event = None
+
+
+@final
+@mypyc_attr(native_class=True)
+class DevicePageIndices:
+    """`address_of` an output: int32 ``[max_num_sequences, max_num_blocks * expansion]`` in GPU memory, the same for the object's life.
+
+    ``device`` is a `CudaDevice`, the manager's. Entries behind a sequence's last block are left as they were; blocks without a page
+    are ``filler``. Who makes one calls `close`, when nothing that it enqueued is running.
+    """
+
+    __slots__ = (
+        "_manager",
+        "_device",
+        "_rules",
+        "_groups",
+        "_max_num_rows",
+        "_max_num_blocks",
+        "_filler",
+        "_kernel",
+        "_output",
+        "_stagings",
+        "_next_staging",
+        "_first_entries",
+        "_is_closed",
+    )
+
+    _manager: Final[KVCacheManager]
+    _device: Final[Device]
+    _rules: Final[list[PageRule]]
+    _groups: Final[list[int]]
+    _max_num_rows: Final[int]
+    _max_num_blocks: Final[int]
+    _filler: Final[int]
+    _kernel: Final[Any]
+    _output: Final[MemoryRange]
+    _stagings: Final[list[_Staging]]
+    _next_staging: int
+    _first_entries: Final[list[int]]
+    _is_closed: bool
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        outputs: Sequence[DensePages],
+        max_num_sequences: SupportsIndex,
+        max_num_blocks: SupportsIndex,
+        filler: int = BAD_PAGE_INDEX,
+    ) -> None:
+        self._is_closed = True
+        device: Any = manager.device
+        if not hasattr(device, "compile"):
+            raise LogicError(f"{manager.device.name} launches no CUDA kernels; use BatchPageTable on the host")
+        if len(outputs) == 0:
+            raise ValueError("outputs is empty; name at least one layer and role")
+        self._manager = manager
+        self._device = manager.device
+        self._rules = [resolve_family(manager, output) for output in outputs]
+        self._groups = sorted({int(rule.layer_group) for rule in self._rules})
+        self._max_num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
+        self._max_num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
+        if self._max_num_rows < 1 or self._max_num_blocks < 1:
+            raise ValueError("max_num_sequences and max_num_blocks must be at least 1")
+        self._filler = filler
+        self._first_entries = []
+        num_entries = 0
+        for rule in self._rules:
+            self._first_entries.append(num_entries)
+            num_entries += self._max_num_rows * self._max_num_blocks * int(rule.expansion)
+        self._kernel = device.compile(CUDA_SOURCE, KERNEL_NAME)
+        self._output = MemoryRange(manager.device, CacheTier.GPU_MEM, 4 * num_entries)
+        self._stagings = []
+        self._next_staging = 0
+        self._is_closed = False
+        try:
+            self._output.resize(4 * num_entries)
+            for _ in range(_NUM_STAGINGS):
+                self._stagings.append(self._make_staging())
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_staging(self) -> _Staging:
+        # At most one scratch slot per block of a row and layer group.
+        cells = len(self._groups) * self._max_num_rows * self._max_num_blocks
+        num_words = cells * 2 + self._max_num_rows * (1 + SCRATCH_WORDS * len(self._groups)) + RULE_WORDS * len(self._rules)
+        host = MemoryRange(self._device, CacheTier.HOST_MEM, _WORD * num_words)
+        device = MemoryRange(self._device, CacheTier.GPU_MEM, _WORD * num_words)
+        host.resize(_WORD * num_words)
+        device.resize(_WORD * num_words)
+        return _Staging(host, device)
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for staging in self._stagings:
+            if staging.event is not None:
+                self._device.release_event(staging.event)
+                staging.event = None
+            staging.host.close()
+            staging.device.close()
+        self._output.close()
+        self._kernel.close()
+
+    def address_of(self, output: SupportsIndex) -> int:
+        """Where that output's first row begins, by its position in ``outputs``."""
+        return self._output.address + 4 * self._first_entries[output.__index__()]
+
+    def update(self, kv_caches: Sequence[KVCache], stream: int) -> None:
+        """Enqueue the conversion of these sequences, one per row, on ``stream``; valid for what is enqueued there afterwards.
+
+        `LogicError` if one is not active, `ValueError` if they do not fit or have scratch blocks and an output is SHARED.
+        """
+        if self._is_closed:
+            raise LogicError("these page indices are closed")
+        states = [kv_cache._state_for_batch() for kv_cache in kv_caches]
+        self._validate(states)
+        if len(states) == 0:
+            return
+        width = max([1, *[int(state.num_blocks) for state in states]])
+        staging = self._stagings[self._next_staging]
+        self._next_staging = (self._next_staging + 1) % len(self._stagings)
+        if staging.event is not None:
+            self._device.synchronize_event(staging.event)
+            self._device.release_event(staging.event)
+            staging.event = None
+        places = self._fill(staging, states, width)
+        batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.HOST_MEM, _WORD * places[-1])
+        batch.add(staging.device.address, staging.host.address)
+        self._device.copy_batch(stream, batch)
+        addresses = [staging.device.address + _WORD * place for place in places[:-1]]
+        num_threads = len(self._rules) * len(states) * width
+        arguments = [*addresses, self._output.address, len(self._rules), len(states), width]
+        grid = (int(ceil_div(num_threads, _THREADS)), 1, 1)
+        self._kernel.launch(stream, grid, (_THREADS, 1, 1), to_word_arguments(arguments))
+        staging.event = self._device.record_event(stream)
+
+    def _validate(self, states: list[SequenceState]) -> None:
+        if len(states) > self._max_num_rows:
+            raise ValueError(f"{len(states)} sequences; there is room for {self._max_num_rows}")
+        for state in states:
+            if state.status != ACTIVE:
+                raise LogicError(f"sequence {state.id} is not active; resume() it first")
+            if state.num_blocks > self._max_num_blocks:
+                raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; there is room for {self._max_num_blocks}")
+            for rule in self._rules:
+                group = rule.layer_group
+                if not rule.addresses_scratch and state.scratch.begins[group] < state.scratch.ends[group]:
+                    raise ValueError(f"sequence {state.id} has scratch blocks, which {rule.text} cannot address")
+
+    def _fill(self, staging: _Staging, states: list[SequenceState], width: int) -> list[int]:
+        """Put the inputs one behind the other; the first words of base, lengths, scratch, slots and rules, and the end."""
+        num_rows = len(states)
+        num_base_words = (len(self._groups) * num_rows * width + 1) // 2
+        lengths_place = num_base_words
+        scratch_place = lengths_place + num_rows
+        slots_place = scratch_place + SCRATCH_WORDS * len(self._groups) * num_rows
+        scratch: list[int] = []
+        slots: list[int] = []
+        for group in self._groups:
+            for state in states:
+                index: i64 = group
+                scratch.extend((int(state.scratch.begins[index]), int(state.scratch.ends[index]), len(slots)))
+                slots.extend(state.scratch.slots[group])
+        rules_place = slots_place + len(slots)
+        end = rules_place + RULE_WORDS * len(self._rules)
+        words: npt.NDArray[np.int64] = host_words(staging.host.address, end)
+        base = words[:num_base_words].view(np.int32)
+        row_of_base = 0
+        for group in self._groups:
+            for state in states:
+                entries = np.asarray(state.tables[group].view())
+                base[row_of_base * width : row_of_base * width + len(entries)] = entries
+                row_of_base += 1
+        words[lengths_place:scratch_place] = [int(state.num_blocks) for state in states]
+        words[scratch_place:slots_place] = scratch
+        words[slots_place:rules_place] = slots
+        words[rules_place:end] = self._rule_words()
+        return [0, lengths_place, scratch_place, slots_place, rules_place, end]
+
+    def _rule_words(self) -> list[int]:
+        words: list[int] = []
+        for output, rule in enumerate(self._rules):
+            words.extend(
+                (
+                    self._groups.index(int(rule.layer_group)),
+                    int(rule.scale),
+                    int(rule.offset),
+                    int(rule.expansion),
+                    int(rule.scratch_pages_per_block) if rule.addresses_scratch else 0,
+                    self._first_entries[output],
+                    self._max_num_blocks * int(rule.expansion),
+                    self._filler,
+                )
+            )
+        return words

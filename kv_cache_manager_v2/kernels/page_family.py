@@ -1,0 +1,155 @@
+"""The two ways in which attention kernels count pages.
+
+    strided view   entry = base page index. One table for a layer group; each layer's cache tensor is a view of the pool
+                   whose stride over pages is the slot, as `KVCacheManager.pool_view(..., by_slot=True)` gives it
+    dense page     entry = base page index * scale (+ the layer's offset in PER_LAYER mode). A table for each layer, or in
+                   SHARED mode for all layers of equal scale; the cache tensor is the pool as pages without gaps, as
+                   `KVCacheManager.pool_view` gives it
+
+Scratch blocks and buffers with a `tokens_per_block_override` can be addressed by dense pages only, scratch blocks in PER_LAYER
+mode only.
+"""
+
+from typing import Final, SupportsIndex, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.checks import to_int, validate_index_mode
+from ..base.ids import DataRole, LayerId, PageIndexMode
+from ..layout.buffer_id import BufferId
+from ..manager.kv_cache_manager import KVCacheManager
+
+
+@final
+@mypyc_attr(native_class=True)
+class StridedPages:
+    """Entries are base page indices (slot ids) of one layer group."""
+
+    __slots__ = ("layer_group_id",)
+
+    layer_group_id: Final[int]
+
+    def __init__(self, layer_group_id: SupportsIndex) -> None:
+        self.layer_group_id = to_int(layer_group_id, "layer_group_id")
+
+    def __repr__(self) -> str:
+        return f"StridedPages({self.layer_group_id})"
+
+
+@final
+@mypyc_attr(native_class=True)
+class DensePages:
+    """Entries are page indices of one (layer, role), as `PageIndexConverter` computes them; SHARED serves equal layers too."""
+
+    __slots__ = ("layer_id", "data_role", "index_mode")
+
+    layer_id: Final[LayerId]
+    data_role: Final[DataRole]
+    index_mode: Final[PageIndexMode]
+
+    def __init__(
+        self, layer_id: SupportsIndex, data_role: DataRole, index_mode: PageIndexMode = PageIndexMode.SHARED
+    ) -> None:
+        validate_index_mode(index_mode)
+        self.layer_id = LayerId(to_int(layer_id, "layer_id"))
+        self.data_role = data_role
+        self.index_mode = index_mode
+
+    def __repr__(self) -> str:
+        return f"DensePages({self.layer_id}, {self.data_role!r}, {self.index_mode.name})"
+
+
+PageFamily = StridedPages | DensePages
+
+
+@final
+@mypyc_attr(native_class=True)
+class PageRule:
+    """A page family resolved against a manager: plain numbers for the loops. ``index = (slot * scale + offset) * expansion + j``."""
+
+    __slots__ = (
+        "layer_group",
+        "scale",
+        "offset",
+        "expansion",
+        "scratch_pages_per_block",
+        "addresses_scratch",
+        "page_tokens",
+        "text",
+    )
+
+    layer_group: Final[i64]
+    scale: Final[i64]
+    offset: Final[i64]
+    expansion: Final[i64]
+    scratch_pages_per_block: Final[i64]
+    addresses_scratch: Final[bool]
+    page_tokens: Final[i64]
+    text: Final[str]
+
+    def __init__(
+        self,
+        layer_group: i64,
+        scale: i64,
+        offset: i64,
+        expansion: i64,
+        scratch_pages_per_block: i64,
+        addresses_scratch: bool,
+        page_tokens: i64,
+        text: str,
+    ) -> None:
+        self.layer_group = layer_group
+        self.scale = scale
+        self.offset = offset
+        self.expansion = expansion
+        self.scratch_pages_per_block = scratch_pages_per_block
+        self.addresses_scratch = addresses_scratch
+        self.page_tokens = page_tokens
+        self.text = text
+
+    def moved_by(self, offset: i64) -> "PageRule":
+        """The same, counted from a base address that many sub-pages earlier; without scratch blocks."""
+        return PageRule(
+            self.layer_group, self.scale, self.offset + offset, self.expansion, 1, False, self.page_tokens, self.text
+        )
+
+    @property
+    def null_page(self) -> int:
+        """The index of slot 0's page."""
+        return int(self.offset * self.expansion)
+
+    def first_page(self, slot: i64) -> i64:
+        """The first page index of a block that has that slot."""
+        return (slot * self.scale + self.offset) * self.expansion
+
+    def first_scratch_page(self, position: i64, slots: list[int]) -> i64:
+        """The first page index of the scratch block at that position of the scratch range."""
+        blocks_per_slot = self.scale // self.scratch_pages_per_block
+        slot: i64 = slots[position // blocks_per_slot]
+        sub_page = (position % blocks_per_slot * self.scratch_pages_per_block + self.offset) % self.scale
+        return (slot * self.scale + sub_page) * self.expansion
+
+
+def resolve_family(manager: KVCacheManager, family: PageFamily) -> PageRule:
+    """`ValueError` for an unknown layer group, layer or role."""
+    tokens = manager.tokens_per_block
+    if isinstance(family, StridedPages):
+        num_groups = len(manager.layer_grouping)
+        if not 0 <= family.layer_group_id < num_groups:
+            raise ValueError(f"layer_group_id is {family.layer_group_id}; there are {num_groups} layer groups")
+        return PageRule(family.layer_group_id, 1, 0, 1, 1, False, tokens, repr(family))
+    if not isinstance(family, DensePages):
+        raise TypeError(f"pages must be StridedPages or DensePages, not {type(family).__name__}")
+    converter = manager.get_page_index_converter(family.layer_id, family.data_role)
+    group = manager.get_aggregated_pages([BufferId(family.layer_id, family.data_role)])[0].layer_group_id
+    is_per_layer = family.index_mode is PageIndexMode.PER_LAYER
+    return PageRule(
+        group,
+        converter.scale,
+        converter.layer_offset if is_per_layer else 0,
+        converter.expansion,
+        converter.scratch_pages_per_block,
+        is_per_layer,
+        tokens // converter.expansion,
+        repr(family),
+    )

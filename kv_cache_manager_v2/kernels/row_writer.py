@@ -1,0 +1,142 @@
+"""Keeps the rows of a padded page table equal to the sequences' base page indices, by writing what changed.
+
+One row per sequence, ``width`` entries, anywhere in a flat int32 array. Blocks without a page that the rule can address, and
+what lies behind the last block, are the *filler*. Few changes are written one by one, many in one piece.
+"""
+
+from typing import Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..sequence.changed_blocks import ChangedBlocks
+from ..sequence.page_table import PageTable
+from ..sequence.scratch import Scratch
+from .output_array import flat_view
+from .page_family import PageRule
+
+_FEW: Final = 12
+"""Up to so many entries are written faster one by one, in either build."""
+
+
+def convert_pages(rule: PageRule, table: PageTable, begin: i64, end: i64, filler: i64) -> npt.NDArray[np.int32]:
+    """Page indices of the blocks ``[begin, end)``, a new array; scratch blocks are not filled in."""
+    base = np.asarray(table.view())[begin:end]
+    pages: npt.NDArray[np.int32] = base * np.int32(rule.scale)
+    pages += np.int32(rule.offset)
+    is_bad = base < 0
+    expansion = int(rule.expansion)
+    if expansion > 1:
+        steps = np.arange(expansion, dtype=np.int32)
+        pages = (pages[:, np.newaxis] * np.int32(expansion) + steps).reshape(-1)
+        is_bad = np.repeat(is_bad, expansion)
+    pages[is_bad] = filler
+    return pages
+
+
+def fill_scratch_pages(rule: PageRule, pages: npt.NDArray[np.int32], begin: i64, scratch: Scratch) -> None:
+    """Put in the scratch blocks of a range that begins with block ``begin``."""
+    group = rule.layer_group
+    first = scratch.begins[group]
+    expansion = rule.expansion
+    num_blocks: i64 = len(pages) // expansion
+    ordinal = first if first > begin else begin
+    end = scratch.ends[group]
+    if end > begin + num_blocks:
+        end = begin + num_blocks
+    slots = scratch.slots[group]
+    while ordinal < end:
+        page = rule.first_scratch_page(ordinal - first, slots)
+        sub: i64 = 0
+        while sub < expansion:
+            pages[(ordinal - begin) * expansion + sub] = page + sub
+            sub += 1
+        ordinal += 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class RowWriter:
+    __slots__ = ("rule", "filler", "_array", "_flat", "_first", "_stride", "_lengths")
+
+    rule: Final[PageRule]
+    filler: Final[i64]
+    _array: Final[npt.NDArray[Any]]
+    _flat: Final[memoryview]
+    _first: Final[i64]
+    _stride: Final[i64]
+    _lengths: vec[i64]
+    """Blocks written to each row; what follows is filler."""
+
+    def __init__(
+        self, rule: PageRule, filler: i64, array: npt.NDArray[Any], first: i64, stride: i64, num_rows: i64
+    ) -> None:
+        """Row ``r`` begins at item ``first + r * stride`` of the array, which the caller has filled with the filler."""
+        self.rule = rule
+        self.filler = filler
+        self._array = array.reshape(-1)
+        self._flat = flat_view(array)
+        self._first = first
+        self._stride = stride
+        self._lengths = vec[i64]([0] * num_rows)
+
+    def update(self, row: i64, table: PageTable, changed: ChangedBlocks, scratch: Scratch) -> None:
+        """Where the last update had scratch blocks, everything counts as changed."""
+        length = self._lengths[row]
+        num_blocks = table.num_blocks
+        if num_blocks < length:
+            self._fill(row, num_blocks, length)
+        self._write(row, table, changed.erased_begin, changed.erased_end)
+        # New blocks are at the end of what was filled, so most steps write one range only.
+        begin = changed.filled_begin if changed.filled_begin < length else length
+        self._write(row, table, begin, num_blocks if num_blocks > length else changed.filled_end)
+        self._lengths[row] = num_blocks
+        if self.rule.addresses_scratch:
+            self._write_scratch(row, scratch)
+
+    def _write_scratch(self, row: i64, scratch: Scratch) -> None:
+        group = self.rule.layer_group
+        begin = scratch.begins[group]
+        end = scratch.ends[group]
+        if begin < end:
+            pages = np.empty((end - begin) * self.rule.expansion, np.int32)
+            fill_scratch_pages(self.rule, pages, begin, scratch)
+            self._put(row, begin, pages)
+
+    def _write(self, row: i64, table: PageTable, begin: i64, end: i64) -> None:
+        if end > table.num_blocks:
+            end = table.num_blocks
+        if begin >= end:
+            return
+        rule = self.rule
+        expansion = rule.expansion
+        if (end - begin) * expansion > _FEW:
+            self._put(row, begin, convert_pages(rule, table, begin, end, self.filler))
+            return
+        flat = self._flat
+        ordinal = begin
+        position = self._first + row * self._stride + begin * expansion
+        while ordinal < end:
+            slot = i64(table.entries[ordinal])
+            page = rule.first_page(slot)
+            sub: i64 = 0
+            while sub < expansion:
+                flat[position] = page + sub if slot >= 0 else self.filler
+                position += 1
+                sub += 1
+            ordinal += 1
+
+    def _put(self, row: i64, begin: i64, pages: npt.NDArray[np.int32]) -> None:
+        position = self._first + row * self._stride + begin * self.rule.expansion
+        self._array[position : position + len(pages)] = pages
+
+    def _fill(self, row: i64, begin: i64, end: i64) -> None:
+        first = self._first + row * self._stride
+        self._array[first + begin * self.rule.expansion : first + end * self.rule.expansion] = self.filler
+
+    def clear_row(self, row: i64) -> None:
+        """Nobody is in the row any more."""
+        self._fill(row, 0, self._lengths[row])
+        self._lengths[row] = 0

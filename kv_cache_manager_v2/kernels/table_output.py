@@ -1,0 +1,37 @@
+"""What a `BatchPageTable` keeps up to date: one kind of array that kernels take.
+
+Per step: `validate` (may raise, changes nothing), then `update_row` for every row whose page table changed or has scratch
+blocks, then `finish` once.
+"""
+
+from abc import ABCMeta, abstractmethod
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..sequence.changed_blocks import ChangedBlocks
+from ..sequence.sequence_state import SequenceState
+from .batch_rows import BatchRows
+from .page_family import PageRule
+
+
+@mypyc_attr(native_class=True)
+class TableOutput(metaclass=ABCMeta):
+    __slots__ = ()
+
+    @abstractmethod
+    def rules(self) -> list[PageRule]:
+        """How its entries are computed; the layer groups in them are those it reads."""
+
+    @abstractmethod
+    def validate(self, rows: BatchRows) -> None:
+        """`ValueError` if the step does not fit into the arrays."""
+
+    @abstractmethod
+    def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None: ...
+
+    @abstractmethod
+    def finish(self, rows: BatchRows) -> None: ...
+
+    @abstractmethod
+    def clear_row(self, row: i64) -> None:
+        """The last row is vacant."""

@@ -1,0 +1,445 @@
+"""A batch's page tables are in the shapes that today's attention kernels take, and always those of the sequences.
+
+Every array is compared with one made from scratch, through the public calls of a sequence, after each of many random steps.
+"""
+
+import random
+
+import numpy as np
+import pytest
+from small_models import config_of, manager_of
+
+from kv_cache_manager_v2 import (
+    BAD_PAGE_INDEX,
+    AttentionLayerConfig,
+    AttnLifeCycle,
+    BatchPageTable,
+    BufferConfig,
+    DensePages,
+    GpuCacheTierConfig,
+    HostDevice,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LayerId,
+    LogicError,
+    PageIndexMode,
+    StridedPages,
+    SwaScratchReuseConfig,
+)
+
+T = 4
+SHARED, PER_LAYER = PageIndexMode.SHARED, PageIndexMode.PER_LAYER
+
+
+def model(windows, expansion=1, num_slots=200, **settings):
+    """One layer per window, keys in kernel blocks of T / expansion tokens; values in blocks of T."""
+    layers = [
+        AttentionLayerConfig(
+            LayerId(index),
+            [BufferConfig("key", 64 // expansion, T // expansion if expansion > 1 else None), BufferConfig("value", 64)],
+            window,
+            None if window is None else index,
+        )
+        for index, window in enumerate(windows)
+    ]
+    return KVCacheManagerConfig(T, [GpuCacheTierConfig(num_slots * 128)], layers, **settings)
+
+
+def pages_of(manager, kv_cache, pages):
+    """All page indices of a sequence, -1 where there is none, made by the converter."""
+    if isinstance(pages, StridedPages):
+        return np.asarray(kv_cache.get_base_page_indices(pages.layer_group_id))
+    group = manager.get_layer_group_id(pages.layer_id)
+    converter = manager.get_page_index_converter(pages.layer_id, pages.data_role)
+    scratch = kv_cache.get_scratch_desc(group) if pages.index_mode is PER_LAYER else None
+    return converter(kv_cache.get_base_page_indices(group), pages.index_mode, scratch)
+
+
+def page_tokens_of(manager, pages):
+    return T if isinstance(pages, StridedPages) else T // manager.get_page_index_converter(pages.layer_id, "key").expansion
+
+
+def stale_blocks(manager, kv_cache, pages):
+    group = pages.layer_group_id if isinstance(pages, StridedPages) else manager.get_layer_group_id(pages.layer_id)
+    layer = next(layer for layer in manager.init_config.layers if manager.get_layer_group_id(layer.layer_id) == group)
+    life_cycle = AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, T)
+    return life_cycle.compute_stale_range(kv_cache.history_length, T)
+
+
+class Checked:
+    """A table with every kind of output, and what each must be."""
+
+    def __init__(self, manager, families, filler):
+        self.manager, self.families, self.filler = manager, families, filler
+        self.table = BatchPageTable(manager, 6, 64)
+        self.blocks = [self.table.add_block_table(pages) for pages in families]
+        self.lists = [self.table.add_csr(pages) for pages in families]
+        self.slots = [self.table.add_slot_mapping(pages, 2000) for pages in families]
+        self.rows = []
+
+    def check(self, inputs):
+        table, manager = self.table, self.manager
+        assert len(table) == len(self.rows)
+        assert [table.row_of(kv_cache) for kv_cache in self.rows] == list(range(len(self.rows)))
+        lengths = [kv_cache.history_length + count for kv_cache, count in zip(self.rows, inputs, strict=True)]
+        vacant = 6 - len(self.rows)
+        assert table.seq_lens.tolist() == lengths + [0] * vacant
+        assert table.query_start_loc.tolist() == np.cumsum([0, *inputs, *[0] * vacant]).tolist()
+        assert table.kv_start_loc.tolist() == np.cumsum([0, *lengths, *[0] * vacant]).tolist()
+        for number, pages in enumerate(self.families):
+            filler, page_tokens = self.filler(pages), page_tokens_of(manager, pages)
+            expected = np.full(self.blocks[number].array.shape, filler)
+            lists, slots = [], []
+            for row, (kv_cache, length) in enumerate(zip(self.rows, lengths, strict=True)):
+                indices = pages_of(manager, kv_cache, pages)
+                expected[row, : len(indices)] = np.where(indices < 0, filler, indices)
+                # A step's scratch blocks are described until the next one, and are stale as soon as history has passed them.
+                stale = stale_blocks(manager, kv_cache, pages)
+                ratio = T // page_tokens
+                numbers = range(-(-length // page_tokens))
+                lists.append([indices[i] for i in numbers if indices[i] >= 0 and i // ratio not in stale])
+                for token in range(kv_cache.history_length, length):
+                    slots.append(indices[token // page_tokens] * page_tokens + token % page_tokens)
+            assert (self.blocks[number].array == expected).all()
+            assert (self.blocks[number].rows == expected[: len(self.rows)]).all()
+            csr = self.lists[number]
+            starts = np.cumsum([0, *[len(part) for part in lists]]).tolist()
+            assert csr.indptr.tolist() == starts + [starts[-1]] * vacant and csr.num_pages == starts[-1]
+            assert csr.indices[: starts[-1]].tolist() == [int(page) for part in lists for page in part]
+            last = [(length - 1) % page_tokens + 1 if length else 1 for length in lengths]
+            assert csr.last_page_len[: len(self.rows)].tolist() == last
+            assert self.slots[number].tokens.tolist() == slots
+            assert (self.slots[number].array[len(slots) :] == -1).all()
+
+
+def drive(manager, checked, seed, num_steps=120, leave_capacity=True):
+    """Random steps: sequences come, prefill in chunks, decode, sleep, swap rows, go."""
+    rng = random.Random(seed)
+    table, rows = checked.table, checked.rows
+    asleep = []
+    for _ in range(num_steps):
+        action = rng.random()
+        if action < 0.2 and len(rows) < 6:
+            if asleep and rng.random() < 0.5:
+                kv_cache = asleep.pop()
+            else:
+                prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 20))]
+                kv_cache = manager.create_kv_cache(input_tokens=prompt)
+            if not kv_cache.resume():
+                asleep.append(kv_cache)
+                continue
+            assert table.add(kv_cache) == len(rows)
+            rows.append(kv_cache)
+        elif action < 0.3 and rows:
+            row = rng.randrange(len(rows))
+            kv_cache = rows[row]
+            how = rng.random()
+            if how < 0.4:
+                kv_cache.close()
+            elif how < 0.7:
+                kv_cache.suspend()
+            assert table.remove(kv_cache) == row
+            rows[row] = rows[-1]
+            rows.pop()
+            if how >= 0.7:
+                kv_cache.suspend()
+            if how >= 0.4:
+                asleep.append(kv_cache)
+        elif action < 0.4 and len(rows) > 1:
+            a, b = rng.randrange(len(rows)), rng.randrange(len(rows))
+            table.swap_rows(a, b)
+            rows[a], rows[b] = rows[b], rows[a]
+        for kv_cache in [old for old in rows if old.capacity > 200]:
+            row = table.remove(kv_cache)
+            rows[row] = rows[-1]
+            rows.pop()
+            kv_cache.close()
+        inputs = []
+        for kv_cache in rows:
+            if kv_cache.capacity > kv_cache.history_length and rng.random() < 0.7:
+                # The last step's tokens are final, or some of them.
+                count = kv_cache.capacity - kv_cache.history_length
+                kept = count if rng.random() < 0.8 or not leave_capacity else rng.randrange(count + 1)
+                kv_cache.commit([rng.randrange(2) for _ in range(kept)])
+            step = rng.choice([0, 1, 1, 1, 2, 5, 30]) if leave_capacity else rng.choice([1, 1, 9, 40])
+            history = kv_cache.history_length if leave_capacity else kv_cache.capacity
+            kv_cache.resize(kv_cache.capacity + step, history)
+            count = kv_cache.capacity - kv_cache.history_length
+            inputs.append(rng.randrange(count + 1) if leave_capacity else count)
+        if rng.random() < 0.8:
+            table.update(inputs)
+            checked.check(inputs)
+    for kv_cache in rows + asleep:
+        kv_cache.close()
+    table.clear()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("expansion", [1, 2])
+def test_tables_are_always_those_of_the_sequences(seed, expansion):
+    null = bool(seed % 2)
+    config = model([None, 9, 30], expansion, reserve_null_slot=null)
+    families = [StridedPages(0), StridedPages(1), DensePages(2, "key"), DensePages(1, "key", PER_LAYER), DensePages(0, "value")]
+
+    def filler(pages):
+        if not null:
+            return BAD_PAGE_INDEX
+        if isinstance(pages, StridedPages) or pages.index_mode is SHARED:
+            return 0
+        converter = manager.get_page_index_converter(pages.layer_id, pages.data_role)
+        return converter.layer_offset * converter.expansion
+
+    families = [pages for pages in families if expansion == 1 or not (isinstance(pages, DensePages) and pages.data_role == "value")]
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        drive(manager, Checked(manager, families, filler), seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scratch_blocks_are_in_the_tables_of_each_layer(seed):
+    config = model([None, 9, 30], swa_scratch_reuse=SwaScratchReuseConfig())
+    families = [DensePages(layer, "key", PER_LAYER) for layer in range(3)]
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        drive(manager, Checked(manager, families, lambda pages: BAD_PAGE_INDEX), seed, leave_capacity=False)
+
+
+def test_shared_tables_refuse_scratch_blocks_and_change_nothing():
+    with KVCacheManager(model([9], swa_scratch_reuse=SwaScratchReuseConfig()), device=HostDevice()) as manager:
+        table = BatchPageTable(manager, 2, 32)
+        blocks = table.add_block_table(StridedPages(0))
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(8, 0)
+            table.add(kv_cache)
+            table.update()
+            before = blocks.array.copy()
+            assert kv_cache.resize(60, 8)
+            with pytest.raises(ValueError):
+                table.update()
+            assert (blocks.array == before).all() and table.seq_lens.tolist() == [8, 0]
+
+
+def test_two_tables_follow_one_sequence():
+    with manager_of([None, 8]) as manager:
+        tables = [BatchPageTable(manager, 2, 32) for _ in range(2)]
+        blocks = [table.add_block_table(StridedPages(1)) for table in tables]
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume()
+            for table in tables:
+                table.add(kv_cache)
+            for step in range(60):
+                assert kv_cache.resize(step + 1, step)
+                tables[step % 3 == 0].update()
+            for number in range(2):
+                tables[number].update()
+                expected = kv_cache.get_base_page_indices(1).tolist()
+                assert blocks[number].array[0, : len(expected)].tolist() == expected
+            tables[0].remove(kv_cache)
+            assert kv_cache.resize(80, 79)
+            tables[1].update()
+            assert blocks[1].array[0, :20].tolist() == kv_cache.get_base_page_indices(1).tolist()
+
+
+def test_an_output_that_comes_late_sees_everything():
+    with manager_of() as manager:
+        table = BatchPageTable(manager, 2, 32)
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(40)
+            table.add(kv_cache)
+            first = table.add_block_table(StridedPages(0))
+            table.update()
+            late = table.add_block_table(StridedPages(0))
+            other = table.add_csr(StridedPages(0))
+            table.update()
+            assert (late.array == first.array).all() and other.num_pages == 10
+
+
+def test_arrays_of_the_caller():
+    with manager_of(reserve_null_slot=True) as manager:
+        blocks, lengths, slots = np.full((3, 16), 77, np.int32), np.full(3, 77, np.int32), np.full(64, 77, np.int64)
+        table = BatchPageTable(manager, 3, 16, seq_lens=lengths)
+        assert table.add_block_table(StridedPages(0), out=blocks).array is blocks
+        table.add_slot_mapping(StridedPages(0), 64, out=slots)
+        assert (blocks == 0).all() and (slots == -1).all(), "the null slot, and: do not write"
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(10)
+            table.add(kv_cache)
+            table.update([10])
+            indices = kv_cache.get_base_page_indices(0).tolist()
+            assert 0 not in indices, "slot 0 belongs to nobody"
+            assert blocks.tolist() == [indices + [0] * 13, [0] * 16, [0] * 16]
+            assert lengths.tolist() == [10, 0, 0]
+            assert slots[:10].tolist() == [indices[token // 4] * 4 + token % 4 for token in range(10)]
+            table.remove(kv_cache)
+            assert (blocks == 0).all()
+        wrong = [
+            (np.zeros((3, 16), np.int64), TypeError),
+            (np.zeros((3, 15), np.int32), ValueError),
+            (np.zeros((16, 3), np.int32).T, ValueError),
+            ([[0] * 16] * 3, TypeError),
+        ]
+        for out, error in wrong:
+            with pytest.raises(error):
+                table.add_block_table(StridedPages(0), out=out)
+
+
+def test_null_slot_is_zero():
+    """Whatever kernels compute from it is finite."""
+    with manager_of([None, 8], reserve_null_slot=True) as manager:
+        for layer in (0, 1):
+            for role in ("key", "value"):
+                assert (np.asarray(manager.pool_view(layer, role, by_slot=True))[0] == 0).all()
+
+
+def test_misuse_is_refused_before_anything_changes():
+    with manager_of() as manager, manager_of() as other:
+        table = BatchPageTable(manager, 1, 4)
+        blocks = table.add_block_table(StridedPages(0))
+        kv_cache, second, foreign = manager.create_kv_cache(), manager.create_kv_cache(), other.create_kv_cache()
+        table.add(kv_cache)
+        for refused in (kv_cache, second, foreign):
+            with pytest.raises(ValueError):
+                table.add(refused)
+        with pytest.raises(LogicError):
+            table.update()  # suspended
+        assert kv_cache.resume() and kv_cache.resize(16)
+        table.update()
+        before = blocks.array.copy()
+        assert kv_cache.resize(17)
+        for inputs in (None, [1], [1, 1], [18], [-1]):
+            with pytest.raises(ValueError):
+                table.update(inputs)
+        assert (blocks.array == before).all()
+        with pytest.raises(ValueError):
+            table.remove(second)
+        with pytest.raises(ValueError):
+            table.swap_rows(0, 1)
+        for pages in (StridedPages(1), DensePages(9, "key"), DensePages(0, "nothing")):
+            with pytest.raises(ValueError):
+                table.add_csr(pages)
+        with pytest.raises(TypeError):
+            table.add_csr(0)  # type: ignore[arg-type]
+        for closed in (kv_cache, second, foreign):
+            closed.close()
+        with pytest.raises(LogicError):
+            table.update()
+        with pytest.raises(LogicError):
+            table.add(second)
+        table.remove(kv_cache)
+        table.update()
+
+
+def keys_and_values_at(manager, layer, slot):
+    """Addresses of the block with that slot."""
+    pages = manager.get_page_index_scale(layer, "key") * slot * manager.get_page_stride(layer, "key")
+    return [manager.get_mem_pool_base_address(layer, role, SHARED) + pages for role in ("key", "value")]
+
+
+def check_offsets(manager, offsets, kv_cache):
+    for index, layer in enumerate(offsets.layer_ids):
+        pool, position = offsets.pool_mapping[index].tolist()
+        page_bytes = int(offsets.page_bytes[pool])
+        for block, slot in enumerate(kv_cache.get_base_page_indices(manager.get_layer_group_id(layer)).tolist()):
+            for plane in range(2):
+                offset = int(offsets.offsets[pool, 0, plane, block])
+                if slot < 0:
+                    assert offset == 0
+                    continue
+                address = int(offsets.pool_pointers[pool, 0]) + position * 2 * page_bytes + offset * page_bytes
+                assert address == keys_and_values_at(manager, layer, slot)[plane]
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_key_and_value_offsets(uneven):
+    """Layers 0..4, windows in two groups; with `uneven` layer 2's buffers are of the size of two others and stand between."""
+    layers = [
+        AttentionLayerConfig(
+            LayerId(index),
+            [BufferConfig("key", 64), BufferConfig("value", 64)]
+            + ([BufferConfig("other", 64)] if uneven and index == 2 else []),
+            9 if index == 3 else None,
+        )
+        for index in range(5)
+    ]
+    config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 16)], layers, reserve_null_slot=True)
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        table = BatchPageTable(manager, 3, 32)
+        offsets = table.add_offset_table()
+        # Layers 0, 1, 2, 4 share a pool and 3 has its own; an odd buffer ends a run, so that 4 counts for itself.
+        assert offsets.pool_mapping.tolist() == (
+            [[0, 0], [0, 1], [0, 2], [1, 0], [2, 0]] if uneven else [[0, 0], [0, 1], [0, 2], [1, 0], [0, 3]]
+        )
+        assert offsets.offsets.dtype == np.int32 and offsets.offsets.shape == (3 if uneven else 2, 3, 2, 32)
+        assert offsets.pool_pointers.dtype == np.int64 and offsets.pool_mapping.dtype == np.int32
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume()
+            table.add(kv_cache)
+            for step in range(70):
+                assert kv_cache.resize(step + 1, step)
+                table.update()
+                check_offsets(manager, offsets, kv_cache)
+            assert offsets.rows.shape[1] == 1
+            table.remove(kv_cache)
+            assert (offsets.offsets == 0).all()
+
+
+def test_offsets_with_scratch_count_for_each_layer():
+    """Each layer is a virtual pool; its entries are those of the converter, scratch blocks included."""
+    layers = [
+        AttentionLayerConfig(LayerId(index), [BufferConfig("key", 64), BufferConfig("value", 64)], 9) for index in range(4)
+    ]
+    config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 16)], layers, swa_scratch_reuse=SwaScratchReuseConfig())
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        table = BatchPageTable(manager, 2, 32)
+        offsets = table.add_offset_table()
+        assert offsets.pool_mapping.tolist() == [[layer, 0] for layer in range(4)]
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume()
+            table.add(kv_cache)
+            for capacity, history in ((70, 0), (71, 70), (90, 71)):
+                assert kv_cache.resize(capacity, history)
+                table.update()
+                for layer in range(4):
+                    assert offsets.pool_pointers[layer, 0] == manager.get_mem_pool_base_address(layer, "key", PER_LAYER)
+                    for plane, role in enumerate(("key", "value")):
+                        converter = manager.get_page_index_converter(layer, role)
+                        expected = converter(kv_cache.get_base_page_indices(0), PER_LAYER, kv_cache.get_scratch_desc(0))
+                        found = offsets.offsets[layer, 0, plane, : len(expected)]
+                        assert (found == np.where(expected < 0, 0, expected)).all()
+
+
+def test_offsets_without_values_and_with_scales():
+    layers = [AttentionLayerConfig(LayerId(i), [BufferConfig("key", 64), BufferConfig("key_scale", 8)]) for i in range(3)]
+    config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 14)], layers)
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        table = BatchPageTable(manager, 2, 8)
+        offsets = table.add_offset_table(value_role=None, scale_role="key_scale")
+        assert offsets.kv_factor == 1 and offsets.pool_mapping.tolist() == [[0, 0], [0, 1], [0, 2]]
+        assert offsets.pool_pointers.tolist() == [
+            [[manager.get_mem_pool_base_address(0, role, PER_LAYER) for role in ("key", "key_scale")], [0, 0]]
+        ]
+        with pytest.raises(ValueError):
+            table.add_offset_table("key", "key_scale")
+        with pytest.raises(ValueError):
+            table.add_offset_table("nothing")
+
+
+def test_decode_steps_touch_only_what_changed():
+    """After the prefill, entries that a step did not change are not written again: a mark put over them stays."""
+    with KVCacheManager(config_of([None, 8], num_slots=300), device=HostDevice()) as manager:
+        table = BatchPageTable(manager, 2, 200)
+        blocks = [table.add_block_table(StridedPages(group)) for group in (0, 1)]
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(400, 399)
+            table.add(kv_cache)
+            table.update()
+            for block_table in blocks:
+                block_table.array[:] = 77777
+            assert kv_cache.resize(401, 400)
+            table.update()
+            # One block came; group 1's window of 8 had passed block 97 before, floor(393 / 4) = 98 now.
+            changed = [np.flatnonzero(block_table.array[0] != 77777).tolist() for block_table in blocks]
+            assert changed == [[100], [98, 100]] or changed == [[100], [97, 100]]
+            assert kv_cache.resize(402, 401)
+            for block_table in blocks:
+                block_table.array[:] = 77777
+            table.update()
+            assert all((block_table.array == 77777).all() for block_table in blocks)

@@ -1,0 +1,218 @@
+"""Planted bugs: each is one small change of the sources that the simulation must find within a minute.
+
+A simulation that finds nothing proves nothing until it is shown that it can. A canary names a file of the package, a piece of
+its text that occurs exactly once, and what stands there instead. `run_canaries.py` plants them one at a time in a copy.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Canary:
+    """``old`` occurs once in ``file`` (from the package's folder) and is replaced by ``new``."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+CANARIES = (
+    # -- who waits for whom -------------------------------------------------------------------------------------------
+    Canary(
+        "new page does not wait for the slot's last use",
+        "storage/page_storage.py",
+        '            self.order.wait(timeline, ready)\n        words = self.rows.words\n        at = page * ROW_WORDS\n        assert words[at + PLACE] == NO_PAGE, "a page was made',
+        '            pass\n        words = self.rows.words\n        at = page * ROW_WORDS\n        assert words[at + PLACE] == NO_PAGE, "a page was made',
+    ),
+    Canary(
+        "reader does not wait for the writer",
+        "storage/page_storage.py",
+        "            self.order.wait(timeline, ready)\n        return slot\n\n    def unlock",
+        "            pass\n        return slot\n\n    def unlock",
+    ),
+    Canary(
+        "scratch slot does not wait for the slot's last use",
+        "storage/page_storage.py",
+        "        self.order.wait(timeline, allocator.ready[slot])\n",
+        "",
+    ),
+    Canary(
+        "slot is free before its last use is over",
+        "storage/page_storage.py",
+        "        self.allocators[pool_group].free(slot, mark)\n\n    def free_unlocked_page",
+        "        self.allocators[pool_group].free(slot, 0)\n\n    def free_unlocked_page",
+    ),
+    Canary(
+        "scratch slot is free before its last use is over",
+        "storage/page_storage.py",
+        "        self.allocators[pool_group].free(slot, mark)\n\n    # -- holds and locks",
+        "        self.allocators[pool_group].free(slot, 0)\n\n    # -- holds and locks",
+    ),
+    Canary(
+        "a reader that leaves is forgotten",
+        "storage/page_storage.py",
+        "        ready[slot] = self.order.advance(ready[slot], timeline, mark)\n",
+        "",
+    ),
+    Canary(
+        "published page is ready before it is written",
+        "sequence/commit.py",
+        "                storage.set_ready(page, storage.pool_group_of[life_cycle], mark)\n            life_cycle += 1\n    return private",
+        "                storage.set_ready(page, storage.pool_group_of[life_cycle], 0)\n            life_cycle += 1\n    return private",
+    ),
+    Canary(
+        "of two readers only the last is waited for",
+        "device/stream_order.py",
+        "        return self._join(point, mark)\n",
+        "        return mark\n",
+    ),
+    Canary(
+        "event is recorded on the wrong stream",
+        "device/stream_order.py",
+        "        event = self._device.record_event(timeline.stream)\n",
+        "        event = self._device.record_event(self._timelines[0].stream)\n",
+    ),
+    Canary(
+        "wait is believed to have happened already",
+        "device/stream_order.py",
+        "timeline.seen[source_index] >= tick:\n            return\n",
+        "timeline.seen[source_index] >= 0:\n            return\n",
+    ),
+    Canary(
+        "new stream does not wait for the old one",
+        "sequence/residency.py",
+        "        order.wait(timeline, mark)\n",
+        "",
+    ),
+    # -- which blocks are needed --------------------------------------------------------------------------------------
+    Canary(
+        "window off by one, too small",
+        "sequence/shared_state.py",
+        "        end = (history + 1 - window) // self.tokens_per_block\n",
+        "        end = (history + 2 - window) // self.tokens_per_block\n",
+    ),
+    Canary(
+        "window moves a step late",
+        "sequence/shared_state.py",
+        "        return (window_begin + 1) * self.tokens_per_block + window - 1\n",
+        "        return (window_begin + 1) * self.tokens_per_block + window\n",
+    ),
+    Canary(
+        "sinks are forgotten",
+        "sequence/sequence_state.py",
+        "            return ordinal < self.shared.num_sink_blocks[life_cycle]\n",
+        "            return False\n",
+    ),
+    Canary(
+        "stale index is left in the page table",
+        "sequence/window_move.py",
+        "            give_up_page(state, life_cycle, ordinal, mark)\n            table.set(ordinal, BAD_PAGE_INDEX)\n        ordinal -= 1",
+        "            give_up_page(state, life_cycle, ordinal, mark)\n        ordinal -= 1",
+    ),
+    Canary(
+        "indices stay while suspended",
+        "sequence/residency.py",
+        "        state.tables[life_cycle].clear()\n",
+        "",
+    ),
+    # -- who owns what ------------------------------------------------------------------------------------------------
+    Canary(
+        "hold released twice",
+        "sequence/page_users.py",
+        "        storage.release(page, pool_group)\n    elif",
+        "        storage.release(page, pool_group)\n        storage.release(page, pool_group)\n    elif",
+    ),
+    Canary(
+        "matched page stays in the eviction queue",
+        "storage/page_storage.py",
+        "        words[at] = users + ONE_HOLD\n        if users == 0:\n",
+        "        words[at] = users + ONE_HOLD\n        if users < 0:\n",
+    ),
+    Canary(
+        "moved page loses its users",
+        "storage/page_storage.py",
+        "        words[at_target + USERS] = words[at_source + USERS]\n",
+        "        words[at_target + USERS] = 0\n",
+    ),
+    Canary(
+        "block is pruned under an open sequence",
+        "reuse/radix_tree.py",
+        "        while block.num_pins == 0 and block.only_child is None",
+        "        while block.only_child is None",
+    ),
+    Canary(
+        "rebased sequence goes on with its own freed slot",
+        "sequence/commit.py",
+        "                    state.tables[life_cycle].set(ordinal, slot)\n",
+        "",
+    ),
+    Canary(
+        "refused resize moves the history",
+        "sequence/resize.py",
+        "    if storage.find_refusal(needed, given_back):\n        return False\n",
+        "    if storage.find_refusal(needed, given_back):\n        state.history = history\n        return False\n",
+    ),
+    Canary(
+        "refusal counts what can be evicted twice",
+        "storage/page_storage.py",
+        "                if asked > free + evictable:\n",
+        "                if asked > free + 2 * evictable:\n",
+    ),
+    Canary(
+        "shrunk sequence keeps its slots",
+        "sequence/resize.py",
+        "            if state.holds_page(life_cycle, ordinal):\n                give_up_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        shared.tree.pool",
+        "            if life_cycle > 0 and state.holds_page(life_cycle, ordinal):\n                give_up_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        shared.tree.pool",
+    ),
+    # -- reuse --------------------------------------------------------------------------------------------------------
+    Canary(
+        "only child is taken whatever its tokens are",
+        "reuse/match.py",
+        "                if child.key != key:\n                    break\n",
+        "                if len(child.key) != len(key):\n                    break\n",
+    ),
+    Canary(
+        "scopes share",
+        "reuse/radix_tree.py",
+        "    def find_root(self, scope: ReuseScope) -> Block | None:\n        return self._roots.get(scope)\n",
+        "    def find_root(self, scope: ReuseScope) -> Block | None:\n        return next(iter(self._roots.values()), None)\n",
+    ),
+    Canary(
+        "one token too many of a partial block",
+        "reuse/match.py",
+        "        num_tokens = len(blocks) * self._tokens_per_block + num_shared\n",
+        "        num_tokens = len(blocks) * self._tokens_per_block + min(num_shared + 1, self._tokens_per_block - 1)\n",
+    ),
+    Canary(
+        "match does not look at the window's first block",
+        "reuse/match.py",
+        "                if ordinal < stale_end and ordinal >= stale_beg:\n",
+        "                if ordinal <= stale_end and ordinal >= stale_beg:\n",
+    ),
+    Canary(
+        "private copy of a partial block is not copied",
+        "sequence/tail_copy.py",
+        "            storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)\n",
+        "",
+    ),
+    Canary(
+        "owner goes on writing into its published partial block",
+        "sequence/sequence_state.py",
+        "        return self.tail_is_shared and history < (self.num_published + 1) * self.shared.tokens_per_block\n",
+        "        return False\n",
+    ),
+    # -- scratch ------------------------------------------------------------------------------------------------------
+    Canary(
+        "scratch blocks share sub-pages",
+        "sequence/scratch.py",
+        "        return self.shared.storage.layout.compute_num_scratch_slots(int(life_cycle), int(num_blocks))\n",
+        "        return 1\n",
+    ),
+    Canary(
+        "scratch reaches one block too far",
+        "layout/windows.py",
+        "    return stale_end if stale_end > beg else beg\n",
+        "    return stale_end + 1 if stale_end > beg else beg\n",
+    ),
+)

@@ -1,0 +1,68 @@
+"""Plants each bug of `canaries.py` in a copy of the package and runs the simulation until it finds it.
+
+    python -P tests/simulation/run_canaries.py [--only TEXT] [--seconds 60]
+
+Prints a line per canary; the exit status is 1 if one was not found. Interpreted, one core.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from canaries import CANARIES, Canary
+
+PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
+SEEDS_AT_ONCE = 100
+
+
+def find(canary: Canary, seconds: float) -> str | None:
+    """The line that names the failing seed, or None if the bug lives on after that many seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / PACKAGE.name
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        file = copy / canary.file
+        text = file.read_text()
+        if text.count(canary.old) != 1:
+            raise SystemExit(f"canary {canary.name!r}: its text occurs {text.count(canary.old)} times in {canary.file}")
+        file.write_text(text.replace(canary.old, canary.new))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+        deadline = time.monotonic() + seconds
+        first = 0
+        while (remaining := deadline - time.monotonic()) > 0:
+            command = [sys.executable, "-P", "-m", "kv_cache_manager_v2.testing.simulation"]
+            command += ["--seeds", f"{first}:{first + SEEDS_AT_ONCE}"]
+            try:
+                run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=remaining)
+            except subprocess.TimeoutExpired:
+                return None
+            if run.returncode != 0:
+                lines = [line for line in run.stdout.splitlines() if line.startswith("seed ")]
+                return lines[0] if lines else (run.stderr.splitlines() or ["it ended without a word"])[-1]
+            first += SEEDS_AT_ONCE
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Show that the simulation finds planted bugs.")
+    parser.add_argument("--only", default="", help="canaries whose name has this text")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each (default 60)")
+    options = parser.parse_args()
+    alive = 0
+    for canary in CANARIES:
+        if options.only not in canary.name:
+            continue
+        started = time.monotonic()
+        found = find(canary, options.seconds)
+        alive += found is None
+        print(f"{time.monotonic() - started:5.1f} s  {canary.name}: {found or 'NOT FOUND'}", flush=True)
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

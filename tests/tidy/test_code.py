@@ -1,0 +1,191 @@
+"""Rules for each file of the package: what it may contain, how long it is, what its classes and names look like."""
+
+import ast
+import io
+import re
+import tokenize
+from typing import Final
+
+from .source_tree import PACKAGE, ROOT, Source, build_script, compiled_sources, package_sources, sources_of_tests
+
+MAX_LINES: Final = 600
+
+FORBIDDEN_WORDS: Final = {
+    "lc",
+    "pg",
+    "idx",
+    "cnt",
+    "mgr",
+    "ctrl",
+    "cb",
+    "sr",
+    "req",
+    "tmp",
+    "info",
+    "utils",
+    "helpers",
+    "misc",
+}
+FORBIDDEN_NAMES: Final = {"common"}  # alone; `common_prefix` says what is common
+# Public names that were given elsewhere.
+GIVEN_NAMES: Final = {"match_info"}
+
+FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "testing"}
+
+# Bases that mypyc cannot compile into native classes, or that make the class one of its special kinds.
+SPECIAL_BASES: Final = {"Enum", "IntEnum", "IntFlag", "Flag", "NamedTuple", "TypedDict", "Protocol"}
+NOT_NATIVE: Final = {"_Span"}  # numpy wants an attribute in the __dict__ of the object
+EXCEPTION_NAME: Final = re.compile(r"(Error|Exception|Warning|Mismatch|Exit)$")
+
+
+def test_files_are_short() -> None:
+    lengths = {source.name: len(source.text.splitlines()) for source in package_sources()}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_modules_open_with_their_contract() -> None:
+    assert [source.name for source in package_sources() if not ast.get_docstring(source.tree)] == []
+
+
+def test_init_files_of_folders_hold_a_docstring_only() -> None:
+    found = [
+        source.name
+        for source in package_sources()
+        if source.path.name == "__init__.py"
+        and source.folder not in FOLDERS_WITH_PUBLIC_NAMES
+        and len(source.tree.body) != 1
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_only_the_command_line_prints() -> None:
+    found = [
+        source.at(node)
+        for source in package_sources()
+        if source.folder != "replay"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "input")
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_no_checker_is_silenced() -> None:
+    """`type: ignore` hides wrong calls, and a wrong call in compiled code is a crash. Missing stubs are excepted."""
+    allowed = re.compile(r"#\s*type:\s*ignore\[import-(untyped|not-found)(,\s*import-(untyped|not-found))*\]")
+    found = []
+    for source in package_sources():
+        for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+            if token.type == tokenize.COMMENT and re.search(r"type:\s*ignore|noqa|pragma|pylint", token.string):
+                if not allowed.match(token.string):
+                    found.append(f"{source.name}:{token.start[0]}: {token.string}")
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_nothing_that_the_compiler_gets_wrong() -> None:
+    """`acyclic=True` corrupts memory; the others compile into something else than they say."""
+    found = []
+    for source in package_sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.keyword) and node.arg == "acyclic":
+                found.append(f"{source.at(node.value)}: acyclic")
+            elif isinstance(node, ast.Name) and node.id in ("cached_property", "runtime_checkable"):
+                found.append(f"{source.at(node)}: {node.id}")
+    assert not found, "\n" + "\n".join(found)
+
+
+def decorator_name(decorator: ast.expr) -> str:
+    function = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def base_name(base: ast.expr) -> str:
+    if isinstance(base, ast.Subscript):
+        base = base.value
+    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+
+
+def mypyc_attributes(node: ast.ClassDef) -> dict[str, object]:
+    attributes: dict[str, object] = {}
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and decorator_name(decorator) == "mypyc_attr":
+            for keyword in decorator.keywords:
+                if keyword.arg is not None and isinstance(keyword.value, ast.Constant):
+                    attributes[keyword.arg] = keyword.value.value
+    return attributes
+
+
+def test_classes_are_declared_for_the_compiler() -> None:
+    """Without `native_class=True` mypyc may silently make a slow class; without `@final` calls go through a table."""
+    classes = [
+        (source, node)
+        for source in compiled_sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    bases_in_use = {base_name(base) for _, node in classes for base in node.bases}
+    found = []
+    for source, node in classes:
+        bases = {base_name(base) for base in node.bases}
+        decorators = {decorator_name(decorator) for decorator in node.decorator_list}
+        if bases & SPECIAL_BASES or "dataclass" in decorators or any(EXCEPTION_NAME.search(base) for base in bases):
+            continue
+        if node.name in NOT_NATIVE:
+            continue
+        attributes = mypyc_attributes(node)
+        if attributes.get("native_class") is not True:
+            found.append(f"{source.at(node)}: {node.name} lacks @mypyc_attr(native_class=True)")
+        is_open = node.name in bases_in_use or attributes.get("allow_interpreted_subclasses") or "trait" in decorators
+        if not is_open and "final" not in decorators:
+            found.append(f"{source.at(node)}: {node.name} has no subclass and is not @final")
+        if "trait" not in decorators and not any(assigns_slots(statement) for statement in node.body):
+            found.append(f"{source.at(node)}: {node.name} has no __slots__")
+    assert not found, "\n" + "\n".join(found)
+
+
+def assigns_slots(statement: ast.stmt) -> bool:
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any(isinstance(target, ast.Name) and target.id == "__slots__" for target in targets)
+
+
+def test_uncompiled_files_are_listed_with_a_reason() -> None:
+    table: dict[str, str] = build_script().UNCOMPILED
+    assert all(len(reason) > 20 for reason in table.values())
+    for entry in table:
+        if "/" in entry:
+            assert (PACKAGE / entry).is_file(), f"setup_mypyc.py leaves out {entry}, which is not there"
+    compiled = {source.path for source in compiled_sources()}
+    left_out = {source.path for source in package_sources()} - compiled
+    assert all(path.name in table or path.relative_to(PACKAGE).as_posix() in table for path in left_out)
+    assert len(compiled) > len(left_out)
+
+
+def defined_names(source: Source) -> set[tuple[str, str]]:
+    """Every name that the file gives to something, with its place."""
+    names: set[tuple[str, str]] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add((node.name, source.at(node)))
+        elif isinstance(node, ast.arg):
+            names.add((node.arg, source.at(node)))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add((node.id, source.at(node)))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add((node.attr, source.at(node)))
+        elif isinstance(node, ast.alias) and node.asname is not None:
+            names.add((node.asname, source.at(node)))
+    return names
+
+
+def test_names_say_what_they_mean() -> None:
+    found = []
+    for source in package_sources():
+        modules = source.path.relative_to(PACKAGE).with_suffix("").parts
+        for name, place in sorted(defined_names(source) | {(module, source.name) for module in modules}):
+            words = set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_"))
+            if (words & FORBIDDEN_WORDS and name not in GIVEN_NAMES) or name in FORBIDDEN_NAMES:
+                found.append(f"{place}: {name}")
+    for source in sources_of_tests():
+        found += [f"{place}: {name}" for name, place in sorted(defined_names(source)) if name in FORBIDDEN_WORDS]
+        if source.path.stem in FORBIDDEN_WORDS | FORBIDDEN_NAMES:
+            found.append(source.name)
+    assert not found, "\n" + "\n".join(found)

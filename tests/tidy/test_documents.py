@@ -1,0 +1,110 @@
+"""What documents say is true of the code: names, paths, links, commands exist. Nothing leads out of the repository."""
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from .source_tree import ROOT, project_files
+
+DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("*/README.md")])
+TEXT_SUFFIXES: Final = {".py", ".pyi", ".c", ".md", ".toml", ".yml", ".cfg", ".in", ""}
+MAX_LINES: Final = {"README.md": 150, "CLAUDE.md": 150}
+
+FOREIGN_NAMES: Final = {"KVCacheManagerV2"}  # TensorRT-LLM's class
+
+# Pieces of these are put together here, so that this file does not find itself.
+WORKPLACE: Final = re.compile(r"(?<![\w.~-])/" + r"work\b(?!-)")
+NEIGHBOUR: Final = re.compile(r"\.\./" + r"shared\b")
+ISSUE_NUMBER: Final = re.compile(r"\bissue\s+#?\d", re.IGNORECASE)
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    for path in project_files():
+        if path.suffix in TEXT_SUFFIXES and path.name != "LICENSE":
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def places(pattern: re.Pattern[str], is_allowed: re.Pattern[str] | None = None) -> list[str]:
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts()
+        if is_allowed is None or not is_allowed.search(name)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_path_leads_out_of_the_repository() -> None:
+    assert places(WORKPLACE) == []
+    assert places(NEIGHBOUR, re.compile(r"^tests/")) == []  # tests look there for traces, and skip without them
+
+
+def test_no_issue_numbers() -> None:
+    assert places(ISSUE_NUMBER) == []
+
+
+@functools.cache
+def words_of_the_project() -> frozenset[str]:
+    """Every word in code, build files and file names."""
+    words: set[str] = set()
+    for path in project_files():
+        words.update(re.findall(r"\w+", path.relative_to(ROOT).as_posix()))
+        if path.suffix in (".py", ".pyi", ".c", ".toml") or path.name == "Makefile":
+            words.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    return frozenset(words)
+
+
+@functools.cache
+def make_targets() -> frozenset[str]:
+    return frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def code_spans(text: str) -> list[str]:
+    without_blocks = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`", without_blocks)
+
+
+def missing_from_project(span: str) -> list[str]:
+    """What a piece of `code` in a text names, and the project does not have."""
+    if match := re.fullmatch(r"make ([a-z-]+).*", span):
+        return [] if match[1] in make_targets() else [f"make {match[1]}"]
+    if span in FOREIGN_NAMES or span.startswith(("build/", ".venv")):
+        return []
+    if re.fullmatch(r"[\w.-]+(/[\w.*-]*)+", span):
+        path = span.rstrip("/")
+        return [] if any(ROOT.glob(path)) or any(ROOT.glob(f"kv_cache_manager_v2/{path}")) else [span]
+    if re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*(\(.*\))?", span):
+        return [name for name in span.partition("(")[0].split(".") if name not in words_of_the_project()]
+    return []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_documents_name_what_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    missing = [name for span in code_spans(text) for name in missing_from_project(span)]
+    blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+    for command in re.findall(r"^\s*(?:\$ )?make ([a-z-]+)", blocks, re.MULTILINE):
+        if command not in make_targets():
+            missing.append(f"make {command}")
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" not in link and not (document.parent / link).exists():
+            missing.append(link)
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", MAX_LINES)
+def test_documents_stay_short(name: str) -> None:
+    if not (ROOT / name).exists():
+        pytest.skip(f"there is no {name} yet")
+    assert len((ROOT / name).read_text().splitlines()) <= MAX_LINES[name]
+
+
+def test_every_make_target_is_helped_or_private() -> None:
+    """`make help` lists what has a `##`; a target without one carries a `#` that says why it is there."""
+    text = (ROOT / "Makefile").read_text()
+    silent = re.findall(r"^([a-z-]+):(?!.*##)(?!.*# ).*$", text, re.MULTILINE)
+    assert silent == []
