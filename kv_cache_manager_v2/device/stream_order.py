@@ -84,7 +84,10 @@ class StreamOrder:
     # -- timelines ----------------------------------------------------------------------------------------------------
 
     def enter(self, stream: int) -> i64:
-        """A user of ``stream`` starts; returns the timeline's index. Pairs with `leave`."""
+        """A user of ``stream`` starts; returns the timeline's index. Pairs with `leave`.
+
+        What a device says against a handle that is no stream of its is raised here, and nothing has changed.
+        """
         timeline = self._by_stream.get(stream)
         if timeline is None:
             timeline = self._add_timeline(stream)
@@ -114,6 +117,8 @@ class StreamOrder:
             if not first.retired_event:
                 self._record(first)
         timeline = Timeline(stream, len(self._timelines))
+        # Nobody waits for this event; a device that checks its handles says here that this is no stream.
+        self._record(timeline)
         self._timelines.append(timeline)
         self._by_stream[stream] = timeline
         return timeline

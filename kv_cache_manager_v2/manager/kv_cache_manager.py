@@ -86,6 +86,7 @@ class KVCacheManager:
         "_addresses",
         "_open_sequences",
         "_lease",
+        "_batch_number",
         "_is_open",
     )
 
@@ -98,6 +99,8 @@ class KVCacheManager:
     _addresses: Final[KernelAddresses]
     _open_sequences: Final[OpenSequences]
     _lease: Final[MemoryLease]
+    _batch_number: i64
+    """Counts batch calls; each sequence remembers the last one that listed it."""
     _is_open: bool
 
     def __init__(
@@ -146,6 +149,7 @@ class KVCacheManager:
         )
         self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
         self._open_sequences = OpenSequences()
+        self._batch_number = 0
         self._lease = MemoryLease(storage, self._device, self._owns_device)
         if writer is not None:
             self._shared.journal = CallJournal(writer)
@@ -341,15 +345,20 @@ class KVCacheManager:
                     f"resize_batch: {count} sequences, {len(capacities)} capacities"
                     + ("" if history_lengths is None else f", {len(history_lengths)} history lengths")
                 )
-            if len(set(kv_caches)) != count:
-                raise ValueError("resize_batch: a sequence is listed twice")
+            self._batch_number += 1
             new_capacities = vec[i64]([0] * count)
             new_histories = vec[i64]([0] * count)
             position: i64 = 0
             while position < count:
-                state = kv_caches[position]._state_for_batch()
+                kv_cache = kv_caches[position]
+                if not isinstance(kv_cache, KVCache):
+                    raise TypeError(f"resize_batch: item {position} is a {type(kv_cache).__name__}, not a KVCache")
+                state = kv_cache._state_for_batch()
                 if state.shared is not self._shared:
                     raise ValueError(f"resize_batch: sequence {state.id} belongs to another manager")
+                if state.batch_number == self._batch_number:
+                    raise ValueError(f"resize_batch: sequence {state.id} is listed twice")
+                state.batch_number = self._batch_number
                 new_capacities[position] = to_count(capacities[position], "capacity")
                 new_histories[position] = state.history
                 if history_lengths is not None:

@@ -112,8 +112,8 @@ def try_resume(state: SequenceState, stream: int) -> bool:
     priorities: list[int] = [int(PRIORITY_DEFAULT)] * int(shared.num_life_cycles)
     needs_tail_copy = state.will_write_shared_tail(state.history)
     life_cycle: i64 = 0
+    needed = vec[i64]([0] * storage.num_pool_groups)
     if needs_tail_copy or state.scratch.num_blocks > 0:
-        needed = vec[i64]([0] * storage.num_pool_groups)
         add_needed_slots(state.scratch, needed)
         while life_cycle < shared.num_life_cycles:
             if needs_tail_copy and state.holds_page(life_cycle, state.num_published):
@@ -123,12 +123,12 @@ def try_resume(state: SequenceState, stream: int) -> bool:
             life_cycle += 1
         if storage.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
             return False
-        shared.guard.begin_change()
-        storage.evict(needed)
+    timeline = shared.order.enter(stream)
     shared.guard.begin_change()
+    storage.evict(needed)
     old_stream = state.stream
     state.stream = stream
-    state.timeline = shared.order.enter(stream)
+    state.timeline = timeline
     state.status = ACTIVE
     life_cycle = 0
     while life_cycle < shared.num_life_cycles:

@@ -62,6 +62,7 @@ class SequenceState:
         "stream",
         "timeline",
         "priority_callback",
+        "batch_number",
     )
 
     shared: Final[SharedState]
@@ -89,6 +90,8 @@ class SequenceState:
     timeline: i64
     """Of the stream while ACTIVE, else NO_TIMELINE."""
     priority_callback: PriorityCallback | None
+    batch_number: i64
+    """The last batch call that listed this sequence."""
 
     def __init__(
         self,
@@ -122,6 +125,7 @@ class SequenceState:
         self.stream = stream
         self.timeline = NO_TIMELINE
         self.priority_callback = priority_callback
+        self.batch_number = 0
         self.note_next_window_move()
 
     def note_next_window_move(self) -> None:

@@ -20,7 +20,7 @@ def stream_handle(stream: object) -> int:
             raise TypeError(f"__cuda_stream__ version {version} is not supported, only {_PROTOCOL_VERSION}")
         return int(handle)
     convert = getattr(type(stream), "__int__", None)
-    if convert is None:
+    if convert is None or isinstance(stream, float):
         raise TypeError(
             f"a stream is an int handle or an object with __cuda_stream__ or __int__, not {type(stream).__name__}"
         )

@@ -178,3 +178,22 @@ def test_every_call_after_shutdown() -> None:
     ):
         with pytest.raises(LogicError):
             call()
+
+
+def test_handle_that_is_no_stream() -> None:
+    """The host device knows its streams; a sequence that is given another handle stays as it was."""
+    with manager_of() as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+            before = manager.describe()
+            with pytest.raises(LogicError):
+                kv_cache.cuda_stream = 4711
+            assert manager.describe() == before
+            kv_cache.suspend()
+            before = manager.describe()
+            with pytest.raises(LogicError):
+                kv_cache.resume(4711)
+            with pytest.raises(TypeError):
+                kv_cache.resume(1.0)
+            assert manager.describe() == before
+            assert kv_cache.resume()
+            manager.check_invariants()

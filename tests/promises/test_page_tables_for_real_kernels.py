@@ -431,15 +431,11 @@ def test_decode_steps_touch_only_what_changed():
             assert kv_cache.resume() and kv_cache.resize(400, 399)
             table.add(kv_cache)
             table.update()
-            for block_table in blocks:
-                block_table.array[:] = 77777
-            assert kv_cache.resize(401, 400)
-            table.update()
-            # One block came; group 1's window of 8 had passed block 97 before, floor(393 / 4) = 98 now.
-            changed = [np.flatnonzero(block_table.array[0] != 77777).tolist() for block_table in blocks]
-            assert changed == [[100], [98, 100]] or changed == [[100], [97, 100]]
-            assert kv_cache.resize(402, 401)
-            for block_table in blocks:
-                block_table.array[:] = 77777
-            table.update()
-            assert all((block_table.array == 77777).all() for block_table in blocks)
+            # 401 tokens: block 100 comes. Group 1's window of 8 begins in block floor((H + 1 - 8) / 4): 98 from history 399 on,
+            # 99 at 403, when block 98 goes.
+            for history, expected in ((400, [[100], [100]]), (401, [[], []]), (402, [[], []]), (403, [[], [98]])):
+                for block_table in blocks:
+                    block_table.array[:] = 77777
+                assert kv_cache.resize(history + 1, history)
+                table.update()
+                assert [np.flatnonzero(block_table.array[0] != 77777).tolist() for block_table in blocks] == expected

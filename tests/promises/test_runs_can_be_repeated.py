@@ -1,80 +1,22 @@
 """A journal holds every call; run again, the same calls make the same decisions: on any device, whenever copies finish."""
 
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from random_calls import drive
 from small_models import config_of, manager_of
 
-from kv_cache_manager_v2 import Device, HostDevice, KVCacheManager, LogicError, ReuseScope, SwaScratchReuseConfig
+from kv_cache_manager_v2 import Device, HostDevice, KVCacheManager, LogicError, SwaScratchReuseConfig
 from kv_cache_manager_v2.journal.journal_reader import JournalError
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.rerun import RerunMismatch, rerun
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 NUM_CALLS = 3000
-
-
-def drive(manager: KVCacheManager, seed: int, num_calls: int = NUM_CALLS) -> bytes:
-    """Random calls of every recorded kind; returns the digest after the last."""
-    rng = random.Random(seed)
-    open_: list[Any] = []
-    streams = [manager.device.default_stream(), manager.device.create_stream()]
-
-    def text(length: int) -> list[int | bytes]:
-        family = rng.randrange(6)
-        tokens: list[int | bytes] = [family * 1000 + i // 3 for i in range(length)]
-        if length > 5 and rng.random() < 0.2:
-            tokens[5] = bytes([family]) * 8
-        return tokens
-
-    for _ in range(num_calls):
-        kind = rng.random()
-        if kind < 0.1 and len(open_) < 8 or not open_:
-            callback = (lambda ordinal, life_cycle: ordinal % 50) if rng.random() < 0.3 else None
-            scope = ReuseScope(salt=rng.choice([None, "tenant", -5])) if rng.random() < 0.3 else None
-            open_.append(
-                manager.create_kv_cache(scope, text(rng.randrange(40)), custom_priority_callback=callback)
-            )
-            continue
-        kv_cache = rng.choice(open_)
-        if not kv_cache.is_active:
-            if kind < 0.2:
-                kv_cache.close()
-                open_.remove(kv_cache)
-            elif rng.random() < 0.8:
-                kv_cache.resume(rng.choice(streams))
-        elif kind < 0.15:
-            kv_cache.suspend()
-        elif kind < 0.2:
-            kv_cache.stop_committing()
-            kv_cache.close()
-            open_.remove(kv_cache)
-        elif kind < 0.25:
-            kv_cache.cuda_stream = rng.choice(streams)
-        elif kind < 0.3:
-            manager.probe_reuse(None, text(30))
-        elif kind < 0.4:
-            active = [other for other in open_ if other.is_active]
-            manager.resize_batch(active, [other.capacity + 3 for other in active], [other.capacity for other in active])
-        else:
-            free = kv_cache.capacity - kv_cache.num_committed_tokens
-            if free and rng.random() < 0.6 and kv_cache.history_length == kv_cache.num_committed_tokens:
-                length = kv_cache.num_committed_tokens + rng.randrange(1, free + 1)
-                kv_cache.commit(text(length)[kv_cache.num_committed_tokens :])
-            else:
-                capacity = kv_cache.capacity
-                kv_cache.resize(capacity + rng.choice([1, 1, 1, 20]), capacity if rng.random() < 0.9 else None)
-    digest = manager.state_digest()
-    for kv_cache in open_:
-        kv_cache.close()
-    for stream in streams[1:]:
-        manager.device.destroy_stream(stream)
-    return digest
 
 
 def record(path: Path, seed: int, device: Device, scratch: bool) -> bytes:
@@ -87,7 +29,7 @@ def record(path: Path, seed: int, device: Device, scratch: bool) -> bytes:
             with manager.create_kv_cache() as kv_cache:
                 assert kv_cache.resume() and kv_cache.resize(60, 0) and kv_cache.resize(64, 60)
         else:
-            drive(manager, seed)
+            drive(manager, seed, NUM_CALLS)
         manager.clear_reusable_blocks()
         return manager.state_digest()
 
