@@ -6,8 +6,8 @@ Found in one walk down the tree by content, then upwards from the deepest block 
 - a block without the page of an unbounded life cycle ends the walk: every longer prefix needs it;
 - within one block the condition is weakest at the block's end (the window's first block only moves forward with ``n``), so
   whole blocks need be tried at their ends only;
-- the block where the text leaves the tree may still serve its leading tokens, whichever child they belong to. Children are
-  kept in sorted order, so those with the longest common prefix are neighbours of the text's own place.
+- the block where the text leaves the tree, or loses a window, may still serve its leading tokens, whichever child they
+  belong to. Children are kept in sorted order, so those with the longest common prefix are neighbours of the text's place.
 """
 
 from typing import Final, final
@@ -103,11 +103,22 @@ class Matcher:
             partial = self._find_partial(node, packed[position : position + block_bytes], blocks)
             if partial is not None:
                 return partial
+        return self._find_whole_windows(root, packed, blocks)
+
+    def _find_whole_windows(self, root: Block, packed: bytes, blocks: list[Block]) -> Match:
+        """The longest match at or above the end of the path ``blocks``; nothing below it can serve."""
+        block_bytes = self._tree.block_bytes
         num_blocks: i64 = len(blocks)
         while num_blocks > 0 and not self._windows_are_whole(blocks, num_blocks, num_blocks * self._tokens_per_block):
+            blocks.pop()
             num_blocks -= 1
-        if num_blocks < len(blocks):
-            blocks = blocks[:num_blocks]
+            parent = blocks[num_blocks - 1] if num_blocks > 0 else root
+            if self._partial and parent.children is not None:
+                # The block of the whole text has lost a window; a sibling that begins like it may have kept its own.
+                position = num_blocks * block_bytes
+                partial = self._find_partial(parent, packed[position : position + block_bytes], blocks)
+                if partial is not None:
+                    return partial
         return Match(blocks, num_blocks * self._tokens_per_block)
 
     def _has_unbounded_pages(self, rows: PageRows, block: Block) -> bool:
