@@ -1,12 +1,12 @@
 """Memory as a DLPack tensor: the C structures of the protocol, filled in by hand.
 
-The managed tensor, its shape and its strides lie in one block of ``malloc``, and the deleter is libc's ``free``: a consumer may
-drop its tensor at any time, in any thread and while the interpreter is shutting down, when a Python callback would crash. The
-price: nobody is told when a tensor is dropped, so whoever exports memory keeps it, see `PoolView`. A capsule that no consumer
-takes leaks its block of about a hundred bytes.
+The managed tensor, its shape and its strides lie in one block of ``malloc``, and the deleter is libc's ``free``: a
+consumer may drop its tensor at any time, in any thread and while the interpreter is shutting down, when a Python
+callback would crash. The price: nobody is told when a tensor is dropped, so whoever exports memory keeps it, see
+`PoolView`. A capsule that no consumer takes leaks its block of about a hundred bytes.
 
-Layout after ``dlpack.h``: `DLManagedTensor` (unversioned, every consumer) and `DLManagedTensorVersioned` (from 1.0 on, which
-also says that the memory may be written).
+Layout after ``dlpack.h``: `DLManagedTensor` (unversioned, every consumer) and `DLManagedTensorVersioned` (from 1.0 on,
+which also says that the memory may be written).
 """
 
 import ctypes
@@ -54,7 +54,12 @@ _WORD: Final = 8
 
 
 def make_capsule(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: tuple[int, int], is_versioned: bool
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    device: tuple[int, int],
+    is_versioned: bool,
 ) -> Any:
     """A capsule for one consumer; ``strides`` in items. The memory must outlive every tensor made from it."""
     code, bits = DTYPES[dtype]

@@ -14,6 +14,7 @@ second timeline on, `mark` records, so that a later wait never waits for more th
 this: events order bytes, they never choose slots.
 """
 
+import logging
 from typing import Final, final
 
 from librt.vecs import append, vec
@@ -23,6 +24,8 @@ from .port import Device
 
 NO_POINT: Final = 0
 """The point of a slot whose bytes anybody may touch at once."""
+
+_logger = logging.getLogger("kv_cache_manager_v2")
 
 _TICK_BITS: Final = 44
 _TICK_MASK: Final = (1 << 44) - 1
@@ -195,11 +198,17 @@ class StreamOrder:
         self._by_stream.clear()
 
     def synchronize_all(self) -> None:
-        """Block the host until everything that any slot may wait for is done."""
+        """Block the host until everything that any slot may wait for is done.
+
+        For an orderly end: what the device refuses (a stream that is gone, a sticky error) is logged, and the rest goes on.
+        """
         for timeline in self._timelines:
-            if not timeline.retired_event:
-                self._record(timeline)
-            self._device.synchronize_event(timeline.events[-1])
+            try:
+                if not timeline.retired_event:
+                    self._record(timeline)
+                self._device.synchronize_event(timeline.events[-1])
+            except Exception:
+                _logger.exception("waiting for stream %s failed", timeline.stream)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -2,11 +2,9 @@
 
 from typing import Final, final
 
-from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .journal_format import (
-    BATCH,
     CLEAR,
     CLOSE,
     COMMIT,
@@ -139,19 +137,6 @@ class CallJournal:
     def enable_scratch(self, serial: i64, enable: bool, digest: i64) -> None:
         self.writer.operation(SCRATCH, serial)
         self.writer.number(1 if enable else 0)
-        self._end(digest)
-
-    def batch(self, serials: vec[i64], capacities: vec[i64], histories: vec[i64], result: i64, digest: i64) -> None:
-        writer = self.writer
-        writer.operation(BATCH, len(serials))
-        self._write_priorities()
-        position: i64 = 0
-        while position < len(serials):
-            writer.number(serials[position])
-            writer.number(capacities[position])
-            writer.number(histories[position])
-            position += 1
-        writer.number(result)
         self._end(digest)
 
     def clear(self, digest: i64) -> None:

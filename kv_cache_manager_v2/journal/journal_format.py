@@ -21,13 +21,12 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     STREAM      serial, stream                                   returned
     SCRATCH     serial, enabled (0 / 1)                          returned
     PROBE       scope, tokens                                    returned
-    BATCH       count, priorities, (serial, capacity,            returned
-                history)*, result
     CLEAR                                                        returned
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
 A scope is two parts, each a kind byte (NOTHING, NUMBER, TEXT) and its value: a number in zigzag, a text as length and UTF-8.
-Calls that raise change nothing and are not recorded.
+Calls that raise change nothing and are not recorded. A batch call is recorded as its single ones, and so is the closing of a
+forgotten sequence.
 """
 
 from typing import Final
@@ -46,9 +45,8 @@ STOP: Final = 8
 STREAM: Final = 9
 SCRATCH: Final = 10
 PROBE: Final = 11
-BATCH: Final = 12
-CLEAR: Final = 13
-DIGEST: Final = 14
+CLEAR: Final = 12
+DIGEST: Final = 13
 
 PACKED: Final = 0
 MIXED: Final = 1

@@ -74,7 +74,7 @@ class JournalReader:
             return -magnitude - 1 if form % 2 == 1 else magnitude
         if kind == TEXT:
             try:
-                return self.raw(self.number()).decode()
+                return self.raw(self.number()).decode(errors="surrogatepass")
             except UnicodeDecodeError:
                 raise JournalError(f"byte {self.position}: a scope's text is not UTF-8") from None
         raise JournalError(f"byte {self.position}: {kind} is no kind of scope")

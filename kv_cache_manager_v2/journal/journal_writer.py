@@ -77,7 +77,7 @@ class JournalWriter:
             self.number(len(digits) * 2 + (part < 0))
             self._buffer.write(digits)
         else:
-            text = part.encode()
+            text = part.encode(errors="surrogatepass")  # any str may be a salt
             self.number(TEXT)
             self.number(len(text))
             self._buffer.write(text)
@@ -148,4 +148,7 @@ class JournalWriter:
         file = self._file
         if file is not None:
             self._file = None
-            file.close()
+            try:
+                file.close()
+            except OSError as error:
+                self._give_up(error)

@@ -1,10 +1,10 @@
 """Whether batches will fit, answered before any memory is taken: pure arithmetic on a configuration.
 
-`plan_capacity` says how many slots each pool group gets at each level, and what fits into level 0: the same counts with which a
-manager starts, so it is exact. Lengths are those of a sequence alone, unless it is said beside what.
+`plan_capacity` says how many slots each pool group gets at each level, and what fits into level 0: the same counts with
+which a manager starts, so it is exact. Lengths are those of a sequence alone, unless it is said beside what.
 
-    longest sequence   grown token by token, as decoding does: the most it holds on the way must fit. Within a block that is at
-                       the block's first token, so the answer is a whole number of blocks
+    longest sequence   grown token by token, as decoding does: the most it holds on the way must fit. Within a block
+                       that is at the block's first token, so the answer is a whole number of blocks
     longest prompt     computed in one step from nothing, scratch slots counted
 """
 
@@ -82,7 +82,9 @@ class CapacityPlan:
     @property
     def missing_slots(self) -> int:
         """Slots that the limiting pool group lacks for the asked batch; 0 if it fits."""
-        return max(0, -self.levels[0].pool_groups[self.limiting_pool_group].spare_slots) if self.batch is not None else 0
+        return (
+            max(0, -self.levels[0].pool_groups[self.limiting_pool_group].spare_slots) if self.batch is not None else 0
+        )
 
     def max_batch_size(
         self, capacity: int, history_length: int | None = None, system_prompt_length: int = 0
@@ -110,7 +112,6 @@ class CapacityPlan:
 
     def table(self) -> str:
         """For people: a line per level and pool group, then what fits."""
-        header = ["level", "tier", "pool group", "layer groups", "slots", "bytes/slot", "bytes", "constraints", "batch", "spare"]
         lines: list[list[str]] = []
         for level in self.levels:
             for group in level.pool_groups:
@@ -128,7 +129,7 @@ class CapacityPlan:
                         f"{group.spare_slots:,}",
                     ]
                 )
-        return format_table(header, lines) + "\n".join(self._sentences()) + "\n"
+        return format_table(list(_COLUMNS), lines) + "\n".join(self._sentences()) + "\n"
 
     def _sentences(self) -> list[str]:
         sentences = [
@@ -146,8 +147,8 @@ class CapacityPlan:
         else:
             sentences.append(
                 f"the batch does not fit: pool group {group.pool_group_index} lacks {self.missing_slots:,} slots, "
-                f"{self.missing_slots * group.slot_bytes:,} bytes. Least quota for it: {self.batch_quota:,} bytes, as one of "
-                f"the constraints"
+                f"{self.missing_slots * group.slot_bytes:,} bytes. Least quota for it: {self.batch_quota:,} bytes, as "
+                f"one of the constraints"
             )
         return sentences
 
@@ -228,7 +229,9 @@ def _compute_longest_prompt(layout: SlotLayout, config: KVCacheManagerConfig, sl
 
 def _decode_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
     """The most that a sequence holds while it grows to that many blocks: at the first token of its last block."""
-    needs = [compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, 1) for life_cycle in layout.life_cycles]
+    needs: list[int] = []
+    for life_cycle in layout.life_cycles:
+        needs.append(compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, 1))
     return sum_over_life_cycles(layout, needs)
 
 
@@ -238,7 +241,9 @@ def _prompt_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: 
     return sum_over_life_cycles(layout, list(slots_of_sequence(layout, config, kv_cache)))
 
 
-def _last_fitting(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], is_prompt: bool) -> int | None:
+def _last_fitting(
+    layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], is_prompt: bool
+) -> int | None:
     """Binary search: both needs never fall when a block is added."""
     fits = 0
     too_many = 1
@@ -256,12 +261,16 @@ def _last_fitting(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple
     return fits
 
 
-def _fits(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int, is_prompt: bool) -> bool:
+def _fits(
+    layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int, is_prompt: bool
+) -> bool:
     needed = _prompt_slots(layout, config, num_blocks) if is_prompt else _decode_slots(layout, config, num_blocks)
     return all([count <= slots[index] for index, count in enumerate(needed)])
 
 
-def _find_limit(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int | None) -> int:
+def _find_limit(
+    layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], num_blocks: int | None
+) -> int:
     """The pool group that has no room for one block more; the fullest if all lengths fit."""
     if num_blocks is None:
         num_blocks = int(ceil_div(_ANY_LENGTH, config.tokens_per_block))
@@ -273,7 +282,8 @@ def _find_limit(layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[i
 def clamp_sequence_length(
     layout: SlotLayout, config: KVCacheManagerConfig, slots: tuple[int, ...], batch_size: int, upper_bound: int
 ) -> int:
-    """The longest decoding sequence, up to the bound, beside ``batch_size - 1`` sequences of one token; 0 if there is none."""
+    """The longest decoding sequence, up to the bound, beside ``batch_size - 1`` sequences of one token; 0 if there is
+    none."""
     minimal = _decode_slots(layout, config, 1)
     left = tuple([count - (batch_size - 1) * minimal[index] for index, count in enumerate(slots)])
     num_blocks = compute_longest_decode(layout, config, left)
@@ -281,3 +291,15 @@ def clamp_sequence_length(
 
 
 _ANY_LENGTH: Final = 2**40
+_COLUMNS: Final = (
+    "level",
+    "tier",
+    "pool group",
+    "layer groups",
+    "slots",
+    "bytes/slot",
+    "bytes",
+    "constraints",
+    "batch",
+    "spare",
+)

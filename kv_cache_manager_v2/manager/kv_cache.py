@@ -27,7 +27,7 @@ from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode, TokenIdExt
 from ..layout.scratch_desc import ScratchDesc
 from ..layout.windows import compute_scratch_range
 from ..reuse.reuse_scope import ReuseScope
-from ..reuse.token_packing import has_digest, pack_tokens, unpack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, unpack_tokens
 from ..sequence import commit as commit_steps
 from ..sequence import residency
 from ..sequence.call_guard import Abandoned
@@ -308,6 +308,9 @@ class KVCache:
                 f"{state.capacity}; resize() first"
             )
         packed = pack_tokens(tokens, tree.digests, True)
+        if state.num_committed + len(packed) // TOKEN_BYTES > state.capacity:
+            tree.digests.release(memoryview(packed).cast("i"))
+            raise ValueError(f"sequence {state.id}: there are more tokens than their len(), {num_tokens}")
         if len(tree.digests) > 0:
             tree.has_digests = True
         commit_steps.commit_packed(state, packed)
@@ -365,8 +368,13 @@ class KVCache:
         The rest of the buffer is filled with -1. None takes it back. A `resize` that needs more blocks than the buffer has
         entries is a `ValueError` before anything changes.
         """
-        table = self._table(layer_group_id, beam_id)
-        table.set_buffer(None if buf is None else to_index_buffer(buf, int(self._state.num_blocks)))
+        guard = self._state.shared.guard
+        guard.enter()
+        try:
+            table = self._table(layer_group_id, beam_id)
+            table.set_buffer(None if buf is None else to_index_buffer(buf, int(self._state.num_blocks)))
+        finally:
+            guard.leave()
 
     def get_aggregated_page_indices(
         self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX, valid_only: bool = False
@@ -411,7 +419,18 @@ class KVCache:
     @enable_swa_scratch_reuse.setter
     def enable_swa_scratch_reuse(self, enable: bool) -> None:
         state = self._state
+        guard = state.shared.guard
+        guard.enter()
+        try:
+            self._set_scratch_reuse(enable)
+        finally:
+            guard.leave()
+
+    def _set_scratch_reuse(self, enable: bool) -> None:
+        state = self._state
         self._require_open("enable_swa_scratch_reuse")
+        if not isinstance(enable, bool):
+            raise TypeError(f"enable_swa_scratch_reuse must be a bool, not {type(enable).__name__}")
         if enable == state.scratch.is_enabled:
             return
         if enable and not state.shared.scratch_is_configured:
@@ -495,6 +514,7 @@ class KVCache:
             raise LogicError(f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}")
 
     def _require_open(self, call: str) -> None:
+        self._state.shared.guard.require_sound()
         if self._state.status == CLOSED:
             raise LogicError(f"sequence {self._state.id}: {call} after close()")
 
@@ -516,6 +536,12 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
         raise ValueError(f"sequence {state.id}: capacity {capacity} is under the history length {history}")
     if state.scratch.is_enabled and capacity != state.capacity:
         _validate_scratch_step(state, capacity, history)
+    if capacity > state.num_blocks * state.shared.tokens_per_block:
+        num_blocks = (capacity + state.shared.tokens_per_block - 1) // state.shared.tokens_per_block
+        for table in state.tables:
+            shortage = table.find_shortage(num_blocks)
+            if shortage is not None:
+                raise ValueError(f"sequence {state.id}: {shortage}; give a larger one to set_base_page_index_buf, or None")
 
 
 def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) -> None:

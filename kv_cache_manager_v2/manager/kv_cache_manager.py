@@ -70,9 +70,9 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class KVCacheManager:
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
-    ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a file to
-    record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they are handed out, are
-    filled with. `ValueError` if the quota is too small for the configured
+    ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
+    file to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
+    are handed out, are filled with. `ValueError` if the quota is too small for the configured
     constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal cannot be made.
     """
 
@@ -121,10 +121,14 @@ class KVCacheManager:
         self._life_cycles = LifeCycleRegistry(config)
         self._layout = compute_slot_layout(config, self._life_cycles)
         num_slots = plan_slot_counts(self._layout, config, config.cache_tiers[0].quota, 0)
-        writer = None if journal is None else JournalWriter(journal, encode_config(config))
+        if device is not None and not isinstance(device, Device):
+            raise TypeError(f"device must be a Device or None, not {type(device).__name__}")
         self._owns_device = device is None
         self._device = default_device() if device is None else device
+        writer: JournalWriter | None = None
         try:
+            if journal is not None:
+                writer = JournalWriter(journal, encode_config(config))
             num_null_slots = 1 if config.reserve_null_slot else 0
             order = StreamOrder(self._device)
             storage = PageStorage(self._device, order, self._layout, num_slots, num_null_slots, debug_fill)
@@ -178,7 +182,8 @@ class KVCacheManager:
             _logger.exception("shutting down the manager after an error failed")
 
     def __del__(self) -> None:
-        if self._is_open:
+        # Compiled, arguments of a wrong type are refused before the constructor has set anything.
+        if getattr(self, "_is_open", False):
             warnings.warn("a KVCacheManager was dropped without shutdown()", ResourceWarning, stacklevel=2)
             self._release_memory()
 
@@ -189,7 +194,9 @@ class KVCacheManager:
         try:
             self._require_open()
             self._require_no_sequences("clear_reusable_blocks")
+            guard.begin_change()
             self._shared.tree.clear()
+            guard.end_change()
             if self._shared.journal is not None:
                 self._shared.journal.clear(self._shared.storage.digest.value)
         except AssertionError as error:
@@ -254,6 +261,8 @@ class KVCacheManager:
             shared = self._shared
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
+            if custom_priority_callback is not None and not callable(custom_priority_callback):
+                raise TypeError("custom_priority_callback must be callable, or None")
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
             match = self._find_match(scope, packed)
             journal = shared.journal
@@ -333,7 +342,8 @@ class KVCacheManager:
     ) -> int:
         """`KVCache.resize` for a step of many sequences, in order; how many from the front succeeded.
 
-        Everything is validated before anything changes; only lack of room stops midway. ``history_lengths`` None keeps them.
+        Everything is validated before anything changes; only lack of room stops midway (and a priority callback of the user's
+        that raises). ``history_lengths`` None keeps them.
         """
         guard = self._shared.guard
         guard.enter()
@@ -346,6 +356,7 @@ class KVCacheManager:
                     + ("" if history_lengths is None else f", {len(history_lengths)} history lengths")
                 )
             self._batch_number += 1
+            states: list[SequenceState] = []
             new_capacities = vec[i64]([0] * count)
             new_histories = vec[i64]([0] * count)
             position: i64 = 0
@@ -359,6 +370,7 @@ class KVCacheManager:
                 if state.batch_number == self._batch_number:
                     raise ValueError(f"resize_batch: sequence {state.id} is listed twice")
                 state.batch_number = self._batch_number
+                states.append(state)
                 new_capacities[position] = to_count(capacities[position], "capacity")
                 new_histories[position] = state.history
                 if history_lengths is not None:
@@ -366,17 +378,19 @@ class KVCacheManager:
                 validate_resize(state, new_capacities[position], new_histories[position])
                 position += 1
             journal = self._shared.journal
-            if journal is not None:
-                journal.begin()
             position = 0
             while position < count:
-                state = kv_caches[position]._state_for_batch()
-                if not try_resize(state, new_capacities[position], new_histories[position]):
+                state = states[position]
+                capacity = new_capacities[position]
+                history = new_histories[position]
+                if journal is not None:
+                    journal.begin()
+                result = try_resize(state, capacity, history)
+                if journal is not None:
+                    journal.resize(state.serial, capacity, history, result, self._shared.storage.digest.value)
+                if not result:
                     break
                 position += 1
-            if journal is not None:
-                serials = vec[i64]([kv_cache._state_for_batch().serial for kv_cache in kv_caches])
-                journal.batch(serials, new_capacities, new_histories, position, self._shared.storage.digest.value)
             return position
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -479,7 +493,9 @@ class KVCacheManager:
         return self._addresses.pool_group_descs()
 
     def get_aggregated_pages(self, buffer_ids: Iterable[BufferId]) -> list[AggregatedPageDesc]:
-        """The buffers as the fewest contiguous byte ranges, for transfers: slot ``i`` is ``base + stride * i + [0, size)``.
+        """The buffers as the fewest contiguous byte ranges, for transfers.
+
+        Slot ``i`` of a range is ``base + stride * i + [0, size)``.
 
         Ordered by layer group, pool and place. A buffer named twice counts once; an unknown one is a `ValueError`.
         """
@@ -497,9 +513,9 @@ class KVCacheManager:
     ) -> PoolView:
         """``[num_pages, page_bytes]`` over the buffer's pool without a copy, for torch, numpy and CuPy; see `PoolView`.
 
-        Row ``i`` is what the page index ``i`` of that mode stands for; default SHARED, or PER_LAYER with `swa_scratch_reuse`. With
-        ``by_slot`` row ``i`` is the buffer in slot ``i``, so base page indices index it. ``dtype``: a name, also "bfloat16",
-        "float8_e4m3fn" and "float8_e5m2"; rows then have ``page_bytes / item size`` items.
+        Row ``i`` is what the page index ``i`` of that mode stands for; default SHARED, or PER_LAYER with
+        `swa_scratch_reuse`. With ``by_slot`` row ``i`` is the buffer in slot ``i``, so base page indices index it.
+        ``dtype``: a name, also "bfloat16", "float8_e4m3fn" and "float8_e5m2"; rows have ``page_bytes / item size`` items.
         """
         self._require_open()
         return self._addresses.pool_view(
@@ -525,13 +541,15 @@ class KVCacheManager:
 
     def get_storage_statistics(self, level: SupportsIndex = 0) -> list[StorageStatistics]:
         """One entry per pool group."""
-        self._require_open()
-        self._require_level(level)
-        storage = self._shared.storage
-        statistics: list[StorageStatistics] = []
-        for pool_group in range(storage.num_pool_groups):
-            statistics.append(storage.compute_statistics(pool_group))
-        return statistics
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_open()
+            self._require_level(level)
+            storage = self._shared.storage
+            return [storage.compute_statistics(pool_group) for pool_group in range(storage.num_pool_groups)]
+        finally:
+            guard.leave()
 
     def get_quota(self, level: SupportsIndex) -> int:
         """Bytes of that cache level."""
@@ -565,8 +583,13 @@ class KVCacheManager:
 
     def describe(self) -> Picture:
         """A plain, JSON-able picture of the present state."""
-        self._require_open()
-        return describe(self._shared, self._open_sequences.states())
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_open()
+            return describe(self._shared, self._open_sequences.states())
+        finally:
+            guard.leave()
 
     def _require_level(self, level: SupportsIndex) -> int:
         number = to_int(level, "level")

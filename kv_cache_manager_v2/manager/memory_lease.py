@@ -1,9 +1,9 @@
 """Whether a manager's memory may be given back: not while somebody has a view of it.
 
-    state      way out
-    OPEN       close -> CLOSED if no view is out, else PENDING
-    PENDING    the last give_back -> CLOSED
-    CLOSED     none; the storage is closed, and the device if the manager made it
+state      way out
+OPEN       close -> CLOSED if no view is out, else PENDING
+PENDING    the last give_back -> CLOSED
+CLOSED     none; the storage is closed, and the device if the manager made it
 """
 
 import logging

@@ -4,14 +4,15 @@
     pages        base address of the mode + i * page bytes                  page indices of that mode (dense pages)
     by_slot      buffer's place in slot 0 + i * slot bytes                  base page indices (strided view)
 
-The protocols are `__dlpack__` (torch, numpy, CuPy, JAX), `__array_interface__` (numpy; where level 0 is the host's memory) and
-`__cuda_array_interface__` (CuPy, torch, Numba; on a GPU). Array interfaces cannot name bf16 and fp8; those go through DLPack, or
-through uint16 and uint8.
+The protocols are `__dlpack__` (torch, numpy, CuPy, JAX), `__array_interface__` (numpy; where level 0 is the host's
+memory) and `__cuda_array_interface__` (CuPy, torch, Numba; on a GPU). Array interfaces cannot name bf16 and fp8; those
+go through DLPack, or through uint16 and uint8.
 
-Lifetime. While a view is not released, the manager's memory stays: `shutdown` then ends all calls and forgets everything, but
-unmaps only when the last view is released. numpy and CuPy keep the view alive as long as their arrays, and a view that nobody
-has any more releases itself. A tensor made by DLPack keeps nothing, and cannot tell when it is dropped: so such a view keeps the
-memory, in doubt until the process ends, unless `release` says that its tensors are not used any more.
+Lifetime. While a view is not released, the manager's memory stays: `shutdown` then ends all calls and forgets
+everything, but unmaps only when the last view is released. numpy and CuPy keep the view alive as long as their arrays,
+and a view that nobody has any more releases itself. A tensor made by DLPack keeps nothing, and cannot tell when it is
+dropped: so such a view keeps the memory, in doubt until the process ends, unless `release` says that its tensors are
+not used any more.
 """
 
 import sys
@@ -22,7 +23,6 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import LogicError
 from ..device.dlpack import CPU, CUDA, DTYPES, make_capsule
 from .memory_lease import MemoryLease
-
 
 # What numpy calls them; the others have no name there.
 _TYPE_STRINGS: Final = {
@@ -42,7 +42,8 @@ _TYPE_STRINGS: Final = {
 @final
 @mypyc_attr(native_class=True)
 class PoolView:
-    """``[rows, items per row]`` of `dtype`. Made by `KVCacheManager.pool_view`; writable. See the module for its life."""
+    """``[rows, items per row]`` of `dtype`. Made by `KVCacheManager.pool_view`; writable. See the module for its
+    life."""
 
     __slots__ = ("address", "shape", "strides_bytes", "dtype", "device", "_lease", "_is_released", "_was_exported")
 
@@ -58,13 +59,22 @@ class PoolView:
     """By a protocol that does not keep the view alive."""
 
     def __init__(
-        self, lease: MemoryLease, address: int, num_rows: int, row_bytes: int, stride_bytes: int, dtype: str, ordinal: int
+        self,
+        lease: MemoryLease,
+        address: int,
+        num_rows: int,
+        row_bytes: int,
+        stride_bytes: int,
+        dtype: str,
+        ordinal: int,
     ) -> None:
         """``ordinal``: of the GPU; -1 for the host's memory."""
         self._is_released = True
         item_bytes = _item_bytes(dtype)
         if row_bytes % item_bytes != 0 or stride_bytes % item_bytes != 0 or address % item_bytes != 0:
-            raise ValueError(f"{dtype} has {item_bytes} bytes; pages of {row_bytes} bytes, {stride_bytes} apart, do not fit")
+            raise ValueError(
+                f"{dtype} has {item_bytes} bytes; pages of {row_bytes} bytes, {stride_bytes} apart, do not fit"
+            )
         self.address = address
         self.shape = (num_rows, row_bytes // item_bytes)
         self.strides_bytes = (stride_bytes, item_bytes)
@@ -84,8 +94,8 @@ class PoolView:
             self._give_back()
 
     def release(self) -> None:
-        """No array or tensor made from this view is used any more: the memory may go when the manager shuts down, or goes now
-        if it has. Using one afterwards reads memory that is not there. Twice is fine."""
+        """No array or tensor made from this view is used any more: the memory may go when the manager shuts down, or
+        goes now if it has. Using one afterwards reads memory that is not there. Twice is fine."""
         if not self._is_released:
             self._give_back()
 
@@ -141,7 +151,9 @@ class PoolView:
     def _interface(self) -> dict[str, object]:
         type_string = _TYPE_STRINGS.get(self.dtype)
         if type_string is None:
-            raise AttributeError(f"array interfaces have no {self.dtype}: use DLPack, or a view of uint{8 * self.strides_bytes[1]}")
+            raise AttributeError(
+                f"array interfaces have no {self.dtype}: use DLPack, or a view of uint{8 * self.strides_bytes[1]}"
+            )
         self._require_usable()
         return {
             "version": 3,

@@ -93,8 +93,6 @@ class _Rerun:
         elif operation == form.PROBE:
             scope, tokens = self.text()
             self.manager.probe_reuse(scope, tokens)
-        elif operation == form.BATCH:
-            self.batch()
         elif operation == form.CLEAR:
             self.manager.clear_reusable_blocks()
         else:
@@ -136,20 +134,6 @@ class _Rerun:
             scope, tokens, custom_priority_callback=callback
         )
         self.num_created += 1
-
-    def batch(self) -> None:
-        reader = self.reader
-        count = reader.number()
-        self.read_priorities()
-        kv_caches: list[KVCache] = []
-        capacities: list[int] = []
-        histories: list[int] = []
-        for _ in range(count):
-            kv_caches.append(self.sequence(int(reader.number())))
-            capacities.append(int(reader.number()))
-            histories.append(int(reader.number()))
-        result = self.manager.resize_batch(kv_caches, capacities, histories)
-        self.compare("result", int(reader.number()), result)
 
     def text(self) -> tuple[ReuseScope, list[int | bytes] | None]:
         lora_id, salt = self.reader.scope_part(), self.reader.scope_part()

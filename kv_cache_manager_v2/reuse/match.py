@@ -22,6 +22,7 @@ from .radix_tree import RadixTree
 from .token_packing import TOKEN_BYTES
 
 NEIGHBOURS_TRIED: Final = 8
+NONE_MISSING: Final = -1
 
 
 @final
@@ -109,9 +110,13 @@ class Matcher:
         """The longest match at or above the end of the path ``blocks``; nothing below it can serve."""
         block_bytes = self._tree.block_bytes
         num_blocks: i64 = len(blocks)
-        while num_blocks > 0 and not self._windows_are_whole(blocks, num_blocks, num_blocks * self._tokens_per_block):
-            blocks.pop()
-            num_blocks -= 1
+        while num_blocks > 0:
+            missing = self._find_missing(blocks, num_blocks, num_blocks * self._tokens_per_block)
+            if missing == NONE_MISSING:
+                break
+            # A shorter prefix needs that block too, as windows begin earlier there, until it ends before it.
+            num_blocks = missing
+            del blocks[int(num_blocks) :]
             parent = blocks[num_blocks - 1] if num_blocks > 0 else root
             if self._partial and parent.children is not None:
                 # The block of the whole text has lost a window; a sibling that begins like it may have kept its own.
@@ -127,8 +132,8 @@ class Matcher:
                 return False
         return True
 
-    def _windows_are_whole(self, blocks: list[Block], num_blocks: i64, num_tokens: i64) -> bool:
-        """Whether every windowed life cycle has what it needs of the first ``num_blocks`` blocks at that history."""
+    def _find_missing(self, blocks: list[Block], num_blocks: i64, num_tokens: i64) -> i64:
+        """The last of the first ``num_blocks`` blocks whose page a windowed life cycle needs at that history and lacks."""
         rows = self._rows
         position: i64 = 0
         for life_cycle in self._windowed:
@@ -142,9 +147,9 @@ class Matcher:
                     ordinal = stale_beg - 1
                     continue
                 if not rows.has_page(blocks[ordinal].first_page + life_cycle):
-                    return False
+                    return ordinal
                 ordinal -= 1
-        return True
+        return NONE_MISSING
 
     def _find_partial(self, parent: Block, rest: bytes, blocks: list[Block]) -> Match | None:
         """The child that shares the most leading tokens with ``rest`` and whose pages can serve them."""
@@ -182,7 +187,7 @@ class Matcher:
             return None
         num_tokens = len(blocks) * self._tokens_per_block + num_shared
         blocks.append(child)
-        if self._windows_are_whole(blocks, len(blocks), num_tokens):
+        if self._find_missing(blocks, len(blocks), num_tokens) == NONE_MISSING:
             return Match(blocks, num_tokens)
         blocks.pop()
         return None

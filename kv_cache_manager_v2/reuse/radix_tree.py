@@ -13,6 +13,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_owner import PageOwner
+from ..storage.page_rows import NO_PAGE
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
 from .block_pool import BlockPool
@@ -121,7 +122,21 @@ class RadixTree(PageOwner):
         if len(child.key) < self.block_bytes:
             children.num_partial += 1
 
+    def withdraw(self, block: Block) -> None:
+        """A leaf that only one sequence pins and holds becomes that sequence's private block again."""
+        assert block.num_pins == 1 and block.only_child is None, "a block that others need was withdrawn"
+        parent = block.parent
+        block.num_pins = 0
+        self._unlink(block)
+        block.key = b""
+        if parent is not None:
+            self.prune(parent)
+
     def _detach(self, block: Block) -> None:
+        self._unlink(block)
+        self.pool.give_back(block)
+
+    def _unlink(self, block: Block) -> None:
         parent = block.parent
         assert parent is not None, "a block was detached that is not in the tree"
         block.parent = None
@@ -136,7 +151,6 @@ class RadixTree(PageOwner):
                 children.num_partial -= 1
             if len(children.by_key) == 0:
                 parent.children = None
-        self.pool.give_back(block)
 
     def prune(self, block: Block) -> None:
         """Take the block, and then its ancestors, out of the tree as long as nothing needs them."""
@@ -153,13 +167,30 @@ class RadixTree(PageOwner):
 
     # -- losing pages -------------------------------------------------------------------------------------------------
 
+    def find_page_below(self, page: i64) -> i64:
+        block = self.pool.block_of_page(page)
+        life_cycle = page - block.first_page
+        if not self._is_unbounded[life_cycle]:
+            return NO_PAGE
+        rows = self.storage.rows
+        only_child = block.only_child
+        if only_child is not None:
+            below = only_child.first_page + life_cycle
+            return below if rows.has_page(below) else NO_PAGE
+        children = block.children
+        if children is not None:
+            for child in children.by_key.values():
+                if rows.has_page(child.first_page + life_cycle):
+                    return child.first_page + life_cycle
+        return NO_PAGE
+
     def on_page_dropped(self, page: i64) -> None:
         block = self.pool.block_of_page(page)
         if self._is_unbounded[page - block.first_page]:
-            self._drop_below(block)
+            self._drop_below(block, True)
         self.prune(block)
 
-    def _drop_below(self, top: Block) -> None:
+    def _drop_below(self, top: Block, is_eviction: bool) -> None:
         """Drop all pages of ``top`` and of everything below it.
 
         None of them is held: whoever holds a page below also holds the unbounded life cycle's page of ``top``.
@@ -168,7 +199,7 @@ class RadixTree(PageOwner):
         leaves: list[Block] = []
         while len(pending) > 0:
             block = pending.pop()
-            self.drop_pages(block)
+            self.drop_pages(block, is_eviction)
             children = block.children
             if block.only_child is not None:
                 pending.append(block.only_child)
@@ -179,14 +210,17 @@ class RadixTree(PageOwner):
         for leaf in leaves:
             self.prune(leaf)
 
-    def drop_pages(self, block: Block) -> None:
+    def drop_pages(self, block: Block, is_eviction: bool) -> None:
         """Drop every page of a block; nobody holds one."""
         storage = self.storage
         life_cycle: i64 = 0
         while life_cycle < storage.rows.num_life_cycles:
             page = block.first_page + life_cycle
             if storage.rows.has_page(page):
-                storage.drop(page, storage.pool_group_of[life_cycle])
+                pool_group = storage.pool_group_of[life_cycle]
+                storage.drop(page, pool_group)
+                if is_eviction:
+                    storage.num_evicted[pool_group] += 1
             life_cycle += 1
 
     def drop_superseded(self, parent: Block, fuller: Block) -> None:
@@ -199,7 +233,7 @@ class RadixTree(PageOwner):
         while num_bytes < len(key):
             partial = self.find_child(parent, key[:num_bytes])
             if partial is not None and self.is_covered(partial, fuller) and not self._is_used(partial):
-                self.drop_pages(partial)
+                self.drop_pages(partial, False)
                 self.prune(partial)
             num_bytes += TOKEN_BYTES
 
@@ -228,6 +262,6 @@ class RadixTree(PageOwner):
         """Drop every page. No sequence is open, so nothing is held or pinned."""
         for root in list(self._roots.values()):
             for child in self.children_of(root):
-                self._drop_below(child)
+                self._drop_below(child, False)
                 self.prune(child)
         assert len(self._roots) == 0, "blocks are left in the tree after everything was dropped"

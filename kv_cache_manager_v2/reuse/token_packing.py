@@ -47,6 +47,8 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
         raise TypeError(
             f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}"
         ) from None
+    except ValueError as error:  # numpy: "cannot include dtype 'M' in a buffer"
+        raise TypeError(f"tokens must be integers: {error}") from error
     return _pack_buffer(view)
 
 
@@ -112,6 +114,11 @@ def _pack_buffer(view: memoryview) -> bytes:
     if view.ndim != 1:
         raise ValueError(f"tokens must have one dimension, not {view.ndim}")
     code = view.format
+    if view.itemsize < TOKEN_BYTES:
+        raise TypeError(
+            f"tokens must be int32 or int64, not items of {view.itemsize} bytes (format {code!r}); a digest is one token: wrap it "
+            f"in a list"
+        )
     if code == "i" or (code == "l" and view.itemsize == TOKEN_BYTES):
         packed = view.tobytes()
         if len(packed) >= _NUMPY_FROM * TOKEN_BYTES:
@@ -142,7 +149,10 @@ def _validate_with_numpy(view: memoryview) -> None:
 def _convert_with_numpy(view: memoryview) -> bytes:
     import numpy as np
 
-    array = np.asarray(view)
+    try:
+        array = np.asarray(view)
+    except (ValueError, RuntimeError) as error:
+        raise TypeError(f"tokens must be integers, not a buffer of format {view.format!r}") from error
     if array.dtype.kind not in "iu":
         raise TypeError(f"tokens must be integers, not {array.dtype}")
     if len(array) == 0:

@@ -38,20 +38,24 @@ class Abandoned(metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class CallGuard:
-    __slots__ = ("_attention", "_busy", "_changing", "_reason", "_abandoned")
+    __slots__ = ("_attention", "_busy", "_num_changes", "_reason", "_user_error", "_abandoned")
 
     _attention: i64
     """0 when a call may go straight on; else the number of reasons to look closer."""
     _busy: bool
-    _changing: bool
+    _num_changes: i64
+    """Changes that have begun and not ended; they nest."""
     _reason: str | None
+    _user_error: AssertionError | None
+    """An assertion that failed in the user's own code, which says nothing about ours."""
     _abandoned: Final[list[Abandoned]]
 
     def __init__(self) -> None:
         self._attention = _IDLE
         self._busy = False
-        self._changing = False
+        self._num_changes = 0
         self._reason = None
+        self._user_error = None
         self._abandoned = []
 
     def enter(self) -> None:
@@ -62,13 +66,13 @@ class CallGuard:
 
     def begin_change(self) -> None:
         """From here on the call changes things; an exception before `end_change` leaves them half done."""
-        self._changing = True
+        self._num_changes += 1
 
     def end_change(self) -> None:
-        self._changing = False
+        self._num_changes -= 1
 
     def leave(self) -> None:
-        if self._changing:
+        if self._num_changes > 0:
             self._note_interruption()
         self._busy = False
         self._attention = 1 if self._reason is not None or len(self._abandoned) > 0 else _IDLE
@@ -83,28 +87,43 @@ class CallGuard:
             )
         self._busy = True
         try:
-            # Indexed: closing may run user code that drops further handles.
+            # Closing may run user code that drops further handles; what cannot be closed stays for the next call.
             while len(self._abandoned) > 0:
-                self._abandoned.pop().close_abandoned()
+                self._abandoned[0].close_abandoned()
+                del self._abandoned[0]
         except AssertionError as error:
             raise self.fail(error) from error
         finally:
+            if self._num_changes > 0:
+                self._note_interruption()
             self._busy = False
 
     def _note_interruption(self) -> None:
-        self._changing = False
+        self._num_changes = 0
         if self._reason is None:
             error = sys.exc_info()[1]
             self._reason = f"a call was interrupted in the middle of a change: {error!r}"
             _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
 
-    def fail(self, error: AssertionError) -> CorruptedError:
+    def require_sound(self) -> None:
+        """For calls that only look: a broken manager has nothing true to show."""
+        if self._reason is not None:
+            raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
+
+    def note_user_error(self, error: AssertionError) -> None:
+        """The user's callback raised it, before anything changed; it is his."""
+        self._user_error = error
+
+    def fail(self, error: AssertionError) -> Exception:
         """An invariant failed inside a call: remember the first reason; returns what the call has to raise."""
+        if error is self._user_error:
+            self._user_error = None
+            return error
         if self._reason is None:
             self._reason = str(error) or "an invariant failed without a text"
             _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
         self._attention = 1
-        self._changing = False
+        self._num_changes = 0
         return CorruptedError(f"the manager is broken: {self._reason}")
 
     @property

@@ -1,9 +1,9 @@
 """Which entries of a page table changed since somebody last looked, as two ranges: filled, and become bad.
 
-A reader registers one of these with each table that it copies from (`PageTable.add_reader`), looks, and calls `clear`. Two
-ranges, because one step of a windowed layer changes both ends of its window and nothing between. Entries past the table's
-last block may be in a range; a reader cuts there. Entries that a growing table gets, and that are never set, are in neither:
-a reader knows how many blocks it has seen.
+A reader registers one of these with each table that it copies from (`PageTable.add_reader`), looks, and calls `clear`.
+Two ranges, because one step of a windowed layer changes both ends of its window and nothing between. Entries past the
+table's last block may be in a range; a reader cuts there. Entries that a growing table gets, and that are never set,
+are in neither: a reader knows how many blocks it has seen.
 """
 
 from typing import Final, final

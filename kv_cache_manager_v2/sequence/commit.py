@@ -100,6 +100,7 @@ def _publish_tail(state: SequenceState) -> None:
     block.num_pins += 1
     tree.drop_superseded(parent, block)
     state.tail_is_shared = True
+    state.copies_tail_on_resume = False
     state.shared.guard.end_change()
 
 

@@ -1,7 +1,8 @@
 """The base page indices of one sequence, beam and layer group: one int32 per block.
 
-The library's own array is the master. It grows by doubling; entries past the last block are `BAD_PAGE_INDEX`. A caller's
-buffer, if one is set, gets every changed entry written through; registered readers are told which entries changed.
+The library's own array is the master. It grows by doubling; entries past the last block are `BAD_PAGE_INDEX`. A
+caller's buffer, if one is set, gets every changed entry written through; registered readers are told which entries
+changed.
 """
 
 from typing import Final, final
@@ -46,7 +47,7 @@ class PageTable:
             reader = reader.following
 
     def add_reader(self, reader: ChangedBlocks) -> None:
-        """``reader`` is told of every entry that changes from now on, until `remove_reader`. It is in no other table."""
+        """``reader``, which is in no other table, is told of every entry that changes until `remove_reader`."""
         reader.following = self._reader
         self._reader = reader
 

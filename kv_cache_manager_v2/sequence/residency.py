@@ -20,7 +20,7 @@ from .page_users import give_up_page
 from .resize import count_new_pages
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
-from .tail_copy import copy_shared_tail
+from .tail_copy import can_take_tail_back, copy_shared_tail, take_tail_back
 
 
 def hold_match(state: SequenceState, match: Match) -> None:
@@ -37,6 +37,7 @@ def hold_match(state: SequenceState, match: Match) -> None:
     state.num_blocks = len(match.blocks)
     state.num_published = num_tokens // tokens_per_block
     state.tail_is_shared = state.num_blocks > state.num_published
+    state.copies_tail_on_resume = state.tail_is_shared
     state.capacity = num_tokens
     state.history = num_tokens
     state.num_committed = num_tokens
@@ -65,10 +66,14 @@ def _hold_pages(state: SequenceState, life_cycle: i64) -> None:
     storage = state.shared.storage
     pool_group = storage.pool_group_of[life_cycle]
     blocks = state.blocks
+    raises = state.shared.uses_priorities and state.priority_callback is None
     ordinal: i64 = 0
     while ordinal < state.num_blocks:
         if state.holds_page(life_cycle, ordinal):
-            storage.hold(blocks[ordinal].first_page + life_cycle, pool_group)
+            page = blocks[ordinal].first_page + life_cycle
+            storage.hold(page, pool_group)
+            if raises:
+                storage.raise_priority(page, pool_group, PRIORITY_DEFAULT)
         ordinal += 1
 
 
@@ -110,7 +115,8 @@ def try_resume(state: SequenceState, stream: int) -> bool:
     if _find_overuse(state):
         return False
     priorities: list[int] = [int(PRIORITY_DEFAULT)] * int(shared.num_life_cycles)
-    needs_tail_copy = state.will_write_shared_tail(state.history)
+    needs_tail_copy = state.copies_tail_on_resume
+    takes_tail_back = False
     life_cycle: i64 = 0
     needed = vec[i64]([0] * storage.num_pool_groups)
     if needs_tail_copy or state.scratch.num_blocks > 0:
@@ -121,10 +127,23 @@ def try_resume(state: SequenceState, stream: int) -> bool:
                 if state.priority_callback is not None:
                     priorities[int(life_cycle)] = int(state.ask_priority(state.num_published, life_cycle))
             life_cycle += 1
-        if storage.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
-            return False
+        nothing = vec[i64]([0] * storage.num_pool_groups)
+        if storage.find_refusal(needed, nothing):
+            if not needs_tail_copy or not can_take_tail_back(state):
+                return False
+            life_cycle = 0
+            while life_cycle < shared.num_life_cycles:
+                if state.holds_page(life_cycle, state.num_published):
+                    needed[storage.pool_group_of[life_cycle]] -= 1
+                life_cycle += 1
+            if storage.find_refusal(needed, nothing):
+                return False
+            takes_tail_back = True
     timeline = shared.order.enter(stream)
     shared.guard.begin_change()
+    if takes_tail_back:
+        take_tail_back(state)
+        needs_tail_copy = False
     storage.evict(needed)
     old_stream = state.stream
     state.stream = stream
@@ -141,6 +160,7 @@ def try_resume(state: SequenceState, stream: int) -> bool:
         except BaseException:
             state.stream = old_stream
             suspend(state)
+            shared.guard.end_change()
             raise
     shared.guard.end_change()
     return True
@@ -154,7 +174,7 @@ def _find_overuse(state: SequenceState) -> bool:
     while pool_group < storage.num_pool_groups:
         locked = storage.num_locked[pool_group]
         total = storage.allocators[pool_group].num_slots
-        if float(locked) > limit * float(total):
+        if total > 0 and float(locked) / float(total) > limit:
             free = storage.allocators[pool_group].num_free
             evictable = storage.queues[pool_group].num_pages
             text = (
@@ -226,7 +246,9 @@ def close(state: SequenceState) -> None:
     state.blocks = []
     state.num_blocks = 0
     for table in state.tables:
-        table.set_buffer(None)
+        if table.has_buffer:
+            table.clear()
+            table.set_buffer(None)
     if tail_block is not None:
         tree.unpin(tail_block)
     tree.unpin(state.path_end)
@@ -239,11 +261,15 @@ def close(state: SequenceState) -> None:
 
 def change_stream(state: SequenceState, stream: int) -> None:
     """The sequence goes on on another stream, which waits for the old one if the sequence is active."""
-    if state.timeline != NO_TIMELINE:
+    old_timeline = state.timeline
+    if old_timeline != NO_TIMELINE:
         order = state.shared.order
-        mark = order.mark(state.timeline)
+        mark = order.mark(old_timeline)
         timeline = order.enter(stream)
+        state.shared.guard.begin_change()
         order.wait(timeline, mark)
-        order.leave(state.timeline)
         state.timeline = timeline
+        state.stream = stream
+        order.leave(old_timeline)
+        state.shared.guard.end_change()
     state.stream = stream

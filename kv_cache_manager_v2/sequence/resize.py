@@ -10,7 +10,7 @@ from mypy_extensions import i64
 from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
 from .page_users import count_given_back, give_up_page
 from .sequence_state import SequenceState
-from .tail_copy import copy_shared_tail
+from .tail_copy import can_take_tail_back, copy_shared_tail, take_tail_back
 from .window_move import move_windows
 
 
@@ -37,8 +37,10 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     shared = state.shared
     storage = shared.storage
     num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
-    needs_tail_copy = history < capacity and state.will_write_shared_tail(history)
-
+    # New tokens fall into the shared tail: the step's inputs, or what another machine fills behind the old capacity.
+    needs_tail_copy = (history < capacity and state.will_write_shared_tail(history)) or (
+        capacity > state.capacity and state.will_write_shared_tail(state.capacity)
+    )
     moves_scratch = state.scratch.is_enabled and capacity != state.capacity
     needed = vec[i64]([0] * storage.num_pool_groups)
     given_back = vec[i64]([0] * storage.num_pool_groups)
@@ -61,22 +63,22 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
             given_back[pool_group] += count_given_back(state, life_cycle, begin, end)
         given_back[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
         life_cycle += 1
-    for table in state.tables:
-        shortage = table.find_shortage(num_blocks)
-        if shortage is not None:
-            raise ValueError(f"{shortage}: give a larger one to set_base_page_index_buf, or None")
-    priorities = _ask_priorities(state, num_blocks, history, needs_tail_copy)
+    takes_tail_back = False
     if storage.find_refusal(needed, given_back):
-        return False
+        if not needs_tail_copy or not can_take_tail_back(state):
+            return False
+        _leave_out_tail_copy(state, history, needed)
+        if storage.find_refusal(needed, given_back):
+            return False
+        takes_tail_back = True
+    priorities = _ask_priorities(state, num_blocks, capacity, history, needs_tail_copy and not takes_tail_back)
 
-    if needs_tail_copy and _copy_tail_first(state, priorities):
+    if takes_tail_back:
+        take_tail_back(state)
         needs_tail_copy = False
-        life_cycle = 0
-        while life_cycle < shared.num_life_cycles:
-            new_begin = shared.compute_window_begin(life_cycle, history)
-            tail = state.num_published
-            needed[storage.pool_group_of[life_cycle]] -= count_new_pages(state, life_cycle, tail, tail + 1, new_begin)
-            life_cycle += 1
+    elif needs_tail_copy and _copy_tail_first(state, priorities):
+        _leave_out_tail_copy(state, history, needed)
+        needs_tail_copy = False
     shared.guard.begin_change()
     if num_blocks < state.num_blocks or history >= state.next_window_move or moves_scratch:
         mark = shared.order.mark(state.timeline)
@@ -97,6 +99,16 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
             life_cycle += 1
     shared.guard.end_change()
     return True
+
+
+def _leave_out_tail_copy(state: SequenceState, history: i64, needed: vec[i64]) -> None:
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        new_begin = state.shared.compute_window_begin(life_cycle, history)
+        tail = state.num_published
+        pool_group = state.shared.storage.pool_group_of[life_cycle]
+        needed[pool_group] -= count_new_pages(state, life_cycle, tail, tail + 1, new_begin)
+        life_cycle += 1
 
 
 def _copy_tail_first(state: SequenceState, priorities: list[int]) -> bool:
@@ -171,28 +183,39 @@ def count_new_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64,
     return count + num_sinks_among if num_sinks_among > 0 else count
 
 
-def _ask_priorities(state: SequenceState, num_blocks: i64, history: i64, with_tail: bool) -> list[int]:
-    """For each life cycle, first of the shared tail, then of each new block; a filler where no page will be made."""
+def _ask_priorities(
+    state: SequenceState, num_blocks: i64, capacity: i64, history: i64, with_tail: bool
+) -> list[int]:
+    """For each life cycle, first of the shared tail, then of each new block; a filler where no page will be made.
+
+    Asked once it is known that there is room, and before anything changes.
+    """
     num_life_cycles = state.shared.num_life_cycles
     if state.priority_callback is None:
         return [PRIORITY_DEFAULT] * num_life_cycles
     priorities: list[int] = []
     if with_tail:
-        _append_priorities(priorities, state, state.num_published, history)
+        _append_priorities(priorities, state, state.num_published, capacity, history)
     else:
         priorities.extend([PRIORITY_DEFAULT] * num_life_cycles)
     ordinal = state.num_blocks
     while ordinal < num_blocks:
-        _append_priorities(priorities, state, ordinal, history)
+        _append_priorities(priorities, state, ordinal, capacity, history)
         ordinal += 1
     return priorities
 
 
-def _append_priorities(priorities: list[int], state: SequenceState, ordinal: i64, history: i64) -> None:
+def _append_priorities(
+    priorities: list[int], state: SequenceState, ordinal: i64, capacity: i64, history: i64
+) -> None:
+    scratch = state.scratch
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
         window_begin = state.shared.compute_window_begin(life_cycle, history)
-        if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 1:
+        is_made = count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 1
+        if scratch.is_enabled and ordinal >= scratch.compute_begin(life_cycle, history, capacity):
+            is_made = is_made and ordinal >= scratch.compute_end(life_cycle, history, capacity)
+        if is_made:
             priorities.append(int(state.ask_priority(ordinal, life_cycle)))
         else:
             priorities.append(PRIORITY_DEFAULT)

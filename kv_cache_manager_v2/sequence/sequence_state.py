@@ -16,6 +16,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.checks import to_int
 from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, BlockOrdinal
 from ..layout.life_cycle import LifeCycle
 from ..reuse.block import Block
@@ -51,6 +52,7 @@ class SequenceState:
         "num_blocks",
         "num_published",
         "tail_is_shared",
+        "copies_tail_on_resume",
         "is_committing",
         "blocks",
         "path_end",
@@ -77,6 +79,8 @@ class SequenceState:
     num_blocks: i64
     num_published: i64
     tail_is_shared: bool
+    copies_tail_on_resume: bool
+    """The shared tail is a partial match: the first resume makes a private copy of it."""
     is_committing: bool
     blocks: list[Block]
     path_end: Block
@@ -114,6 +118,7 @@ class SequenceState:
         self.num_blocks = 0
         self.num_published = 0
         self.tail_is_shared = False
+        self.copies_tail_on_resume = False
         self.is_committing = True
         self.blocks = []
         self.path_end = UNPINNED
@@ -157,7 +162,12 @@ class SequenceState:
         callback = self.priority_callback
         if callback is None:
             return PRIORITY_DEFAULT
-        priority: int = callback(BlockOrdinal(int(ordinal)), self.shared.life_cycles[life_cycle])
+        try:
+            answer: object = callback(BlockOrdinal(int(ordinal)), self.shared.life_cycles[life_cycle])
+        except AssertionError as error:
+            self.shared.guard.note_user_error(error)
+            raise
+        priority = to_int(answer, "what custom_priority_callback returned")
         if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise ValueError(
                 f"custom_priority_callback({ordinal}, ...) returned {priority}; priorities are {PRIORITY_MIN} to "

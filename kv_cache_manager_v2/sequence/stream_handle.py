@@ -8,9 +8,11 @@ _PROTOCOL_VERSION: Final = 0
 def stream_handle(stream: object) -> int:
     """An int stands for itself; otherwise the ``__cuda_stream__`` protocol of cuda.core, then ``int(stream)``.
 
-    ``TypeError`` for anything else.
+    ``TypeError`` for anything else, ``ValueError`` for a negative handle.
     """
     if isinstance(stream, int):
+        if stream < 0:
+            raise ValueError(f"{stream} is no stream handle; they are not negative")
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:

@@ -1,10 +1,10 @@
 """Filling slots with known bytes: zeros at the start, and the debug pattern whenever a slot changes hands.
 
-Zeros: the null slots are read by kernels, and pages are handed to an engine before it has written all of them; left-over bytes of
-some other program could be NaN there. Memory of a software device begins as zeros by itself.
+Zeros: the null slots are read by kernels, and pages are handed to an engine before it has written all of them;
+left-over bytes of some other program could be NaN there. Memory of a software device begins as zeros by itself.
 
-Debug pattern (`DebugFill`): a page is filled as it is handed out, on its sequence's stream, and a slot as it is given back, on a
-stream of the filler's own, after all that used it; the next owner then waits for that.
+Debug pattern (`DebugFill`): a page is filled as it is handed out, on its sequence's stream, and a slot as it is given
+back, on a stream of the filler's own, after all that used it; the next owner then waits for that.
 """
 
 from typing import Final, final

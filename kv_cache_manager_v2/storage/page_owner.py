@@ -10,6 +10,10 @@ class PageOwner(metaclass=ABCMeta):
     __slots__ = ()
 
     @abstractmethod
+    def find_page_below(self, page: i64) -> i64:
+        """A page that would become useless with ``page`` and must go before it, or NO_PAGE; of the same pool group."""
+
+    @abstractmethod
     def on_page_dropped(self, page: i64) -> None:
         """``page`` has just lost its slot for good. Called during the eviction; the owner may drop further droppable pages
         of its own that are useless without this one, and must not allocate."""

@@ -150,19 +150,20 @@ class PageStorage:
     def make_locked_page(self, page: i64, pool_group: i64, priority: i64, timeline: i64) -> i64:
         """Give the row a free slot, held and locked once; returns the slot id. Room has been made before."""
         allocator = self.allocators[pool_group]
+        words = self.rows.words
+        at = page * ROW_WORDS
+        assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
         slot = allocator.allocate()
         self.digest.note(SLOT, slot)
+        # Before the device is asked for anything: whoever undoes this finds the page in its row.
+        words[at + PLACE] = pack_place(slot, GPU, priority)
+        words[at + USERS] = ONE_LOCKED_HOLD
+        self.num_locked[pool_group] += 1
         ready = allocator.ready[slot]
         if ready != NO_POINT:
             self.order.wait(timeline, ready)
         if self._filler is not None:
             self._filler.fill_fresh(pool_group, slot, timeline)
-        words = self.rows.words
-        at = page * ROW_WORDS
-        assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
-        words[at + PLACE] = pack_place(slot, GPU, priority)
-        words[at + USERS] = ONE_LOCKED_HOLD
-        self.num_locked[pool_group] += 1
         return slot
 
     def free_page(self, page: i64, pool_group: i64, mark: i64) -> None:
@@ -329,8 +330,25 @@ class PageStorage:
             while allocator.num_free < needed[pool_group]:
                 page = queue.first()
                 assert page != NO_VICTIM, "no victim where one was counted"
-                self._evict_page(page, pool_group)
+                self._evict_or_defer(page, pool_group)
             pool_group += 1
+
+    def _evict_or_defer(self, page: i64, pool_group: i64) -> None:
+        """On one path of the tree the far end goes first: a page with others below it takes its place behind one of them."""
+        owner = self._owner
+        assert owner is not None
+        below = owner.find_page_below(page)
+        if below == NO_PAGE:
+            self._evict_page(page, pool_group)
+            return
+        queue = self.queues[pool_group]
+        queue.remove(page)
+        words = self.rows.words
+        priority = priority_of_place(words[below * ROW_WORDS + PLACE])
+        at = page * ROW_WORDS + PLACE
+        if priority > priority_of_place(words[at]):
+            words[at] += (priority - priority_of_place(words[at])) << 40
+        queue.push(page)
 
     def _evict_page(self, page: i64, pool_group: i64) -> None:
         self.num_evicted[pool_group] += 1

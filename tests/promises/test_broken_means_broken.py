@@ -110,3 +110,45 @@ def test_change_that_is_interrupted_breaks_the_manager() -> None:
         kv_cache.close()
     manager.shutdown()
 
+
+
+def test_wait_that_fails_in_a_copy_leaks_no_slot() -> None:
+    """The slot of the copy was last used on another stream; the device refuses the wait for it."""
+    device = SimulatedDevice(1)
+    manager = KVCacheManager(config_of(num_slots=8), device=device)
+    streams = [device.create_stream(), device.create_stream()]
+    run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
+    other = manager.create_kv_cache()
+    assert other.resume(streams[0]) and other.resize(4)
+    first, second = (manager.create_kv_cache(None, [1, 2, 3, 4, 5, 6]) for _ in range(2))
+    assert first.resume(streams[1])
+    other.close()
+    device.faults.fail("wait", 1, RuntimeError("no wait today"))
+    with pytest.raises(RuntimeError):
+        second.resume(streams[1])
+    manager.check_invariants()
+    assert second.resume(streams[1])
+    first.close()
+    second.close()
+    manager.shutdown()
+
+
+def test_failed_copy_after_pages_were_given_up_is_not_passed_over() -> None:
+    """Three slots: the copy has room only once the window has given its page back, which cannot be undone."""
+    device = SimulatedDevice(1)
+    manager = KVCacheManager(config_of([8], num_slots=3), device=device)
+    kv_cache = run_prompt(manager, list(range(10)))
+    kv_cache.stop_committing()
+    other = manager.create_kv_cache(None, list(range(10)))
+    device.faults.fail("copy", 1, RuntimeError("no copy today"))
+    before = manager.describe()
+    try:
+        done = kv_cache.resize(12, 11)
+    except RuntimeError:
+        with pytest.raises(CorruptedError):
+            manager.probe_reuse(None, [1])
+    else:
+        assert not done and manager.describe() == before
+        other.close()
+        kv_cache.close()
+    manager.shutdown()

@@ -26,7 +26,7 @@ T = 4
 
 
 def random_layers(rng: random.Random) -> list[AttentionLayerConfig]:
-    """One to four layers with windows, sinks and sizes of their own: one or more layer groups, pool groups and pools."""
+    """One to four layers with windows, sinks and sizes of their own: any number of layer groups, pool groups, pools."""
     layers = []
     for index in range(rng.randrange(1, 5)):
         window = rng.choice([None, None, 1, 3, 6, 9, 17])

@@ -49,7 +49,7 @@ def test_scratch_slots_are_filled_too():
         with manager.create_kv_cache() as kv_cache:
             assert kv_cache.resume() and kv_cache.resize(64, 0)
             desc = kv_cache.get_scratch_desc(0)
-            assert (pages[list(desc.slot_ids)] == DebugFill.FINITE).all()
+            assert desc is not None and (pages[list(desc.slot_ids)] == DebugFill.FINITE).all()
 
 
 def test_patterns_are_what_they_say():

@@ -82,3 +82,45 @@ def test_each_of_two_holders_copies_a_partial_block() -> None:
         manager.check_invariants()
         for holder in holders:
             holder.close()
+
+
+def test_shared_tail_is_copied_whoever_fills_the_next_tokens() -> None:
+    """Two owners of one published partial block grow without inputs of their own: another machine fills the tokens."""
+    with manager_of() as manager:
+        owners = [manager.create_kv_cache() for _ in range(2)]
+        for owner in owners:
+            assert owner.resume() and owner.resize(6)
+        for owner in owners:
+            owner.commit([1, 2, 3, 4, 5, 6])
+        for owner in owners:
+            owner.stop_committing()
+        for owner in owners:
+            assert owner.resize(8, 8)
+        tails = {owner.get_base_page_indices(0)[1] for owner in owners}
+        assert len(tails) == 2
+        for owner in owners:
+            assert owner.resize(20, 19)
+        manager.check_invariants()
+        for owner in owners:
+            owner.close()
+
+
+def test_sole_holder_goes_on_where_there_is_no_room_for_a_copy() -> None:
+    """Two slots hold the six tokens; a copy of the partial block would need a third, but nobody else wants the block."""
+    with manager_of(num_slots=2) as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+            kv_cache.stop_committing()
+            kv_cache.suspend()
+            assert kv_cache.resume()
+            assert kv_cache.resize(7)
+            manager.check_invariants()
+        with manager.create_kv_cache(input_tokens=[1, 2, 3, 4, 9]) as again:
+            assert again.resume() and again.resize(6)
+            manager.check_invariants()
+    with manager_of(num_slots=2) as manager:
+        run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
+        with manager.create_kv_cache(input_tokens=[1, 2, 3, 4, 5, 6]) as matched:
+            assert matched.resume()
+            matched_tokens = matched.committed_tokens
+            assert matched_tokens == [1, 2, 3, 4, 5, 6]
+            manager.check_invariants()

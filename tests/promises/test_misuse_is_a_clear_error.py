@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_models import manager_of, run_prompt
+from small_models import config_of, manager_of, run_prompt
 
 from kv_cache_manager_v2 import (
     KVCache,
@@ -197,3 +197,67 @@ def test_handle_that_is_no_stream() -> None:
             assert manager.describe() == before
             assert kv_cache.resume()
             manager.check_invariants()
+
+
+def test_batch_is_validated_whole_before_it_begins() -> None:
+    with manager_of() as manager:
+        first, second = manager.create_kv_cache(), manager.create_kv_cache()
+        assert first.resume() and second.resume()
+        second.set_base_page_index_buf(0, 0, np.zeros(1, np.int32))
+        before = manager.describe()
+        with pytest.raises(ValueError):
+            manager.resize_batch([first, second], [8, 8])
+        assert manager.describe() == before
+        first.close()
+        second.close()
+
+
+def test_users_own_assertion_is_his() -> None:
+    def callback(ordinal: int, life_cycle: object) -> int:
+        raise AssertionError("mine")
+
+    with manager_of() as manager:
+        with manager.create_kv_cache(custom_priority_callback=callback) as kv_cache:
+            assert kv_cache.resume()
+            with pytest.raises(AssertionError, match="mine"):
+                kv_cache.resize(4)
+            manager.probe_reuse(None, [1])
+
+
+def test_callback_that_changes_its_own_sequence() -> None:
+    box: list[KVCache] = []
+
+    def callback(ordinal: int, life_cycle: object) -> int:
+        box[0].set_base_page_index_buf(0, 0, np.zeros(1, np.int32))
+        return 35
+
+    with manager_of() as manager:
+        with manager.create_kv_cache(custom_priority_callback=callback) as kv_cache:
+            box.append(kv_cache)
+            assert kv_cache.resume()
+            with pytest.raises(LogicError):
+                kv_cache.resize(16)
+            manager.check_invariants()
+            box.clear()
+
+
+def test_other_wrong_types() -> None:
+    with pytest.raises(TypeError):
+        KVCacheManager(config_of(), device="cuda")  # type: ignore[arg-type]
+    with manager_of() as manager:
+        with pytest.raises(TypeError):
+            manager.create_kv_cache(custom_priority_callback=5)  # type: ignore[arg-type]
+        for tokens in (memoryview(b"abc"), np.array(["2026-01-01"], "datetime64[D]")):
+            with pytest.raises(TypeError):
+                manager.probe_reuse(None, tokens)  # type: ignore[arg-type]
+        with manager.create_kv_cache() as kv_cache, pytest.raises(ValueError):
+            kv_cache.cuda_stream = -1
+
+
+def test_closed_sequence_leaves_no_slot_in_the_callers_buffer() -> None:
+    with manager_of() as manager:
+        buffer = np.zeros(4, np.int32)
+        with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+            kv_cache.set_base_page_index_buf(0, 0, buffer)
+            assert (buffer[:2] >= 0).all()
+        assert (buffer == -1).all()

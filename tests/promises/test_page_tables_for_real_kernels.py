@@ -1,6 +1,7 @@
 """A batch's page tables are in the shapes that today's attention kernels take, and always those of the sequences.
 
-Every array is compared with one made from scratch, through the public calls of a sequence, after each of many random steps.
+Every array is compared with one made from scratch, through the public calls of a sequence, after each of many random
+steps.
 """
 
 import random
@@ -18,6 +19,7 @@ from kv_cache_manager_v2 import (
     DensePages,
     GpuCacheTierConfig,
     HostDevice,
+    KVCache,
     KVCacheManager,
     KVCacheManagerConfig,
     LayerId,
@@ -36,7 +38,10 @@ def model(windows, expansion=1, num_slots=200, **settings):
     layers = [
         AttentionLayerConfig(
             LayerId(index),
-            [BufferConfig("key", 64 // expansion, T // expansion if expansion > 1 else None), BufferConfig("value", 64)],
+            [
+                BufferConfig("key", 64 // expansion, T // expansion if expansion > 1 else None),
+                BufferConfig("value", 64),
+            ],
             window,
             None if window is None else index,
         )
@@ -56,7 +61,9 @@ def pages_of(manager, kv_cache, pages):
 
 
 def page_tokens_of(manager, pages):
-    return T if isinstance(pages, StridedPages) else T // manager.get_page_index_converter(pages.layer_id, "key").expansion
+    return (
+        T if isinstance(pages, StridedPages) else T // manager.get_page_index_converter(pages.layer_id, "key").expansion
+    )
 
 
 def stale_blocks(manager, kv_cache, pages):
@@ -93,7 +100,8 @@ class Checked:
             for row, (kv_cache, length) in enumerate(zip(self.rows, lengths, strict=True)):
                 indices = pages_of(manager, kv_cache, pages)
                 expected[row, : len(indices)] = np.where(indices < 0, filler, indices)
-                # A step's scratch blocks are described until the next one, and are stale as soon as history has passed them.
+                # A step's scratch blocks are described until the next one, and are stale as soon as history has passed
+                # them.
                 stale = stale_blocks(manager, kv_cache, pages)
                 ratio = T // page_tokens
                 numbers = range(-(-length // page_tokens))
@@ -116,7 +124,7 @@ def drive(manager, checked, seed, num_steps=120, leave_capacity=True):
     """Random steps: sequences come, prefill in chunks, decode, sleep, swap rows, go."""
     rng = random.Random(seed)
     table, rows = checked.table, checked.rows
-    asleep = []
+    asleep: list[KVCache] = []
     for _ in range(num_steps):
         action = rng.random()
         if action < 0.2 and len(rows) < 6:
@@ -179,7 +187,13 @@ def drive(manager, checked, seed, num_steps=120, leave_capacity=True):
 def test_tables_are_always_those_of_the_sequences(seed, expansion):
     null = bool(seed % 2)
     config = model([None, 9, 30], expansion, reserve_null_slot=null)
-    families = [StridedPages(0), StridedPages(1), DensePages(2, "key"), DensePages(1, "key", PER_LAYER), DensePages(0, "value")]
+    families = [
+        StridedPages(0),
+        StridedPages(1),
+        DensePages(2, "key"),
+        DensePages(1, "key", PER_LAYER),
+        DensePages(0, "value"),
+    ]
 
     def filler(pages):
         if not null:
@@ -189,7 +203,11 @@ def test_tables_are_always_those_of_the_sequences(seed, expansion):
         converter = manager.get_page_index_converter(pages.layer_id, pages.data_role)
         return converter.layer_offset * converter.expansion
 
-    families = [pages for pages in families if expansion == 1 or not (isinstance(pages, DensePages) and pages.data_role == "value")]
+    families = [
+        pages
+        for pages in families
+        if expansion == 1 or not (isinstance(pages, DensePages) and pages.data_role == "value")
+    ]
     with KVCacheManager(config, device=HostDevice()) as manager:
         drive(manager, Checked(manager, families, filler), seed)
 
@@ -349,7 +367,8 @@ def check_offsets(manager, offsets, kv_cache):
 
 @pytest.mark.parametrize("uneven", [False, True])
 def test_key_and_value_offsets(uneven):
-    """Layers 0..4, windows in two groups; with `uneven` layer 2's buffers are of the size of two others and stand between."""
+    """Layers 0..4, windows in two groups; with `uneven` layer 2's buffers are of the size of two others and stand
+    between."""
     layers = [
         AttentionLayerConfig(
             LayerId(index),
@@ -384,7 +403,8 @@ def test_key_and_value_offsets(uneven):
 def test_offsets_with_scratch_count_for_each_layer():
     """Each layer is a virtual pool; its entries are those of the converter, scratch blocks included."""
     layers = [
-        AttentionLayerConfig(LayerId(index), [BufferConfig("key", 64), BufferConfig("value", 64)], 9) for index in range(4)
+        AttentionLayerConfig(LayerId(index), [BufferConfig("key", 64), BufferConfig("value", 64)], 9)
+        for index in range(4)
     ]
     config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 16)], layers, swa_scratch_reuse=SwaScratchReuseConfig())
     with KVCacheManager(config, device=HostDevice()) as manager:
@@ -407,7 +427,9 @@ def test_offsets_with_scratch_count_for_each_layer():
 
 
 def test_offsets_without_values_and_with_scales():
-    layers = [AttentionLayerConfig(LayerId(i), [BufferConfig("key", 64), BufferConfig("key_scale", 8)]) for i in range(3)]
+    layers = [
+        AttentionLayerConfig(LayerId(i), [BufferConfig("key", 64), BufferConfig("key_scale", 8)]) for i in range(3)
+    ]
     config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 14)], layers)
     with KVCacheManager(config, device=HostDevice()) as manager:
         table = BatchPageTable(manager, 2, 8)
@@ -431,8 +453,8 @@ def test_decode_steps_touch_only_what_changed():
             assert kv_cache.resume() and kv_cache.resize(400, 399)
             table.add(kv_cache)
             table.update()
-            # 401 tokens: block 100 comes. Group 1's window of 8 begins in block floor((H + 1 - 8) / 4): 98 from history 399 on,
-            # 99 at 403, when block 98 goes.
+            # 401 tokens: block 100 comes. Group 1's window of 8 begins in block floor((H + 1 - 8) / 4): 98 from history
+            # 399 on, 99 at 403, when block 98 goes.
             for history, expected in ((400, [[100], [100]]), (401, [[], []]), (402, [[], []]), (403, [[], [98]])):
                 for block_table in blocks:
                     block_table.array[:] = 77777

@@ -1,4 +1,4 @@
-"""torch, numpy and CuPy see the pools' own memory: no copy, the right strides, any type, and no way to crash with it."""
+"""torch, numpy and CuPy see the pools' own memory: no copy, the right strides, any type, no way to crash with it."""
 
 import subprocess
 import sys
@@ -30,7 +30,8 @@ def import_torch() -> Any:
 
 
 def two_layers(**settings: Any) -> KVCacheManagerConfig:
-    """Keys and values of 64 bytes in one pool; layer 1's scales of 2 * 8 bytes for kernels with blocks of half the size."""
+    """Keys and values of 64 bytes in one pool; layer 1's scales of 2 * 8 bytes for kernels with blocks of half the
+    size."""
     layers = [
         AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64), BufferConfig("value", 64)]),
         AttentionLayerConfig(
@@ -98,7 +99,9 @@ def test_numpy_by_dlpack() -> None:
         view.release()
 
 
-@pytest.mark.parametrize("name", ["uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "name", ["uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"]
+)
 @pytest.mark.parametrize("by_slot", [False, True])
 def test_torch_wraps_without_a_copy(name: str, by_slot: bool) -> None:
     torch = import_torch()
@@ -222,7 +225,8 @@ def test_no_order_of_ends_crashes(how: str, order: str) -> None:
     """Arrays that outlive the view, the manager and the interpreter's end."""
     if how == "torch":
         import_torch()
-    ran = subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", PROGRAM, how, order], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM, how, order]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("fine")
     assert "Error" not in ran.stderr and "Exception" not in ran.stderr, ran.stderr

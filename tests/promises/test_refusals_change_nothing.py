@@ -38,10 +38,11 @@ def test_refused_resize_moves_no_window() -> None:
 
 
 def test_refused_resume_changes_nothing() -> None:
-    """The copy of a partial last block needs a slot of its own."""
+    """The copy of a partial last block, which another sequence holds too, needs a slot of its own."""
     with manager_of(num_slots=4) as manager:
         run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
         matched = manager.create_kv_cache(input_tokens=[1, 2, 3, 4, 5, 6])
+        second = manager.create_kv_cache(input_tokens=[1, 2, 3, 4, 5, 6])
         other = run_prompt(manager, [11, 12, 13, 14, 15])
         before = manager.describe()
         assert not matched.resume()
@@ -49,6 +50,7 @@ def test_refused_resume_changes_nothing() -> None:
         other.close()
         assert matched.resume()
         matched.close()
+        second.close()
 
 
 def test_resume_gate() -> None:
@@ -94,3 +96,42 @@ def test_priority_decides_before_recency() -> None:
         with run_prompt(manager, list(range(100, 108))):
             assert manager.probe_reuse(input_tokens=list(range(8))) == 8
             assert manager.probe_reuse(input_tokens=list(range(50, 58))) == 0
+
+
+def test_far_end_goes_first_whatever_the_priorities() -> None:
+    """Blocks 1 to 9 have priority 90, their ancestor 35: one slot costs one block of a path, never the path."""
+    with manager_of(num_slots=12) as manager:
+        important = manager.create_kv_cache(custom_priority_callback=lambda ordinal, life_cycle: 90 if ordinal else 35)
+        assert important.resume() and important.resize(40)
+        important.commit(list(range(40)))
+        important.close()
+        run_prompt(manager, [500] * 8).close()
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(4)
+            assert manager.probe_reuse(input_tokens=list(range(40))) == 40
+            assert manager.probe_reuse(input_tokens=[500] * 8) == 4
+            assert manager.get_storage_statistics()[0].evicted == 1
+            manager.check_invariants()
+
+
+def test_gate_at_exact_equality() -> None:
+    """29 of 100 locked is not strictly more than 0.29, though 0.29 * 100 is less than 29 in floating point."""
+    with manager_of(num_slots=100, max_util_for_resume=0.29) as manager:
+        with run_prompt(manager, list(range(29 * 4))), manager.create_kv_cache() as second:
+            assert second.resume()
+
+
+def test_callback_is_asked_only_for_pages_that_will_be_made() -> None:
+    asked = []
+
+    def callback(ordinal: int, life_cycle: object) -> int:
+        asked.append(ordinal)
+        return 35
+
+    with manager_of(num_slots=4) as manager:
+        with manager.create_kv_cache(custom_priority_callback=callback) as kv_cache:
+            assert kv_cache.resume()
+            assert not kv_cache.resize(400_000)
+            assert asked == []
+            assert kv_cache.resize(8)
+            assert asked == [0, 1]

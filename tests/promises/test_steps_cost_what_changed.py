@@ -1,0 +1,301 @@
+"""A call costs what it changes, not what there is: counted in objects, bytes, device calls and tokens read, never in time.
+
+The number of cached blocks, the length of the sequence, the size of the tier and the number of layer groups do not show where
+nothing of theirs changes. Objects are those of the Python allocator and of the garbage collector.
+"""
+
+import gc
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import pytest
+from small_models import config_of, manager_of, run_prompt
+
+from kv_cache_manager_v2 import CacheTier, CopyBatch, Device, HostDevice, HostKernel, KVCache, KVCacheManager
+
+BLOCK = 4
+WINDOWS: dict[int, list[int | None]] = {1: [None], 2: [None, 8], 4: [None, 8, 16, 12]}
+
+
+class CountingDevice(Device):
+    """A host device that counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self._device = HostDevice()
+
+    @property
+    def name(self) -> str:
+        return "counting"
+
+    @property
+    def is_software(self) -> bool:
+        return True
+
+    def granularity_bytes(self, tier: CacheTier) -> int:
+        return self._device.granularity_bytes(tier)
+
+    def total_bytes(self, tier: CacheTier) -> int:
+        return self._device.total_bytes(tier)
+
+    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
+        return self._device.reserve_range(tier, num_bytes)
+
+    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._device.release_range(tier, address, num_bytes)
+
+    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._device.map_memory(tier, address, num_bytes)
+
+    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self._device.unmap_memory(tier, address, num_bytes)
+
+    def default_stream(self) -> int:
+        return self._device.default_stream()
+
+    def create_stream(self) -> int:
+        return self._device.create_stream()
+
+    def destroy_stream(self, stream: int) -> None:
+        self._device.destroy_stream(stream)
+
+    def synchronize_stream(self, stream: int) -> None:
+        self._device.synchronize_stream(stream)
+
+    def record_event(self, stream: int) -> int:
+        self.calls["record_event"] += 1
+        return self._device.record_event(stream)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self.calls["wait_event"] += 1
+        self._device.wait_event(stream, event)
+
+    def is_event_done(self, event: int) -> bool:
+        self.calls["is_event_done"] += 1
+        return self._device.is_event_done(event)
+
+    def synchronize_event(self, event: int) -> None:
+        self._device.synchronize_event(event)
+
+    def release_event(self, event: int) -> None:
+        self._device.release_event(event)
+
+    def copy_batch(self, stream: int, batch: CopyBatch) -> None:
+        self.calls["copy"] += int(batch.count)
+        self._device.copy_batch(stream, batch)
+
+    def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
+        self.calls["fill"] += 1
+        self._device.fill(stream, address, num_bytes, value)
+
+    def launch(self, stream: int, kernel: HostKernel) -> None:
+        self._device.launch(stream, kernel)
+
+    def close(self) -> None:
+        self._device.close()
+
+
+class CountingTokens(Sequence[int]):
+    """Tokens that know how often each of them was read."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.num_read = 0
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, position: int | slice) -> int | Sequence[int]:
+        self.num_read += 1 if isinstance(position, int) else len(self._tokens[position])
+        return self._tokens[position]
+
+    def __iter__(self) -> Iterator[int]:
+        for token in self._tokens:
+            self.num_read += 1
+            yield token
+
+
+def prompt_of(number: int, num_blocks: int) -> list[int]:
+    """Texts of different numbers share nothing."""
+    return list(range(1_000_000 * number, 1_000_000 * number + num_blocks * BLOCK))
+
+
+def decode(kv_cache: KVCache, num_steps: int) -> None:
+    for step in range(num_steps):
+        kv_cache.resize(kv_cache.capacity + 1)
+        kv_cache.commit([500_000_000 + step])
+
+
+def peak_bytes_of_decode(num_cached: int, num_own: int) -> int:
+    """The most memory that is alive at once in 3 blocks of decode steps, beyond what there was before."""
+    with manager_of(WINDOWS[2], BLOCK, num_slots=4 * (num_cached + num_own) + 64) as manager:
+        if num_cached > 0:
+            run_prompt(manager, prompt_of(1, num_cached)).close()
+        kv_cache = run_prompt(manager, prompt_of(2, num_own))
+        decode(kv_cache, 2 * BLOCK)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            decode(kv_cache, 3 * BLOCK)
+            return tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+            kv_cache.close()
+
+
+@pytest.mark.parametrize(("num_cached", "num_own"), [(2000, 4), (0, 1100), (2000, 1100)])
+def test_a_decode_step_needs_the_same_memory_whatever_is_cached_and_however_long(num_cached: int, num_own: int) -> None:
+    """Three new blocks are a few hundred bytes each; a copy or a walk of all 1,100 blocks would be 8,800 and more."""
+    # The page tables have just doubled at 1,024 blocks, so they do not in these steps.
+    assert peak_bytes_of_decode(num_cached, num_own) <= peak_bytes_of_decode(0, 4) + 1000
+
+
+def count_objects_of_decode(num_steps: int) -> int:
+    with manager_of(WINDOWS[2], tokens_per_block=64, num_slots=64) as manager:
+        kv_cache = run_prompt(manager, [1])
+        decode(kv_cache, 4)
+        gc.collect()
+        before = sys.getallocatedblocks()
+        decode(kv_cache, num_steps)
+        count = sys.getallocatedblocks() - before
+        kv_cache.close()
+        return count
+
+
+def test_decode_steps_inside_a_block_leave_no_object_behind() -> None:
+    """Steps 5 to 45 of a block of 64; a few objects are the interpreter's own, 40 would be the steps'."""
+    assert count_objects_of_decode(40) <= count_objects_of_decode(4) + 8
+
+
+def count_per_block(num_groups: int, num_blocks: int) -> tuple[float, float]:
+    """Allocations and objects of the garbage collector per cached block."""
+    with manager_of(WINDOWS[num_groups], BLOCK, num_slots=num_groups * (num_blocks + 8)) as manager:
+        run_prompt(manager, prompt_of(1, 4)).close()
+        text = prompt_of(2, num_blocks)
+        gc.collect()
+        allocated, tracked = sys.getallocatedblocks(), len(gc.get_objects())
+        run_prompt(manager, text).close()
+        gc.collect()
+        return (
+            (sys.getallocatedblocks() - allocated) / num_blocks,
+            (len(gc.get_objects()) - tracked) / num_blocks,
+        )
+
+
+def test_a_cached_block_is_one_object_and_its_key() -> None:
+    """Block and key; interpreted also the int that names its first page. The garbage collector sees the block alone."""
+    allocated, tracked = count_per_block(2, 500)
+    assert allocated <= 3.2
+    assert tracked <= 1.1
+
+
+def test_a_further_layer_group_adds_no_object_to_a_block() -> None:
+    """Its page is a row of integers."""
+    two, _ = count_per_block(2, 500)
+    four, _ = count_per_block(4, 500)
+    assert four <= two + 0.2
+
+
+def test_blocks_are_recycled() -> None:
+    """A pool that has been full once makes no objects any more but keys, one for one: 20 prompts, 600 blocks, nothing more."""
+    # Open all the time: the stream always has a user, whose leaving would be remembered in an event.
+    with manager_of(WINDOWS[2], BLOCK, num_slots=2 * 40) as manager, run_prompt(manager, [1]):
+        for number in range(1, 6):
+            run_prompt(manager, prompt_of(number, 30)).close()
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for number in range(6, 26):
+            run_prompt(manager, prompt_of(number, 30)).close()
+        gc.collect()
+        assert sys.getallocatedblocks() - before <= 10
+
+
+def count_objects_of_manager(num_slots: int) -> int:
+    config = config_of(WINDOWS[2], BLOCK, num_slots)
+    device = HostDevice()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    manager = KVCacheManager(config, device=device)
+    count = sys.getallocatedblocks() - before
+    manager.shutdown()
+    return count
+
+
+def test_a_large_tier_starts_with_no_more_objects_than_a_small_one() -> None:
+    count_objects_of_manager(100)
+    assert count_objects_of_manager(100_000_000) <= count_objects_of_manager(100) + 40
+
+
+def calls_of(device: CountingDevice, action: Callable[[], None]) -> Counter[str]:
+    before = Counter(device.calls)
+    action()
+    return device.calls - before
+
+
+def test_on_one_stream_nothing_is_recorded_awaited_or_copied() -> None:
+    """The work of one stream is in order anyway. Prefill, decode, eviction, reuse of whole blocks."""
+    device = CountingDevice()
+    manager = KVCacheManager(config_of(WINDOWS[2], BLOCK, num_slots=2 * 40), device=device)
+
+    def serve() -> None:
+        decode(first, 3 * BLOCK)
+        for number in range(2, 5):
+            run_prompt(manager, prompt_of(1, 8) + prompt_of(number, 2)).close()
+
+    # The first sequence is open all the time: a stream that has a user need not be looked after.
+    with run_prompt(manager, prompt_of(1, 30)) as first:
+        assert calls_of(device, serve) == Counter()
+    manager.shutdown()
+
+
+def test_a_partial_match_copies_one_block_and_nothing_else() -> None:
+    """Three tokens of the fifth block: its page in each of the two groups, each of one pool."""
+    device = CountingDevice()
+    manager = KVCacheManager(config_of(WINDOWS[2], BLOCK, num_slots=200), device=device)
+    first = run_prompt(manager, prompt_of(1, 8))
+    text = prompt_of(1, 8)[: 4 * BLOCK + 3] + [7, 7, 7]
+    calls = calls_of(device, lambda: run_prompt(manager, text).close())
+    assert manager.get_storage_statistics()[0].slot_sizes == (2 * 8 * BLOCK,)
+    assert calls["copy"] == 2
+    first.close()
+    manager.shutdown()
+
+
+def test_each_token_is_read_once() -> None:
+    """By a match and by a commit, whether or not they are in the cache, however many blocks they fill."""
+    with manager_of(WINDOWS[2], BLOCK, num_slots=200) as manager:
+        for _ in range(2):
+            tokens = CountingTokens(prompt_of(1, 20))
+            manager.probe_reuse(None, tokens)
+            assert tokens.num_read == 20 * BLOCK
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(20 * BLOCK)
+            tokens = CountingTokens(prompt_of(1, 20))
+            kv_cache.commit(tokens)
+            assert tokens.num_read == 20 * BLOCK
+
+
+def test_priorities_are_asked_once_for_each_page_that_is_made() -> None:
+    asked: Counter[tuple[int, int]] = Counter()
+
+    def priority(ordinal: int, life_cycle: Any) -> Any:
+        asked[ordinal, 0 if life_cycle.window_size is None else life_cycle.window_size] += 1
+        return 35
+
+    with manager_of(WINDOWS[2], BLOCK, num_slots=200) as manager:
+        with manager.create_kv_cache(custom_priority_callback=priority) as kv_cache:
+            assert kv_cache.resume()
+            for capacity in range(1, 6 * BLOCK + 1):
+                assert kv_cache.resize(capacity)
+    assert asked == Counter({(ordinal, window): 1 for ordinal in range(6) for window in (0, 8)})
