@@ -36,7 +36,7 @@ class JournalWriter:
     error: OSError | None
     """Why recording has ended early; None while all is well."""
     _file: BinaryIO | None
-    _buffer: Final[BytesWriter]
+    _buffer: BytesWriter
     _num_records: i64
 
     def __init__(self, path: str | os.PathLike[str], config: bytes) -> None:
@@ -118,15 +118,18 @@ class JournalWriter:
         self._flush()
 
     def _flush(self) -> None:
+        data = self._buffer.getvalue()
+        self._buffer = BytesWriter()
         file = self._file
-        if file is not None:
-            try:
-                remaining = memoryview(self._buffer.getvalue())
-                while len(remaining) > 0:
-                    remaining = remaining[file.write(remaining) :]
-            except OSError as error:
-                self._give_up(error)
-        self._buffer.truncate(0)
+        if file is None:
+            return
+        try:
+            num_written = 0
+            while num_written < len(data):
+                # An unbuffered file may take less than it is given.
+                num_written += file.write(data[num_written:])
+        except OSError as error:
+            self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
         self.error = error

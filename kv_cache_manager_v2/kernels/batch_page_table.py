@@ -8,9 +8,9 @@
     table.update([1, 1, 512])                                    # every step, after the resizes
     kernel(..., blocks.rows, table.seq_lens, table.query_start_loc, slots.tokens)
 
-Rows are dense: the last sequence takes over the row of one that leaves. `update` writes what changed since the last one: page
-table entries that a `resize` or `commit` changed, rows that somebody joined, and the handful of numbers per row that are new in
-every step. It validates first; where it raises, nothing has changed.
+Rows are dense: the last sequence takes over the row of one that leaves. `update` writes what changed since the last
+one: page table entries that a `resize` or `commit` changed, rows that somebody joined, and the handful of numbers per
+row that are new in every step. It validates first; where it raises, nothing has changed.
 
 All arrays are made once, or are the caller's own (pinned, say), and stay where they are. An engine that copies them
 asynchronously keeps two tables, as both follow the sequences independently.
@@ -92,7 +92,7 @@ class BatchPageTable:
         num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
         if num_rows < 1 or num_blocks < 1 or num_blocks * manager.tokens_per_block > _INT32_MAX:
             raise ValueError(
-                f"max_num_sequences is {num_rows} and max_num_blocks {num_blocks}; both must be at least 1, and tokens are "
+                f"max_num_sequences is {num_rows} and max_num_blocks {num_blocks}; both must be at least 1, tokens are "
                 f"counted in int32"
             )
         self.seq_lens = to_output_array(seq_lens, "seq_lens", (num_rows,), INT32)
@@ -109,9 +109,11 @@ class BatchPageTable:
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
-    def add_block_table(self, pages: PageFamily, *, filler: SupportsIndex | None = None, out: object = None) -> BlockTable:
-        """A padded block table. ``filler``: what stands where there is no page; None takes the null slot's page where the
-        manager reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not."""
+    def add_block_table(
+        self, pages: PageFamily, *, filler: SupportsIndex | None = None, out: object = None
+    ) -> BlockTable:
+        """A padded block table. ``filler``: what stands where there is no page; None takes the null slot's page where
+        the manager reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not."""
         rule = self._resolve(pages)
         if filler is not None:
             number = to_int(filler, "filler")
@@ -138,7 +140,9 @@ class BatchPageTable:
         self._add_output(table)
         return table
 
-    def add_slot_mapping(self, pages: PageFamily, max_num_input_tokens: SupportsIndex, *, out: object = None) -> SlotMapping:
+    def add_slot_mapping(
+        self, pages: PageFamily, max_num_input_tokens: SupportsIndex, *, out: object = None
+    ) -> SlotMapping:
         """Where the step's input tokens go. ``max_num_input_tokens``: of all rows in one step."""
         table = SlotMapping(self._resolve(pages), int(to_count(max_num_input_tokens, "max_num_input_tokens")), out)
         self._add_output(table)
@@ -152,7 +156,8 @@ class BatchPageTable:
         scale_role: DataRole | None = None,
         out: object = None,
     ) -> OffsetTable:
-        """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: there are no values (MLA)."""
+        """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: there are no
+        values (MLA)."""
         table = OffsetTable(
             self._manager,
             self._rows,
@@ -168,7 +173,8 @@ class BatchPageTable:
 
     def _resolve(self, pages: PageFamily) -> PageRule:
         rule = resolve_family(self._manager, pages)
-        largest = (self._manager.pool_group_descs[self._pool_group(rule)].num_slots + 1) * int(rule.scale * rule.expansion)
+        num_slots = self._manager.pool_group_descs[self._pool_group(rule)].num_slots
+        largest = (num_slots + 1) * int(rule.scale * rule.expansion)
         if largest > _INT32_MAX:
             raise ValueError(f"{rule.text}: page indices up to {largest}, which int32 cannot hold")
         return rule
@@ -193,7 +199,8 @@ class BatchPageTable:
         return len(self._rows)
 
     def add(self, kv_cache: KVCache) -> int:
-        """The sequence joins; returns its row. `ValueError` if there is no row left, it is in the table, or of another manager."""
+        """The sequence joins; returns its row. `ValueError` if there is no row left, it is in the table, or of
+        another manager."""
         state = self._state_of(kv_cache)
         if kv_cache.manager is not self._manager:
             raise ValueError(f"sequence {state.id} belongs to another manager")
@@ -290,11 +297,13 @@ class BatchPageTable:
             state = rows.states[row]
             if state.status != ACTIVE:
                 raise LogicError(
-                    f"sequence {state.id} in row {row} is {'closed' if state.status == CLOSED else 'suspended'}; remove it "
-                    f"from the table, or resume it"
+                    f"sequence {state.id} in row {row} is {'closed' if state.status == CLOSED else 'suspended'}; "
+                    f"remove it from the table, or resume it"
                 )
             if state.num_blocks > self._max_num_blocks:
-                raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; the table has room for {self._max_num_blocks}")
+                raise ValueError(
+                    f"sequence {state.id} has {state.num_blocks} blocks; the table has room for {self._max_num_blocks}"
+                )
             room = state.capacity - state.history
             num_inputs = room
             if num_input_tokens is not None:
@@ -316,8 +325,8 @@ class BatchPageTable:
             group = rule.layer_group
             if not rule.addresses_scratch and scratch.begins[group] < scratch.ends[group]:
                 raise ValueError(
-                    f"sequence {state.id} has scratch blocks in layer group {group}, which {rule.text} cannot address: use "
-                    f"DensePages with PageIndexMode.PER_LAYER, or run such steps apart"
+                    f"sequence {state.id} has scratch blocks in layer group {group}, which {rule.text} cannot address: "
+                    f"use DensePages with PageIndexMode.PER_LAYER, or run such steps apart"
                 )
 
     def _publish_lengths(self, count: i64) -> None:

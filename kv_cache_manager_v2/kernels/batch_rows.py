@@ -1,7 +1,8 @@
-"""The sequences of a batch, one per row, and the numbers of the step: lengths, inputs, what changed in their page tables.
+"""The sequences of a batch, one per row, and the numbers of the step: lengths, inputs, what changed in their page
+tables.
 
-Owns a `ChangedBlocks` for each row and layer group that some output uses, registered with the sequence's page table from
-`add` to `remove`. Holds the sequences' state, not their handles, so that a forgotten handle is still noticed.
+Owns a `ChangedBlocks` for each row and layer group that some output uses, registered with the sequence's page table
+from `add` to `remove`. Holds the sequences' state, not their handles, so that a forgotten handle is still noticed.
 """
 
 from typing import Final, final

@@ -18,20 +18,48 @@ from .table_output import TableOutput
 
 Pages = npt.NDArray[np.int32]
 
+_UNCHANGED: Final = 0
+_GREW: Final = 1
+"""Pages came at the end, or went where the window begins."""
+_REPLACED: Final = 2
+_UNKNOWN: Final = -1
+_FEW: Final = 4
+
+
+@final
+@mypyc_attr(native_class=True)
+class RowEdit:
+    """What becomes of one row: ``num_dropped`` entries from ``first_dropped`` on go, ``pages`` come at the end."""
+
+    __slots__ = ("row", "first_dropped", "num_dropped", "pages")
+
+    row: Final[i64]
+    first_dropped: Final[i64]
+    num_dropped: Final[i64]
+    pages: Final[Pages]
+
+    def __init__(self, row: i64, first_dropped: i64, num_dropped: i64, pages: Pages) -> None:
+        self.row = row
+        self.first_dropped = first_dropped
+        self.num_dropped = num_dropped
+        self.pages = pages
+
 
 @final
 @mypyc_attr(native_class=True)
 class CsrTable(TableOutput):
-    """What ``plan()`` of FlashInfer's ``BatchDecodeWithPagedKVCacheWrapper`` and ``BatchPrefillWithPagedKVCacheWrapper`` takes
-    (``flashinfer/decode.py``, ``flashinfer/prefill.py``), all int32:
+    """What ``plan()`` of FlashInfer's ``BatchDecodeWithPagedKVCacheWrapper`` and
+    ``BatchPrefillWithPagedKVCacheWrapper`` takes (``flashinfer/decode.py``, ``flashinfer/prefill.py``), all int32:
 
-    - `indptr` ``[max_num_sequences + 1]``: pages of row ``r`` are ``indices[indptr[r] : indptr[r + 1]]``; behind the last taken
-      row it stays at the end, so that vacant rows are empty. ``paged_kv_indptr``;
+    - `indptr` ``[max_num_sequences + 1]``: pages of row ``r`` are ``indices[indptr[r] : indptr[r + 1]]``; behind the
+      last taken row it stays at the end, so that vacant rows are empty. ``paged_kv_indptr``;
     - `indices` ``[max_num_pages]``: page indices. ``paged_kv_indices``;
-    - `last_page_len` ``[max_num_sequences]``: tokens in the row's last page, from 1 to the page's. ``paged_kv_last_page_len``.
+    - `last_page_len` ``[max_num_sequences]``: tokens in the row's last page, from 1 to the page's.
+      ``paged_kv_last_page_len``.
 
-    Listed are the pages of the step's tokens, history and inputs, that some layer of the group still reads; pages of spare
-    capacity are not. FlashInfer's masks count from the end, so ``window_left = window - 1`` is right without the stale pages.
+    Listed are the pages of the step's tokens, history and inputs, that some layer of the group still reads; pages of
+    spare capacity are not. FlashInfer's masks count from the end, so ``window_left = window - 1`` is right without the
+    stale pages.
     """
 
     __slots__ = (
@@ -43,7 +71,8 @@ class CsrTable(TableOutput):
         "_starts",
         "_num_pages",
         "_seen_blocks",
-        "_is_changed",
+        "_window_begins",
+        "_changes",
         "_max_num_pages",
     )
 
@@ -55,11 +84,13 @@ class CsrTable(TableOutput):
     _starts: vec[i64]
     """As `indptr`."""
     _num_pages: Final[vec[i64]]
-    """Per row, pages of its tokens, listed or not; -1: nothing is known."""
+    """Per row, pages of its tokens, listed or not, or _UNKNOWN."""
     _seen_blocks: Final[vec[i64]]
     """Per row, blocks that the page table had."""
-    _is_changed: Final[vec[i64]]
-    """Per row: 0 no, 1 some pages came at the end, 2 something else."""
+    _window_begins: Final[vec[i64]]
+    """Per row, where its window began, in blocks."""
+    _changes: Final[vec[i64]]
+    """Per row, what has become of its page table since the last step."""
     _max_num_pages: Final[i64]
 
     def __init__(
@@ -80,9 +111,10 @@ class CsrTable(TableOutput):
         self._rule = rule
         self._rows = rows
         self._starts = vec[i64]([0] * (max_num_rows + 1))
-        self._num_pages = vec[i64]([-1] * max_num_rows)
+        self._num_pages = vec[i64]([_UNKNOWN] * max_num_rows)
         self._seen_blocks = vec[i64]([0] * max_num_rows)
-        self._is_changed = vec[i64]([0] * max_num_rows)
+        self._window_begins = vec[i64]([0] * max_num_rows)
+        self._changes = vec[i64]([_UNCHANGED] * max_num_rows)
         self._max_num_pages = max_num_pages
 
     @property
@@ -117,20 +149,23 @@ class CsrTable(TableOutput):
             return
         scratch = state.scratch
         has_scratch = scratch.begins[layer_group] < scratch.ends[layer_group]
-        if changed.erased_end > 0 or has_scratch or changed.filled_begin < self._seen_blocks[row]:
-            self._is_changed[row] = 2
-        elif self._is_changed[row] == 0:
-            self._is_changed[row] = 1
+        # Pages that go must be the front of the window, and those that come be new blocks.
+        only_window_moved = changed.erased_end == 0 or (
+            changed.erased_begin >= self._window_begins[row] and changed.erased_end <= state.window_begins[layer_group]
+        )
+        if has_scratch or not only_window_moved or changed.filled_begin < self._seen_blocks[row]:
+            self._changes[row] = _REPLACED
+        elif self._changes[row] == _UNCHANGED:
+            self._changes[row] = _GREW
         self._seen_blocks[row] = state.num_blocks
 
     def clear_row(self, row: i64) -> None:
-        self._num_pages[row] = -1
+        self._num_pages[row] = _UNKNOWN
         self._seen_blocks[row] = 0
-        self._is_changed[row] = 0
+        self._changes[row] = _UNCHANGED
 
     def finish(self, rows: BatchRows) -> None:
-        changed_rows: list[int] = []
-        new_pages: list[Pages] = []
+        edits: list[RowEdit] = []
         row: i64 = 0
         count: i64 = len(rows.states)
         page_tokens = self._rule.page_tokens
@@ -141,23 +176,46 @@ class CsrTable(TableOutput):
             if num_tokens > 0:
                 tail: i64 = num_tokens - (num_pages - 1) * page_tokens
                 last[row] = i32(tail)
-            known = self._num_pages[row]
-            if self._is_changed[row] == 2 or num_pages < known or known < 0:
-                self._is_changed[row] = 2
-                changed_rows.append(int(row))
-                new_pages.append(self._list_pages(rows.states[row], num_pages))
-            elif num_pages > known:
-                self._is_changed[row] = 1
-                changed_rows.append(int(row))
-                new_pages.append(self._convert(rows.states[row], known, num_pages))
-            else:
-                self._is_changed[row] = 0
-            self._num_pages[row] = num_pages
+            state = rows.states[row]
+            window_begin = state.window_begins[self._rule.layer_group]
+            if (
+                num_pages != self._num_pages[row]
+                or self._changes[row] != _UNCHANGED
+                or window_begin != self._window_begins[row]
+            ):
+                edits.append(self._plan_edit(row, state, num_pages))
+                self._changes[row] = _UNCHANGED
+                self._num_pages[row] = num_pages
+                self._window_begins[row] = window_begin
             row += 1
         self.last_page_len[:count] = np.asarray(memoryview(last))
-        self._splice(count, changed_rows, new_pages)
-        for changed_row in changed_rows:
-            self._is_changed[changed_row] = 0
+        if len(edits) > 0:
+            self._apply_edits(count, edits)
+        self._publish(count)
+
+    def _plan_edit(self, row: i64, state: SequenceState, num_pages: i64) -> RowEdit:
+        known = self._num_pages[row]
+        group = self._rule.layer_group
+        window_begin = state.window_begins[group]
+        has_moved = window_begin != self._window_begins[row]
+        if (
+            known == _UNKNOWN
+            or num_pages < known
+            or self._changes[row] == _REPLACED
+            or (has_moved and self._changes[row] == _UNCHANGED)
+        ):
+            num_listed = self._starts[row + 1] - self._starts[row]
+            return RowEdit(row, 0, num_listed, self._list_pages(state, num_pages))
+        pages = self._convert(state, known, num_pages)
+        if not has_moved:
+            return RowEdit(row, 0, 0, pages)
+        expansion = self._rule.expansion
+        begin = self._window_begins[row] * expansion
+        end = window_begin * expansion
+        if end > known:
+            end = known
+        num_sink_pages = state.shared.num_sink_blocks[group] * expansion
+        return RowEdit(row, num_sink_pages, end - begin if end > begin else 0, pages)
 
     def _list_pages(self, state: SequenceState, num_pages: i64) -> Pages:
         """The row from scratch: the sinks, and what lies from the window's beginning on."""
@@ -178,46 +236,60 @@ class CsrTable(TableOutput):
         rule = self._rule
         expansion = rule.expansion
         group = rule.layer_group
+        scratch = state.scratch
+        if end - begin <= _FEW and scratch.begins[group] == scratch.ends[group]:
+            entries = state.tables[group].entries
+            few: list[int] = []
+            page = begin
+            while page < end:
+                slot = i64(entries[page // expansion])
+                if slot >= 0:
+                    few.append(int(rule.first_page(slot) + page % expansion))
+                page += 1
+            return np.array(few, np.int32)
         first_block = begin // expansion
         pages = convert_pages(rule, state.tables[group], first_block, ceil_div(end, expansion), -1)
         if rule.addresses_scratch:
-            fill_scratch_pages(rule, pages, first_block, state.scratch)
+            fill_scratch_pages(rule, pages, first_block, scratch)
         pages = pages[begin - first_block * expansion : end - first_block * expansion]
         kept: Pages = pages[pages >= 0]
         return kept
 
-    def _splice(self, count: i64, changed_rows: list[int], new_pages: list[Pages]) -> None:
-        """Put the rows' new pages in and move what lies between them; rows before the first changed one stay as they are."""
+    def _apply_edits(self, count: i64, edits: list[RowEdit]) -> None:
+        """Put the new pages in and move what lies between them; rows before the first edited one stay as they are."""
         starts = self._starts
-        num_kept_rows = count if len(changed_rows) == 0 else changed_rows[0]
+        new_starts = starts[:]
+        indices = self.indices
+        shift = starts[edits[0].row]
         old_total = starts[count]
-        target = starts[num_kept_rows]
-        if len(changed_rows) > 0:
-            indices = self.indices
-            source = target
-            old = indices[source:old_total].copy()
-            shift = source
-            new_starts = starts[:]
-            for position, changed_row in enumerate(changed_rows):
-                row: i64 = changed_row
-                # Rows up to here that did not change, and of a row that grew what it had.
-                run_end = starts[row + 1] if self._is_changed[row] == 1 else starts[row]
-                indices[target : target + run_end - source] = old[source - shift : run_end - shift]
-                target += run_end - source
-                source = starts[row + 1]
-                pages = new_pages[position]
-                num_new: i64 = len(pages)
-                indices[target : target + num_new] = pages
+        old = indices[shift:old_total].copy()
+        source = shift  # where in the old indices we are
+        target = shift
+        for position, edit in enumerate(edits):
+            row = edit.row
+            dropped = starts[row] + edit.first_dropped
+            if edit.num_dropped > 0:
+                indices[target : target + dropped - source] = old[source - shift : dropped - shift]
+                target += dropped - source
+                source = dropped + edit.num_dropped
+            row_end = starts[row + 1]
+            if row_end > source:
+                indices[target : target + row_end - source] = old[source - shift : row_end - shift]
+                target += row_end - source
+                source = row_end
+            num_new: i64 = len(edit.pages)
+            if num_new > 0:
+                indices[target : target + num_new] = edit.pages
                 target += num_new
-                following: i64 = changed_rows[position + 1] if position + 1 < len(changed_rows) else count
+            following = edits[position + 1].row if position + 1 < len(edits) else count
+            offset = target - source
+            row += 1
+            while row <= following:
+                new_starts[row] = starts[row] + offset
                 row += 1
-                offset = target - source
-                while row <= following:
-                    new_starts[row] = starts[row] + offset
-                    row += 1
+        if old_total > source:
             indices[target : target + old_total - source] = old[source - shift :]
-            self._starts = new_starts
-        self._publish(count)
+        self._starts = new_starts
 
     def _publish(self, count: i64) -> None:
         starts = self._starts

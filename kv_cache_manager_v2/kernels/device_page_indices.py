@@ -1,8 +1,8 @@
 """Page indices of a batch for many layers, computed on the GPU: one copy and one launch per step.
 
-For engines with scratch reuse or dense pages in PER_LAYER mode, where each layer has page indices of its own: the host puts the
-base page indices together once per layer group, and the GPU derives the layers' from them. Equal to what `PageIndexConverter`
-gives on the host.
+For engines with scratch reuse or dense pages in PER_LAYER mode, where each layer has page indices of its own: the host
+puts the base page indices together once per layer group, and the GPU derives the layers' from them. Equal to what
+`PageIndexConverter` gives on the host.
 """
 
 from collections.abc import Sequence
@@ -52,10 +52,11 @@ class _Staging:
 @final
 @mypyc_attr(native_class=True)
 class DevicePageIndices:
-    """`address_of` an output: int32 ``[max_num_sequences, max_num_blocks * expansion]`` in GPU memory, the same for the object's life.
+    """`address_of` an output: int32 ``[max_num_sequences, max_num_blocks * expansion]`` in GPU memory, the same for the
+    object's life.
 
-    ``device`` is a `CudaDevice`, the manager's. Entries behind a sequence's last block are left as they were; blocks without a page
-    are ``filler``. Who makes one calls `close`, when nothing that it enqueued is running.
+    ``device`` is a `CudaDevice`, the manager's. Entries behind a sequence's last block are left as they were; blocks
+    without a page are ``filler``. Who makes one calls `close`, when nothing that it enqueued is running.
     """
 
     __slots__ = (
@@ -124,20 +125,22 @@ class DevicePageIndices:
         try:
             self._output.resize(4 * num_entries)
             for _ in range(_NUM_STAGINGS):
-                self._stagings.append(self._make_staging())
+                self._add_staging()
         except BaseException:
             self.close()
             raise
 
-    def _make_staging(self) -> _Staging:
+    def _add_staging(self) -> None:
         # At most one scratch slot per block of a row and layer group.
         cells = len(self._groups) * self._max_num_rows * self._max_num_blocks
-        num_words = cells * 2 + self._max_num_rows * (1 + SCRATCH_WORDS * len(self._groups)) + RULE_WORDS * len(self._rules)
-        host = MemoryRange(self._device, CacheTier.HOST_MEM, _WORD * num_words)
-        device = MemoryRange(self._device, CacheTier.GPU_MEM, _WORD * num_words)
-        host.resize(_WORD * num_words)
-        device.resize(_WORD * num_words)
-        return _Staging(host, device)
+        num_row_words = self._max_num_rows * (1 + SCRATCH_WORDS * len(self._groups))
+        num_bytes = _WORD * (cells * 2 + num_row_words + RULE_WORDS * len(self._rules))
+        host = MemoryRange(self._device, CacheTier.HOST_MEM, num_bytes)
+        device = MemoryRange(self._device, CacheTier.GPU_MEM, num_bytes)
+        staging = _Staging(host, device)
+        self._stagings.append(staging)
+        host.resize(num_bytes)
+        device.resize(num_bytes)
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""
@@ -158,9 +161,11 @@ class DevicePageIndices:
         return self._output.address + 4 * self._first_entries[output.__index__()]
 
     def update(self, kv_caches: Sequence[KVCache], stream: int) -> None:
-        """Enqueue the conversion of these sequences, one per row, on ``stream``; valid for what is enqueued there afterwards.
+        """Enqueue the conversion of these sequences, one per row, on ``stream``; valid for what is enqueued there
+        afterwards.
 
-        `LogicError` if one is not active, `ValueError` if they do not fit or have scratch blocks and an output is SHARED.
+        `LogicError` if one is not active, `ValueError` if they do not fit or have scratch blocks and an output is
+        SHARED.
         """
         if self._is_closed:
             raise LogicError("these page indices are closed")
@@ -193,14 +198,17 @@ class DevicePageIndices:
             if state.status != ACTIVE:
                 raise LogicError(f"sequence {state.id} is not active; resume() it first")
             if state.num_blocks > self._max_num_blocks:
-                raise ValueError(f"sequence {state.id} has {state.num_blocks} blocks; there is room for {self._max_num_blocks}")
+                raise ValueError(
+                    f"sequence {state.id} has {state.num_blocks} blocks; there is room for {self._max_num_blocks}"
+                )
             for rule in self._rules:
                 group = rule.layer_group
                 if not rule.addresses_scratch and state.scratch.begins[group] < state.scratch.ends[group]:
                     raise ValueError(f"sequence {state.id} has scratch blocks, which {rule.text} cannot address")
 
     def _fill(self, staging: _Staging, states: list[SequenceState], width: int) -> list[int]:
-        """Put the inputs one behind the other; the first words of base, lengths, scratch, slots and rules, and the end."""
+        """Put the inputs one behind the other; the first words of base, lengths, scratch, slots and rules, and the
+        end."""
         num_rows = len(states)
         num_base_words = (len(self._groups) * num_rows * width + 1) // 2
         lengths_place = num_base_words

@@ -1,4 +1,5 @@
-"""Key and value block offsets of TensorRT-LLM's attention op, with the pool pointers and the layer mapping that belong to them."""
+"""Key and value block offsets of TensorRT-LLM's attention op, with the pool pointers and the layer mapping that
+belong to them."""
 
 from typing import Final, final
 
@@ -42,7 +43,8 @@ class VirtualPool:
 def plan_virtual_pools(
     manager: KVCacheManager, key_role: DataRole, value_role: DataRole | None, layer_ids: list[LayerId]
 ) -> list[VirtualPool]:
-    """One for the layers of a group whose buffers lie one behind the other, else, and with scratch reuse, one per layer."""
+    """One for the layers of a group whose buffers lie one behind the other, else, and with scratch reuse, one per
+    layer."""
     kv_factor = 1 if value_role is None else 2
     pools: list[VirtualPool] = []
     for layer_id in layer_ids:
@@ -55,12 +57,16 @@ def plan_virtual_pools(
         for pool in pools:
             if pool.address == address and pool.key.layer_group == key.layer_group:
                 previous = pool
-        if previous is None or manager.init_config.enable_swa_scratch_reuse or not (
-            previous.address == address
-            and previous.key.layer_group == key.layer_group
-            and key.expansion == 1
-            and key.offset == previous.key.offset + kv_factor * len(previous.layers)
-            and value.offset - key.offset == previous.value.offset - previous.key.offset
+        if (
+            previous is None
+            or manager.init_config.enable_swa_scratch_reuse
+            or not (
+                previous.address == address
+                and previous.key.layer_group == key.layer_group
+                and key.expansion == 1
+                and key.offset == previous.key.offset + kv_factor * len(previous.layers)
+                and value.offset - key.offset == previous.value.offset - previous.key.offset
+            )
         ):
             pools.append(VirtualPool(address, key, value, layer_id))
         else:
@@ -77,7 +83,7 @@ def _validate_pair(
     same_page = manager.get_page_stride(layer_id, key_role) == manager.get_page_stride(layer_id, value_role)
     if not same_pool or not same_page or key.layer_group != value.layer_group:
         raise ValueError(
-            f"layer {layer_id}: {key_role!r} and {value_role!r} must have the same size and lie in one pool, as both are "
+            f"layer {layer_id}: {key_role!r} and {value_role!r} must have the same size and lie in one pool, both are "
             f"counted from one address"
         )
 
@@ -88,10 +94,11 @@ class OffsetTable(TableOutput):
     """What TensorRT-LLM's attention op takes (``cpp/tensorrt_llm/thop/attentionOp.cpp``, ``KVBlockArray`` in
     ``cpp/tensorrt_llm/kernels/kvCacheUtils.h``):
 
-    - `offsets` ``[pools, max_num_sequences * beams, 2, max_blocks]`` int32, ``kv_cache_block_offsets``: plane 0 the keys', plane
-      1 the values'; the byte address is ``pool pointer + layer in pool * kv_factor * page bytes + offset * page bytes``. Beams: 1;
-    - `pool_pointers` ``[pools, 2]`` int64, ``host_kv_cache_pool_pointers``: the address, and 0 for the host's pool. With
-      ``scale_role`` ``[pools, 2, 2]``, the last axis (data, scales), for NVFP4;
+    - `offsets` ``[pools, max_num_sequences * beams, 2, max_blocks]`` int32, ``kv_cache_block_offsets``: plane 0 the
+      keys', plane 1 the values'; the byte address is ``pool pointer + layer in pool * kv_factor * page bytes + offset *
+      page bytes``. Beams: 1;
+    - `pool_pointers` ``[pools, 2]`` int64, ``host_kv_cache_pool_pointers``: the address, and 0 for the host's pool.
+      With ``scale_role`` ``[pools, 2, 2]``, the last axis (data, scales), for NVFP4;
     - `pool_mapping` ``[layers, 2]`` int32, ``host_kv_cache_pool_mapping``: pool, and layer in the pool, in the order of
       `layer_ids`.
 
@@ -100,7 +107,16 @@ class OffsetTable(TableOutput):
     Blocks without a page, and what lies behind the last block, are 0, the null slot.
     """
 
-    __slots__ = ("offsets", "pool_pointers", "pool_mapping", "layer_ids", "page_bytes", "kv_factor", "_writers", "_rows")
+    __slots__ = (
+        "offsets",
+        "pool_pointers",
+        "pool_mapping",
+        "layer_ids",
+        "page_bytes",
+        "kv_factor",
+        "_writers",
+        "_rows",
+    )
 
     offsets: Final[npt.NDArray[np.int32]]
     pool_pointers: Final[npt.NDArray[np.int64]]

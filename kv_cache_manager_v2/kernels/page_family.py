@@ -2,12 +2,12 @@
 
     strided view   entry = base page index. One table for a layer group; each layer's cache tensor is a view of the pool
                    whose stride over pages is the slot, as `KVCacheManager.pool_view(..., by_slot=True)` gives it
-    dense page     entry = base page index * scale (+ the layer's offset in PER_LAYER mode). A table for each layer, or in
-                   SHARED mode for all layers of equal scale; the cache tensor is the pool as pages without gaps, as
+    dense page     entry = base page index * scale (+ the layer's offset in PER_LAYER mode). A table for each layer, or
+                   in SHARED mode for all layers of equal scale; the cache tensor is the pool as pages without gaps, as
                    `KVCacheManager.pool_view` gives it
 
-Scratch blocks and buffers with a `tokens_per_block_override` can be addressed by dense pages only, scratch blocks in PER_LAYER
-mode only.
+Scratch blocks and buffers with a `tokens_per_block_override` can be addressed by dense pages only, scratch blocks in
+PER_LAYER mode only.
 """
 
 from typing import Final, SupportsIndex, final
@@ -39,7 +39,8 @@ class StridedPages:
 @final
 @mypyc_attr(native_class=True)
 class DensePages:
-    """Entries are page indices of one (layer, role), as `PageIndexConverter` computes them; SHARED serves equal layers too."""
+    """Entries are page indices of one (layer, role), as `PageIndexConverter` computes them; SHARED serves equal
+    layers too."""
 
     __slots__ = ("layer_id", "data_role", "index_mode")
 
@@ -65,7 +66,8 @@ PageFamily = StridedPages | DensePages
 @final
 @mypyc_attr(native_class=True)
 class PageRule:
-    """A page family resolved against a manager: plain numbers for the loops. ``index = (slot * scale + offset) * expansion + j``."""
+    """A page family resolved against a manager: plain numbers for the loops. ``index = (slot * scale + offset) *
+    expansion + j``."""
 
     __slots__ = (
         "layer_group",

@@ -1,4 +1,4 @@
-"""The formulas of `PageIndexConverter` as a CUDA kernel: one launch for a batch of sequences and any number of layers."""
+"""The formulas of `PageIndexConverter` as a CUDA kernel: one launch for a batch of sequences and many layers."""
 
 from typing import Final
 
@@ -14,10 +14,11 @@ typedef long long i64;
 // base     [groups, num_rows, width]   base page indices, -1 where there is none
 // lengths  [num_rows]                  blocks of each row; what lies behind is not written
 // scratch  [groups, num_rows, 3]       first scratch block, one past the last, where the row's slots begin in slots
-// rules    [num_outputs, 8]            group; scale; layer offset; expansion; scratch pages per block, 0: SHARED mode; first
-//                                      entry of the output; entries per row of the output; filler
-extern "C" __global__ void convert_page_indices(const int* base, const i64* lengths, const i64* scratch, const i64* slots,
-                                                const i64* rules, int* out, i64 num_outputs, i64 num_rows, i64 width) {
+// rules    [num_outputs, 8]            group; scale; layer offset; expansion; scratch pages per block, 0: SHARED mode;
+//                                      first entry of the output; entries per row of the output; filler
+extern "C" __global__ void convert_page_indices(const int* base, const i64* lengths, const i64* scratch,
+                                                const i64* slots, const i64* rules, int* out, i64 num_outputs,
+                                                i64 num_rows, i64 width) {
     const i64 thread = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (thread >= num_outputs * num_rows * width) return;
     const i64 block = thread % width;

@@ -1,7 +1,7 @@
 """Keeps the rows of a padded page table equal to the sequences' base page indices, by writing what changed.
 
-One row per sequence, ``width`` entries, anywhere in a flat int32 array. Blocks without a page that the rule can address, and
-what lies behind the last block, are the *filler*. Few changes are written one by one, many in one piece.
+One row per sequence, ``width`` entries, anywhere in a flat int32 array. Blocks without a page that the rule can
+address, and what lies behind the last block, are the *filler*. Few changes are written one by one, many in one piece.
 """
 
 from typing import Any, Final, final

@@ -22,12 +22,12 @@ _FEW: Final = 8
 @final
 @mypyc_attr(native_class=True)
 class SlotMapping(TableOutput):
-    """`array`: ``[max_num_input_tokens]`` int64, ``page index * tokens per page + token in page`` for the step's input tokens, the
-    rows behind one another as in `BatchPageTable.query_start_loc`; -1 behind the last.
+    """`array`: ``[max_num_input_tokens]`` int64, ``page index * tokens per page + token in page`` for the step's input
+    tokens, the rows behind one another as in `BatchPageTable.query_start_loc`; -1 behind the last.
 
     vLLM: ``slot_mapping`` of ``reshape_and_cache_flash`` (``csrc/cache_kernels.cu``; filled in
-    ``vllm/v1/worker/block_table.py``), where -1 means "do not write". SGLang's ``out_cache_loc`` is the same with int64 token
-    slots.
+    ``vllm/v1/worker/block_table.py``), where -1 means "do not write". SGLang's ``out_cache_loc`` is the same with int64
+    token slots.
     """
 
     __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens")

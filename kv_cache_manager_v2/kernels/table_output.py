@@ -1,7 +1,7 @@
 """What a `BatchPageTable` keeps up to date: one kind of array that kernels take.
 
-Per step: `validate` (may raise, changes nothing), then `update_row` for every row whose page table changed or has scratch
-blocks, then `finish` once.
+Per step: `validate` (may raise, changes nothing), then `update_row` for every row whose page table changed or has
+scratch blocks, then `finish` once.
 """
 
 from abc import ABCMeta, abstractmethod

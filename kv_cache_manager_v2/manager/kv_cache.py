@@ -25,7 +25,6 @@ from ..base.checks import to_count, to_int, validate_index_mode
 from ..base.errors import LogicError, OutOfPagesError
 from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode, TokenIdExt
 from ..layout.scratch_desc import ScratchDesc
-from ..layout.windows import compute_scratch_range
 from ..reuse.reuse_scope import ReuseScope
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, unpack_tokens
 from ..sequence import commit as commit_steps
@@ -35,6 +34,7 @@ from ..sequence.index_buffer import to_index_buffer
 from ..sequence.page_table import PageTable
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
+from ..sequence.step_validation import validate_resize, would_have_scratch
 from ..sequence.stream_handle import stream_handle
 from .open_sequences import OpenSequences
 
@@ -250,7 +250,7 @@ class KVCache:
         return self._state.capacity
 
     @capacity.setter
-    def capacity(self, capacity: SupportsIndex) -> None:
+    def capacity(self, capacity: int) -> None:
         if self._state.shared.scratch_is_configured:
             raise ValueError(
                 "with swa_scratch_reuse a step must say where its inputs begin: use resize(capacity, history_length)"
@@ -264,7 +264,7 @@ class KVCache:
         return self._state.history
 
     @history_length.setter
-    def history_length(self, history_length: SupportsIndex) -> None:
+    def history_length(self, history_length: int) -> None:
         if not self.resize(None, history_length):
             raise OutOfPagesError(self._refusal_text())
 
@@ -472,12 +472,14 @@ class KVCache:
         return self._state.stream
 
     @cuda_stream.setter
-    def cuda_stream(self, cuda_stream: object) -> None:
+    def cuda_stream(self, cuda_stream: int) -> None:
         state = self._state
         guard = state.shared.guard
         guard.enter()
         try:
             self._require_open("cuda_stream")
+            if not isinstance(cuda_stream, int):
+                raise TypeError(f"cuda_stream must be an int handle, not {type(cuda_stream).__name__}")
             stream = stream_handle(cuda_stream)
             residency.change_stream(state, stream)
             if state.shared.journal is not None:
@@ -525,62 +527,3 @@ class KVCache:
     def _state_for_batch(self) -> SequenceState:
         return self._state
 
-
-def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
-    """The caller's mistakes in a resize; changes nothing."""
-    if state.status != ACTIVE:
-        raise LogicError(f"sequence {state.id}: resize needs an active sequence; resume() it first")
-    if history < state.history:
-        raise ValueError(f"sequence {state.id}: history_length {history} is under the present {state.history}; it never shrinks")
-    if capacity < history:
-        raise ValueError(f"sequence {state.id}: capacity {capacity} is under the history length {history}")
-    if state.scratch.is_enabled and capacity != state.capacity:
-        _validate_scratch_step(state, capacity, history)
-    if capacity > state.num_blocks * state.shared.tokens_per_block:
-        num_blocks = (capacity + state.shared.tokens_per_block - 1) // state.shared.tokens_per_block
-        for table in state.tables:
-            shortage = table.find_shortage(num_blocks)
-            if shortage is not None:
-                raise ValueError(f"sequence {state.id}: {shortage}; give a larger one to set_base_page_index_buf, or None")
-
-
-def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) -> None:
-    """Scratch blocks of the last step are lost: the new step must begin after them."""
-    least = state.capacity - state.shared.max_rewind_len
-    if history != capacity and not least <= history <= state.capacity:
-        raise ValueError(
-            f"sequence {state.id}: with scratch reuse a step must begin where the last one ended: history_length {history} is "
-            f"not from {least} to {state.capacity} (the old capacity, less max_rewind_len)"
-        )
-    if state.scratch.num_blocks == 0:
-        return
-    shared = state.shared
-    num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
-        begin = state.scratch.begins[life_cycle]
-        end = state.scratch.ends[life_cycle]
-        if begin < end and begin < num_blocks and end > shared.compute_window_begin(life_cycle, history):
-            raise ValueError(
-                f"sequence {state.id}: blocks {begin} to {end - 1} of layer group {life_cycle} were scratch blocks, and a history "
-                f"of {history} would still need some of them; max_rewind_len={shared.max_rewind_len} limits how far to go back"
-            )
-        life_cycle += 1
-
-
-def would_have_scratch(state: SequenceState) -> bool:
-    """Whether the present step has scratch blocks, or would have them if scratch reuse were on."""
-    shared = state.shared
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
-        step = compute_scratch_range(
-            int(state.history),
-            int(state.capacity),
-            shared.life_cycles[life_cycle],
-            int(shared.tokens_per_block),
-            int(shared.max_rewind_len),
-        )
-        if step or state.scratch.begins[life_cycle] < state.scratch.ends[life_cycle]:
-            return True
-        life_cycle += 1
-    return False

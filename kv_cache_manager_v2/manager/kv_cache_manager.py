@@ -24,7 +24,6 @@ from ..base.checks import to_count, to_int, validate_index_mode
 from ..base.errors import LogicError
 from ..base.ids import CacheTier, DataRole, LayerGroupId, LayerId, MemAddress, PageIndexMode
 from ..config.config_codec import encode_config
-from ..config.layer_config import SsmLayerConfig
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
 from ..device.selection import default_device
@@ -41,22 +40,24 @@ from ..layout.sizing import plan_slot_counts
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..reuse.match import Match, Matcher
 from ..reuse.radix_tree import RadixTree
-from ..reuse.reuse_scope import EMPTY_SCOPE, ReuseScope
+from ..reuse.reuse_scope import ReuseScope, to_scope
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence import residency
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
+from ..sequence.step_validation import validate_resize
 from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
 from ..storage.page_storage import PageStorage
 from ..storage.refusal import Refusal
 from .capacity import clamp_sequence_length
 from .kernel_addresses import KernelAddresses
-from .kv_cache import KVCache, validate_resize
+from .kv_cache import KVCache
 from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
+from .supported_configurations import validate_supported
 from .pool_view import PoolView
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class KVCacheManager:
         self._is_open = False
         if not isinstance(config, KVCacheManagerConfig):
             raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
-        _validate_supported(config)
+        validate_supported(config)
         if debug_fill is not None and not isinstance(debug_fill, DebugFill):
             raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
         self._config = config
@@ -257,7 +258,7 @@ class KVCacheManager:
         guard.enter()
         try:
             self._require_open()
-            scope = _to_scope(reuse_scope)
+            scope = to_scope(reuse_scope)
             shared = self._shared
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
@@ -295,7 +296,7 @@ class KVCacheManager:
         guard.enter()
         try:
             self._require_open()
-            scope = _to_scope(reuse_scope)
+            scope = to_scope(reuse_scope)
             shared = self._shared
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
             num_tokens = int(self._find_match(scope, packed).num_tokens)
@@ -596,19 +597,3 @@ class KVCacheManager:
         if not 0 <= number < len(self._config.cache_tiers):
             raise ValueError(f"level is {number}; there are {len(self._config.cache_tiers)} cache levels")
         return number
-
-
-def _validate_supported(config: KVCacheManagerConfig) -> None:
-    if len(config.cache_tiers) > 1:
-        raise ValueError(f"{len(config.cache_tiers)} cache tiers are configured; this version serves the GPU tier only")
-    for layer in config.layers:
-        if isinstance(layer, SsmLayerConfig):
-            raise ValueError(f"layer {layer.layer_id} has recurrent state, which this version does not serve yet")
-
-
-def _to_scope(scope: ReuseScope | None) -> ReuseScope:
-    if scope is None:
-        return EMPTY_SCOPE
-    if not isinstance(scope, ReuseScope):
-        raise TypeError(f"reuse_scope must be a ReuseScope or None, not {type(scope).__name__}")
-    return scope

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
+from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
 from .replay_command import (
     EXIT_BAD_INPUT,
     EXIT_INTERRUPTED,
@@ -36,8 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_replay_options(replay_parser)
     rerun_parser = commands.add_parser("rerun", help=RERUN_HELP, description=RERUN_HELP, epilog=_EXIT_CODES)
     add_rerun_options(rerun_parser)
+    plan_parser = commands.add_parser("plan", help=PLAN_HELP, description=PLAN_HELP)
+    add_plan_options(plan_parser)
     try:
         options = parser.parse_args(argv)
+        if options.command == "plan":
+            return run_plan_command(options, plan_parser)
         if options.command == "rerun":
             return run_rerun_command(options, EXIT_WRONG, EXIT_BAD_INPUT)
         return run_replay_command(options, replay_parser)

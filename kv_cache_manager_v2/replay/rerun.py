@@ -6,6 +6,9 @@ user's priorities come from the record.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
 
 from .. import (
     BlockOrdinal,
@@ -15,7 +18,6 @@ from .. import (
     KVCacheManager,
     KVCacheManagerError,
     LifeCycle,
-    Priority,
     ReuseScope,
 )
 from ..config.config_codec import decode_config
@@ -42,7 +44,27 @@ def rerun(path: Path, device: Device, check_invariants: bool = False) -> RerunRe
     return _Rerun(reader, device, check_invariants).run()
 
 
+@final
+@mypyc_attr(native_class=True)
 class _Rerun:
+    """One journal on its way through a new manager."""
+
+    __slots__ = (
+        "reader", "device", "check_invariants", "manager", "sequences", "num_created", "streams", "priorities", "num_calls",
+        "num_digests",
+    )  # fmt: skip
+
+    reader: Final[JournalReader]
+    device: Final[Device]
+    check_invariants: Final[bool]
+    manager: Final[KVCacheManager]
+    sequences: Final[dict[int, KVCache]]
+    num_created: int
+    streams: Final[dict[int, int]]
+    priorities: list[int]
+    num_calls: int
+    num_digests: int
+
     def __init__(self, reader: JournalReader, device: Device, check_invariants: bool) -> None:
         self.reader = reader
         self.device = device
@@ -51,10 +73,10 @@ class _Rerun:
             self.manager = KVCacheManager(decode_config(reader.config), device=device)
         except (ValueError, TypeError) as error:
             raise JournalError(f"the configuration in the journal cannot be used: {error}") from error
-        self.sequences: dict[int, KVCache] = {}
+        self.sequences = {}
         self.num_created = 0
-        self.streams: dict[int, int] = {}
-        self.priorities: list[int] = []
+        self.streams = {}
+        self.priorities = []
         self.num_calls = 0
         self.num_digests = 0
 
@@ -158,10 +180,10 @@ class _Rerun:
         self.priorities = [int(self.reader.number()) for _ in range(self.reader.number())]
         self.priorities.reverse()
 
-    def next_priority(self, ordinal: BlockOrdinal, life_cycle: LifeCycle) -> Priority:
+    def next_priority(self, ordinal: BlockOrdinal, life_cycle: LifeCycle) -> int:
         if not self.priorities:
             raise RerunMismatch(f"call {self.num_calls} asks for a priority that it did not ask for when recorded")
-        return Priority(self.priorities.pop())
+        return self.priorities.pop()
 
     def compare(self, what: str, recorded: object, found: object) -> None:
         if recorded != found:

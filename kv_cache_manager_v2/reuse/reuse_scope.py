@@ -23,3 +23,11 @@ class ReuseScope:
 
 
 EMPTY_SCOPE = ReuseScope()
+
+
+def to_scope(scope: ReuseScope | None) -> ReuseScope:
+    if scope is None:
+        return EMPTY_SCOPE
+    if not isinstance(scope, ReuseScope):
+        raise TypeError(f"reuse_scope must be a ReuseScope or None, not {type(scope).__name__}")
+    return scope

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ..base.ids import BlockOrdinal, Priority
+from ..base.ids import BlockOrdinal
 from ..layout.life_cycle import LifeCycle
 
-PriorityCallback: TypeAlias = Callable[[BlockOrdinal, LifeCycle], Priority]
+PriorityCallback: TypeAlias = Callable[[BlockOrdinal, LifeCycle], int]
 """Called when a page is made or reused, with the block's ordinal and the life cycle; returns 0 (evict first) to 100."""

@@ -2,5 +2,6 @@
 
 from .fake_engine import FakeEngine as FakeEngine
 from .kv_mismatch import KVMismatch as KVMismatch
+from .race_error import RaceError as RaceError
 from .simulated_device import SimulatedDevice as SimulatedDevice
 from .step_batch import Step as Step

@@ -21,6 +21,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..config.manager_config import KVCacheManagerConfig
+from .reference_scratch import ScratchRule
 from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
 
 Picture: TypeAlias = dict[str, Any]
@@ -42,7 +43,7 @@ class ReferenceSequence:
 
     __slots__ = (
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
-        "is_matched_tail",
+        "is_matched_tail", "scratch",
     )  # fmt: skip
 
     name: Final[int]
@@ -55,8 +56,9 @@ class ReferenceSequence:
     path: list[int]
     shared_tail: int | None
     is_matched_tail: bool  # it came from another sequence's text, so that `resume` must copy it
+    scratch: list[tuple[int, int]]  # by group, the blocks of the present step that share slots; (0, 0) for none
 
-    def __init__(self, name: int, scope: Scope) -> None:
+    def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
         self.name = name
         self.scope = scope
         self.committed = []
@@ -67,6 +69,7 @@ class ReferenceSequence:
         self.path = []
         self.shared_tail = None
         self.is_matched_tail = False
+        self.scratch = [(0, 0)] * num_groups
 
     def node(self, ordinal: int) -> int | None:
         """The published block at that place; None for a private one."""
@@ -77,7 +80,7 @@ class ReferenceSequence:
 
 @final
 @mypyc_attr(native_class=True)
-class PageNeed:
+class SlotNeed:
     """Pages that a call takes and gives back, per layer group. Between ``least`` and ``most`` the library may
     choose."""
 
@@ -92,6 +95,10 @@ class PageNeed:
         self.most = [0] * num_groups
         self.given_back = [0] * num_groups
 
+    def add(self, group: int, num_slots: int) -> None:
+        self.least[group] += num_slots
+        self.most[group] += num_slots
+
 
 @final
 @mypyc_attr(native_class=True)
@@ -100,7 +107,7 @@ class ReferenceModel:
 
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "slots", "_with_partial_blocks", "_must_come",
-        "_may_come", "_may_go", "_may_all_go",
+        "_may_come", "_may_go", "_may_all_go", "_scratch_rules",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -114,6 +121,7 @@ class ReferenceModel:
     _may_come: Final[set[Page]]
     _may_go: Final[set[Page]]
     _may_all_go: bool
+    _scratch_rules: Final[list[ScratchRule]]  # by group; none at all where scratch slots are not configured
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
@@ -126,6 +134,12 @@ class ReferenceModel:
                 raise ModelDisagreement(f"layers {list(group)} form a group, but their windows and sinks are {rules}")
             window, num_sink_blocks = rules.pop()
             self.rules.append(GroupRule(window, num_sink_blocks))
+        self._scratch_rules = []
+        if config.swa_scratch_reuse is not None:
+            max_rewind_len = config.swa_scratch_reuse.max_rewind_len
+            for rule, group in zip(self.rules, layer_grouping):
+                members = [layers[layer_id] for layer_id in group]
+                self._scratch_rules.append(ScratchRule(rule, members, size, max_rewind_len))
         self.tree = ReferenceTree(size, self.rules)
         self.sequences = {}
         self.statuses = {}
@@ -220,25 +234,36 @@ class ReferenceModel:
 
     def is_needed(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
         """Whether the block has a page for that group: while active, its base page index is valid."""
-        return not self.rules[group].is_stale(ordinal, sequence.history, self.tokens_per_block)
+        beg, end = sequence.scratch[group]
+        is_scratch = beg <= ordinal < end
+        return not is_scratch and not self.rules[group].is_stale(ordinal, sequence.history, self.tokens_per_block)
 
-    def num_pages(self, group: int) -> int:
-        """All pages of that group: those in the tree, and the private ones of open sequences."""
-        return len([page for page in self.statuses if page[1] == group]) + self._num_private_pages(group, False)
+    def num_scratch_slots(self, sequence: ReferenceSequence, group: int) -> int:
+        """What the sequence's scratch blocks share while it is active."""
+        if not sequence.is_active or not self._scratch_rules:
+            return 0
+        return self._scratch_rules[group].compute_num_slots(sequence.scratch[group])
 
-    def num_needed_pages(self, group: int) -> int:
-        """Pages of that group that open sequences need: those that cannot make room."""
-        return len([page for page in self._needed_pages() if page[1] == group]) + self._num_private_pages(group, False)
+    def num_used_slots(self, group: int) -> int:
+        """All pages of that group, in the tree or private to open sequences, and scratch slots."""
+        published = [page for page in self.statuses if page[1] == group]
+        return len(published) + self._num_private_slots(group, False)
 
-    def num_locked_pages(self, group: int) -> int:
-        """Pages of that group that active sequences need."""
+    def num_needed_slots(self, group: int) -> int:
+        """Those that open sequences need, and that cannot make room."""
+        needed = [page for page in self._needed_pages() if page[1] == group]
+        return len(needed) + self._num_private_slots(group, False)
+
+    def num_locked_slots(self, group: int) -> int:
+        """Those that active sequences need."""
         locked = [page for page, status in self._needed_pages().items() if page[1] == group and status == LOCKED]
-        return len(locked) + self._num_private_pages(group, True)
+        return len(locked) + self._num_private_slots(group, True)
 
-    def _num_private_pages(self, group: int, active_only: bool) -> int:
+    def _num_private_slots(self, group: int, active_only: bool) -> int:
         count = 0
         for sequence in self.sequences.values():
             if sequence.is_active or not active_only:
+                count += self.num_scratch_slots(sequence, group)
                 for ordinal in range(self.num_blocks(sequence)):
                     if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
                         count += 1
@@ -248,43 +273,62 @@ class ReferenceModel:
         """What `create_kv_cache` and `probe_reuse` may answer now."""
         return self.tree.match(scope, text, self.statuses.keys(), self._with_partial_blocks)
 
-    def pages_to_resume(self, sequence: ReferenceSequence) -> PageNeed:
-        need = PageNeed(len(self.rules))
+    def slots_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
+        need = SlotNeed(len(self.rules))
         self._count_tail_copy(sequence, sequence.history, sequence.is_matched_tail, need)
+        for group in range(len(self._scratch_rules)):
+            need.add(group, self._scratch_rules[group].compute_num_slots(sequence.scratch[group]))
         return need
 
-    def pages_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> PageNeed:
+    def slots_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> SlotNeed:
         """What `resize` takes, and what it gives back that no other open sequence needs."""
-        need = PageNeed(len(self.rules))
+        need = SlotNeed(len(self.rules))
         old_num_blocks = self.num_blocks(sequence)
         num_blocks = -(-capacity // self.tokens_per_block)
         others: set[Page] = set()
         for other in self.sequences.values():
             if other is not sequence:
                 others.update(self._published_pages(other))
+        scratch = self._scratch_after_resize(sequence, capacity, history)
         for group, rule in enumerate(self.rules):
+            beg, end = scratch[group]
             for ordinal in range(max(old_num_blocks, num_blocks)):
                 will_need = ordinal < num_blocks and not rule.is_stale(ordinal, history, self.tokens_per_block)
+                will_need = will_need and not beg <= ordinal < end
                 did_need = ordinal < old_num_blocks and self.is_needed(sequence, group, ordinal)
                 node = sequence.node(ordinal)
                 if will_need and not did_need:
-                    need.least[group] += 1
-                    need.most[group] += 1
+                    need.add(group, 1)
                 elif did_need and not will_need and (node is None or (node, group) not in others):
                     need.given_back[group] += 1
+            if self._scratch_rules:
+                need.add(group, self._scratch_rules[group].compute_num_slots(scratch[group]))
+                need.given_back[group] += self.num_scratch_slots(sequence, group)
         self._count_tail_copy(sequence, history, history < capacity, need)
         return need
 
-    def _count_tail_copy(self, sequence: ReferenceSequence, history: int, is_certain: bool, need: PageNeed) -> None:
-        """A shared last block is replaced by a private one before the tokens after ``history`` are written into it."""
+    def _scratch_after_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[tuple[int, int]]:
+        """A resize that changes the capacity begins a step."""
+        if capacity == sequence.capacity or not self._scratch_rules:
+            return sequence.scratch
+        return [rule.compute_range(history, capacity) for rule in self._scratch_rules]
+
+    def _count_tail_copy(self, sequence: ReferenceSequence, history: int, is_certain: bool, need: SlotNeed) -> None:
+        """A shared last block is replaced by a private one before the tokens after ``history`` are written into it.
+
+        Where there is no room for a copy the library may take the block out of the tree, if no other sequence needs it.
+        """
         size = self.tokens_per_block
         ordinal = len(sequence.path)
-        if sequence.shared_tail is None or history >= (ordinal + 1) * size:
+        tail = sequence.shared_tail
+        if tail is None or history >= (ordinal + 1) * size:
             return
+        is_alone = all([other is sequence or other.shared_tail != tail for other in self.sequences.values()])
+        is_alone = is_alone and all([tail not in other.path for other in self.sequences.values()])
         for group, rule in enumerate(self.rules):
             if not rule.is_stale(ordinal, history, size):
                 need.most[group] += 1
-                if is_certain:
+                if is_certain and not is_alone:
                     need.least[group] += 1
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -297,7 +341,7 @@ class ReferenceModel:
                 f"{num_matched} of {len(text)} tokens were matched; the longest reusable prefix has {match.best}, "
                 f"possible are {sorted(match.lengths)}"
             )
-        sequence = ReferenceSequence(name, scope)
+        sequence = ReferenceSequence(name, scope, len(self.rules))
         node = self.tree.root(scope)
         for ordinal in range(num_matched // size):
             node = self.tree.child(node, text[ordinal * size : (ordinal + 1) * size])
@@ -341,6 +385,7 @@ class ReferenceModel:
             raise ModelDisagreement(f"sequence {sequence.name} may write its last block, which is shared")
         if not tail_is_shared:
             sequence.shared_tail = None
+        sequence.scratch = self._scratch_after_resize(sequence, capacity, history)
         sequence.capacity = capacity
         sequence.history = history
         self._may_all_go = True

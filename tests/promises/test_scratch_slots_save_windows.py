@@ -48,7 +48,7 @@ def test_1024_tokens_in_5_slots_instead_of_32() -> None:
             kv_cache.commit(list(range(1024)))
             # The first step after it, 1 token: block 32 comes, block 28 is still in the window: floor((1024+1-128)/32) = 28.
             assert kv_cache.resize(1025, 1024)
-            assert not kv_cache.has_scratch_slots and used_slots(manager) == 5
+            assert not kv_cache.get_scratch_desc(0) and used_slots(manager) == 5
             manager.check_invariants()
     with KVCacheManager(many_layers(32, 128, 32), device=HostDevice()) as manager:
         with manager.create_kv_cache() as kv_cache:

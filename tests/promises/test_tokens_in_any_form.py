@@ -34,7 +34,7 @@ def test_every_form_is_the_same_text(form: Callable[[list[int]], Any], length: i
 
 def test_digests_are_tokens() -> None:
     image, other = b"\x01" * 32, b"\x02" * 32
-    text = [1, 2, image, image, 5, image]
+    text: list[int | bytes] = [1, 2, image, image, 5, image]
     with manager_of() as manager:
         with run_prompt(manager, text) as kv_cache:
             assert kv_cache.committed_tokens == text

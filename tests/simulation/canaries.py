@@ -22,8 +22,8 @@ CANARIES = (
     Canary(
         "new page does not wait for the slot's last use",
         "storage/page_storage.py",
-        '            self.order.wait(timeline, ready)\n        words = self.rows.words\n        at = page * ROW_WORDS\n        assert words[at + PLACE] == NO_PAGE, "a page was made',
-        '            pass\n        words = self.rows.words\n        at = page * ROW_WORDS\n        assert words[at + PLACE] == NO_PAGE, "a page was made',
+        "        if ready != NO_POINT:\n            self.order.wait(timeline, ready)\n        if self._filler",
+        "        if self._filler",
     ),
     Canary(
         "reader does not wait for the writer",
@@ -40,14 +40,14 @@ CANARIES = (
     Canary(
         "slot is free before its last use is over",
         "storage/page_storage.py",
-        "        self.allocators[pool_group].free(slot, mark)\n\n    def free_unlocked_page",
-        "        self.allocators[pool_group].free(slot, 0)\n\n    def free_unlocked_page",
+        "        self._free_slot(pool_group, slot, mark)\n\n    def _free_slot",
+        "        self._free_slot(pool_group, slot, 0)\n\n    def _free_slot",
     ),
     Canary(
         "scratch slot is free before its last use is over",
         "storage/page_storage.py",
-        "        self.allocators[pool_group].free(slot, mark)\n\n    # -- holds and locks",
-        "        self.allocators[pool_group].free(slot, 0)\n\n    # -- holds and locks",
+        "        self.num_locked[pool_group] -= 1\n        self._free_slot(pool_group, slot, mark)\n",
+        "        self.num_locked[pool_group] -= 1\n        self._free_slot(pool_group, slot, 0)\n",
     ),
     Canary(
         "a reader that leaves is forgotten",

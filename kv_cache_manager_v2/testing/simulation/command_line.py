@@ -4,8 +4,8 @@
     python -m kv_cache_manager_v2.testing.simulation --seeds 17:18 --shrink
     python -m kv_cache_manager_v2.testing.simulation --seeds 17:18 --only 3,8,12 --trace
 
-The exit status is 1 if any seed failed. ``--digest`` ends with one number over all decisions: runs that decided alike have it
-in common, interpreted or compiled.
+The exit status is 1 if any seed failed. ``--digest`` ends with one number over all decisions: runs that decided alike
+have it in common, interpreted or compiled.
 """
 
 import argparse

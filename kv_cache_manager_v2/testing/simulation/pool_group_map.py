@@ -1,4 +1,5 @@
-"""Which pool group serves which layer group: worked out from the configuration, as the design says, and not asked for."""
+"""Which pool group serves which layer group: worked out from the configuration, as the design says, and not asked
+for."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
-"""Whether a manager may refuse, or grant, what takes pages: counted from the model, pool group by pool group.
+"""Whether a manager may refuse, or grant, what takes slots: counted from the model, pool group by pool group.
 
-With one level every page that no open sequence needs can be dropped to make room. So a call must pass if what it takes fits
-beside what is needed, and must be refused if it does not.
+With one level every page that no open sequence needs can be dropped to make room. So a call must pass if what it takes
+fits beside what is needed, and must be refused if it does not.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..reference_model import ModelDisagreement, PageNeed, ReferenceModel
+from ..reference_model import ModelDisagreement, SlotNeed, ReferenceModel
 
 
 @final
@@ -37,30 +37,30 @@ class RoomJudge:
         self._max_util_for_resume = max_util_for_resume
 
     def num_used(self, pool_group: int) -> int:
-        """Slots that hold a page, needed or not."""
-        return sum([self._model.num_pages(group) for group in self._groups(pool_group)])
+        """Slots that hold a page, needed or not, or are scratch."""
+        return sum([self._model.num_used_slots(group) for group in self._groups(pool_group)])
 
     def is_overused(self) -> bool:
         """Whether active sequences lock more than a suspended one may be resumed beside."""
         for pool_group, num_slots in enumerate(self._num_slots):
-            locked = sum([self._model.num_locked_pages(group) for group in self._groups(pool_group)])
+            locked = sum([self._model.num_locked_slots(group) for group in self._groups(pool_group)])
             if locked > self._max_util_for_resume * num_slots:
                 return True
         return False
 
-    def judge(self, call: str, need: PageNeed, passed: bool) -> None:
+    def judge(self, call: str, need: SlotNeed, passed: bool) -> None:
         """Raises if the call should have gone the other way."""
         must_pass = True
         may_pass = True
         numbers: list[str] = []
         for pool_group, num_slots in enumerate(self._num_slots):
             groups = self._groups(pool_group)
-            room = num_slots - sum([self._model.num_needed_pages(group) - need.given_back[group] for group in groups])
+            room = num_slots - sum([self._model.num_needed_slots(group) - need.given_back[group] for group in groups])
             least = sum([need.least[group] for group in groups])
             most = sum([need.most[group] for group in groups])
             must_pass = must_pass and most <= room
             may_pass = may_pass and least <= room
-            numbers.append(f"pool group {pool_group}: {least} to {most} pages, room for {room} of {num_slots}")
+            numbers.append(f"pool group {pool_group}: {least} to {most} slots, room for {room} of {num_slots}")
         if passed and not may_pass:
             raise ModelDisagreement(f"{call} passed without room; {'; '.join(numbers)}")
         if not passed and must_pass:

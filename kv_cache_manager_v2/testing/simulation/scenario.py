@@ -1,7 +1,8 @@
 """What one seed stands for: a configuration, a device, and a list of actions.
 
-An `Action` is a kind and a number; the number is the seed of all that the action draws when it is performed (which sequence,
-how many tokens). So an action means something in every state, and a history can be shortened by leaving actions out.
+An `Action` is a kind and a number; the number is the seed of all that the action draws when it is performed (which
+sequence, how many tokens). So an action means something in every state, and a history can be shortened by leaving
+actions out.
 """
 
 from random import Random
@@ -13,6 +14,7 @@ from ...base.ids import LayerId
 from ...config.cache_tier_config import GpuCacheTierConfig
 from ...config.layer_config import AttentionLayerConfig, BufferConfig
 from ...config.manager_config import KVCacheManagerConfig
+from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
 
 _LIKELIHOODS: Final = {
@@ -24,14 +26,14 @@ _LIKELIHOODS: Final = {
     "rewind": 3.0,
     "move_history": 2.0,
     "suspend": 5.0,
-    "stop_committing": 2.0,
+    "stop_committing": 3.0,
     "close": 8.0,
     "abandon": 0.7,
     "change_stream": 3.0,
     "give_buffer": 2.0,
     "misuse": 3.0,
-    "clear": 0.5,
-    "synchronize": 0.5,
+    "clear": 1.0,
+    "synchronize": 0.3,
 }
 """How often each kind of action is drawn, before each scenario bends that."""
 
@@ -80,7 +82,7 @@ class Scenario:
         self.seed = seed
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
         self.config = _draw_config(random)
-        self.num_streams = random.choice((1, 2, 3, 3, 5))
+        self.num_streams = random.choice((1, 2, 3, 5, 8))
         self.max_sequences = random.choice((2, 4, 8, 12))
         self.max_tokens = self.config.tokens_per_block * random.choice((3, 6, 12))
         self.vocabulary = random.choice((2, 4, 1000))
@@ -99,7 +101,9 @@ def _draw_config(random: Random) -> KVCacheManagerConfig:
     tokens_per_block = random.choice((1, 2, 3, 4, 4, 8, 16))
     num_layers = random.choice((1, 2, 3, 5))
     # A few kinds of layers, so that several layers share a group.
-    kinds = [_draw_layer_kind(random, tokens_per_block) for _kind in range(random.choice((1, 2, 3)))]
+    uses_scratch = random.random() < 0.35
+    window_share = 0.8 if uses_scratch else 0.5
+    kinds = [_draw_layer_kind(random, tokens_per_block, window_share) for _kind in range(random.choice((1, 2, 3)))]
     bytes_per_token = random.choice((1, 4, 8, 12))
     layers: list[AttentionLayerConfig] = []
     bytes_per_block = 0
@@ -121,14 +125,18 @@ def _draw_config(random: Random) -> KVCacheManagerConfig:
         max_util_for_resume=random.choice((0.5, 0.9, 0.97, 1.0)),
         enable_partial_reuse=random.random() < 0.8,
         reserve_null_slot=random.random() < 0.1,
+        swa_scratch_reuse=SwaScratchReuseConfig(random.choice((0, 0, 1, 5))) if uses_scratch else None,
     )
 
 
-def _draw_layer_kind(random: Random, tokens_per_block: int) -> tuple[int | None, int | None, int]:
+def _draw_layer_kind(
+    random: Random, tokens_per_block: int, window_share: float
+) -> tuple[int | None, int | None, int]:
     """(window, sink tokens, heads). A window of 1 needs no history at all; anything would match, so it is left out."""
     num_heads = random.choice((1, 1, 2))
-    if random.random() < 0.45:
+    if random.random() >= window_share:
         return None, None, num_heads
-    window = random.choice((2, 3, tokens_per_block, tokens_per_block + 1, 2 * tokens_per_block, 3 * tokens_per_block + 1))
-    num_sink_tokens = random.choice((None, None, 1, tokens_per_block, tokens_per_block + 1))
+    size = tokens_per_block
+    window = random.choice((2, 3, size, size + 1, 2 * size, 3 * size + 1))
+    num_sink_tokens = random.choice((None, None, 1, size, size + 1))
     return max(window, 2), num_sink_tokens, num_heads

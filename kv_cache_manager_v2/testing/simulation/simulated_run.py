@@ -1,8 +1,8 @@
 """One history: a manager on a simulated device, a fake engine that checks bytes, the model that checks decisions.
 
 `perform` does one action and then checks everything that can be checked. Whatever is wrong raises, each in its own way:
-`RaceError` (bytes touched out of order), `KVMismatch` (wrong bytes), `CorruptedError` (the books), `ModelDisagreement` (a
-decision that the rules do not allow), or an error of the library where there must be none.
+`RaceError` (bytes touched out of order), `KVMismatch` (wrong bytes), `CorruptedError` (the books), `ModelDisagreement`
+(a decision that the rules do not allow), or an error of the library where there must be none.
 """
 
 import hashlib
@@ -96,7 +96,7 @@ class SimulatedRun:
         if kind == "create":
             self._create(random)
         elif kind == "clear":
-            self._clear()
+            self._clear(random)
         elif kind == "synchronize":
             self._engine.synchronize()
         elif kind == "step_batch":
@@ -116,7 +116,7 @@ class SimulatedRun:
         candidates = [
             sequence
             for sequence in self._sequences
-            if not (wants_suspended and sequence.model.is_active) and not (wants_active and not sequence.model.is_active)
+            if not (wants_suspended if sequence.model.is_active else wants_active)
         ]
         if not candidates:
             return False
@@ -173,14 +173,15 @@ class SimulatedRun:
             raise ModelDisagreement(f"probe_reuse said {probed} tokens, create_kv_cache matched {num_matched}")
         model = self._model.create(name, (lora_id, salt), text, num_matched, self.manager.describe())
         to_compute = list(text[num_matched:])
-        sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), to_compute)
+        max_committed = len(text) if random.random() < 0.4 else self._scenario.max_tokens * 1000
+        sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), to_compute, max_committed)
         self._sequences.append(sequence)
         if random.random() < 0.6:
             self._resume(sequence, random)
 
     def _resume(self, sequence: SimulatedSequence, random: Random) -> None:
         is_overused = self._judge.is_overused()
-        need = self._model.pages_to_resume(sequence.model)
+        need = self._model.slots_to_resume(sequence.model)
         stream = random.choice(self._streams) if random.random() < 0.9 else None
         passed = sequence.handle.resume(stream)
         if is_overused and passed:
@@ -206,8 +207,13 @@ class SimulatedRun:
             sequence.forget_handle()
         self.manager.probe_reuse()
 
-    def _clear(self) -> None:
+    def _clear(self, random: Random) -> None:
+        """Mostly after everything was closed: slots that many streams have read are then soon written again."""
         self.num_performed += 1
+        if random.random() < 0.7:
+            while self._sequences:
+                self._close(self._sequences[-1])
+                self._check()
         try:
             self.manager.clear_reusable_blocks()
         except LogicError:
@@ -223,21 +229,37 @@ class SimulatedRun:
         size = self._scenario.config.tokens_per_block
         num_tokens = 1 if random.random() < 0.2 else 1 + int(random.random() * 3 * size)
         if sequence.to_compute:
-            num_tokens = min(num_tokens, len(sequence.to_compute)) if random.random() < 0.5 else len(sequence.to_compute)
+            left = len(sequence.to_compute)
+            num_tokens = min(num_tokens, left) if random.random() < 0.5 else left
         else:
             num_tokens = min(num_tokens, 4)
         written = len(sequence.text)
-        capacity = written + num_tokens
+        model = sequence.model
+        scratch_reuse = self._scenario.config.swa_scratch_reuse
+        if scratch_reuse is None:
+            capacity = written + num_tokens
+            if random.random() < 0.2:
+                capacity += int(random.random() * 2 * size)
+            history = written if random.random() < 0.8 else model.history
+            return num_tokens, max(capacity, model.capacity if random.random() < 0.5 else 0), history
+        # The step's inputs begin at its history, and nearly all that there is room for must be computed.
+        history = written
         if random.random() < 0.2:
-            capacity += int(random.random() * 2 * size)
-        history = written if random.random() < 0.8 else sequence.model.history
-        return num_tokens, max(capacity, sequence.model.capacity if random.random() < 0.5 else 0), history
+            low = self._least_history(sequence)
+            history = low + int(random.random() * (written - low + 1))
+        return num_tokens, history + num_tokens + int(random.random() * (scratch_reuse.max_rewind_len + 1)), history
+
+    def _least_history(self, sequence: SimulatedSequence) -> int:
+        """How far tokens may be taken back."""
+        least = max(sequence.model.history, len(sequence.model.committed))
+        scratch_reuse = self._scenario.config.swa_scratch_reuse
+        return least if scratch_reuse is None else max(least, sequence.model.capacity - scratch_reuse.max_rewind_len)
 
     def _step(self, sequence: SimulatedSequence, random: Random) -> None:
         num_tokens, capacity, history = self._draw_step(sequence, random)
         if not self._fits_buffers(sequence, capacity, history):
             return
-        need = self._model.pages_to_resize(sequence.model, capacity, history)
+        need = self._model.slots_to_resize(sequence.model, capacity, history)
         passed = sequence.handle.resize(capacity, history)
         self._judge.judge(f"resize of sequence {sequence.name} to ({capacity}, {history})", need, passed)
         if not passed:
@@ -266,8 +288,9 @@ class SimulatedRun:
         for position in range(min(count + 1, len(batch))):
             sequence = batch[position]
             _num_tokens, capacity, history = draws[position]
-            need = self._model.pages_to_resize(sequence.model, capacity, history)
-            self._judge.judge(f"resize_batch, sequence {sequence.name} to ({capacity}, {history})", need, position < count)
+            need = self._model.slots_to_resize(sequence.model, capacity, history)
+            call = f"resize_batch, sequence {sequence.name} to ({capacity}, {history})"
+            self._judge.judge(call, need, position < count)
             if position < count:
                 self._model.resize(sequence.model, capacity, history, picture)
             else:
@@ -278,6 +301,8 @@ class SimulatedRun:
     def _run_kernels(self, sequences: list[SimulatedSequence], num_tokens: list[int], random: Random) -> None:
         steps: list[Step] = []
         for sequence, count in zip(sequences, num_tokens):
+            if self._scenario.config.swa_scratch_reuse is not None:
+                sequence.take_back(sequence.model.history, random.random() < 0.5)
             inputs = sequence.to_compute[:count]
             del sequence.to_compute[:count]
             while len(inputs) < count:
@@ -287,29 +312,28 @@ class SimulatedRun:
         self._engine.execute(steps)
 
     def _commit(self, sequence: SimulatedSequence, random: Random) -> None:
-        if not sequence.model.is_committing or sequence.num_uncommitted == 0:
+        if not sequence.model.is_committing or sequence.num_uncommitted <= 0:
             return
         count = sequence.num_uncommitted
+        num_committed = len(sequence.model.committed)
         if random.random() < 0.3:
             count = int(random.random() * (count + 1))
-        num_committed = len(sequence.model.committed)
         tokens: list[TokenIdExt] = sequence.text[num_committed : num_committed + count]
         sequence.handle.commit(draw_token_container(random, tuple(tokens)))
         self._model.commit(sequence.model, tokens)
-        self._texts.keep(random, tuple(sequence.text))
+        self._texts.keep(random, tuple(sequence.model.committed))
 
     def _rewind(self, sequence: SimulatedSequence, random: Random) -> None:
         """Draft tokens are taken back: the capacity shrinks, or merely what was asked for too much."""
-        low = max(sequence.model.history, len(sequence.model.committed))
-        high = sequence.model.capacity
-        capacity = low + int(random.random() * (high - low + 1))
-        if not self._resize_only(sequence, capacity, sequence.model.history):
-            return
-        taken_back = sequence.text[capacity:]
-        del sequence.text[capacity:]
-        # The same tokens come again, or others do.
-        if random.random() < 0.5:
-            sequence.to_compute[:0] = taken_back
+        low = self._least_history(sequence)
+        if self._scenario.config.swa_scratch_reuse is None:
+            capacity = low + int(random.random() * (sequence.model.capacity - low + 1))
+            history = sequence.model.history
+        else:
+            capacity = low + int(random.random() * (len(sequence.text) - low + 1))
+            history = capacity
+        if self._resize_only(sequence, capacity, history):
+            sequence.take_back(capacity, random.random() < 0.5)
 
     def _move_history(self, sequence: SimulatedSequence, random: Random) -> None:
         low, high = sequence.model.history, len(sequence.text)
@@ -318,7 +342,7 @@ class SimulatedRun:
     def _resize_only(self, sequence: SimulatedSequence, capacity: int, history: int) -> bool:
         if not self._fits_buffers(sequence, capacity, history):
             return False
-        need = self._model.pages_to_resize(sequence.model, capacity, history)
+        need = self._model.slots_to_resize(sequence.model, capacity, history)
         passed = sequence.handle.resize(capacity, history)
         self._judge.judge(f"resize of sequence {sequence.name} to ({capacity}, {history})", need, passed)
         if passed:

@@ -14,23 +14,34 @@ from ..reference_model import ReferenceSequence
 @final
 @mypyc_attr(native_class=True)
 class SimulatedSequence:
-    """``text`` is what was computed so far; ``to_compute`` follows. ``buffers`` are the user's own, by layer group."""
+    """``text`` is what was computed so far; ``to_compute`` follows. ``buffers`` are the user's own, by layer group.
 
-    __slots__ = ("name", "model", "text", "to_compute", "buffers", "_handle")
+    No more than ``max_committed`` tokens are ever committed: the rest is a train of thought that nobody will repeat.
+    """
+
+    __slots__ = ("name", "model", "max_committed", "text", "to_compute", "buffers", "_handle")
 
     name: Final[int]
     model: Final[ReferenceSequence]
+    max_committed: Final[int]
     text: list[TokenIdExt]
     to_compute: list[TokenIdExt]
     buffers: Final[dict[int, npt.NDArray[np.int32]]]
     _handle: KVCache | None
 
     def __init__(
-        self, name: int, handle: KVCache, model: ReferenceSequence, text: list[TokenIdExt], to_compute: list[TokenIdExt]
+        self,
+        name: int,
+        handle: KVCache,
+        model: ReferenceSequence,
+        text: list[TokenIdExt],
+        to_compute: list[TokenIdExt],
+        max_committed: int,
     ) -> None:
         self.name = name
         self._handle = handle
         self.model = model
+        self.max_committed = max_committed
         self.text = text
         self.to_compute = to_compute
         self.buffers = {}
@@ -47,12 +58,19 @@ class SimulatedSequence:
     @property
     def num_unfinished(self) -> int:
         """Tokens that are still to be computed or committed."""
-        return len(self.to_compute) + (self.num_uncommitted if self.model.is_committing else 0)
+        return len(self.to_compute) + (max(self.num_uncommitted, 0) if self.model.is_committing else 0)
 
     @property
     def num_uncommitted(self) -> int:
         """Computed tokens that may be committed now."""
-        return len(self.text) - len(self.model.committed)
+        return min(len(self.text), self.max_committed) - len(self.model.committed)
+
+    def take_back(self, num_kept: int, comes_again: bool) -> None:
+        """The computed tokens from ``num_kept`` on are forgotten; they are computed again later, or others are."""
+        taken_back = self.text[num_kept:]
+        del self.text[num_kept:]
+        if comes_again:
+            self.to_compute[:0] = taken_back
 
     def fits_buffers(self, num_blocks: int) -> bool:
         return all([len(buffer) >= num_blocks for buffer in self.buffers.values()])

@@ -1,7 +1,7 @@
 """What must be true of a manager between any two calls, checked through its public properties and the model.
 
-Base page indices are valid exactly for the blocks that are needed; two entries have the same slot exactly if they mean the
-same published page; the user's own index buffers say the same; the statistics count every slot once.
+Base page indices are valid exactly for the blocks that are needed; two entries have the same slot exactly if they mean
+the same published page; the user's own index buffers say the same; the statistics count every slot once.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from .room_judge import RoomJudge
 from .simulated_sequence import SimulatedSequence
 
 PageName: TypeAlias = tuple[str, int, int, int]
-"""("tree", node, group, 0) or ("private", sequence, ordinal, group)"""
+"""("tree", node, group, 0), ("private", sequence, ordinal, group) or ("scratch", sequence, slot, group)"""
 
 
 def check_state(
@@ -40,6 +40,14 @@ def check_state(
                             f"slot {slot} of pool group {place[0]} is {page} for sequence {sequence.name} and "
                             f"{page_in_slot[place]} for another; {page} is in {slot_of_page.get(page)} as well"
                         )
+            if sequence.model.is_active:
+                for slot in _check_scratch(model, sequence, group):
+                    place = (pool_group_of[group], slot)
+                    if place in page_in_slot:
+                        raise ModelDisagreement(
+                            f"slot {slot} is scratch of sequence {sequence.name} and {page_in_slot[place]}"
+                        )
+                    page_in_slot[place] = ("scratch", sequence.name, slot, group)
     _check_statistics(manager, judge)
 
 
@@ -75,6 +83,21 @@ def _check_entries(model: ReferenceModel, sequence: SimulatedSequence, group: in
         found: list[int] = buffer.tolist()
         if found != entries + [BAD_PAGE_INDEX] * rest:
             raise ModelDisagreement(f"the user's index buffer of group {group} has {found}, the library's {entries}")
+
+
+def _check_scratch(model: ReferenceModel, sequence: SimulatedSequence, group: int) -> list[int]:
+    """The group's scratch slots."""
+    desc = sequence.handle.get_scratch_desc(group)
+    beg, end = sequence.model.scratch[group]
+    num_slots = model.num_scratch_slots(sequence.model, group)
+    slots: list[int] = [] if desc is None else list(desc.slot_ids)
+    blocks = range(0) if desc is None else range(desc.range.beg, desc.range.end)
+    if blocks != range(beg, end) or len(slots) != num_slots:
+        raise ModelDisagreement(
+            f"group {group} of sequence {sequence.name} has scratch blocks {blocks} in slots {slots}, must have blocks "
+            f"{beg} to {end} in {num_slots} slots"
+        )
+    return slots
 
 
 def _name_page(sequence: SimulatedSequence, group: int, ordinal: int) -> PageName:

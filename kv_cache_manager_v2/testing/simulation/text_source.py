@@ -1,7 +1,7 @@
 """Token texts that share beginnings: what makes reuse happen, and go wrong.
 
-A new text mostly begins as an earlier one, goes on as another did or anew, and is cut anywhere. The vocabulary is small, so
-that unrelated texts agree by chance for a token or two. A few tokens are digests.
+A new text mostly begins as an earlier one, goes on as another did or anew, and is cut anywhere. The vocabulary is
+small, so that unrelated texts agree by chance for a token or two. A few tokens are digests.
 """
 
 from array import array

@@ -45,17 +45,17 @@ def test_life_of_a_sequence():
     model = make_model()
     sequence = running(model, 6)
     assert model.num_blocks(sequence) == 2
-    assert model.num_pages(0) == model.num_needed_pages(0) == model.num_locked_pages(0) == 2
+    assert model.num_used_slots(0) == model.num_needed_slots(0) == model.num_locked_slots(0) == 2
     model.commit(sequence, [1, 2, 3, 4, 5])
     model.see(picture([(0, (1, 2, 3, 4), "locked", 7)]))
     assert (sequence.history, len(sequence.path)) == (5, 1)
-    assert model.num_pages(0) == 2
+    assert model.num_used_slots(0) == 2
     model.suspend(sequence)
     model.see(picture([(0, (1, 2, 3, 4), "held", 7)]))
-    assert model.num_locked_pages(0) == 0
+    assert model.num_locked_slots(0) == 0
     model.close(sequence)
     model.see(picture([(0, (1, 2, 3, 4), "droppable", 7), (1, (5,), "droppable", 3)]))
-    assert model.num_needed_pages(0) == 0 and model.num_pages(0) == 2
+    assert model.num_needed_slots(0) == 0 and model.num_used_slots(0) == 2
     assert model.expect_match(NOBODY, (1, 2, 3, 4, 5, 6)).best == 5
     model.clear()
     model.see(picture([]))
@@ -139,7 +139,7 @@ def test_partly_matched_block_becomes_private_on_resume():
     published(model)
     sequence = model.create(0, NOBODY, (1, 2, 9), 2, picture([], page_slots=[7]))
     assert sequence.node(0) is not None
-    assert model.pages_to_resume(sequence).least == [1]
+    assert model.slots_to_resume(sequence).least == [1]
     with pytest.raises(ModelDisagreement):
         model.resume(sequence, picture([], shares_last_block=True))
     model.resume(sequence, picture([]))
@@ -153,7 +153,7 @@ def test_block_of_which_a_part_was_published_is_not_written_again():
     model.commit(sequence, [1, 2])
     model.stop_committing(sequence, picture([], shares_last_block=True))
     model.see(picture([(0, (1, 2), "locked", 5)]))
-    need = model.pages_to_resize(sequence, 4, 2)
+    need = model.slots_to_resize(sequence, 4, 2)
     assert (need.least, need.most) == ([1], [1])
     with pytest.raises(ModelDisagreement):
         model.resize(sequence, 4, 2, picture([], shares_last_block=True))
@@ -176,7 +176,7 @@ def test_window_gives_pages_back():
     """T = 4, window 4: at history 8 the next token reads 5..8, so block 0 is stale and block 1 is not."""
     model = make_model(window=4)
     sequence = running(model, 8)
-    need = model.pages_to_resize(sequence, 12, 8)
+    need = model.slots_to_resize(sequence, 12, 8)
     assert (need.least, need.given_back) == ([1], [1])
     model.commit(sequence, list(range(8)))
     # Block 0 is stale once it is committed; it was published with its page all the same.

@@ -1,0 +1,120 @@
+"""The command ``plan``: what a model's cache holds in so much memory, and whether a batch fits; nothing is allocated.
+
+Exit code 0; 1 if a batch was asked about and does not fit; 2 for wrong usage, or memory under the least that the model
+takes.
+"""
+
+import argparse
+import re
+import sys
+from typing import Final
+
+from .. import (
+    BatchDesc,
+    CacheTierConfig,
+    CapacityPlan,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    KVCacheDesc,
+    KVCacheManagerConfig,
+    SwaScratchReuseConfig,
+    plan_capacity,
+)
+from .presets import DEFAULT_MODEL, PRESETS
+
+PLAN_HELP: Final = "say what fits into so much memory, before anything is allocated"
+
+_EXIT_FITS: Final = 0
+_EXIT_DOES_NOT_FIT: Final = 1
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", choices=list(PRESETS), default=DEFAULT_MODEL, help="default: %(default)s")
+    parser.add_argument(
+        "--gpu-memory", type=_memory, required=True, metavar="BYTES", help="of the GPU tier: 40g, 512MiB"
+    )
+    parser.add_argument("--host-memory", type=_memory, metavar="BYTES", help="of a host tier (default: none)")
+    parser.add_argument("--tokens-per-block", type=_positive, default=32, metavar="T", help="default: %(default)s")
+    parser.add_argument("--scratch", action="store_true", help="windowed layers share scratch slots while they prefill")
+    parser.add_argument(
+        "--length", type=_positive, default=8192, metavar="N",
+        help="tokens of each sequence of the batch asked about (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--history", type=_count, metavar="N",
+        help="of those, tokens that are there before the step (default: all but one, a decode step; 0: a prefill)",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=_positive, metavar="N", help="ask whether N such sequences run together")
+    parser.add_argument(
+        "--system-prompt", type=_count, default=0, metavar="N", help="tokens that all have in common (default: 0)"
+    )
+    parser.add_argument(
+        "--typical-length", type=_positive, metavar="N",
+        help="divide the memory between pool groups for sequences of this length (default: --length)",
+    )  # fmt: skip
+
+
+def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Returns the exit code; usage errors leave through ``parser.error``."""
+    length: int = options.length
+    history: int = length - 1 if options.history is None else options.history
+    prompt: int = options.system_prompt
+    if history > length or prompt > length:
+        parser.error(f"--history {history} and --system-prompt {prompt} must not exceed --length {length}")
+    sequence = KVCacheDesc(length, history)
+    batch = None if options.batch is None else BatchDesc([sequence] * options.batch, prompt)
+    try:
+        plan = plan_capacity(_config(options), batch)
+    except ValueError as error:
+        parser.error(str(error))
+    sys.stdout.write(
+        f"{options.model}, {options.tokens_per_block} tokens per block{', scratch slots' * options.scratch}\n\n"
+    )
+    sys.stdout.write(plan.table())
+    sys.stdout.write(_largest_batch(plan, length, history, prompt))
+    return _EXIT_DOES_NOT_FIT if plan.batch_fits is False else _EXIT_FITS
+
+
+def _config(options: argparse.Namespace) -> KVCacheManagerConfig:
+    tiers: list[CacheTierConfig] = [GpuCacheTierConfig(options.gpu_memory)]
+    if options.host_memory is not None:
+        tiers.append(HostCacheTierConfig(options.host_memory))
+    typical: int = options.typical_length or options.length
+    return KVCacheManagerConfig(
+        tokens_per_block=options.tokens_per_block,
+        cache_tiers=tiers,
+        layers=PRESETS[options.model].layer_configs(options.tokens_per_block),
+        typical_step=BatchDesc([KVCacheDesc(typical, typical - 1)]),
+        swa_scratch_reuse=SwaScratchReuseConfig() if options.scratch else None,
+    )
+
+
+def _largest_batch(plan: CapacityPlan, length: int, history: int, prompt: int) -> str:
+    size = plan.max_batch_size(length, history, prompt)
+    shared = f", {prompt:,} of them a common system prompt" if prompt > 0 else ""
+    count = "any number of" if size is None else f"{size:,}"
+    return f"largest batch of {length:,} tokens, {history:,} of them history{shared}: {count} sequences\n"
+
+
+def _positive(text: str) -> int:
+    number = _count(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _memory(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory; try 40g, 512MiB")
+    num_bytes = int(float(match[1]) * (1 << _UNITS[match[2]]))
+    if num_bytes == 0:
+        raise argparse.ArgumentTypeError("must be at least 1 byte")
+    return num_bytes

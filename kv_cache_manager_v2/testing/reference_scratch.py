@@ -1,0 +1,58 @@
+"""Scratch blocks and the slots they share, written down from the design: a check on `layout`, so it uses nothing of it.
+
+While a step computes tokens ``H .. C-1``, a group's scratch blocks are the input blocks ``[ceil(H/T), ceil(C/T))`` that
+are stale at history ``C - max_rewind_len``. One slot has, in each pool, as many sub-pages as the group has buffers of
+that size; a layer with ``u`` of them fits ``scale // u`` blocks into a slot. The layer that fits fewest decides.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .reference_tree import GroupRule
+
+
+@final
+@mypyc_attr(native_class=True)
+class ScratchRule:
+    """Of one layer group."""
+
+    __slots__ = ("_rule", "_tokens_per_block", "_max_rewind_len", "_blocks_per_slot")
+
+    _rule: Final[GroupRule]
+    _tokens_per_block: Final[int]
+    _max_rewind_len: Final[int]
+    _blocks_per_slot: Final[int]
+
+    def __init__(self, rule: GroupRule, layers: Sequence[Any], tokens_per_block: int, max_rewind_len: int) -> None:
+        self._rule = rule
+        self._tokens_per_block = tokens_per_block
+        self._max_rewind_len = max_rewind_len
+        counts = [_count_sizes(layer, tokens_per_block) for layer in layers]
+        fits: list[int] = []
+        for count in counts:
+            for size, num_buffers in count.items():
+                scale = sum([other.get(size, 0) for other in counts])
+                fits.append(scale // num_buffers)
+        self._blocks_per_slot = min(fits)
+
+    def compute_range(self, history: int, capacity: int) -> tuple[int, int]:
+        """First and one past the last scratch block; (0, 0) if there is none."""
+        size = self._tokens_per_block
+        inputs = range(-(-history // size), -(-capacity // size))
+        kept = max(capacity - self._max_rewind_len, 0)
+        blocks = [ordinal for ordinal in inputs if self._rule.is_stale(ordinal, kept, size)]
+        return (blocks[0], blocks[-1] + 1) if blocks else (0, 0)
+
+    def compute_num_slots(self, blocks: tuple[int, int]) -> int:
+        return -(-(blocks[1] - blocks[0]) // self._blocks_per_slot)
+
+
+def _count_sizes(layer: Any, tokens_per_block: int) -> dict[int, int]:
+    """How many buffers of each size, per block of the manager, the layer has."""
+    count: dict[int, int] = {}
+    for buffer in layer.buffers:
+        size: int = buffer.size * (tokens_per_block // (buffer.tokens_per_block_override or tokens_per_block))
+        count[size] = count.get(size, 0) + 1
+    return count

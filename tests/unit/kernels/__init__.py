@@ -1,0 +1,1 @@
+"""Page tables and the kernel that converts page indices."""

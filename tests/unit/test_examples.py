@@ -1,0 +1,52 @@
+"""Every example runs, on the build under test and without a GPU; the texts that quote one quote what it prints."""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kv_cache_manager_v2 import is_compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@functools.cache
+def output_of(*arguments: str) -> str:
+    """What a Python process with the environment of this one prints; -P keeps the sources from shadowing the build."""
+    environment = {**os.environ, "KV_CACHE_MANAGER_V2_DEVICE": "host", "PYTHONWARNINGS": "error"}
+    found = subprocess.run(
+        [sys.executable, "-P", *arguments], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def text_blocks(document: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return [block.strip("\n") for block in re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)]
+
+
+def test_examples_get_the_build_under_test() -> None:
+    code = "from kv_cache_manager_v2 import is_compiled; print(is_compiled())"
+    assert output_of("-c", code) == f"{is_compiled()}\n"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example_runs(example: Path) -> None:
+    assert output_of(str(example))
+
+
+def test_walkthrough_shows_all_that_its_example_prints() -> None:
+    sections = output_of(str(ROOT / "examples" / "walkthrough.py")).strip("\n").split("\n\n")
+    assert text_blocks("docs/walkthrough.md") == sections
+
+
+def test_readme_shows_the_smallest_example() -> None:
+    example = ROOT / "examples" / "minimal.py"
+    assert f"```python\n{example.read_text(encoding='utf-8')}```" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text_blocks("README.md")[0] == output_of(str(example)).strip("\n")
