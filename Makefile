@@ -3,10 +3,11 @@
 
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
-EXTRAS ?= cli test $(if $(wildcard /proc/driver/nvidia/version),gpu)
+EXTRAS ?= cli test gpu
 WORKERS ?= auto
 PYTEST ?=
 REPLAY ?=
+BENCH ?=
 SHELL := /bin/bash
 VENV_PYTHON := $(CURDIR)/.venv/bin/python
 
@@ -77,11 +78,14 @@ check: interpreted ## Types (mypy --strict, tests included) and the style rules 
 	$(VENV_PYTHON) -P -m mypy
 	$(INTERPRETED) $(VENV_PYTHON) -P -m pytest tests/tidy -q
 
-ifneq ($(wildcard benchmarks/*.py),)
-.PHONY: bench
-bench: compiled ## Run the benchmarks on the compiled package.
-	@for script in benchmarks/*.py; do echo "== $$script"; $(COMPILED) $(VENV_PYTHON) -P $$script || exit 1; done
-endif
+.PHONY: bench bench-compare
+bench: compiled interpreted ## Measure all workloads on both builds: build/bench.json and a table (BENCH="--only decode --runs 9").
+	$(VENV_PYTHON) -P benchmarks/bench.py --compiled $(CURDIR)/build/compiled --interpreted $(CURDIR)/build/interpreted:$(CURDIR) \
+		--json build/bench.json $(BENCH)
+
+bench-compare: compiled ## Measure this tree against a git reference, pair by pair (BASE=main BENCH="--only decode").
+	@test -n "$(BASE)" || { echo "say what to compare with: make bench-compare BASE=main"; exit 1; }
+	$(VENV_PYTHON) -P benchmarks/compare.py --base $(BASE) --compiled $(CURDIR)/build/compiled $(BENCH)
 
 # rawref's own tests under the address sanitizer. PYTHONMALLOC=malloc: so that it sees each object, not Python's arenas.
 LIBASAN = $(shell $(CC) -print-file-name=libasan.so)

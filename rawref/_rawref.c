@@ -259,7 +259,7 @@ static PyType_Spec guard_spec = {
 
 /* -- the attribute in which a target keeps its guard ------------------------------------------------------------ */
 
-/* What `__rawref__` means for a class: 1 with *found and *owner (borrowed) set, 0 if no class of the MRO has it. */
+/* What `__rawref__` means for a class: 1, *found (a new reference) and *owner (borrowed), or 0 if the MRO lacks it. */
 static int
 find_attribute(PyTypeObject *type, PyObject *name, PyObject **found, PyTypeObject **owner)
 {
@@ -274,7 +274,7 @@ find_attribute(PyTypeObject *type, PyObject *name, PyObject **found, PyTypeObjec
         PyObject *value = PyDict_GetItemWithError(base->tp_dict, name);
 #endif
         if (value != NULL) {
-            *found = value;
+            *found = Py_NewRef(value);
             *owner = base;
             return 1;
         }
@@ -396,7 +396,7 @@ static PyType_Spec hidden_slot_spec = {
     .slots = hidden_slot_slots,
 };
 
-/* Put a HiddenSlot in the place of `inner` in `owner`, once per class; a borrowed reference. */
+/* Put a HiddenSlot in the place of `inner` in `owner`, once per class. */
 static HiddenSlotObject *
 hide_slot(ModuleState *state, PyTypeObject *owner, PyObject *inner)
 {
@@ -409,8 +409,10 @@ hide_slot(ModuleState *state, PyTypeObject *owner, PyObject *inner)
     PyObject_GC_Track(slot);
     /* type's own setattr, so that no metaclass gets a say; it refuses classes that cannot change. */
     int failed = PyType_Type.tp_setattro((PyObject *)owner, state->attribute_name, (PyObject *)slot);
-    Py_DECREF(slot);  /* the class keeps it */
-    return failed ? NULL : slot;
+    if (failed) {
+        Py_CLEAR(slot);
+    }
+    return slot;
 }
 
 /* -- making refs ------------------------------------------------------------------------------------------------ */
@@ -529,17 +531,21 @@ ref_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (found < 0) {
         return NULL;
     }
-    if (!found) {
-        return ref_of_plain(state, target);
+    if (found && (Py_IS_TYPE(attribute, &PyMemberDescr_Type) || Py_IS_TYPE(attribute, &PyGetSetDescr_Type))) {
+        Py_SETREF(attribute, (PyObject *)hide_slot(state, owner, attribute));
+        if (attribute == NULL) {
+            return NULL;
+        }
     }
-    if (Py_IS_TYPE(attribute, state->hidden_slot_type)) {
-        return ref_of_guarded(state, (HiddenSlotObject *)attribute, target);
+    PyObject *ref;
+    if (found && Py_IS_TYPE(attribute, state->hidden_slot_type)) {
+        ref = ref_of_guarded(state, (HiddenSlotObject *)attribute, target);
     }
-    if (Py_IS_TYPE(attribute, &PyMemberDescr_Type) || Py_IS_TYPE(attribute, &PyGetSetDescr_Type)) {
-        HiddenSlotObject *slot = hide_slot(state, owner, attribute);
-        return slot != NULL ? ref_of_guarded(state, slot, target) : NULL;
+    else {
+        ref = ref_of_plain(state, target);
     }
-    return ref_of_plain(state, target);
+    Py_XDECREF(attribute);
+    return ref;
 }
 
 /* -- the rest of ref's type ------------------------------------------------------------------------------------- */
@@ -632,6 +638,7 @@ module_invalidate(PyObject *module, PyObject *target)
     }
     if (found && Py_IS_TYPE(attribute, state->hidden_slot_type)) {
         GuardObject *guard = load_guard(state, ((HiddenSlotObject *)attribute)->inner, target);
+        Py_DECREF(attribute);
         if (guard == NULL && PyErr_Occurred()) {
             return NULL;
         }
@@ -641,6 +648,7 @@ module_invalidate(PyObject *module, PyObject *target)
         }
         Py_RETURN_NONE;
     }
+    Py_XDECREF(attribute);
     PyObject *value = PyObject_GenericGetAttr(target, state->attribute_name);
     if (value == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {

@@ -1,0 +1,29 @@
+"""All workloads, in the order of the report."""
+
+from typing import Final
+
+import decode_workloads
+import memory_workloads
+import prompts_workloads
+import scale_workloads
+import start_workloads
+import tail_workloads
+import trace_workload
+from workload import Workload
+
+WORKLOADS: Final[list[Workload]] = [
+    *prompts_workloads.WORKLOADS,
+    *decode_workloads.WORKLOADS,
+    *trace_workload.WORKLOADS,
+    *memory_workloads.WORKLOADS,
+    *start_workloads.WORKLOADS,
+    *tail_workloads.WORKLOADS,
+    *scale_workloads.WORKLOADS,
+]
+
+
+def workload_by_name(name: str) -> Workload:
+    for workload in WORKLOADS:
+        if workload.name == name:
+            return workload
+    raise SystemExit(f"no workload {name!r}; there are {', '.join(workload.name for workload in WORKLOADS)}")
