@@ -90,6 +90,9 @@ def _publish_tail(state: SequenceState) -> None:
     parent = state.path_end
     if _is_covered_by_longer_sibling(state, parent, key):
         return
+    if state.capacity > state.num_committed and tree.find_child(parent, key) is not None:
+        # Ours may hold tokens that are written and not committed: it must not be given up for the published one.
+        return
     private = state.blocks[state.num_published]
     mark = _mark_of(state)
     state.shared.guard.begin_change()

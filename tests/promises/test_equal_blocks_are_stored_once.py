@@ -124,3 +124,16 @@ def test_sole_holder_goes_on_where_there_is_no_room_for_a_copy() -> None:
             matched_tokens = matched.committed_tokens
             assert matched_tokens == [1, 2, 3, 4, 5, 6]
             manager.check_invariants()
+
+
+def test_tokens_that_are_written_and_not_committed_are_kept() -> None:
+    """5 6 is published; another sequence has room for two more tokens in its own block of 5 6 and may have written them."""
+    with manager_of() as manager:
+        run_prompt(manager, [1, 2, 3, 4, 5, 6]).close()
+        with manager.create_kv_cache() as writer:
+            assert writer.resume() and writer.resize(8)
+            writer.commit([1, 2, 3, 4, 5, 6])
+            own = writer.get_base_page_indices(0).tolist()
+            writer.stop_committing()
+            assert writer.get_base_page_indices(0).tolist() == own
+            manager.check_invariants()
