@@ -87,6 +87,21 @@ bench-compare: compiled ## Measure this tree against a git reference, pair by pa
 	@test -n "$(BASE)" || { echo "say what to compare with: make bench-compare BASE=main"; exit 1; }
 	$(VENV_PYTHON) -P benchmarks/compare.py --base $(BASE) --compiled $(CURDIR)/build/compiled $(BENCH)
 
+SEEDS ?= 200
+SIMULATE := $(VENV_PYTHON) -P -m kv_cache_manager_v2.testing.simulation --seeds 0:$(SEEDS) --digest
+.PHONY: sim canary soak
+sim: interpreted compiled ## Random histories on the simulated device, in both builds, with equal decisions (SEEDS=200).
+	@set -o pipefail; $(INTERPRETED) $(SIMULATE) | tee build/sim-interpreted.txt
+	@set -o pipefail; $(COMPILED) $(SIMULATE) | tee build/sim-compiled.txt
+	@diff <(grep -o 'digest .*' build/sim-interpreted.txt) <(grep -o 'digest .*' build/sim-compiled.txt) \
+		&& echo "both builds decided alike" || { echo "the builds decided differently"; exit 1; }
+
+canary: interpreted ## Plant known bugs, one at a time; the simulation must find each (CANARY="--only window").
+	$(INTERPRETED) $(VENV_PYTHON) -P tests/simulation/run_canaries.py $(CANARY)
+
+soak: compiled ## A million random calls; the memory of the process must stay flat (SOAK="--calls 100000").
+	$(COMPILED) $(VENV_PYTHON) -P tests/simulation/soak.py $(SOAK)
+
 # rawref's own tests under the address sanitizer. PYTHONMALLOC=malloc: so that it sees each object, not Python's arenas.
 LIBASAN = $(shell $(CC) -print-file-name=libasan.so)
 rawref-asan: setup ## Test rawref under AddressSanitizer; says so if the compiler has none.

@@ -150,8 +150,8 @@ CANARIES = (
     Canary(
         "refused resize moves the history",
         "sequence/resize.py",
-        "    if storage.find_refusal(needed, given_back):\n        return False\n",
-        "    if storage.find_refusal(needed, given_back):\n        state.history = history\n        return False\n",
+        "        if not needs_tail_copy or not can_take_tail_back(state):\n            return False\n        _leave",
+        "        if not needs_tail_copy or not can_take_tail_back(state):\n            state.history = history\n            return False\n        _leave",
     ),
     Canary(
         "refusal counts what can be evicted twice",

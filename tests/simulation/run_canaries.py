@@ -14,8 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from canaries import CANARIES, Canary
+if __package__:
+    from .canaries import CANARIES, Canary
+else:
+    sys.path.insert(0, str(Path(__file__).parent))
+    from canaries import CANARIES, Canary
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
 SEEDS_AT_ONCE = 100
