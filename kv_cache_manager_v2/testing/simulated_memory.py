@@ -31,7 +31,7 @@ _MAP_NORESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named fro
 @final
 @mypyc_attr(native_class=True)
 class AddressRange:
-    """Reserved addresses ``[address, address + num_bytes)`` of one tier. Two ranges never touch: there is always a gap."""
+    """Reserved addresses ``[address, address + num_bytes)`` of one tier. Ranges never touch: there is a gap."""
 
     __slots__ = ("tier", "address", "num_bytes", "is_released", "_memory")
 

@@ -1,10 +1,12 @@
-"""The reference model accepts what the rules allow and objects to what they do not, shown with pictures made by hand."""
+"""The reference model accepts what the rules allow and objects to what they do not, shown with pictures made by
+hand."""
 
 import pytest
 
 from kv_cache_manager_v2.config.cache_tier_config import GpuCacheTierConfig
 from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig, BufferConfig
 from kv_cache_manager_v2.config.manager_config import KVCacheManagerConfig
+from kv_cache_manager_v2.config.scratch_reuse_config import SwaScratchReuseConfig
 from kv_cache_manager_v2.testing.reference_model import ModelDisagreement, ReferenceModel
 
 NOBODY = (None, None)
@@ -139,7 +141,11 @@ def test_partly_matched_block_becomes_private_on_resume():
     published(model)
     sequence = model.create(0, NOBODY, (1, 2, 9), 2, picture([], page_slots=[7]))
     assert sequence.node(0) is not None
+    # A slot for the copy; or none, if there is no room: nobody else needs the block, so it may become private as it is.
+    assert (model.slots_to_resume(sequence).least, model.slots_to_resume(sequence).most) == ([0], [1])
+    other = model.create(1, NOBODY, (1, 2, 9), 2, {"sequences": [{"id": 1, "page_slots": [[7]]}]})
     assert model.slots_to_resume(sequence).least == [1]
+    model.close(other)
     with pytest.raises(ModelDisagreement):
         model.resume(sequence, picture([], shares_last_block=True))
     model.resume(sequence, picture([]))
@@ -154,7 +160,7 @@ def test_block_of_which_a_part_was_published_is_not_written_again():
     model.stop_committing(sequence, picture([], shares_last_block=True))
     model.see(picture([(0, (1, 2), "locked", 5)]))
     need = model.slots_to_resize(sequence, 4, 2)
-    assert (need.least, need.most) == ([1], [1])
+    assert (need.least, need.most) == ([0], [1])
     with pytest.raises(ModelDisagreement):
         model.resize(sequence, 4, 2, picture([], shares_last_block=True))
     model.resize(sequence, 4, 2, picture([]))
@@ -200,3 +206,38 @@ def test_layers_of_a_group_must_be_alike():
     config = KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers)
     with pytest.raises(ModelDisagreement):
         ReferenceModel(config, [[0, 1]])
+
+
+def test_scratch_blocks_of_the_worked_example():
+    """32 layers, W = 128, T = 32, 1024 tokens: blocks 0..27 are scratch and share one slot, 4 have pages."""
+    buffers = [BufferConfig("key", 64), BufferConfig("value", 64)]
+    layers = [AttentionLayerConfig(layer_id, buffers, 128) for layer_id in range(32)]
+    scratch_reuse = SwaScratchReuseConfig()
+    config = KVCacheManagerConfig(32, [GpuCacheTierConfig(1 << 20)], layers, swa_scratch_reuse=scratch_reuse)
+    model = ReferenceModel(config, [list(range(32))])
+    sequence = model.create(0, NOBODY, (), 0, picture([]))
+    model.resume(sequence, picture([]))
+    assert model.slots_to_resize(sequence, 1024, 0).most == [5]
+    model.resize(sequence, 1024, 0, picture([]))
+    assert sequence.scratch == [(0, 28)]
+    assert model.num_scratch_slots(sequence, 0) == 1
+    assert model.num_locked_slots(0) == 5
+    model.suspend(sequence)
+    assert model.num_needed_slots(0) == 4
+    assert model.slots_to_resume(sequence).most == [1]
+
+
+def test_scratch_slots_of_layers_with_different_numbers_of_buffers():
+    """Three buffers of one size, two of them of one layer: a slot holds 3 // 2 = 1 block of that layer."""
+    layers = [
+        AttentionLayerConfig(0, [BufferConfig("key", 8)], 4),
+        AttentionLayerConfig(1, [BufferConfig("key", 8), BufferConfig("value", 8)], 4),
+    ]
+    options = {"swa_scratch_reuse": SwaScratchReuseConfig(max_rewind_len=4)}
+    model = ReferenceModel(KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers, **options), [[0, 1]])
+    sequence = model.create(0, NOBODY, (), 0, picture([]))
+    model.resume(sequence, picture([]))
+    model.resize(sequence, 24, 0, picture([]))
+    # Stale at 24 - 4 = 20: floor((20 + 1 - 4) / 4) = 4 blocks, a slot for each.
+    assert sequence.scratch == [(0, 4)]
+    assert model.num_scratch_slots(sequence, 0) == 4

@@ -1,7 +1,7 @@
 """Small random programs for a device, and a brute-force answer to the question whether they race.
 
-A program is a list of `Action`s on a few streams and a few dozen bytes. The oracle knows nothing of clocks: it draws an edge
-for every order that a device promises, and looks for two accesses to one byte with no path between them.
+A program is a list of `Action`s on a few streams and a few dozen bytes. The oracle knows nothing of clocks: it draws an
+edge for every order that a device promises, and looks for two accesses to one byte with no path between them.
 """
 
 from random import Random
@@ -271,7 +271,9 @@ def draw_legal_program(seed, num_actions, num_streams):
     while len(program) < num_actions:
         action = draw_action(random, oracle, num_streams, mapped)
         reads, uses, writes = oracle.preview(action)
-        if not (reads | writes) <= oracle.mapped or not uses <= oracle.written or reads & writes and action.kind == "copy":
+        if not (reads | writes) <= oracle.mapped or not uses <= oracle.written:
+            continue
+        if action.kind == "copy" and reads & writes:
             continue
         who = action.numbers[0] if action.kind in ("read", "write", "copy") else HOST
         for stream in range(num_streams):

@@ -78,7 +78,8 @@ def test_one_forgotten_wait():
     racy = 0
     for seed in range(150):
         program = draw_legal_program(seed, 60, 3)
-        waits = [number for number, action in enumerate(program) if action.kind in ("wait", "sync_event", "sync_stream")]
+        kinds = ("wait", "sync_event", "sync_stream")
+        waits = [number for number, action in enumerate(program) if action.kind in kinds]
         if not waits:
             continue
         dropped = Random(seed).choice(waits)
