@@ -77,7 +77,7 @@ class AbandonedSequence(Abandoned):
 
     def close_abandoned(self) -> None:
         if self._state.status != CLOSED:
-            commit_steps.stop_committing(self._state)
+            commit_steps.stop_committing(self._state, True)
             close_and_remove(self._state, self._open_sequences)
 
 
@@ -203,7 +203,7 @@ class KVCache:
         guard = state.shared.guard
         guard.enter()
         try:
-            commit_steps.stop_committing(state)
+            commit_steps.stop_committing(state, True)
             close_and_remove(state, self._open_sequences)
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -343,7 +343,7 @@ class KVCache:
         guard.enter()
         try:
             self._require_open("stop_committing")
-            commit_steps.stop_committing(state)
+            commit_steps.stop_committing(state, False)
             if state.shared.journal is not None:
                 state.shared.journal.stop_committing(state.serial, state.shared.storage.digest.value)
         except AssertionError as error:

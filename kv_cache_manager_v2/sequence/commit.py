@@ -74,26 +74,28 @@ def _advance_history(state: SequenceState, mark: i64, fresh_from: i64) -> None:
     move_windows(state, history, mark, fresh_from)
 
 
-def stop_committing(state: SequenceState) -> None:
+def stop_committing(state: SequenceState, is_closing: bool) -> None:
     """Publish the partial last block, unless the tree has all of it anyway; nothing can be committed afterwards.
 
-    The sequence may be active or suspended.
+    The sequence may be active or suspended. ``is_closing``: it will read and write nothing any more.
     """
     if state.is_committing and state.tail.count > 0 and not state.tail_is_shared:
-        _publish_tail(state)
+        _publish_tail(state, is_closing)
     state.is_committing = False
 
 
-def _publish_tail(state: SequenceState) -> None:
+def _publish_tail(state: SequenceState, is_closing: bool) -> None:
     tree = state.shared.tree
     key = state.tail.packed()
     parent = state.path_end
     if _is_covered_by_longer_sibling(state, parent, key):
         return
-    if state.capacity > state.num_committed and tree.find_child(parent, key) is not None:
-        # Ours may hold tokens that are written and not committed: it must not be given up for the published one.
-        return
     private = state.blocks[state.num_published]
+    published = tree.find_child(parent, key)
+    if published is not None and not is_closing and state.capacity > state.num_committed:
+        # Our pages may hold tokens that are written and not committed: none may be given up for a published one.
+        if _share_a_life_cycle(state, private, published):
+            return
     mark = _mark_of(state)
     state.shared.guard.begin_change()
     block = _attach_or_rebase(state, key, mark)
@@ -105,6 +107,17 @@ def _publish_tail(state: SequenceState) -> None:
     state.tail_is_shared = True
     state.copies_tail_on_resume = False
     state.shared.guard.end_change()
+
+
+def _share_a_life_cycle(state: SequenceState, private: Block, published: Block) -> bool:
+    """Whether some life cycle has a page in both blocks."""
+    rows = state.shared.storage.rows
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if rows.has_page(private.first_page + life_cycle) and rows.has_page(published.first_page + life_cycle):
+            return True
+        life_cycle += 1
+    return False
 
 
 def _mark_of(state: SequenceState) -> i64:
