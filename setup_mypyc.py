@@ -10,7 +10,7 @@ A vendored copy, from the folder that holds `engine/`, compiled under the name t
     python .../setup_mypyc.py --package engine.runtime.kv_cache_manager_v2 build --build-lib ...
 
 Environment: KV_CACHE_MANAGER_V2_PURE=1 leaves mypyc out; KV_CACHE_MANAGER_V2_PACKAGE is the same as `--package`;
-KV_CACHE_MANAGER_V2_OPT_LEVEL is the C compiler's (default 2; 3 runs no faster; 0 also switches mypyc's C assertions on).
+KV_CACHE_MANAGER_V2_OPT_LEVEL is the C compiler's (default 2; 3 runs no faster; 0 switches mypyc's C assertions on).
 
 Nothing is ever built among the sources: a `.so` there shadows the `.py` beside it, and edits seem to have no effect. So
 `--inplace` and `pip install -e` are refused.
@@ -80,9 +80,9 @@ def compiled_extensions(package: str, opt_level: str) -> list[Extension]:
         target_dir=target_folder,
     )
     if sys.platform != "win32":
-        # The first lets the C compiler inline calls between our own functions: 0.5 ns instead of 1.6 ns each. -w: mypyc's
-        # -Werror would let a newer compiler's opinion of generated code fail an installation. The last: that warning,
-        # even where it is not shown, takes gcc four times as long as the compilation without it.
+        # The first lets the C compiler inline calls between our own functions: 0.5 ns instead of 1.6 ns each. -w: with
+        # mypyc's -Werror a newer compiler's opinion of generated code would fail an installation. The last: looking for
+        # that one thing, even where it is not shown, takes gcc several times as long as the compilation itself.
         flags = ["-fno-semantic-interposition", "-w", "-Wno-misleading-indentation"]
         for extension in extensions:
             extension.extra_compile_args = [*extension.extra_compile_args, *flags]

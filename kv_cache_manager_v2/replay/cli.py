@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PlanError as error:
         sys.stderr.write(f"kvcm: {error}\n")
         return EXIT_USAGE
-    except OSError as error:
-        sys.stderr.write(f"kvcm: {error}\n")
+    except OSError as failure:  # another name: mypyc gives one name one type
+        sys.stderr.write(f"kvcm: {failure}\n")
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("kvcm: interrupted\n")

@@ -86,8 +86,8 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         trace = TraceWorkload(options.trace, options.limit, options.trace_block)
         try:
             scan = trace.scan()
-        except OSError as error:
-            sys.stderr.write(f"{options.trace}: {error.strerror}\n")
+        except OSError as failure:  # another name than below: mypyc gives one name one type
+            sys.stderr.write(f"{options.trace}: {failure.strerror}\n")
             return EXIT_BAD_INPUT
         for bad_line in scan.bad_lines:
             sys.stderr.write(f"{bad_line}\n")

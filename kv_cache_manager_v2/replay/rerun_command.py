@@ -24,8 +24,8 @@ def run_rerun_command(options: argparse.Namespace, exit_wrong: int, exit_bad_inp
     except JournalError as error:
         sys.stderr.write(f"kvcm: {options.journal}: {error}\n")
         return exit_bad_input
-    except (RerunMismatch, CorruptedError) as error:
-        sys.stderr.write(f"kvcm: {options.journal}: {error}\n")
+    except (RerunMismatch, CorruptedError) as finding:  # another name: mypyc gives one name one type
+        sys.stderr.write(f"kvcm: {options.journal}: {finding}\n")
         return exit_wrong
     sys.stdout.write(
         f"{result.num_calls} calls, digest {result.digest.hex()}: equal at all {result.num_digests} points of comparison\n"

@@ -189,3 +189,19 @@ def test_names_say_what_they_mean() -> None:
         if source.path.stem in FORBIDDEN_WORDS | FORBIDDEN_NAMES:
             found.append(source.name)
     assert not found, "\n" + "\n".join(found)
+
+
+def test_handlers_of_one_function_name_their_errors_apart() -> None:
+    """mypyc gives a name one type in a function: a second handler that catches another class as it raises a TypeError."""
+    found = []
+    for source in compiled_sources():
+        for function in ast.walk(source.tree):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            classes: dict[str, str] = {}
+            for node in ast.walk(function):
+                if isinstance(node, ast.ExceptHandler) and node.name is not None and node.type is not None:
+                    caught = ast.unparse(node.type)
+                    if classes.setdefault(node.name, caught) != caught:
+                        found.append(f"{source.at(node)}: {node.name} is {classes[node.name]} and {caught}")
+    assert not found, "\n" + "\n".join(found)
