@@ -1,0 +1,191 @@
+"""What a sequence tells: page indices for kernels and transfers, scratch slots, plain facts. Base of `KVCache`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, SupportsIndex
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.checks import to_int, validate_index_mode
+from ..base.errors import LogicError
+from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode
+from ..layout.scratch_desc import ScratchDesc
+from ..reuse.reuse_scope import ReuseScope
+from ..sequence.index_buffer import to_index_buffer
+from ..sequence.page_table import PageTable
+from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
+from ..sequence.step_validation import would_have_scratch
+
+
+class SequenceStatus(Enum):
+    """See the table at the top of this module."""
+
+    SUSPENDED = "suspended"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+@mypyc_attr(native_class=True)
+class SequenceQueries:
+    __slots__ = ("_state",)
+
+    _state: Final[SequenceState]
+
+    def __init__(self, state: SequenceState) -> None:
+        self._state = state
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> SequenceStatus:
+        status = self._state.status
+        if status == ACTIVE:
+            return SequenceStatus.ACTIVE
+        return SequenceStatus.SUSPENDED if status == SUSPENDED else SequenceStatus.CLOSED
+
+    @property
+    def is_active(self) -> bool:
+        return self._state.status == ACTIVE
+
+    # -- what kernels need --------------------------------------------------------------------------------------------
+
+    def get_base_page_indices(self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> memoryview:
+        """Read-only int32 view, one entry per block: the slot of its page, or `BAD_PAGE_INDEX`.
+
+        Valid until the next call that changes the sequence. All bad while SUSPENDED. `LogicError` once closed.
+        """
+        return self._table(layer_group_id, beam_id).view()
+
+    def set_base_page_index_buf(
+        self, beam_id: SupportsIndex, layer_group_id: SupportsIndex, buf: object
+    ) -> None:
+        """From now on the library writes the base page indices into the caller's writable int32 buffer as well.
+
+        The rest of the buffer is filled with -1. None takes it back. A `resize` that needs more blocks than the buffer has
+        entries is a `ValueError` before anything changes.
+        """
+        guard = self._state.shared.guard
+        guard.enter()
+        try:
+            table = self._table(layer_group_id, beam_id)
+            table.set_buffer(None if buf is None else to_index_buffer(buf, int(self._state.num_blocks)))
+        finally:
+            guard.leave()
+
+    def get_aggregated_page_indices(
+        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX, valid_only: bool = False
+    ) -> list[int]:
+        """Slot ids of the blocks in order, for transfers; without the bad ones if ``valid_only``. `LogicError` unless ACTIVE."""
+        table = self._table(layer_group_id, beam_id)
+        self._require(ACTIVE, "get_aggregated_page_indices")
+        slots: list[int] = table.view().tolist()
+        return [slot for slot in slots if slot >= 0] if valid_only else slots
+
+    def supports_index_mode(self, mode: PageIndexMode) -> bool:
+        """PER_LAYER always; SHARED unless the sequence has scratch blocks."""
+        validate_index_mode(mode)
+        return mode is PageIndexMode.PER_LAYER or not self.has_scratch_slots
+
+    @property
+    def has_scratch_slots(self) -> bool:
+        """Whether some input blocks of the present step have scratch slots instead of pages."""
+        return self._state.scratch.num_blocks > 0
+
+    def get_scratch_desc(self, layer_group_id: SupportsIndex) -> ScratchDesc | None:
+        """The group's scratch blocks and the slots they share, valid until the next resize; false when empty.
+
+        None if the sequence does not reuse scratch memory. `LogicError` unless ACTIVE.
+        """
+        group = self._group(layer_group_id)
+        self._require(ACTIVE, "get_scratch_desc")
+        scratch = self._state.scratch
+        if not scratch.is_enabled:
+            return None
+        return ScratchDesc(scratch.range_of(group), scratch.slots[group])
+
+    @property
+    def enable_swa_scratch_reuse(self) -> bool:
+        """Whether steps of this sequence use scratch slots. May be switched while it makes no difference.
+
+        Setting it is a `ValueError` if the manager is not configured for scratch reuse, or if the present step has scratch
+        blocks, or would have them if it were on; `LogicError` once closed.
+        """
+        return self._state.scratch.is_enabled
+
+    @enable_swa_scratch_reuse.setter
+    def enable_swa_scratch_reuse(self, enable: bool) -> None:
+        state = self._state
+        guard = state.shared.guard
+        guard.enter()
+        try:
+            self._set_scratch_reuse(enable)
+        finally:
+            guard.leave()
+
+    def _set_scratch_reuse(self, enable: bool) -> None:
+        state = self._state
+        self._require_open("enable_swa_scratch_reuse")
+        if not isinstance(enable, bool):
+            raise TypeError(f"enable_swa_scratch_reuse must be a bool, not {type(enable).__name__}")
+        if enable == state.scratch.is_enabled:
+            return
+        if enable and not state.shared.scratch_is_configured:
+            raise ValueError("the manager was made without swa_scratch_reuse; set it in KVCacheManagerConfig")
+        if would_have_scratch(state):
+            raise ValueError(
+                f"sequence {state.id}: with a history of {state.history} and a capacity of {state.capacity} scratch reuse makes "
+                f"a difference; switch it before the resize that begins a long step, or after its history has moved up"
+            )
+        state.scratch.is_enabled = enable
+        if state.shared.journal is not None:
+            state.shared.journal.enable_scratch(state.serial, enable, state.shared.storage.digest.value)
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        return self._state.num_blocks
+
+    @property
+    def tokens_per_block(self) -> int:
+        return self._state.shared.tokens_per_block
+
+    @property
+    def id(self) -> int:
+        return self._state.id
+
+    @property
+    def reuse_scope(self) -> ReuseScope:
+        return self._state.scope
+
+    @property
+    def beam_width(self) -> int:
+        return 1
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _table(self, layer_group_id: SupportsIndex, beam_id: SupportsIndex) -> PageTable:
+        group = self._group(layer_group_id)
+        beam = to_int(beam_id, "beam_id")
+        if beam != DEFAULT_BEAM_INDEX:
+            raise ValueError(f"beam_id is {beam}; the beam width is {self.beam_width}")
+        return self._state.tables[group]
+
+    def _group(self, layer_group_id: SupportsIndex) -> int:
+        self._require_open("looking at a layer group")
+        group = to_int(layer_group_id, "layer_group_id")
+        num_groups = len(self._state.tables)
+        if not 0 <= group < num_groups:
+            raise ValueError(f"layer_group_id is {group}; there are {num_groups} layer groups")
+        return group
+
+    def _require(self, status: i64, call: str) -> None:
+        if self._state.status != status:
+            wanted = "ACTIVE" if status == ACTIVE else "SUSPENDED"
+            raise LogicError(f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}")
+
+    def _require_open(self, call: str) -> None:
+        self._state.shared.guard.require_sound()
+        if self._state.status == CLOSED:
+            raise LogicError(f"sequence {self._state.id}: {call} after close()")
