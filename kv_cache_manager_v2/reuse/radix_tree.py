@@ -11,6 +11,9 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.ids import TokenIdExt
+from ..events.page_events import PageEventSink
+from ..events.removal_cause import CAPACITY, CLEARED, SUPERSEDED
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_owner import PageOwner
 from ..storage.page_rows import NO_PAGE
@@ -19,7 +22,7 @@ from .block import Block, Children
 from .block_pool import BlockPool
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
-from .token_packing import TOKEN_BYTES
+from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 
 
 @final
@@ -66,6 +69,9 @@ class RadixTree(PageOwner):
             self._next_root -= 1
             self._roots[scope] = root
             self._scopes[int(root.first_page)] = scope
+            sink = self.storage.sink
+            if sink is not None:
+                sink.on_root_made(root.first_page, scope.lora_id, scope.salt)
         root.num_pins += 1
         return root
 
@@ -105,6 +111,8 @@ class RadixTree(PageOwner):
         assert block.parent is None, "a block was published twice"
         block.key = key
         block.parent = parent
+        if self.storage.sink is not None:
+            self._tell_of_block(self.storage.sink, parent, block)
         children = parent.children
         if children is None:
             only_child = parent.only_child
@@ -117,6 +125,22 @@ class RadixTree(PageOwner):
             self._add_child(children, only_child)
         self._add_child(children, block)
 
+    def _tell_of_block(self, sink: PageEventSink, parent: Block, block: Block) -> None:
+        key = block.key
+        if len(key) < self.block_bytes:
+            return
+        mixed: list[TokenIdExt] | None = None
+        if self.has_digests and has_digest(key):
+            mixed = unpack_tokens(key, self.digests)
+        sink.on_block_published(block.first_page, parent.first_page, key, mixed)
+        rows = self.storage.rows
+        page = block.first_page
+        end = page + rows.num_life_cycles
+        while page < end:
+            if rows.has_page(page):
+                sink.on_page_published(page, rows.level(page), rows.priority(page))
+            page += 1
+
     def _add_child(self, children: Children, child: Block) -> None:
         children.add(child)
         if len(child.key) < self.block_bytes:
@@ -127,6 +151,14 @@ class RadixTree(PageOwner):
         assert block.num_pins == 1 and block.only_child is None, "a block that others need was withdrawn"
         parent = block.parent
         block.num_pins = 0
+        sink = self.storage.sink
+        if sink is not None:
+            rows = self.storage.rows
+            page = block.first_page
+            while page < block.first_page + rows.num_life_cycles:
+                if rows.has_page(page):
+                    sink.on_page_removed(page, CAPACITY)
+                page += 1
         self._unlink(block)
         block.key = b""
         if parent is not None:
@@ -140,6 +172,8 @@ class RadixTree(PageOwner):
         parent = block.parent
         assert parent is not None, "a block was detached that is not in the tree"
         block.parent = None
+        if self.storage.sink is not None:
+            self.storage.sink.on_block_removed(block.first_page)
         if self.has_digests:
             self.digests.release(memoryview(block.key).cast("i"))
         children = parent.children
@@ -158,6 +192,8 @@ class RadixTree(PageOwner):
             if block.first_page < 0:
                 scope = self._scopes.pop(int(block.first_page))
                 del self._roots[scope]
+                if self.storage.sink is not None:
+                    self.storage.sink.on_root_removed(block.first_page)
                 return
             parent = block.parent
             if parent is None or self.pool.has_any_page(block):
@@ -187,10 +223,10 @@ class RadixTree(PageOwner):
     def on_page_dropped(self, page: i64) -> None:
         block = self.pool.block_of_page(page)
         if self._is_unbounded[page - block.first_page]:
-            self._drop_below(block, True)
+            self._drop_below(block, CAPACITY)
         self.prune(block)
 
-    def _drop_below(self, top: Block, is_eviction: bool) -> None:
+    def _drop_below(self, top: Block, cause: i64) -> None:
         """Drop all pages of ``top`` and of everything below it.
 
         None of them is held: whoever holds a page below also holds the unbounded life cycle's page of ``top``.
@@ -199,7 +235,7 @@ class RadixTree(PageOwner):
         leaves: list[Block] = []
         while len(pending) > 0:
             block = pending.pop()
-            self.drop_pages(block, is_eviction)
+            self.drop_pages(block, cause)
             children = block.children
             if block.only_child is not None:
                 pending.append(block.only_child)
@@ -210,16 +246,16 @@ class RadixTree(PageOwner):
         for leaf in leaves:
             self.prune(leaf)
 
-    def drop_pages(self, block: Block, is_eviction: bool) -> None:
-        """Drop every page of a block; nobody holds one."""
+    def drop_pages(self, block: Block, cause: i64) -> None:
+        """Drop every page of a block, for a `removal_cause`; nobody holds one."""
         storage = self.storage
         life_cycle: i64 = 0
         while life_cycle < storage.rows.num_life_cycles:
             page = block.first_page + life_cycle
             if storage.rows.has_page(page):
                 pool_group = storage.pool_group_of[life_cycle]
-                storage.drop(page, pool_group)
-                if is_eviction:
+                storage.drop(page, pool_group, cause)
+                if cause == CAPACITY:
                     storage.num_evicted[pool_group] += 1
             life_cycle += 1
 
@@ -233,7 +269,7 @@ class RadixTree(PageOwner):
         while num_bytes < len(key):
             partial = self.find_child(parent, key[:num_bytes])
             if partial is not None and self.is_covered(partial, fuller) and not self._is_used(partial):
-                self.drop_pages(partial, False)
+                self.drop_pages(partial, SUPERSEDED)
                 self.prune(partial)
             num_bytes += TOKEN_BYTES
 
@@ -262,6 +298,6 @@ class RadixTree(PageOwner):
         """Drop every page. No sequence is open, so nothing is held or pinned."""
         for root in list(self._roots.values()):
             for child in self.children_of(root):
-                self._drop_below(child, False)
+                self._drop_below(child, CLEARED)
                 self.prune(child)
         assert len(self._roots) == 0, "blocks are left in the tree after everything was dropped"

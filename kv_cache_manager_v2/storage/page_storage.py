@@ -25,6 +25,8 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.ids import CacheTier
 from ..device.port import CopyBatch, Device
 from ..device.stream_order import NO_POINT, StreamOrder
+from ..events.page_events import PageEventSink
+from ..events.removal_cause import CAPACITY
 from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
@@ -71,6 +73,7 @@ class PageStorage:
         "num_evicted",
         "digest",
         "last_refusal",
+        "sink",
         "_owner",
         "_filler",
     )
@@ -91,6 +94,8 @@ class PageStorage:
     """Pages evicted since the start, per pool group."""
     digest: Final[DecisionDigest]
     last_refusal: Refusal | None
+    sink: PageEventSink | None
+    """Who is told what becomes of published pages; None if nobody listens."""
     _owner: PageOwner | None
     _filler: PageFiller | None
     """None unless slots are filled with a debug pattern."""
@@ -117,6 +122,7 @@ class PageStorage:
         self.num_evicted = vec[i64]([0] * layout.num_pool_groups)
         self.digest = DecisionDigest()
         self.last_refusal = None
+        self.sink = None
         self._owner = None
         self._filler = None
         try:
@@ -190,7 +196,7 @@ class PageStorage:
         self.free_page(page, pool_group, self.allocators[pool_group].ready[slot])
 
     def move_page(self, source: i64, target: i64) -> None:
-        """The page goes on under another row (its block was found to be published already); nothing is copied."""
+        """A private page goes on under a row of the published block that lacked it; nothing is copied."""
         words = self.rows.words
         at_source = source * ROW_WORDS
         at_target = target * ROW_WORDS
@@ -200,6 +206,9 @@ class PageStorage:
         words[at_target + USERS] = words[at_source + USERS]
         words[at_source + PLACE] = NO_PAGE
         words[at_source + USERS] = 0
+        sink = self.sink
+        if sink is not None:
+            sink.on_page_published(target, self.rows.level(target), self.rows.priority(target))
 
     # -- scratch slots ------------------------------------------------------------------------------------------------
 
@@ -294,6 +303,8 @@ class PageStorage:
         words[at + PLACE] = place + ((priority - old) << 40)
         if queued:
             self.queues[pool_group].push(page)
+        if self.sink is not None:
+            self.sink.on_priority_changed(page, old, priority)
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
@@ -346,20 +357,23 @@ class PageStorage:
         words = self.rows.words
         priority = priority_of_place(words[below * ROW_WORDS + PLACE])
         at = page * ROW_WORDS + PLACE
-        if priority > priority_of_place(words[at]):
-            words[at] += (priority - priority_of_place(words[at])) << 40
+        old = priority_of_place(words[at])
+        if priority > old:
+            words[at] += (priority - old) << 40
+            if self.sink is not None:
+                self.sink.on_priority_changed(page, old, priority)
         queue.push(page)
 
     def _evict_page(self, page: i64, pool_group: i64) -> None:
         self.num_evicted[pool_group] += 1
         self.digest.note(VICTIM, page)
-        self.drop(page, pool_group)
+        self.drop(page, pool_group, CAPACITY)
         owner = self._owner
         assert owner is not None
         owner.on_page_dropped(page)
 
-    def drop(self, page: i64, pool_group: i64) -> None:
-        """A droppable page is gone; its slot is free."""
+    def drop(self, page: i64, pool_group: i64, cause: i64) -> None:
+        """A droppable page is gone, for a `removal_cause`; its slot is free."""
         words = self.rows.words
         at = page * ROW_WORDS
         assert words[at + USERS] == 0, "a page was dropped that somebody holds"
@@ -367,6 +381,8 @@ class PageStorage:
         slot = words[at + PLACE] & LOW_MASK
         words[at + PLACE] = NO_PAGE
         self._free_slot(pool_group, slot, self.allocators[pool_group].ready[slot])
+        if self.sink is not None:
+            self.sink.on_page_removed(page, cause)
 
     def compute_statistics(self, pool_group: i64) -> StorageStatistics:
         allocator = self.allocators[pool_group]

@@ -57,7 +57,7 @@ def project_files() -> Iterator[Path]:
             if path.is_dir():
                 if path.name not in MADE_FOLDERS and not path.name.endswith(".egg-info"):
                     waiting.append(path)
-            elif path.suffix not in (".pyc", ".so"):
+            elif path.suffix not in (".pyc", ".so") and path.name != ".git":  # a file in a work tree of git
                 yield path
 
 

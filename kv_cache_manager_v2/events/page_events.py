@@ -1,0 +1,58 @@
+"""The narrow way out: what storage and the tree tell of published pages while somebody listens.
+
+Whoever changes a published page calls the matching method at the place of the change; `PageStorage.sink` is None when nobody
+listens, and the test for that is all it costs. A sink only takes notes: it never calls back, never fails, decides nothing.
+
+    on_root_made         a reuse scope gets its root
+    on_block_published   a full block joined the tree; its pages follow, each with on_page_published
+    on_page_published    a page of a block in the tree exists now: with its block, or added to it later
+    on_page_moved        the page's bytes are on another cache level now
+    on_priority_changed
+    on_page_removed      the page is gone; or its block is a sequence's own again
+    on_block_removed     the block left the tree, after its pages
+    on_root_removed
+
+Pages are told of whether or not their block is full: a sink knows those of full blocks, and ignores all others. A page is named
+by its page id, a block by its first page id, a root by a negative number that is never used again.
+"""
+
+from abc import ABCMeta, abstractmethod
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import TokenIdExt
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class PageEventSink(metaclass=ABCMeta):
+    __slots__ = ()
+
+    @abstractmethod
+    def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None: ...
+
+    @abstractmethod
+    def on_root_removed(self, root: i64) -> None: ...
+
+    @abstractmethod
+    def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
+        """``key``: the tokens as packed int32; ``mixed``: the same as the user gave them, if a digest is among them."""
+
+    @abstractmethod
+    def on_block_removed(self, block: i64) -> None: ...
+
+    @abstractmethod
+    def on_page_published(self, page: i64, level: i64, priority: i64) -> None: ...
+
+    @abstractmethod
+    def on_page_removed(self, page: i64, cause: i64) -> None:
+        """``cause``: one of `removal_cause`."""
+
+    @abstractmethod
+    def on_page_moved(self, page: i64, old_level: i64, new_level: i64) -> None: ...
+
+    @abstractmethod
+    def on_priority_changed(self, page: i64, old_priority: i64, new_priority: i64) -> None: ...
+
+    @abstractmethod
+    def is_announced(self, page: i64) -> bool:
+        """Whether the page was published, as one of a full block, and not removed since; for checks."""

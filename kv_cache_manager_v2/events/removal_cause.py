@@ -1,0 +1,16 @@
+"""Why a published page left the cache."""
+
+from typing import Final
+
+CAPACITY: Final = 0
+"""Its slot was needed, or a page that it is useless without was evicted."""
+SUPERSEDED: Final = 1
+"""A fuller block has its text and its pages."""
+CLEARED: Final = 2
+"""`clear_reusable_blocks` or `shutdown` dropped everything."""
+SCOPE_INVALIDATED: Final = 3
+"""Its reuse scope was declared void (an adapter was reloaded, say)."""
+FAILURE: Final = 4
+"""Its bytes were lost: a transfer failed."""
+
+CAUSE_NAMES: Final = ("capacity", "superseded", "cleared", "scope_invalidated", "failure")
