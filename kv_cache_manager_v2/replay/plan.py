@@ -15,6 +15,7 @@ from .. import (
     HostDevice,
     KVCacheDesc,
     KVCacheManagerConfig,
+    SwaScratchReuseConfig,
     default_device,
 )
 from ..device.cuda_device import CudaDevice
@@ -43,6 +44,8 @@ class ReplayPlan:
     check_invariants: bool = False
     limits: ServingLimits = field(default_factory=ServingLimits)
     device: str = "auto"
+    scratch: bool = False
+    """Inputs of a step that are stale right after it share scratch slots."""
     seed: int | None = None
     """Of the workload, for the report."""
     skipped_lines: int = 0
@@ -78,6 +81,7 @@ class ReplayPlan:
             layers=self.model.layer_configs(self.tokens_per_block, self.shrink),
             constraints=constraints,
             typical_step=BatchDesc([KVCacheDesc(capacity=history + 1, history_length=history)]),
+            swa_scratch_reuse=SwaScratchReuseConfig() if self.scratch else None,
         )
 
     def _memory(self, summary: WorkloadSummary, device: Device) -> tuple[int, list[BatchDesc]]:

@@ -60,6 +60,10 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
     serving = parser.add_argument_group("how to serve")
+    serving.add_argument(
+        "--scratch", action="store_true",
+        help="windowed layers keep inputs that are stale right after their step in shared scratch slots",
+    )  # fmt: skip
     serving.add_argument("--max-running", type=_positive, default=64, metavar="N", help="default: %(default)s")
     serving.add_argument(
         "--token-budget", type=_positive, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
@@ -146,6 +150,7 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         check_invariants=options.check_invariants,
         limits=ServingLimits(options.max_running, options.token_budget, options.chunk),
         device=options.device,
+        scratch=options.scratch,
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
     )

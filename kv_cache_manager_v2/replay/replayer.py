@@ -10,12 +10,14 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from .. import (
+    AttentionLayerConfig,
     CorruptedError,
     CudaError,
     Device,
     KVCacheManager,
     KVCacheManagerConfig,
     OutOfMemoryError,
+    PageIndexMode,
     __version__,
     is_compiled,
 )
@@ -24,9 +26,8 @@ from .console import Console
 from .interrupt import InterruptFlag
 from .plan import ReplayPlan
 from .recorder import CallRecorder
-from .report import PoolGroupFigures, ReplayReport, call_figures
+from .report import LayerGroupFigures, PoolGroupFigures, ReplayReport, call_figures
 from .scheduler import Scheduler
-from .tally import Tally
 from .timed_calls import TimedCalls
 from .waiting_line import WaitingLine
 
@@ -48,7 +49,8 @@ def run_replay(plan: ReplayPlan, console: Console) -> ReplayReport:
         with _make_manager(config, device) as manager:
             replayer = _Replayer(plan, console, manager)
             if plan.verify:
-                with FakeEngine(config, device, raise_on_mismatch=False) as engine:
+                mode = PageIndexMode.PER_LAYER if plan.scratch else PageIndexMode.SHARED
+                with FakeEngine(config, device, raise_on_mismatch=False, index_mode=mode) as engine:
                     return replayer.serve(engine)
             return replayer.serve(None)
     finally:
@@ -109,7 +111,7 @@ class _Replayer:
         wall_seconds = perf_counter() - begin
         if engine is not None:
             engine.synchronize()
-        return self._report(scheduler.tally, recorder, engine, wall_seconds, interrupted, failure)
+        return self._report(scheduler, recorder, engine, wall_seconds, interrupted, failure)
 
     def _serve_steps(self, scheduler: Scheduler, flag: InterruptFlag) -> bool:
         """True if Ctrl-C ended it."""
@@ -131,10 +133,11 @@ class _Replayer:
         ]  # fmt: skip
 
     def _report(
-        self, tally: Tally, recorder: CallRecorder, engine: FakeEngine | None, wall_seconds: float, interrupted: bool,
+        self, scheduler: Scheduler, recorder: CallRecorder, engine: FakeEngine | None, wall_seconds: float, interrupted: bool,
         failure: str | None,
     ) -> ReplayReport:  # fmt: skip
         plan = self._plan
+        tally = scheduler.tally
         return ReplayReport(
             workload=plan.workload.name,
             model=plan.model.name,
@@ -144,6 +147,7 @@ class _Replayer:
             max_running=plan.limits.max_running,
             token_budget=plan.limits.token_budget,
             chunk_tokens=plan.limits.chunk_tokens,
+            scratch=plan.scratch,
             seed=plan.seed,
             device=self._manager.device.name,
             compiled=is_compiled(),
@@ -170,7 +174,18 @@ class _Replayer:
                 PoolGroupFigures(group.slot_sizes, group.total, group.peak_used, group.evicted)
                 for group in self._manager.get_storage_statistics()
             ]),
+            layer_groups=self._layer_groups(scheduler.census.peak_used),
             wall_seconds=wall_seconds,
             manager_seconds=recorder.total_ns / 1e9,
             calls=call_figures(recorder),
         )
+
+    def _layer_groups(self, peak_used: tuple[int, ...]) -> tuple[LayerGroupFigures, ...]:
+        windows: dict[int, int | None] = {}
+        for layer in self._manager.init_config.layers:
+            if isinstance(layer, AttentionLayerConfig):
+                windows[self._manager.get_layer_group_id(layer.layer_id)] = layer.window_size
+        return tuple([
+            LayerGroupFigures(windows.get(group), len(layer_ids), peak_used[group])
+            for group, layer_ids in enumerate(self._manager.layer_grouping)
+        ])

@@ -38,6 +38,16 @@ class PoolGroupFigures:
 
 
 @dataclass(frozen=True)
+class LayerGroupFigures:
+    """One layer group. ``peak_slots``: the most that running sequences used at once, scratch slots included."""
+
+    window_size: int | None
+    """None: full attention."""
+    num_layers: int
+    peak_slots: int
+
+
+@dataclass(frozen=True)
 class ReplayReport:
     """See the module. ``reusable_tokens`` is what an unlimited cache would have hit, by the requests' own ids."""
 
@@ -49,6 +59,7 @@ class ReplayReport:
     max_running: int
     token_budget: int
     chunk_tokens: int
+    scratch: bool
     seed: int | None
     device: str
     compiled: bool
@@ -75,6 +86,7 @@ class ReplayReport:
     refusals: int
     """Calls for which the manager found no room."""
     pool_groups: tuple[PoolGroupFigures, ...]
+    layer_groups: tuple[LayerGroupFigures, ...]
 
     wall_seconds: float
     manager_seconds: float

@@ -8,6 +8,7 @@ Row: TypeAlias = tuple[str, str]
 
 CALL_HEADER = ("call", "count", "total s", "mean us", "p50 us", "p99 us")
 POOL_GROUP_HEADER = ("pool group", "slot bytes", "slots", "peak slots", "peak", "evicted pages")
+LAYER_GROUP_HEADER = ("layer group", "window", "layers", "peak slots in use")
 
 
 def figure_rows(report: ReplayReport) -> list[Row]:
@@ -19,6 +20,7 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         ("workload", report.workload),
         ("model", f"{report.model}, 1/{report.shrink} of its bytes" if report.shrink > 1 else report.model),
         ("memory", f"{format_bytes(report.memory_bytes)}, {report.tokens_per_block} tokens per block"),
+        ("scratch slots", "on" if report.scratch else "off"),
         ("device", f"{report.device}, {'compiled' if report.compiled else 'interpreted'}, version {report.version}"),
         ("requests", done),
         ("prompt tokens", f"{report.prompt_tokens:,}"),
@@ -62,6 +64,16 @@ def pool_group_rows(report: ReplayReport) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
+def layer_group_rows(report: ReplayReport) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(index), "-" if group.window_size is None else f"{group.window_size:,}", f"{group.num_layers:,}",
+            f"{group.peak_slots:,}",
+        )
+        for index, group in enumerate(report.layer_groups)
+    ]  # fmt: skip
+
+
 def format_bytes(num_bytes: int) -> str:
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -76,6 +88,8 @@ def plain_report(report: ReplayReport) -> str:
     lines = _aligned([list(row) for row in figure_rows(report)])
     lines.append("")
     lines.extend(_aligned([list(POOL_GROUP_HEADER), *[list(row) for row in pool_group_rows(report)]]))
+    lines.append("")
+    lines.extend(_aligned([list(LAYER_GROUP_HEADER), *[list(row) for row in layer_group_rows(report)]]))
     lines.append("")
     lines.extend(_aligned([list(CALL_HEADER), *[list(row) for row in call_rows(report)]]))
     return "\n".join(lines) + "\n"

@@ -13,9 +13,11 @@ from .console import Console, PlainConsole, memory_text
 from .report import ReplayReport
 from .report_rows import (
     CALL_HEADER,
+    LAYER_GROUP_HEADER,
     POOL_GROUP_HEADER,
     call_rows,
     figure_rows,
+    layer_group_rows,
     plain_report,
     pool_group_rows,
 )
@@ -91,6 +93,7 @@ class RichConsole(Console):
             figures.add_row(name, rich.text.Text(value))
         console.print(figures)
         console.print(_table(POOL_GROUP_HEADER, pool_group_rows(report)))
+        console.print(_table(LAYER_GROUP_HEADER, layer_group_rows(report)))
         console.print(_table(CALL_HEADER, call_rows(report)))
 
 

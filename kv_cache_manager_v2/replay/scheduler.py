@@ -21,6 +21,7 @@ from .. import KVCache
 from ..testing import FakeEngine, Step
 from .prefix_ledger import PrefixLedger
 from .served_request import ServedRequest
+from .slot_census import SlotCensus
 from .tally import Tally
 from .timed_calls import TimedCalls
 from .waiting_line import WaitingLine
@@ -57,16 +58,18 @@ class Scheduler:
     """Call `step` until it is False, then `close`. Counts into its `tally`."""
 
     __slots__ = (
-        "tally", "_calls", "_line", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers",
+        "tally", "census", "_calls", "_line", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers",
         "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step",
     )  # fmt: skip
 
     tally: Final[Tally]
+    census: Final[SlotCensus]
 
     def __init__(
         self, calls: TimedCalls, line: WaitingLine, limits: ServingLimits, engine: FakeEngine | None = None
     ) -> None:
         self.tally = Tally()
+        self.census = SlotCensus(calls.manager)
         self._calls: Final = calls
         self._line: Final = line
         self._limits: Final = limits
@@ -93,6 +96,7 @@ class Scheduler:
         self._admit()
         if len(self._batch) == 0:
             return self._skip_pause()
+        self._count_slots()
         self._compute()
         self._commit()
         self._step += 1
@@ -104,6 +108,7 @@ class Scheduler:
         """Close every sequence that is open: after the last step, or in the middle of it all."""
         for served in [*self._running, *self._preempted]:
             self._close_kv_cache(served)
+            self.census.leave(served.ticket)
         self._running.clear()
         self._preempted.clear()
 
@@ -256,6 +261,7 @@ class Scheduler:
         self.tally.num_restarts += 1
 
     def _leave(self, served: ServedRequest) -> None:
+        self.census.leave(served.ticket)
         self._running.remove(served)
         if served in self._batch:
             self._batch.remove(served)
@@ -280,6 +286,16 @@ class Scheduler:
                 self._refuse(served)
 
     # -- the step itself ----------------------------------------------------------------------------------------------
+
+    def _count_slots(self) -> None:
+        """Room has been made for everybody: now each holds the most."""
+        census = self.census
+        for served in self._batch:
+            if served.num_inputs > 1 or served.must_look or census.must_look(served.ticket, served.position):
+                census.look(served.ticket, served.open_kv_cache())
+                # What a longer commit publishes may be swapped for equal pages.
+                served.must_look = served.num_inputs > 1
+        census.note_peak()
 
     def _compute(self) -> None:
         engine = self._engine
@@ -307,6 +323,7 @@ class Scheduler:
                     served.num_known += 1
 
     def _finish(self, served: ServedRequest) -> None:
+        self.census.leave(served.ticket)
         self._running.remove(served)
         self._close_kv_cache(served)
         self._line.finish(served.request.id, self._step)

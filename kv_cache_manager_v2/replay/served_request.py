@@ -26,7 +26,7 @@ class ServedRequest:
 
     __slots__ = (
         "request", "ticket", "num_prompt_tokens", "num_tokens", "position", "num_known", "num_inputs", "kv_cache",
-        "was_admitted", "cursor", "_tokens", "_answer",
+        "was_admitted", "must_look", "cursor", "_tokens", "_answer",
     )  # fmt: skip
 
     request: Final[Request]
@@ -41,6 +41,8 @@ class ServedRequest:
     """Of the step that is being made."""
     kv_cache: KVCache | None
     was_admitted: bool
+    must_look: bool
+    """Its slots may have changed since they were last counted (`SlotCensus`)."""
     cursor: Final[LedgerCursor]
 
     def __init__(self, request: Request, ticket: int) -> None:
@@ -53,6 +55,7 @@ class ServedRequest:
         self.num_inputs = 0
         self.kv_cache = None
         self.was_admitted = False
+        self.must_look = False
         self.cursor = LedgerCursor(request)
         self._tokens: Tokens | None = None
         self._answer: list[int] | None = None
