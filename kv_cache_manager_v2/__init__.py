@@ -1,5 +1,8 @@
 """KV-cache manager for inference engines: paging, prefix reuse, sliding windows. The public names, nothing else."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from .base.build_mode import is_compiled
 from .base.errors import (
     CorruptedError,
@@ -44,13 +47,6 @@ from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .device.host_device import HostDevice
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .device.selection import default_device
-from .kernels.batch_page_table import BatchPageTable
-from .kernels.block_table import BlockTable
-from .kernels.csr_table import CsrTable
-from .kernels.device_page_indices import DevicePageIndices
-from .kernels.offset_table import OffsetTable
-from .kernels.page_family import DensePages, StridedPages
-from .kernels.slot_mapping import SlotMapping
 from .layout.buffer_id import BufferId
 from .layout.life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 from .layout.page_index import PageIndexConverter
@@ -67,6 +63,37 @@ from .reuse.reuse_scope import ReuseScope
 from .stats.storage_statistics import StorageStatistics
 from .storage.debug_fill import DebugFill
 from .storage.refusal import Refusal
+
+if TYPE_CHECKING:
+    from .kernels.batch_page_table import BatchPageTable
+    from .kernels.block_table import BlockTable
+    from .kernels.csr_table import CsrTable
+    from .kernels.device_page_indices import DevicePageIndices
+    from .kernels.offset_table import OffsetTable
+    from .kernels.page_family import DensePages, StridedPages
+    from .kernels.slot_mapping import SlotMapping
+
+_KERNEL_SIDE: Final = {
+    "BatchPageTable": "batch_page_table",
+    "BlockTable": "block_table",
+    "CsrTable": "csr_table",
+    "DensePages": "page_family",
+    "DevicePageIndices": "device_page_indices",
+    "OffsetTable": "offset_table",
+    "SlotMapping": "slot_mapping",
+    "StridedPages": "page_family",
+}
+"""Names that need numpy, which takes longer to import than all the rest; the first use of one imports its module."""
+
+
+def __getattr__(name: str) -> object:
+    module = _KERNEL_SIDE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.kernels.{module}"), name)
+    globals()[name] = value
+    return value
+
 
 _KVCache = KVCache
 """The name that this class has in TensorRT-LLM."""

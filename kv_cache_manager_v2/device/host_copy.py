@@ -6,14 +6,13 @@ Three ways, by what a batch looks like once neighbours are merged (`CopyRuns`):
   several hundred that a call from Python costs;
 - else one slice assignment per run, which the interpreter turns into `memcpy`.
 
-Nothing is checked here: the device has made sure that every address is mapped.
+Nothing is checked here: the device has made sure that every address is mapped. numpy is imported by the first batch that
+needs it.
 """
 
 import ctypes
 from typing import Any, Final, final
 
-import numpy
-from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .copy_runs import CopyRuns
@@ -57,6 +56,8 @@ def copy_in_host_memory(batch: CopyBatch) -> None:
 
 
 def _gather_and_scatter(batch: CopyBatch, runs: CopyRuns) -> None:
+    import numpy
+
     num_bytes: int = batch.num_bytes
     count: int = batch.count
     # One item per byte address, each as long as a copy: items overlap, and an index is a byte offset.
@@ -65,14 +66,16 @@ def _gather_and_scatter(batch: CopyBatch, runs: CopyRuns) -> None:
     src_beg: int = runs.src_beg
     dst_items: Any = numpy.asarray(_Span(dst_beg, runs.dst_end - dst_beg - num_bytes + 1, item_type, 1))
     src_items: Any = numpy.asarray(_Span(src_beg, runs.src_end - src_beg - num_bytes + 1, item_type, 1))
-    dst_offsets: Any = _as_array(batch.dst_addresses, count) - dst_beg
-    src_offsets: Any = _as_array(batch.src_addresses, count) - src_beg
+    dst_offsets: Any = numpy.asarray(memoryview(batch.dst_addresses))[:count] - dst_beg
+    src_offsets: Any = numpy.asarray(memoryview(batch.src_addresses))[:count] - src_beg
     step = max(1, _GATHER_BUFFER_BYTES // num_bytes)
     for first in range(0, count, step):
         dst_items[dst_offsets[first : first + step]] = src_items[src_offsets[first : first + step]]
 
 
 def _copy_runs(runs: CopyRuns) -> None:
+    import numpy
+
     dst_beg = runs.dst_beg
     src_beg = runs.src_beg
     dst_array: Any = numpy.asarray(_Span(dst_beg, runs.dst_end - dst_beg, "|u1", 1))
@@ -90,7 +93,3 @@ def _copy_runs(runs: CopyRuns) -> None:
         num_bytes: int = sizes[index]
         dst_bytes[dst_offset : dst_offset + num_bytes] = src_bytes[src_offset : src_offset + num_bytes]
         index += 1
-
-
-def _as_array(addresses: vec[i64], count: int) -> Any:
-    return numpy.asarray(memoryview(addresses))[:count]
