@@ -13,7 +13,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..events.page_events import PageEventSink
-from ..events.removal_cause import CAPACITY, CLEARED, SUPERSEDED
+from ..events.removal_cause import CAPACITY, CLEARED, SUPERSEDED, UNREACHABLE
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_owner import PageOwner
 from ..storage.page_rows import NO_PAGE
@@ -223,7 +223,7 @@ class RadixTree(PageOwner):
     def on_page_dropped(self, page: i64) -> None:
         block = self.pool.block_of_page(page)
         if self._is_unbounded[page - block.first_page]:
-            self._drop_below(block, CAPACITY)
+            self._drop_below(block, UNREACHABLE)
         self.prune(block)
 
     def _drop_below(self, top: Block, cause: i64) -> None:
@@ -253,10 +253,7 @@ class RadixTree(PageOwner):
         while life_cycle < storage.rows.num_life_cycles:
             page = block.first_page + life_cycle
             if storage.rows.has_page(page):
-                pool_group = storage.pool_group_of[life_cycle]
-                storage.drop(page, pool_group, cause)
-                if cause == CAPACITY:
-                    storage.num_evicted[pool_group] += 1
+                storage.drop(page, storage.pool_group_of[life_cycle], cause)
             life_cycle += 1
 
     def drop_superseded(self, parent: Block, fuller: Block) -> None:

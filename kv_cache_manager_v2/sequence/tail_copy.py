@@ -2,6 +2,7 @@
 
 from mypy_extensions import i64
 
+from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
 from .sequence_state import SequenceState
 
@@ -41,6 +42,7 @@ def copy_shared_tail(state: SequenceState, priorities: list[int]) -> None:
             pool_group = storage.pool_group_of[life_cycle]
             storage.unlock(page, pool_group, state.timeline, mark)
             storage.release(page, pool_group)
+            storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
         life_cycle += 1
     state.blocks[ordinal] = target
     state.tail_is_shared = False

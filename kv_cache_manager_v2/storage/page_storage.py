@@ -26,10 +26,11 @@ from ..base.ids import CacheTier
 from ..device.port import CopyBatch, Device
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.page_events import PageEventSink
-from ..events.removal_cause import CAPACITY
+from ..events.removal_cause import CAPACITY, UNREACHABLE
 from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
+from ..stats.page_counters import PageCounters
 from ..stats.storage_statistics import StorageStatistics
 from .debug_fill import DebugFill
 from .decision_digest import REFUSAL, SLOT, VICTIM, DecisionDigest
@@ -48,6 +49,7 @@ from .page_rows import (
     ROW_WORDS,
     USERS,
     PageRows,
+    level_of_place,
     pack_place,
     priority_of_place,
 )
@@ -71,6 +73,7 @@ class PageStorage:
         "num_pool_groups",
         "num_locked",
         "num_evicted",
+        "counters",
         "digest",
         "last_refusal",
         "sink",
@@ -92,6 +95,7 @@ class PageStorage:
     """Pages with a lock and scratch slots, per pool group."""
     num_evicted: vec[i64]
     """Pages evicted since the start, per pool group."""
+    counters: Final[PageCounters]
     digest: Final[DecisionDigest]
     last_refusal: Refusal | None
     sink: PageEventSink | None
@@ -120,6 +124,8 @@ class PageStorage:
         self.queues = []
         self.num_locked = vec[i64]([0] * layout.num_pool_groups)
         self.num_evicted = vec[i64]([0] * layout.num_pool_groups)
+        page_bytes = [sum(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)]
+        self.counters = PageCounters(1, vec[i64](page_bytes))
         self.digest = DecisionDigest()
         self.last_refusal = None
         self.sink = None
@@ -365,7 +371,6 @@ class PageStorage:
         queue.push(page)
 
     def _evict_page(self, page: i64, pool_group: i64) -> None:
-        self.num_evicted[pool_group] += 1
         self.digest.note(VICTIM, page)
         self.drop(page, pool_group, CAPACITY)
         owner = self._owner
@@ -378,8 +383,12 @@ class PageStorage:
         at = page * ROW_WORDS
         assert words[at + USERS] == 0, "a page was dropped that somebody holds"
         self.queues[pool_group].remove(page)
-        slot = words[at + PLACE] & LOW_MASK
+        place = words[at + PLACE]
+        slot = place & LOW_MASK
         words[at + PLACE] = NO_PAGE
+        if cause == CAPACITY or cause == UNREACHABLE:
+            self.num_evicted[pool_group] += 1
+        self.counters.note_dropped(level_of_place(place), pool_group, cause)
         self._free_slot(pool_group, slot, self.allocators[pool_group].ready[slot])
         if self.sink is not None:
             self.sink.on_page_removed(page, cause)

@@ -14,7 +14,8 @@ from .source_tree import PACKAGE, Source, package_sources
 FLOORS: Final = (
     ("base",),
     ("config",),
-    ("events", "stats"),
+    ("events",),
+    ("stats",),
     ("layout",),
     ("device",),
     ("pools",),
