@@ -54,7 +54,7 @@ def _describe_sequence(state: SequenceState) -> Picture:
             slots.append(int(rows.slot(page)) if needed and rows.has_page(page) else None)
         pages.append(slots)
     scratch = state.scratch
-    return {
+    picture: Picture = {
         "id": state.id,
         "status": "active" if state.status == ACTIVE else "suspended",
         "scope": [state.scope.lora_id, state.scope.salt],
@@ -71,6 +71,10 @@ def _describe_sequence(state: SequenceState) -> Picture:
             for group in range(state.shared.num_life_cycles)
         ],
     }
+    if state.shared.has_state:
+        life_cycle = state.shared.state_life_cycle
+        picture["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.state_blocks]
+    return picture
 
 
 def _describe_scope(shared: SharedState, index: int) -> Picture:

@@ -121,6 +121,7 @@ def _check_sequence(state: SequenceState, books: _Books) -> None:
     books.num_digests += _count_digests(state.tail.packed())
     _check_path(state, books)
     is_active = state.status == ACTIVE
+    _check_state_blocks(state, books)
     for life_cycle in range(shared.num_life_cycles):
         begin = shared.compute_window_begin(life_cycle, state.history)
         _require(state.window_begins[life_cycle] == begin, f"{name}: the window of life cycle {life_cycle} begins wrong")
@@ -139,6 +140,28 @@ def _check_sequence(state: SequenceState, books: _Books) -> None:
             _require(
                 entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}"
             )
+
+
+def _check_state_blocks(state: SequenceState, books: _Books) -> None:
+    """Private blocks with one page each, that of the recurrent state; from the first resume on."""
+    shared = state.shared
+    name = f"sequence {state.id}"
+    num_blocks = len(state.state_blocks)
+    _require(num_blocks in (0, shared.num_state_slots), f"{name} has {num_blocks} slots of recurrent state")
+    is_active = state.status == ACTIVE
+    _require(num_blocks == shared.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
+    for block in state.state_blocks:
+        _require(block.parent is None, f"{name}: its recurrent state is in the tree")
+        _require(int(block.first_page) not in books.private_owner, f"{name}: its recurrent state has two owners")
+        books.private_owner[int(block.first_page)] = state.serial
+        for life_cycle in range(shared.num_life_cycles):
+            page = int(block.first_page + life_cycle)
+            is_state = life_cycle == shared.state_life_cycle
+            _require(shared.storage.rows.has_page(page) == is_state, f"{name}: page {page} of its recurrent state")
+            if is_state:
+                books.holds[page] = books.holds.get(page, 0) + 1
+                if is_active:
+                    books.locks[page] = books.locks.get(page, 0) + 1
 
 
 def _check_path(state: SequenceState, books: _Books) -> None:

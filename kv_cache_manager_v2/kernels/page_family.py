@@ -139,12 +139,14 @@ def resolve_family(manager: KVCacheManager, family: PageFamily) -> PageRule:
         num_groups = len(manager.layer_grouping)
         if not 0 <= family.layer_group_id < num_groups:
             raise ValueError(f"layer_group_id is {family.layer_group_id}; there are {num_groups} layer groups")
+        _require_pages_per_block(manager, family.layer_group_id)
         return PageRule(family.layer_group_id, 1, 0, 1, 1, False, tokens, repr(family))
     if not isinstance(family, DensePages):
         raise TypeError(f"pages must be StridedPages or DensePages, not {type(family).__name__}")
     converter = manager.get_page_index_converter(family.layer_id, family.data_role)
     group = manager.get_aggregated_pages([BufferId(family.layer_id, family.data_role)])[0].layer_group_id
     is_per_layer = family.index_mode is PageIndexMode.PER_LAYER
+    _require_pages_per_block(manager, group)
     return PageRule(
         group,
         converter.scale,
@@ -155,3 +157,11 @@ def resolve_family(manager: KVCacheManager, family: PageFamily) -> PageRule:
         tokens // converter.expansion,
         repr(family),
     )
+
+
+def _require_pages_per_block(manager: KVCacheManager, layer_group_id: int) -> None:
+    if not manager.life_cycle_of_group(layer_group_id).has_page_per_block:
+        raise ValueError(
+            f"layer group {layer_group_id} has recurrent state, one slot per sequence and no pages to list;"
+            f" use KVCache.get_ssm_block_base_index"
+        )

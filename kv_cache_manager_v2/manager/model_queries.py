@@ -12,10 +12,11 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_count, to_int, validate_index_mode
 from ..base.errors import LogicError
-from ..base.ids import CacheTier, DataRole, LayerGroupId, LayerId, MemAddress, PageIndexMode
+from ..base.ids import CacheTier, DataRole, LayerGroupId, LayerId, LifeCycleId, MemAddress, PageIndexMode
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
 from ..layout.buffer_id import BufferId
+from ..layout.life_cycle import LifeCycle
 from ..layout.page_index import PageIndexConverter
 from ..layout.pool_desc import AggregatedPageDesc, PoolGroupDesc
 from ..layout.registry import LifeCycleRegistry
@@ -68,6 +69,13 @@ class ModelQueries:
 
     def get_layer_group_id(self, layer_id: SupportsIndex) -> LayerGroupId:
         return self._life_cycles.get_layer_group_id(LayerId(to_int(layer_id, "layer_id")))
+
+    def life_cycle_of_group(self, layer_group_id: SupportsIndex) -> LifeCycle:
+        """How long the layers of that group need a block. `ValueError` for an unknown group."""
+        group = to_int(layer_group_id, "layer_group_id")
+        if not 0 <= group < len(self._life_cycles):
+            raise ValueError(f"layer_group_id is {group}; there are {len(self._life_cycles)} layer groups")
+        return self._life_cycles[LifeCycleId(group)]
 
     @property
     def all_buffer_ids(self) -> list[BufferId]:

@@ -82,6 +82,26 @@ class SequenceQueries:
         slots: list[int] = table.view().tolist()
         return [slot for slot in slots if slot >= 0] if valid_only else slots
 
+    def get_ssm_block_base_index(
+        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX
+    ) -> int:
+        """The slot of the sequence's recurrent state, for kernels to read and write in place; it stays while ACTIVE.
+
+        At first it is the state that a match found, or zeros. `ValueError` if the group's layers have no state; `LogicError`
+        unless ACTIVE.
+        """
+        group = self._group(layer_group_id)
+        self._require_beam(beam_id)
+        state = self._state
+        shared = state.shared
+        if not shared.has_state or group != shared.state_life_cycle:
+            raise ValueError(
+                f"layer group {group} has pages per block and no recurrent state; use get_base_page_indices"
+                + (f", or layer group {shared.state_life_cycle}" if shared.has_state else "")
+            )
+        self._require(ACTIVE, "get_ssm_block_base_index")
+        return int(shared.storage.rows.slot(state.state_blocks[0].first_page + group))
+
     def supports_index_mode(self, mode: PageIndexMode) -> bool:
         """PER_LAYER always; SHARED unless the sequence has scratch blocks."""
         validate_index_mode(mode)
@@ -167,10 +187,13 @@ class SequenceQueries:
 
     def _table(self, layer_group_id: SupportsIndex, beam_id: SupportsIndex) -> PageTable:
         group = self._group(layer_group_id)
+        self._require_beam(beam_id)
+        return self._state.tables[group]
+
+    def _require_beam(self, beam_id: SupportsIndex) -> None:
         beam = to_int(beam_id, "beam_id")
         if beam != DEFAULT_BEAM_INDEX:
             raise ValueError(f"beam_id is {beam}; the beam width is {self.beam_width}")
-        return self._state.tables[group]
 
     def _group(self, layer_group_id: SupportsIndex) -> int:
         self._require_open("looking at a layer group")

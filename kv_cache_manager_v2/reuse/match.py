@@ -45,7 +45,7 @@ class Match:
 class Matcher:
     """Finds matches in one tree. Holds nothing."""
 
-    __slots__ = ("_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial")
+    __slots__ = ("_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial", "_has_state")
 
     _tree: Final[RadixTree]
     _rows: Final[PageRows]
@@ -54,6 +54,7 @@ class Matcher:
     _windowed: Final[list[int]]
     _windowed_cycles: Final[list[LifeCycle]]
     _partial: Final[bool]
+    _has_state: Final[bool]
 
     def __init__(
         self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, enable_partial_reuse: bool
@@ -65,17 +66,20 @@ class Matcher:
         self._windowed = []
         self._windowed_cycles = []
         for life_cycle_id, cycle in enumerate(life_cycles):
+            if not cycle.has_page_per_block:
+                continue
             if cycle.window_size is None:
                 self._unbounded.append(life_cycle_id)
             else:
                 self._windowed.append(life_cycle_id)
                 self._windowed_cycles.append(cycle)
         self._partial = enable_partial_reuse
+        self._has_state = life_cycles.state_life_cycle_id is not None
 
     def find_longest(self, root: Block | None, packed: bytes) -> Match:
         """The longest reusable prefix of the packed tokens below ``root``; an empty match if there is none."""
         blocks: list[Block] = []
-        if root is None:
+        if root is None or self._has_state:
             return Match(blocks, 0)
         rows = self._rows
         block_bytes = self._tree.block_bytes

@@ -17,6 +17,15 @@ from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.refusal import Refusal
 from .page_users import give_up_page
+from .recurrent_state import (
+    add_needed_state_slots,
+    begin_state,
+    free_state,
+    lock_state,
+    needs_state_slots,
+    undo_begin_state,
+    unlock_state,
+)
 from .resize import count_new_pages
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
@@ -116,11 +125,13 @@ def try_resume(state: SequenceState, stream: int) -> bool:
         return False
     priorities: list[int] = [int(PRIORITY_DEFAULT)] * int(shared.num_life_cycles)
     needs_tail_copy = state.copies_tail_on_resume
+    begins_state = needs_state_slots(state)
     takes_tail_back = False
     life_cycle: i64 = 0
     needed = vec[i64]([0] * storage.num_pool_groups)
-    if needs_tail_copy or state.scratch.num_blocks > 0:
+    if needs_tail_copy or begins_state or state.scratch.num_blocks > 0:
         add_needed_slots(state.scratch, needed)
+        add_needed_state_slots(state, needed)
         while life_cycle < shared.num_life_cycles:
             if needs_tail_copy and state.holds_page(life_cycle, state.num_published):
                 needed[storage.pool_group_of[life_cycle]] += 1
@@ -154,9 +165,10 @@ def try_resume(state: SequenceState, stream: int) -> bool:
         _lock_pages(state, life_cycle)
         state.scratch.take(life_cycle, state.timeline)
         life_cycle += 1
-    if needs_tail_copy:
+    lock_state(state)
+    if begins_state or needs_tail_copy:
         try:
-            copy_shared_tail(state, priorities)
+            _fill_private_pages(state, begins_state, needs_tail_copy, priorities)
         except BaseException:
             state.stream = old_stream
             suspend(state)
@@ -164,6 +176,21 @@ def try_resume(state: SequenceState, stream: int) -> bool:
             raise
     shared.guard.end_change()
     return True
+
+
+def _fill_private_pages(
+    state: SequenceState, begins_state: bool, needs_tail_copy: bool, priorities: list[int]
+) -> None:
+    """What a resumed sequence is going to write: its recurrent state, its own copy of the shared last block."""
+    if begins_state:
+        begin_state(state)
+    if needs_tail_copy:
+        try:
+            copy_shared_tail(state, priorities)
+        except BaseException:
+            if begins_state:
+                undo_begin_state(state)
+            raise
 
 
 def _find_overuse(state: SequenceState) -> bool:
@@ -217,6 +244,7 @@ def suspend(state: SequenceState) -> None:
         state.tables[life_cycle].clear()
         life_cycle += 1
     state.scratch.give_all_back(mark)
+    unlock_state(state, mark)
     shared.order.leave(state.timeline)
     state.timeline = NO_TIMELINE
     state.status = SUSPENDED
@@ -230,6 +258,7 @@ def close(state: SequenceState) -> None:
     tree = shared.tree
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     state.scratch.give_all_back(mark)
+    free_state(state, mark)
     ordinal = state.num_blocks - 1
     while ordinal >= 0:
         life_cycle: i64 = 0

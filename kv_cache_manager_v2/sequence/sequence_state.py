@@ -56,6 +56,7 @@ class SequenceState:
         "is_committing",
         "blocks",
         "path_end",
+        "state_blocks",
         "tail",
         "tables",
         "window_begins",
@@ -84,6 +85,8 @@ class SequenceState:
     is_committing: bool
     blocks: list[Block]
     path_end: Block
+    state_blocks: list[Block]
+    """Private blocks that join no path: each has one page, a slot of recurrent state. None before the first resume."""
     tail: Final[TokenTail]
     tables: Final[list[PageTable]]
     window_begins: vec[i64]
@@ -122,9 +125,10 @@ class SequenceState:
         self.is_committing = True
         self.blocks = []
         self.path_end = UNPINNED
+        self.state_blocks = []
         self.tail = TokenTail(shared.tokens_per_block)
         self.tables = [PageTable() for _ in shared.life_cycles]
-        self.window_begins = shared.num_sink_blocks[:]
+        self.window_begins = shared.least_window_begins[:]
         self.next_window_move = NEVER
         self.scratch = Scratch(shared)
         self.stream = stream

@@ -32,6 +32,10 @@ class SharedState:
         "tokens_per_block",
         "num_sink_blocks",
         "window_sizes",
+        "least_window_begins",
+        "has_state",
+        "state_life_cycle",
+        "num_state_slots",
         "max_util_for_resume",
         "scratch_is_configured",
         "max_rewind_len",
@@ -52,6 +56,14 @@ class SharedState:
     num_sink_blocks: vec[i64]
     window_sizes: vec[i64]
     """Per life cycle; UNBOUNDED where there is no window."""
+    least_window_begins: vec[i64]
+    """Per life cycle, where the window of an empty sequence begins; NEVER where blocks have no pages."""
+    has_state: Final[bool]
+    """Whether some layer is recurrent."""
+    state_life_cycle: Final[i64]
+    """Of the recurrent layers; without meaning where there are none."""
+    num_state_slots: Final[i64]
+    """Slots of recurrent state that a sequence has per beam: the live one and its checkpoints."""
     max_util_for_resume: Final[float]
     scratch_is_configured: Final[bool]
     max_rewind_len: Final[i64]
@@ -83,10 +95,17 @@ class SharedState:
         self.tokens_per_block = tokens_per_block
         self.num_sink_blocks = vec[i64]()
         self.window_sizes = vec[i64]()
+        self.least_window_begins = vec[i64]()
         for cycle in life_cycles:
             self.num_sink_blocks = append(self.num_sink_blocks, cycle.num_sink_blocks)
             window = cycle.window_size
             self.window_sizes = append(self.window_sizes, UNBOUNDED if window is None else window)
+            least = cycle.num_sink_blocks if cycle.has_page_per_block else NEVER
+            self.least_window_begins = append(self.least_window_begins, least)
+        state_life_cycle = life_cycles.state_life_cycle_id
+        self.has_state = state_life_cycle is not None
+        self.state_life_cycle = 0 if state_life_cycle is None else state_life_cycle
+        self.num_state_slots = 1 if self.has_state else 0
         self.max_util_for_resume = max_util_for_resume
         self.scratch_is_configured = scratch_reuse is not None
         self.max_rewind_len = scratch_reuse.max_rewind_len if scratch_reuse is not None else 0
@@ -111,7 +130,7 @@ class SharedState:
 
         So a block is stale iff ``num_sink_blocks <= ordinal < window begin``.
         """
-        begin = self.num_sink_blocks[life_cycle]
+        begin = self.least_window_begins[life_cycle]
         window = self.window_sizes[life_cycle]
         if window == UNBOUNDED or history + 1 <= window:
             return begin

@@ -424,3 +424,13 @@ class PageStorage:
             batch.add(base + target_slot * num_bytes, base + source_slot * num_bytes)
             self.device.copy_batch(stream, batch)
             pool += 1
+
+    def clear_page(self, page: i64, pool_group: i64, stream: int) -> None:
+        """Enqueue zeros for all bytes of a page on level 0 that the stream's sequence has locked."""
+        slot = self.rows.slot(page)
+        group = self.pool_groups[pool_group]
+        pool: i64 = 0
+        while pool < len(group.slot_bytes):
+            num_bytes = group.slot_bytes[pool]
+            self.device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, 0)
+            pool += 1
