@@ -12,6 +12,7 @@ from .base.errors import (
     LogicError,
     OutOfMemoryError,
     OutOfPagesError,
+    StorageIOError,
 )
 from .base.ids import (
     BAD_PAGE_INDEX,
@@ -166,6 +167,7 @@ __all__ = [
     "SlotMapping",
     "SsmLayerConfig",
     "SsmLifeCycle",
+    "StorageIOError",
     "StorageStatistics",
     "StridedPages",
     "SwaScratchReuseConfig",

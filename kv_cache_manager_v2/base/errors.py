@@ -32,6 +32,29 @@ class CudaError(KVCacheManagerError):
     """A CUDA call failed: the call's name, the driver's error number and its own text."""
 
 
+@mypyc_attr(native_class=False)
+class StorageIOError(KVCacheManagerError):
+    """A file of a disk tier could not be read or written.
+
+    The message has the tier, the folder, the offset in the file and the operating system's reason. ``address`` and
+    ``num_bytes`` are the part of the disk range that is concerned, as the device numbers it.
+    """
+
+    path: str
+    address: int
+    num_bytes: int
+    is_write: bool
+
+    def __init__(
+        self, message: str, path: str = "", address: int = 0, num_bytes: int = 0, is_write: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        self.address = address
+        self.num_bytes = num_bytes
+        self.is_write = is_write
+
+
 CuError = CudaError
 """The name that this error has in TensorRT-LLM."""
 

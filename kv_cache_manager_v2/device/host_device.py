@@ -1,12 +1,13 @@
 """A device in host memory: the library's behaviour without a GPU, at the speed of memory.
 
-Both tiers, GPU_MEM and HOST_MEM, are memory of this process, reserved and committed through `host_memory`. Mapping
-costs the same for a kilobyte and a terabyte: physical memory is taken page by page when first touched, and given back
-on unmap.
+GPU_MEM and HOST_MEM are memory of this process, reserved and committed through `host_memory`. Mapping costs the same for a
+kilobyte and a terabyte: physical memory is taken page by page when first touched, and given back on unmap. DISK is files
+(`DiskRanges`).
 
-Streams run eagerly: a call that enqueues work does it before it returns, so every event is done when it is recorded,
-and waiting is a matter of checking handles. Kernels (`HostKernel`) run at once as well; what one raises reaches the
-launcher.
+Streams run eagerly unless they are blocked: a call that enqueues work does it before it returns, so every event is done when
+it is recorded, and waiting is a matter of checking handles. Only copies from and to a disk are done by threads
+(`DiskWorkers`), and what is enqueued behind them waits for them (`HostStreams`). Kernels (`HostKernel`) run at once, after
+waiting for the disk where they must; what one raises reaches the launcher.
 
 Every address is checked against what is reserved and mapped before anything happens, so a mistake is an exception.
 """
@@ -16,8 +17,12 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.errors import LogicError
+from ..base.errors import LogicError, StorageIOError
 from ..base.ids import CacheTier
+from .disk_job import DiskJob
+from .disk_ranges import DISK_TOTAL_BYTES, DiskRanges
+from .disk_workers import DiskWorkers
+from .file_port import FilePort
 from .handle_table import HandleTable
 from .host_copy import copy_in_host_memory
 from .host_memory import (
@@ -28,11 +33,14 @@ from .host_memory import (
     reserve_addresses,
     total_host_bytes,
 )
+from .host_streams import HostStreams
+from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
 
 _DEFAULT_STREAM: Final = 0
 _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
+_DEFAULT_DISK_THREADS: Final = 4
 
 
 @final
@@ -41,28 +49,46 @@ class HostDevice(Device):
     """See the module's docstring. One thread at a time.
 
     ``granularity_bytes``: ranges are mapped in multiples of this power of two; the default is a GPU's, so that a plan
-    made here is the plan made there. Smaller ones, down to a page, waste less in tiny tests.
+    made here is the plan made there. Smaller ones, down to a page, waste less in tiny tests. ``files``: in place of the
+    operating system's. ``num_disk_threads`` transfers from and to disks are under way at a time.
     """
 
-    __slots__ = ("_granularity_bytes", "_gpu_ranges", "_host_ranges", "_streams", "_events", "_is_closed")
+    __slots__ = (
+        "_granularity_bytes", "_gpu_ranges", "_host_ranges", "_disk_ranges", "_streams", "_events", "_workers", "_pending",
+        "_is_closed",
+    )  # fmt: skip
 
     _granularity_bytes: Final[int]
     _gpu_ranges: Final[RangeTable]
     _host_ranges: Final[RangeTable]
+    _disk_ranges: Final[DiskRanges]
     _streams: Final[HandleTable]
     _events: Final[HandleTable]
+    _workers: Final[DiskWorkers]
+    _pending: Final[HostStreams]
     _is_closed: bool
 
-    def __init__(self, granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES) -> None:
+    def __init__(
+        self,
+        granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
+        *,
+        files: FilePort | None = None,
+        num_disk_threads: int = _DEFAULT_DISK_THREADS,
+    ) -> None:
         if granularity_bytes < PAGE_BYTES or granularity_bytes & (granularity_bytes - 1) != 0:
             raise ValueError(
                 f"granularity_bytes is {granularity_bytes}: it must be a power of two and at least a page, {PAGE_BYTES}"
             )
+        if num_disk_threads < 1:
+            raise ValueError(f"num_disk_threads is {num_disk_threads}: it must be at least 1")
         self._granularity_bytes = granularity_bytes
         self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, granularity_bytes)
         self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity_bytes)
+        self._disk_ranges = DiskRanges(OsFiles() if files is None else files, granularity_bytes)
         self._streams = HandleTable("stream")
         self._events = HandleTable("event")
+        self._workers = DiskWorkers(num_disk_threads)
+        self._pending = HostStreams(self._workers)
         self._is_closed = False
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -82,20 +108,35 @@ class HostDevice(Device):
         return self._granularity_bytes
 
     def total_bytes(self, tier: CacheTier) -> int:
-        """The machine's memory, for either tier. More can be reserved and mapped as long as it is not touched."""
+        """The machine's memory; more can be reserved and mapped as long as it is not touched. For DISK more than any disk."""
         self._ranges(tier)
-        return total_host_bytes()
+        return DISK_TOTAL_BYTES if tier == CacheTier.DISK else total_host_bytes()
 
     def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
         self._require_open()
         ranges = self._ranges(tier)
+        if tier == CacheTier.DISK:
+            raise ValueError("a range of DISK needs a folder for its file; use reserve_disk_range")
         ranges.validate_num_bytes(num_bytes)
         address = reserve_addresses(num_bytes, self._granularity_bytes)
         ranges.add(address, num_bytes)
         return address
 
+    def reserve_disk_range(self, path: str, num_bytes: int) -> int:
+        self._require_open()
+        return self._disk_ranges.reserve(path, num_bytes)
+
+    def disk_failure(self, address: int) -> StorageIOError | None:
+        self._require_open()
+        if self._pending.is_busy:
+            self._pending.poll()
+        return self._disk_ranges.failure_of(address)
+
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
+        if tier == CacheTier.DISK:
+            self._disk_ranges.release(address, num_bytes)
+            return
         ranges = self._ranges(tier)
         ranges.require_releasable(address, num_bytes)
         release_addresses(address, num_bytes)
@@ -103,12 +144,22 @@ class HostDevice(Device):
 
     def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
+        if tier == CacheTier.DISK:
+            self._disk_ranges.map(address, num_bytes)
+            return
         reserved = self._ranges(tier).require_unmapped(address, num_bytes)
         commit_memory(address, num_bytes)
         reserved.mapped.add(address, address + num_bytes)
 
     def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
+        if self._pending.is_busy:
+            # The caller made sure that nothing touches these bytes; a thread that does so all the same would crash.
+            self._pending.synchronize_all()
+        if tier == CacheTier.DISK:
+            self._disk_ranges.unmap(address, num_bytes)
+            self._workers.transfers.rescued.forget(address, num_bytes)
+            return
         reserved = self._ranges(tier).require_mapped(address, num_bytes)
         decommit_memory(address, num_bytes)
         reserved.mapped.remove(address, address + num_bytes)
@@ -129,30 +180,45 @@ class HostDevice(Device):
                 "stream 0 is the default stream, which belongs to the device; destroy what create_stream gave"
             )
         self._streams.free(stream)
+        if self._pending.is_busy:
+            self._pending.forget_stream(stream)
 
     def synchronize_stream(self, stream: int) -> None:
         self._require_stream(stream)
+        if self._pending.is_busy:
+            self._pending.synchronize_stream(stream)
 
     def record_event(self, stream: int) -> int:
         self._require_stream(stream)
-        return self._events.allocate()
+        event = self._events.allocate()
+        if self._pending.is_busy:
+            self._pending.record(stream, event)
+        return event
 
     def wait_event(self, stream: int, event: int) -> None:
         self._require_stream(stream)
         self._events.require_live(event)
+        if self._pending.is_busy:
+            self._pending.wait(stream, event)
 
     def is_event_done(self, event: int) -> bool:
         self._require_open()
         self._events.require_live(event)
+        if self._pending.is_busy:
+            return self._pending.is_event_done(event)
         return True
 
     def synchronize_event(self, event: int) -> None:
         self._require_open()
         self._events.require_live(event)
+        if self._pending.is_busy:
+            self._pending.synchronize_event(event)
 
     def release_event(self, event: int) -> None:
         self._require_open()
         self._events.free(event)
+        if self._pending.is_busy:
+            self._pending.release_event(event)
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
@@ -164,27 +230,44 @@ class HostDevice(Device):
         src_ranges = self._ranges(batch.src_tier)
         dst_ranges.require_accessible(batch.dst_addresses, batch.count, batch.num_bytes)
         src_ranges.require_accessible(batch.src_addresses, batch.count, batch.num_bytes)
-        copy_in_host_memory(batch)
+        if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
+            if batch.count > 0:
+                self._pending.copy_with_disk(stream, DiskJob(batch, self._disk_ranges))
+        elif self._pending.is_busy:
+            self._pending.copy(stream, batch)
+        else:
+            copy_in_host_memory(batch)
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._require_stream(stream)
         if value < 0 or value > 255:
             raise ValueError(f"a fill with {value}: a byte is 0 to 255")
         self._gpu_ranges.require_filled_range(address, num_bytes)
-        ctypes.memset(address, value, num_bytes)
+        if self._pending.is_busy:
+            self._pending.fill(stream, address, num_bytes, value)
+        else:
+            ctypes.memset(address, value, num_bytes)
 
     def launch(self, stream: int, kernel: HostKernel) -> None:
         self._require_stream(stream)
+        if self._pending.is_busy:
+            self._pending.synchronize_stream(stream)
         kernel.run()
 
     def close(self) -> None:
         """Give back what the device made. Streams and events that were left open only are numbers; they go with it."""
         if self._is_closed:
             return
-        num_ranges = self._gpu_ranges.num_ranges() + self._host_ranges.num_ranges()
+        num_ranges = 0
+        num_bytes = 0
+        for ranges in (self._gpu_ranges, self._host_ranges, self._disk_ranges.table):
+            num_ranges += ranges.num_ranges()
+            num_bytes += ranges.reserved_bytes()
         if num_ranges > 0:
-            num_bytes = self._gpu_ranges.reserved_bytes() + self._host_ranges.reserved_bytes()
             raise LogicError(f"{num_ranges} ranges with {num_bytes} bytes are still reserved; release_range them first")
+        if self._pending.is_busy:
+            self._pending.synchronize_all()
+        self._workers.close()
         self._is_closed = True
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -194,7 +277,7 @@ class HostDevice(Device):
             return self._gpu_ranges
         if tier == CacheTier.HOST_MEM:
             return self._host_ranges
-        raise ValueError(f"the host device has no tier {tier.name}; it has GPU_MEM and HOST_MEM")
+        return self._disk_ranges.table
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -28,7 +28,10 @@ class MemoryRange:
     _mapped_bytes: int
     _is_closed: bool
 
-    def __init__(self, device: Device, tier: CacheTier, max_bytes: int) -> None:
+    def __init__(self, device: Device, tier: CacheTier, max_bytes: int, path: str | None = None) -> None:
+        """``path``: the folder of the range's file, for the DISK tier and for no other."""
+        if (path is not None) != (tier == CacheTier.DISK):
+            raise ValueError(f"path is {path!r} for a range of {tier.name}: a folder goes with DISK, and only with DISK")
         if max_bytes <= 0:
             raise ValueError(f"max_bytes is {max_bytes}: a memory range needs at least 1 byte to grow to")
         granularity_bytes = device.granularity_bytes(tier)
@@ -38,7 +41,11 @@ class MemoryRange:
         self._max_bytes = (max_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
         self._mapped_bytes = 0
         self._is_closed = False
-        self._address = device.reserve_range(tier, self._max_bytes)
+        self._address = (
+            device.reserve_range(tier, self._max_bytes)
+            if path is None
+            else device.reserve_disk_range(path, self._max_bytes)
+        )
 
     @property
     def tier(self) -> CacheTier:

@@ -12,7 +12,16 @@ What every device promises (`tests/contract` holds each of them to it):
 - a value that can never be right (a tier that the device lacks, a size that is no positive multiple of the granularity,
   a fill byte above 255) is a `ValueError`; a call that does not fit the state (addresses that are not reserved or not
   mapped, a handle that was given back) is a `LogicError`; no memory or no addresses is an `OutOfMemoryError`;
-- work that fails after it was enqueued raises from `is_event_done` or `synchronize_*` of what was enqueued behind it.
+- work that fails after it was enqueued raises, once, from the first `is_event_done` or `synchronize_*` of what was
+  enqueued behind it; the streams go on.
+
+**Disk.** A range of the DISK tier is one file; its addresses are numbers like any others, but only copies may touch them.
+Nothing in `copy_batch` waits for the disk: an event recorded behind a copy from or to it is open until worker threads are
+done. What a disk does wrong:
+- a full disk is an `OutOfMemoryError` of `map_memory`, never of a copy;
+- a write that fails loses nothing: the bytes are kept in memory, copies from that address find them there until it is
+  overwritten or unmapped, `disk_failure` of that range is set for good, and the log says so once;
+- a read that fails is a `StorageIOError`, raised as any work that fails; its destination is undefined.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -22,6 +31,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
 
 
@@ -128,7 +138,22 @@ class Device(metaclass=ABCMeta):
 
     @abstractmethod
     def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
-        """Reserve addresses without memory behind them; returns the first. `OutOfMemoryError` when there are none."""
+        """Reserve addresses without memory behind them; returns the first. `OutOfMemoryError` when there are none.
+
+        Not for DISK, whose ranges need a folder: `reserve_disk_range`.
+        """
+
+    def reserve_disk_range(self, path: str, num_bytes: int) -> int:
+        """As `reserve_range`, for the DISK tier: a file of its own in the folder ``path``, empty so far.
+
+        The file has no name, or loses it at once, so nothing is left behind however the process ends. `map_memory` makes it
+        grow. A folder that does not exist is a `ValueError`, one that cannot be written to a `StorageIOError`.
+        """
+        raise ValueError(f"{self.name} has no disk tier")
+
+    def disk_failure(self, address: int) -> StorageIOError | None:
+        """The first write to the DISK range of this address that failed; None where none has."""
+        return None
 
     @abstractmethod
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:

@@ -142,6 +142,10 @@ class RangeTable:
         if reserved is None or not reserved.mapped.covers(address, address + num_bytes):
             raise LogicError(f"not all of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped")
 
+    def require_reserved(self, address: int) -> None:
+        if self._find(address) is None:
+            raise LogicError(f"no reserved range of {self._tier.name} contains {address:#x}; reserve one first")
+
     def mapped_end(self, address: int) -> int:
         """Where the mapped bytes that ``address``, which is mapped, lies in come to an end; never beyond its range."""
         reserved = self._find(address)

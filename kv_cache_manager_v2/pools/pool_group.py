@@ -27,9 +27,18 @@ class PoolGroup:
     _ranges: Final[list[MemoryRange]]
 
     def __init__(
-        self, device: Device, tier: CacheTier, slot_bytes: tuple[int, ...], num_slots: int, num_null_slots: int
+        self,
+        device: Device,
+        tier: CacheTier,
+        slot_bytes: tuple[int, ...],
+        num_slots: int,
+        num_null_slots: int,
+        path: str | None = None,
     ) -> None:
-        """Reserves and maps ``num_slots + num_null_slots`` slots; `OutOfMemoryError` leaves nothing behind."""
+        """Reserves and maps ``num_slots + num_null_slots`` slots; `OutOfMemoryError` leaves nothing behind.
+
+        ``path``: the folder of the pools' files, for the DISK tier.
+        """
         self.tier = tier
         self.slot_bytes = vec[i64](slot_bytes)
         self._ranges = []
@@ -39,7 +48,7 @@ class PoolGroup:
             for num_bytes in slot_bytes:
                 # Room to grow: up to all the memory that the machine has of this kind.
                 max_bytes = max(all_slots * num_bytes, device.total_bytes(tier))
-                memory = MemoryRange(device, tier, max_bytes)
+                memory = MemoryRange(device, tier, max_bytes, path)
                 self._ranges.append(memory)
                 memory.resize(all_slots * num_bytes)
         except BaseException:

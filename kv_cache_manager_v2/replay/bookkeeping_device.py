@@ -48,6 +48,9 @@ class BookkeepingDevice(Device):
         self._num_ranges += 1
         return address
 
+    def reserve_disk_range(self, path: str, num_bytes: int) -> int:
+        return self.reserve_range(CacheTier.DISK, num_bytes)
+
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._num_ranges -= 1
 

@@ -1,7 +1,8 @@
 """Faults on demand: the n-th call of a kind fails, before it has changed anything.
 
 A `FaultPlan` belongs to one simulated device, which asks it at the start of each call that can fail. A fault fires
-once. Calls are counted from the moment the fault is planned.
+once. Calls are counted from the moment the fault is planned. ``disk_read`` and ``disk_write`` count batches of copies from
+and to a disk, which fail when they run.
 """
 
 from typing import Final, final
@@ -17,6 +18,8 @@ FAULT_KINDS: Final = (
     "record",
     "wait",
     "create_stream",
+    "disk_read",
+    "disk_write",
 )
 
 
@@ -45,6 +48,14 @@ class FaultPlan:
     def clear(self) -> None:
         """Forget the faults that have not fired."""
         self._pending.clear()
+
+    def take_failure(self, kind: str) -> BaseException | None:
+        """As `count_call`, for work that fails later: what it will fail with, or None."""
+        try:
+            self.count_call(kind)
+        except BaseException as error:
+            return error
+        return None
 
     @property
     def num_pending(self) -> int:

@@ -20,12 +20,13 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.errors import LogicError, OutOfMemoryError
+from ..base.errors import LogicError, OutOfMemoryError, StorageIOError
 from ..base.ids import CacheTier
 from ..device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .faults import FaultPlan
 from .race_detector import RaceDetector
 from .race_error import RaceError
+from .simulated_disks import SimulatedDisks, make_disk_error
 from .simulated_memory import MAPPED_POISON, UNMAPPED_POISON, AddressRange, AddressRanges
 from .stream_operation import (
     CopyOperation,
@@ -38,7 +39,7 @@ from .stream_operation import (
 )
 from .stream_scheduler import StreamQueue, StreamScheduler
 
-_TIERS: Final = (CacheTier.GPU_MEM, CacheTier.HOST_MEM)
+_TIERS: Final = (CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK)
 _DEFAULT_TOTAL_BYTES: Final = 1 << 30
 _DEFAULT_GRANULARITY_BYTES: Final = 4096
 _DEFAULT_STREAM: Final = 0
@@ -55,7 +56,7 @@ class SimulatedDevice(Device):
     """
 
     __slots__ = (
-        "seed", "faults", "_detector", "_events", "_free_stream_handles", "_granularity_bytes", "_held_events",
+        "seed", "faults", "_detector", "_disks", "_events", "_free_stream_handles", "_granularity_bytes", "_held_events",
         "_is_closed", "_limit_bytes", "_mapped_bytes", "_next_event", "_next_stream", "_num_host_waits", "_queues",
         "_random", "_ranges", "_scheduler", "_total_bytes",
     )  # fmt: skip
@@ -69,6 +70,7 @@ class SimulatedDevice(Device):
     _limit_bytes: Final[list[int]]  # by tier
     _mapped_bytes: Final[list[int]]  # by tier
     _ranges: Final[AddressRanges]
+    _disks: Final[SimulatedDisks]
     _detector: Final[RaceDetector]
     _scheduler: Final[StreamScheduler]
     _queues: Final[dict[int, StreamQueue]]  # by handle
@@ -99,6 +101,7 @@ class SimulatedDevice(Device):
         self._limit_bytes = [total_bytes for _tier in _TIERS]
         self._mapped_bytes = [0 for _tier in _TIERS]
         self._ranges = AddressRanges()
+        self._disks = SimulatedDisks()
         self._detector = RaceDetector(self._ranges, log_length)
         self._scheduler = StreamScheduler(self._random, eager)
         self._queues = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM)}
@@ -132,9 +135,24 @@ class SimulatedDevice(Device):
     def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
         self._require_open()
         self._require_tier(tier)
+        if tier == CacheTier.DISK:
+            raise ValueError("a range of DISK needs a folder; use reserve_disk_range")
         self._validate_num_bytes(num_bytes)
         self.faults.count_call("reserve")
         return self._ranges.reserve(tier, num_bytes, self._granularity_bytes).address
+
+    def reserve_disk_range(self, path: str, num_bytes: int) -> int:
+        """No file is made: a disk is one more tier of memory here, and ``path`` a name in errors."""
+        self._require_open()
+        self._validate_num_bytes(num_bytes)
+        self.faults.count_call("reserve")
+        address = self._ranges.reserve(CacheTier.DISK, num_bytes, self._granularity_bytes).address
+        self._disks.add(address, path)
+        return address
+
+    def disk_failure(self, address: int) -> StorageIOError | None:
+        self._require_open()
+        return self._disks.failure_of(self._require_disk_range(address).address)
 
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
@@ -148,6 +166,8 @@ class SimulatedDevice(Device):
             raise LogicError(f"{mapped_bytes} bytes of {address_range.describe()} are still mapped; unmap them first")
         self._detector.note_release(address_range)
         self._ranges.release(address_range)
+        if tier == CacheTier.DISK:
+            self._disks.remove(address)
         self._scheduler.run_some()
 
     def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
@@ -161,7 +181,8 @@ class SimulatedDevice(Device):
         used_bytes = self._mapped_bytes[tier]
         if used_bytes + num_bytes > self._limit_bytes[tier]:
             raise OutOfMemoryError(
-                f"{num_bytes} bytes of {tier.name} were asked for; {used_bytes} of {self._limit_bytes[tier]} are in use"
+                f"{num_bytes} bytes of {tier.name} were asked for; {used_bytes} of {self._limit_bytes[tier]} are in use;"
+                " lower the tier's quota"
             )
         self._mapped_bytes[tier] = used_bytes + num_bytes
         self._detector.note_map(address, end)
@@ -243,9 +264,11 @@ class SimulatedDevice(Device):
         if not asked.is_done and self._random.random() < _POLL_PROGRESS:
             # Whoever polls until it is done must get there, unless somebody holds it.
             self._scheduler.run_steps(1)
-        if asked.is_done and not asked.is_seen:
-            asked.is_seen = True
-            self._detector.join_host(asked.clock)
+        if asked.is_done:
+            if not asked.is_seen:
+                asked.is_seen = True
+                self._detector.join_host(asked.clock)
+            self._scheduler.raise_failure(asked.clock)
         return asked.is_done
 
     def synchronize_event(self, event: int) -> None:
@@ -289,7 +312,10 @@ class SimulatedDevice(Device):
             copies.append(MemoryAccess(dst_address, num_bytes, True))
         tick = self._detector.begin_operation(queue)
         self._detector.check_copies(queue, tick, batch.dst_tier, batch.src_tier, copies)
-        self._enqueue(queue, CopyOperation(tick, dst_addresses, src_addresses, num_bytes))
+        operation = CopyOperation(tick, dst_addresses, src_addresses, num_bytes)
+        if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
+            self._plan_disk_faults(operation, batch.dst_tier, batch.src_tier)
+        self._enqueue(queue, operation)
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._require_open()
@@ -419,6 +445,28 @@ class SimulatedDevice(Device):
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
+    def _plan_disk_faults(self, operation: CopyOperation, dst_tier: CacheTier, src_tier: CacheTier) -> None:
+        """The first copy of a batch that was planned to fail does so when the batch runs."""
+        if src_tier == CacheTier.DISK:
+            reason = self.faults.take_failure("disk_read")
+            if reason is not None:
+                address = operation.src_addresses[0]
+                path = self._disks.path_of(self._require_disk_range(address).address)
+                operation.read_error = make_disk_error(path, address, operation.num_bytes, False, reason)
+        if dst_tier == CacheTier.DISK:
+            reason = self.faults.take_failure("disk_write")
+            if reason is not None:
+                address = operation.dst_addresses[0]
+                beg = self._require_disk_range(address).address
+                operation.write_error = make_disk_error(
+                    self._disks.path_of(beg), address, operation.num_bytes, True, reason
+                )
+                operation.disks = self._disks
+                operation.disk_range = beg
+
+    def _require_disk_range(self, address: int) -> AddressRange:
+        return self._ranges.require(CacheTier.DISK, address, 1)
+
     def _enqueue(self, queue: StreamQueue, operation: Operation) -> None:
         queue.operations.append(operation)
         self._scheduler.run_some()
@@ -443,7 +491,7 @@ class SimulatedDevice(Device):
 
     def _require_tier(self, tier: CacheTier) -> None:
         if tier not in _TIERS:
-            raise ValueError(f"the simulated device has no {tier.name}; it has GPU_MEM and HOST_MEM")
+            raise ValueError(f"the simulated device has no {tier.name}; it has GPU_MEM, HOST_MEM and DISK")
 
     def _validate_num_bytes(self, num_bytes: int) -> None:
         if num_bytes <= 0 or num_bytes % self._granularity_bytes != 0:

@@ -10,8 +10,13 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.errors import StorageIOError
 from ..device.port import HostKernel
 from .happens_before import VectorClock
+from .simulated_disks import SimulatedDisks
+
+FAILED_READ_POISON: Final = 0xE7
+"""What the destination of a failed read contains."""
 
 
 @final
@@ -59,21 +64,40 @@ class Operation(metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class CopyOperation(Operation):
-    __slots__ = ("_dst_addresses", "_src_addresses", "_num_bytes")
+    """``read_error`` fails the first copy, whose destination is poisoned. ``write_error`` is noted as the failure of the
+    disk range; the bytes arrive, as they do where a device keeps them in memory.
+    """
 
-    _dst_addresses: Final[list[int]]
-    _src_addresses: Final[list[int]]
-    _num_bytes: Final[int]
+    __slots__ = ("dst_addresses", "src_addresses", "num_bytes", "read_error", "write_error", "disks", "disk_range")
+
+    dst_addresses: Final[list[int]]
+    src_addresses: Final[list[int]]
+    num_bytes: Final[int]
+    read_error: StorageIOError | None
+    write_error: StorageIOError | None
+    disks: SimulatedDisks | None
+    disk_range: int
 
     def __init__(self, tick: int, dst_addresses: list[int], src_addresses: list[int], num_bytes: int) -> None:
         super().__init__(tick)
-        self._dst_addresses = dst_addresses
-        self._src_addresses = src_addresses
-        self._num_bytes = num_bytes
+        self.dst_addresses = dst_addresses
+        self.src_addresses = src_addresses
+        self.num_bytes = num_bytes
+        self.read_error = None
+        self.write_error = None
+        self.disks = None
+        self.disk_range = 0
 
     def run(self) -> None:
-        for position in range(len(self._dst_addresses)):
-            ctypes.memmove(self._dst_addresses[position], self._src_addresses[position], self._num_bytes)
+        for position in range(len(self.dst_addresses)):
+            if position == 0 and self.read_error is not None:
+                ctypes.memset(self.dst_addresses[0], FAILED_READ_POISON, self.num_bytes)
+            else:
+                ctypes.memmove(self.dst_addresses[position], self.src_addresses[position], self.num_bytes)
+        if self.disks is not None and self.write_error is not None:
+            self.disks.note_failure(self.disk_range, self.write_error)
+        if self.read_error is not None:
+            raise self.read_error
 
 
 @final

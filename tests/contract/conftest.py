@@ -43,25 +43,25 @@ def _make_simulated_device(name: str) -> Device:
     return device
 
 
-def _make(name: str) -> DeviceUnderTest:
+def _make(name: str, folder: str) -> DeviceUnderTest:
     if name == "host":
-        return DeviceUnderTest(HostDevice())
+        return DeviceUnderTest(HostDevice(), folder)
     if name == "host-pages":
-        return DeviceUnderTest(HostDevice(4096))
+        return DeviceUnderTest(HostDevice(4096), folder)
     if name.startswith("simulated"):
-        return DeviceUnderTest(_make_simulated_device(name))
+        return DeviceUnderTest(_make_simulated_device(name), folder)
     if name == "cuda":
         # Small registrations, so that a few MiB have boundaries for copies to cross.
-        return DeviceUnderTest(CudaDevice(max_registration_bytes=4 << 20))
+        return DeviceUnderTest(CudaDevice(max_registration_bytes=4 << 20), folder)
     driver = _make_fake_driver()
     return DeviceUnderTest(
-        CudaDevice(driver=driver, max_registration_bytes=4 << 20), moves_bytes=False, fake_driver=driver
+        CudaDevice(driver=driver, max_registration_bytes=4 << 20), folder, moves_bytes=False, fake_driver=driver
     )
 
 
 @pytest.fixture(params=_DEVICES)
-def bench(request: pytest.FixtureRequest) -> Iterator[DeviceUnderTest]:
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DeviceUnderTest]:
     """A fresh device; after the test it must end with nothing left over."""
-    bench = _make(request.param)
+    bench = _make(request.param, str(tmp_path))
     yield bench
     bench.close()

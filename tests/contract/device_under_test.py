@@ -7,16 +7,22 @@ through its host tier. The device over the strict fake driver moves no bytes; th
 import ctypes
 from typing import Any
 
+import pytest
+
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.port import CopyBatch, Device
 
-GPU, HOST = CacheTier.GPU_MEM, CacheTier.HOST_MEM
+GPU, HOST, DISK = CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK
 
 
 class DeviceUnderTest:
-    def __init__(self, device: Device, *, moves_bytes: bool = True, fake_driver: Any = None) -> None:
+    def __init__(
+        self, device: Device, folder: str, *, moves_bytes: bool = True, fake_driver: Any = None
+    ) -> None:
         self.device = device
+        self.folder = folder
+        self.has_disk = device.is_software
         self.moves_bytes = moves_bytes
         self.fake_driver = fake_driver
         self._ranges: list[MemoryRange] = []
@@ -24,24 +30,40 @@ class DeviceUnderTest:
         self._stream = device.create_stream()
 
     def granules(self, tier: CacheTier, count: int) -> int:
+        self.require_tier(tier)
         return count * self.device.granularity_bytes(tier)
 
     def memory(self, tier: CacheTier, num_bytes: int) -> int:
         """The address of at least this much mapped memory of a range of its own, unmapped when the test ends."""
-        memory_range = MemoryRange(self.device, tier, num_bytes)
-        self._ranges.append(memory_range)
+        memory_range = self.memory_range(tier, num_bytes)
         memory_range.resize(num_bytes)
         return memory_range.address
 
     def memory_range(self, tier: CacheTier, max_bytes: int) -> MemoryRange:
-        memory_range = MemoryRange(self.device, tier, max_bytes)
+        self.require_tier(tier)
+        memory_range = MemoryRange(self.device, tier, max_bytes, self.folder if tier == DISK else None)
         self._ranges.append(memory_range)
         return memory_range
+
+    def reserve(self, tier: CacheTier, num_bytes: int) -> int:
+        """A bare range, which the test releases."""
+        self.require_tier(tier)
+        if tier == DISK:
+            return self.device.reserve_disk_range(self.folder, num_bytes)
+        return self.device.reserve_range(tier, num_bytes)
+
+    def require_tier(self, tier: CacheTier) -> None:
+        if tier == DISK and not self.has_disk:
+            pytest.skip(f"{self.device.name} has no disk tier")
 
     def write(self, tier: CacheTier, address: int, data: bytes) -> None:
         if not self.moves_bytes:
             return
-        if self.device.is_software:
+        if tier == DISK:
+            staging = self._staging_address(len(data))
+            self.write(HOST, staging, data)
+            self._copy(DISK, address, HOST, staging, len(data))
+        elif self.device.is_software:
             if hasattr(self.device, "host_write"):
                 self.device.host_write(address, data)
             else:
@@ -55,6 +77,10 @@ class DeviceUnderTest:
 
     def read(self, tier: CacheTier, address: int, num_bytes: int) -> bytes:
         """The caller has synchronised with whoever writes there."""
+        if tier == DISK:
+            staging = self._staging_address(num_bytes)
+            self._copy(HOST, staging, DISK, address, num_bytes)
+            return self.read(HOST, staging, num_bytes)
         if self.device.is_software:
             if hasattr(self.device, "host_read"):
                 data: bytes = self.device.host_read(address, num_bytes)

@@ -4,15 +4,17 @@ import pytest
 
 from kv_cache_manager_v2.base.errors import LogicError, OutOfMemoryError
 from kv_cache_manager_v2.base.ids import CacheTier
+from kv_cache_manager_v2.device.memory_range import MemoryRange
 
-from .device_under_test import GPU, HOST, DeviceUnderTest
+from .device_under_test import DISK, GPU, HOST, DeviceUnderTest
 
-TIERS = pytest.mark.parametrize("tier", [GPU, HOST], ids=["gpu", "host"])
+TIERS = pytest.mark.parametrize("tier", [GPU, HOST, DISK], ids=["gpu", "host", "disk"])
 PATTERN = bytes(range(256)) * 8
 
 
 @TIERS
 def test_granularity_is_a_power_of_two_and_the_tier_has_memory(bench: DeviceUnderTest, tier: CacheTier) -> None:
+    bench.require_tier(tier)
     granularity_bytes = bench.device.granularity_bytes(tier)
     assert granularity_bytes > 0 and granularity_bytes & (granularity_bytes - 1) == 0
     assert bench.device.total_bytes(tier) >= granularity_bytes
@@ -26,7 +28,7 @@ def test_a_device_has_a_name(bench: DeviceUnderTest) -> None:
 def test_life_cycle_of_a_range(bench: DeviceUnderTest, tier: CacheTier) -> None:
     device = bench.device
     granule = bench.granules(tier, 1)
-    address = device.reserve_range(tier, 4 * granule)
+    address = bench.reserve(tier, 4 * granule)
     assert address > 0 and address % granule == 0
     device.map_memory(tier, address, granule)
     device.map_memory(tier, address + 3 * granule, granule)
@@ -44,7 +46,7 @@ def test_life_cycle_of_a_range(bench: DeviceUnderTest, tier: CacheTier) -> None:
 def test_what_was_unmapped_can_be_mapped_again(bench: DeviceUnderTest, tier: CacheTier) -> None:
     device = bench.device
     granule = bench.granules(tier, 1)
-    address = device.reserve_range(tier, 2 * granule)
+    address = bench.reserve(tier, 2 * granule)
     for round_number in range(3):
         device.map_memory(tier, address, 2 * granule)
         bench.write(tier, address, bytes([round_number]) * len(PATTERN))
@@ -59,7 +61,7 @@ def test_memory_mapped_in_one_go_is_unmapped_in_parts_and_the_other_way_round(
 ) -> None:
     device = bench.device
     granule = bench.granules(tier, 1)
-    address = device.reserve_range(tier, 5 * granule)
+    address = bench.reserve(tier, 5 * granule)
     device.map_memory(tier, address, 5 * granule)
     for index in range(5):
         bench.write(tier, address + index * granule, bytes([index]) * 100)
@@ -129,7 +131,7 @@ def test_a_memory_range_refuses_what_does_not_fit_and_is_closed_once(bench: Devi
 @TIERS
 def test_more_addresses_than_a_machine_has(bench: DeviceUnderTest, tier: CacheTier) -> None:
     with pytest.raises(OutOfMemoryError):
-        bench.device.reserve_range(tier, 1 << 60)
+        bench.reserve(tier, 1 << 60)
 
 
 def test_more_memory_than_the_gpu_has_changes_nothing(bench: DeviceUnderTest) -> None:
@@ -154,19 +156,19 @@ def test_misuse_of_ranges_raises_and_changes_nothing(bench: DeviceUnderTest, tie
     device = bench.device
     other_tier = HOST if tier == GPU else GPU
     granule = bench.granules(tier, 1)
-    address = device.reserve_range(tier, 4 * granule)
+    address = bench.reserve(tier, 4 * granule)
     device.map_memory(tier, address + granule, granule)
     bench.write(tier, address + granule, PATTERN)
 
     for num_bytes in (granule - 1, granule + 1, -granule):
         with pytest.raises(ValueError):
-            device.reserve_range(tier, num_bytes)
+            bench.reserve(tier, num_bytes)
         with pytest.raises(ValueError):
             device.map_memory(tier, address + 2 * granule, num_bytes)
         with pytest.raises(ValueError):
             device.unmap_memory(tier, address + granule, num_bytes)
     with pytest.raises(ValueError):
-        device.reserve_range(tier, 0)
+        bench.reserve(tier, 0)
     with pytest.raises(ValueError):
         device.map_memory(tier, address + 1, granule)
     with pytest.raises(ValueError):
@@ -210,13 +212,19 @@ def test_misuse_of_ranges_raises_and_changes_nothing(bench: DeviceUnderTest, tie
         device.map_memory(tier, address, granule)
 
 
-def test_there_is_no_disk_tier(bench: DeviceUnderTest) -> None:
+def test_a_disk_range_needs_a_folder_and_other_ranges_have_none(bench: DeviceUnderTest) -> None:
+    device = bench.device
+    if not bench.has_disk:
+        with pytest.raises(ValueError):
+            device.granularity_bytes(DISK)
+        with pytest.raises(ValueError):
+            device.reserve_disk_range(bench.folder, 1 << 30)
     with pytest.raises(ValueError):
-        bench.device.granularity_bytes(CacheTier.DISK)
+        device.reserve_range(DISK, 1 << 30)
     with pytest.raises(ValueError):
-        bench.device.total_bytes(CacheTier.DISK)
+        MemoryRange(device, DISK, 1 << 30)
     with pytest.raises(ValueError):
-        bench.device.reserve_range(CacheTier.DISK, 1 << 30)
+        MemoryRange(device, HOST, 1 << 30, bench.folder)
 
 
 @TIERS
@@ -225,7 +233,7 @@ def test_close_refuses_while_a_range_is_reserved_and_can_be_called_again(
 ) -> None:
     device = bench.device
     granule = bench.granules(tier, 1)
-    address = device.reserve_range(tier, granule)
+    address = bench.reserve(tier, granule)
     with pytest.raises(LogicError):
         device.close()
     # Refused means that nothing was closed.

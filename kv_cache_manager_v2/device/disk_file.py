@@ -1,0 +1,140 @@
+"""One range of the DISK tier: a file, and the addresses that stand for its bytes.
+
+``address + n`` is byte ``n`` of the file. Whether the file goes past the page cache (`is_direct`) changes at most once, to
+no: the first transfer that is not aligned, and every later one, goes through the cache. So the two ways never meet in one
+block of the disk at the same time.
+"""
+
+import errno
+import logging
+import os
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import OutOfMemoryError, StorageIOError
+from .file_port import FilePort
+from .interval_set import IntervalSet
+
+DIRECT_ALIGNMENT: Final = 4096
+"""Memory, offsets and lengths of direct transfers are multiples of this."""
+
+_NO_DIRECT_FILES: Final = (errno.EINVAL, errno.EOPNOTSUPP)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_logger: Final = logging.getLogger(__name__)
+
+
+@final
+@mypyc_attr(native_class=True)
+class DiskFile:
+    """Its memory management; `DiskTransfers` moves its bytes. Who creates it calls `close`."""
+
+    __slots__ = ("path", "address", "num_bytes", "files", "file", "is_direct", "failure")
+
+    path: Final[str]
+    address: Final[int]
+    num_bytes: Final[int]
+    files: Final[FilePort]
+    file: Final[int]
+    is_direct: bool
+    failure: StorageIOError | None  # of the first write that failed
+
+    def __init__(self, files: FilePort, path: str, address: int, num_bytes: int) -> None:
+        self.path = path
+        self.address = address
+        self.num_bytes = num_bytes
+        self.files = files
+        self.failure = None
+        self.is_direct = True
+        try:
+            file = _try_open_direct(files, path)
+            if file < 0:
+                self.is_direct = False
+                file = files.open_file(path, False)
+        except OSError as error:
+            if not os.path.isdir(path):
+                raise ValueError(f"there is no folder {path!r} for the files of the DISK tier; create it first") from error
+            raise StorageIOError(
+                f"cannot create a file of the DISK tier in {path}: {error}; check the folder's permissions, or choose"
+                " another one",
+                path,
+                address,
+            ) from error
+        self.file = file
+
+    def end(self) -> int:
+        return self.address + self.num_bytes
+
+    def become_buffered(self) -> None:
+        if self.is_direct:
+            self.files.become_buffered(self.file)
+            self.is_direct = False
+
+    def grow(self, address: int, num_bytes: int) -> None:
+        """All of it or nothing."""
+        try:
+            free_bytes = self.files.free_bytes(self.path)
+            if free_bytes < num_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.files.grow(self.file, address - self.address, num_bytes)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise OutOfMemoryError(
+                    f"no room for {num_bytes} bytes of the DISK tier in {self.path}: {error.strerror};"
+                    f" {self._describe_free_bytes()} are free; lower the tier's quota, or make room on the disk"
+                ) from error
+            raise self.make_error(
+                f"cannot grow the file by {num_bytes} bytes", address, num_bytes, True, error
+            ) from error
+
+    def give_back(self, address: int, num_bytes: int, mapped: IntervalSet) -> None:
+        """``mapped`` is what the file has, this part included."""
+        end = address + num_bytes
+        is_last = mapped.end(len(mapped) - 1) == end
+        offset = address - self.address
+        if is_last and mapped.beg(len(mapped) - 1) == address:
+            # The hole in front goes too.
+            offset = mapped.end(len(mapped) - 2) - self.address if len(mapped) > 1 else 0
+            num_bytes = end - self.address - offset
+        try:
+            self.files.give_back(self.file, offset, num_bytes, is_last)
+        except OSError as error:
+            raise self.make_error(
+                f"cannot give back {num_bytes} bytes of the file", address, num_bytes, True, error
+            ) from error
+
+    def close(self) -> None:
+        try:
+            self.files.close_file(self.file)
+        except OSError as error:
+            # It is closed nevertheless, and what it said of its bytes concerns nobody any more.
+            _logger.warning("closing a file of the DISK tier in %s: %s", self.path, error)
+
+    def make_error(
+        self, what: str, address: int, num_bytes: int, is_write: bool, reason: OSError | str
+    ) -> StorageIOError:
+        text = reason if isinstance(reason, str) else f"{os.strerror(reason.errno or 0)} (errno {reason.errno})"
+        return StorageIOError(
+            f"{what} of the DISK tier in {self.path} at offset {address - self.address}: {text}",
+            self.path,
+            address,
+            num_bytes,
+            is_write,
+        )
+
+    def _describe_free_bytes(self) -> str:
+        try:
+            return str(self.files.free_bytes(self.path))
+        except OSError:
+            return "an unknown number"
+
+
+def _try_open_direct(files: FilePort, path: str) -> int:
+    """-1 where the file system has no direct transfers."""
+    try:
+        return files.open_file(path, True)
+    except OSError as error:
+        if error.errno in _NO_DIRECT_FILES:
+            return -1
+        raise

@@ -1,0 +1,88 @@
+"""The DISK tier of a device: its ranges, each of them a file, in an address space of their own.
+
+The addresses are far above those of any memory, so that one which strays into another tier is noticed; between two ranges
+lies a gap. What is reserved and mapped is kept in a `RangeTable`, as for every tier.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import OutOfMemoryError, StorageIOError
+from ..base.ids import CacheTier
+from .disk_file import DiskFile
+from .file_port import FilePort
+from .range_table import RangeTable
+
+DISK_TOTAL_BYTES: Final = 1 << 44
+"""As far as a range may ever want to grow; how much room there is shows when it is mapped."""
+
+_FIRST_ADDRESS: Final = 1 << 58
+_END_ADDRESS: Final = 1 << 61
+_MAX_RANGE_BYTES: Final = 1 << 56
+
+
+@final
+@mypyc_attr(native_class=True)
+class DiskRanges:
+    """Law: one file per reserved range."""
+
+    __slots__ = ("table", "_granularity_bytes", "_port", "_files")
+
+    table: Final[RangeTable]
+    _granularity_bytes: Final[int]
+    _port: Final[FilePort]
+    _files: Final[list[DiskFile]]  # by address
+
+    def __init__(self, port: FilePort, granularity_bytes: int) -> None:
+        self.table = RangeTable(CacheTier.DISK, granularity_bytes)
+        self._granularity_bytes = granularity_bytes
+        self._port = port
+        self._files = []
+
+    def reserve(self, path: str, num_bytes: int) -> int:
+        self.table.validate_num_bytes(num_bytes)
+        address, index = self._find_addresses(num_bytes)
+        self._files.insert(index, DiskFile(self._port, path, address, num_bytes))
+        self.table.add(address, num_bytes)
+        return address
+
+    def release(self, address: int, num_bytes: int) -> None:
+        self.table.require_releasable(address, num_bytes)
+        file = self.file_of(address)
+        self._files.remove(file)
+        self.table.remove(address)
+        file.close()
+
+    def map(self, address: int, num_bytes: int) -> None:
+        reserved = self.table.require_unmapped(address, num_bytes)
+        self.file_of(address).grow(address, num_bytes)
+        reserved.mapped.add(address, address + num_bytes)
+
+    def unmap(self, address: int, num_bytes: int) -> None:
+        reserved = self.table.require_mapped(address, num_bytes)
+        self.file_of(address).give_back(address, num_bytes, reserved.mapped)
+        reserved.mapped.remove(address, address + num_bytes)
+
+    def file_of(self, address: int) -> DiskFile:
+        """The file of the range that the address lies in, which is reserved."""
+        for file in self._files:
+            if file.address <= address < file.end():
+                return file
+        raise AssertionError(f"{address:#x} is in no file")
+
+    def failure_of(self, address: int) -> StorageIOError | None:
+        self.table.require_reserved(address)
+        return self.file_of(address).failure
+
+    def _find_addresses(self, num_bytes: int) -> tuple[int, int]:
+        """The first gap that is wide enough, and the index of the file behind it."""
+        if num_bytes <= _MAX_RANGE_BYTES:
+            beg = _FIRST_ADDRESS
+            for index in range(len(self._files) + 1):
+                end = self._files[index].address if index < len(self._files) else _END_ADDRESS
+                if beg + num_bytes + self._granularity_bytes <= end:
+                    return beg, index
+                if index < len(self._files):
+                    beg = self._files[index].end() + self._granularity_bytes
+        raise OutOfMemoryError(f"cannot reserve {num_bytes} bytes of addresses of the DISK tier: there are not so many")

@@ -1,0 +1,124 @@
+"""The threads that move bytes from and to disk files: a queue of tasks, and jobs that wait for other jobs.
+
+The caller's thread starts jobs and sees when they are done; the workers touch nothing but bytes, their queue and the rescue
+table. Several tasks are under way at once, of one job or of several; a job that was started behind others that it conflicts
+with begins when they are done, without the caller's help. Threads are made with the first job.
+
+Conservation: every job that was started is waiting for others, or has tasks queued or running, or is done.
+"""
+
+from collections import deque
+from threading import Condition, Lock, Thread
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import StorageIOError
+from .disk_job import DiskJob
+from .disk_transfers import DiskTransfers, Staging
+
+
+@final
+@mypyc_attr(native_class=True)
+class DiskWorkers:
+    """Who creates it calls `close`, after the last job is done."""
+
+    __slots__ = ("transfers", "num_done", "_num_threads", "_threads", "_tasks", "_work", "_progress", "_is_closing")
+
+    transfers: Final[DiskTransfers]
+    num_done: int  # jobs; grows under the lock
+    _num_threads: Final[int]
+    _threads: Final[list[Thread]]
+    _tasks: Final[deque[tuple[DiskJob, int]]]
+    _work: Final[Condition]  # of the one lock: there is something to do
+    _progress: Final[Condition]  # of the same: a job is done
+    _is_closing: bool
+
+    def __init__(self, num_threads: int) -> None:
+        self.transfers = DiskTransfers()
+        self.num_done = 0
+        self._num_threads = num_threads
+        self._threads = []
+        self._tasks = deque()
+        lock = Lock()
+        self._work = Condition(lock)
+        self._progress = Condition(lock)
+        self._is_closing = False
+
+    def start(self, job: DiskJob, earlier_jobs: list[DiskJob]) -> None:
+        """Begin, behind those of the earlier jobs that are not done."""
+        while len(self._threads) < self._num_threads:
+            thread = Thread(target=self._serve, name=f"kv-cache-disk-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        job.is_started = True
+        with self._work:
+            for earlier in earlier_jobs:
+                if not earlier.is_done:
+                    earlier.followers.append(job)
+                    job.num_blockers += 1
+            if job.num_blockers == 0:
+                self._queue_tasks(job)
+
+    def wait_beyond(self, num_done: int) -> None:
+        """Block until more than ``num_done`` jobs are done."""
+        with self._progress:
+            while self.num_done <= num_done:
+                self._progress.wait()
+
+    def close(self) -> None:
+        with self._work:
+            self._is_closing = True
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    # -- on the workers' threads --------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        staging = Staging()
+        task = self._take()
+        while task is not None:
+            self._carry_out(task[0], task[1], staging)
+            task = self._take()
+        staging.close()
+
+    def _take(self) -> tuple[DiskJob, int] | None:
+        with self._work:
+            while not self._tasks and not self._is_closing:
+                self._work.wait()
+            return self._tasks.popleft() if self._tasks else None
+
+    def _carry_out(self, job: DiskJob, index: int, staging: Staging) -> None:
+        errors: list[StorageIOError] = []
+        try:
+            errors = job.run_task(index, self.transfers, staging)
+        except Exception as error:
+            # No disk's doing, but whoever waits for these bytes must hear of it.
+            errors.append(StorageIOError(f"a copy of the DISK tier failed: {error!r}"))
+        with self._progress:
+            for found in errors:
+                if found.is_write:
+                    job.write_errors.append(found)
+                elif job.read_error is None:
+                    job.read_error = found
+            job.num_left -= 1
+            if job.num_left == 0:
+                self._finish(job)
+
+    def _finish(self, job: DiskJob) -> None:
+        job.is_done = True
+        self.num_done += 1
+        for follower in job.followers:
+            follower.num_blockers -= 1
+            if follower.num_blockers == 0:
+                self._queue_tasks(follower)
+        job.followers.clear()
+        self._progress.notify_all()
+
+    def _queue_tasks(self, job: DiskJob) -> None:
+        num_tasks = job.num_tasks()
+        for index in range(num_tasks):
+            self._tasks.append((job, index))
+        self._work.notify(num_tasks)

@@ -1,0 +1,383 @@
+"""What a host device's streams still have to do: nothing, as a rule, for work is done when it is enqueued.
+
+Only copies from and to disk take their time. What is enqueued behind them waits in the stream's queue, and runs on the
+caller's thread when a later call finds that it may (`poll`), in the order of the stream. `is_busy` is False while no stream
+has a queue and no failure is left to be told; then nothing else here is ever looked at.
+
+States of an event:
+
+    state     is_done   known to `HostStreams`               way out
+    open      False     until done, by its handle            the stream's queue reaches its record: done, or failed
+    done      True      no                                   -
+    failed    True      until the failures are told          told, by whoever asks first: done
+"""
+
+import ctypes
+from abc import ABCMeta, abstractmethod
+from collections import deque
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import StorageIOError
+from .disk_job import DiskJob
+from .disk_workers import DiskWorkers
+from .host_copy import copy_in_host_memory
+from .port import CopyBatch
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReadFailure:
+    """A copy from the disk that failed; told once, to the first who asks for anything behind it."""
+
+    __slots__ = ("error", "is_told")
+
+    error: Final[StorageIOError]
+    is_told: bool
+
+    def __init__(self, error: StorageIOError) -> None:
+        self.error = error
+        self.is_told = False
+
+
+@final
+@mypyc_attr(native_class=True)
+class HostEvent:
+    __slots__ = ("handle", "is_done", "failures")
+
+    handle: Final[i64]
+    is_done: bool
+    failures: list[ReadFailure]  # of what it is behind
+
+    def __init__(self, handle: i64) -> None:
+        self.handle = handle
+        self.is_done = False
+        self.failures = []
+
+
+@mypyc_attr(native_class=True)
+class QueuedWork(metaclass=ABCMeta):
+    """One entry of a stream's queue."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def try_run(self, stream: "HostStream") -> bool:
+        """Being the oldest of its stream: do it, or return False where it must wait."""
+
+    def lets_disk_work_pass(self) -> bool:
+        """Whether disk jobs behind it may start before it had its turn."""
+        return False
+
+
+@final
+@mypyc_attr(native_class=True)
+class HostStream:
+    """The queue of one stream. ``failures``: of all that it has done or waited for, as far as nobody was told."""
+
+    __slots__ = ("queue", "failures")
+
+    queue: Final[deque[QueuedWork]]
+    failures: list[ReadFailure]
+
+    def __init__(self) -> None:
+        self.queue = deque()
+        self.failures = []
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Copies(QueuedWork):
+    __slots__ = ("_batch",)
+
+    _batch: Final[CopyBatch]
+
+    def __init__(self, batch: CopyBatch) -> None:
+        # The caller's batch is the caller's again at once.
+        copied = CopyBatch(batch.dst_tier, batch.src_tier, batch.num_bytes)
+        index: i64 = 0
+        while index < batch.count:
+            copied.add(batch.dst_addresses[index], batch.src_addresses[index])
+            index += 1
+        self._batch = copied
+
+    def try_run(self, stream: HostStream) -> bool:
+        copy_in_host_memory(self._batch)
+        return True
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Fill(QueuedWork):
+    __slots__ = ("_address", "_num_bytes", "_value")
+
+    _address: Final[int]
+    _num_bytes: Final[int]
+    _value: Final[int]
+
+    def __init__(self, address: int, num_bytes: int, value: int) -> None:
+        self._address = address
+        self._num_bytes = num_bytes
+        self._value = value
+
+    def try_run(self, stream: HostStream) -> bool:
+        ctypes.memset(self._address, self._value, self._num_bytes)
+        return True
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Record(QueuedWork):
+    __slots__ = ("_event", "_open_events")
+
+    _event: Final[HostEvent]
+    _open_events: Final[dict[i64, HostEvent]]
+
+    def __init__(self, event: HostEvent, open_events: dict[i64, HostEvent]) -> None:
+        self._event = event
+        self._open_events = open_events
+
+    def try_run(self, stream: HostStream) -> bool:
+        event = self._event
+        event.is_done = True
+        event.failures = [failure for failure in stream.failures if not failure.is_told]
+        if not event.failures and self._open_events.get(event.handle) is event:
+            del self._open_events[event.handle]
+        return True
+
+    def lets_disk_work_pass(self) -> bool:
+        return True
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Wait(QueuedWork):
+    __slots__ = ("_event",)
+
+    _event: Final[HostEvent]
+
+    def __init__(self, event: HostEvent) -> None:
+        self._event = event
+
+    def try_run(self, stream: HostStream) -> bool:
+        if not self._event.is_done:
+            return False
+        join_failures(stream, self._event)
+        return True
+
+    def lets_disk_work_pass(self) -> bool:
+        return self._event.is_done
+
+
+@final
+@mypyc_attr(native_class=True)
+class _DiskCopies(QueuedWork):
+    __slots__ = ("job",)
+
+    job: Final[DiskJob]
+
+    def __init__(self, job: DiskJob) -> None:
+        self.job = job
+
+    def try_run(self, stream: HostStream) -> bool:
+        job = self.job
+        if not job.is_done:
+            return False
+        job.note_failed_writes()
+        if job.read_error is not None:
+            stream.failures.append(ReadFailure(job.read_error))
+        return True
+
+    def lets_disk_work_pass(self) -> bool:
+        return True
+
+
+def join_failures(stream: HostStream, event: HostEvent) -> None:
+    for failure in event.failures:
+        if not failure.is_told and failure not in stream.failures:
+            stream.failures.append(failure)
+
+
+@final
+@mypyc_attr(native_class=True)
+class HostStreams:
+    """Law: ``is_busy`` if any stream has a queue, or any failure was not told."""
+
+    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events")
+
+    is_busy: bool
+    _workers: Final[DiskWorkers]
+    _streams: Final[dict[int, HostStream]]  # by handle: those that ever had a queue and were not destroyed
+    _live: list[HostStream]  # those that have a queue
+    _open_events: Final[dict[i64, HostEvent]]
+
+    def __init__(self, workers: DiskWorkers) -> None:
+        self.is_busy = False
+        self._workers = workers
+        self._streams = {}
+        self._live = []
+        self._open_events = {}
+
+    # -- enqueueing; all but `copy_with_disk` only while busy -----------------------------------------------------------
+
+    def copy_with_disk(self, stream: int, job: DiskJob) -> None:
+        self.is_busy = True
+        self._append(self._stream(stream), _DiskCopies(job))
+        self.poll()
+
+    def copy(self, stream: int, batch: CopyBatch) -> None:
+        self.poll()
+        found = self._stream(stream)
+        if found.queue:
+            self._append(found, _Copies(batch))
+        else:
+            copy_in_host_memory(batch)
+
+    def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
+        self.poll()
+        found = self._stream(stream)
+        if found.queue:
+            self._append(found, _Fill(address, num_bytes, value))
+        else:
+            ctypes.memset(address, value, num_bytes)
+
+    def record(self, stream: int, handle: i64) -> None:
+        self.poll()
+        found = self._stream(stream)
+        if not found.queue and not found.failures:
+            return
+        event = HostEvent(handle)
+        self._open_events[handle] = event
+        self._append(found, _Record(event, self._open_events))
+        self.poll()
+
+    def wait(self, stream: int, handle: i64) -> None:
+        self.poll()
+        event = self._open_events.get(handle)
+        if event is None:
+            return
+        found = self._stream(stream)
+        if event.is_done and not found.queue:
+            join_failures(found, event)
+        else:
+            self._append(found, _Wait(event))
+
+    # -- asking and waiting; only while busy ----------------------------------------------------------------------------
+
+    def is_event_done(self, handle: i64) -> bool:
+        """Raises a failure behind which the event is."""
+        self.poll()
+        event = self._open_events.get(handle)
+        if event is None:
+            return True
+        if event.is_done:
+            self._tell_first(event.failures)
+        return event.is_done
+
+    def synchronize_event(self, handle: i64) -> None:
+        self.poll()
+        event = self._open_events.get(handle)
+        if event is not None:
+            while not event.is_done:
+                self._wait_for_progress()
+            self._tell_first(event.failures)
+
+    def synchronize_stream(self, stream: int) -> None:
+        self.poll()
+        found = self._streams.get(stream)
+        if found is not None:
+            while found.queue:
+                self._wait_for_progress()
+            self._tell_first(found.failures)
+
+    def synchronize_all(self) -> None:
+        """Until nothing is queued anywhere; failures stay."""
+        self.poll()
+        while self._live:
+            self._wait_for_progress()
+
+    def release_event(self, handle: i64) -> None:
+        """The handle is given back; who waits for the event still does."""
+        self._open_events.pop(handle, None)
+        self.poll()
+
+    def forget_stream(self, stream: int) -> None:
+        """The handle is given back; what was enqueued still runs."""
+        self._streams.pop(stream, None)
+        self.poll()
+
+    def poll(self) -> None:
+        """Run what may run by now."""
+        is_moving = True
+        while is_moving:
+            is_moving = False
+            for stream in self._live:
+                queue = stream.queue
+                while queue and queue[0].try_run(stream):
+                    queue.popleft()
+                    is_moving = True
+                self._start_disk_work(stream)
+        self._live = [stream for stream in self._live if stream.queue]
+        self.is_busy = bool(self._live) or self._has_untold_failures()
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    def _stream(self, handle: int) -> HostStream:
+        found = self._streams.get(handle)
+        if found is None:
+            found = HostStream()
+            self._streams[handle] = found
+        return found
+
+    def _append(self, stream: HostStream, work: QueuedWork) -> None:
+        if not stream.queue:
+            self._live.append(stream)
+        stream.queue.append(work)
+
+    def _start_disk_work(self, stream: HostStream) -> None:
+        """Every disk job that has only disk jobs before it may go to the workers, behind those that it conflicts with."""
+        started: list[DiskJob] = []
+        for work in stream.queue:
+            if not work.lets_disk_work_pass():
+                return
+            if isinstance(work, _DiskCopies):
+                job = work.job
+                if not job.is_started:
+                    self._workers.start(job, [earlier for earlier in started if job.conflicts_with(earlier)])
+                started.append(job)
+
+    def _wait_for_progress(self) -> None:
+        """Block until a disk job is done, and run what that sets free."""
+        num_done = self._workers.num_done
+        before = self._num_queued()
+        self.poll()
+        if self._num_queued() == before:
+            self._workers.wait_beyond(num_done)
+            self.poll()
+
+    def _num_queued(self) -> int:
+        return sum([len(stream.queue) for stream in self._live])
+
+    def _tell_first(self, failures: list[ReadFailure]) -> None:
+        for failure in failures:
+            if not failure.is_told:
+                failure.is_told = True
+                self.poll()
+                raise failure.error
+
+    def _has_untold_failures(self) -> bool:
+        is_any = False
+        for stream in self._streams.values():
+            if stream.failures:
+                stream.failures = [failure for failure in stream.failures if not failure.is_told]
+                is_any = is_any or bool(stream.failures)
+        for handle in list(self._open_events):
+            event = self._open_events[handle]
+            if event.is_done:
+                event.failures = [failure for failure in event.failures if not failure.is_told]
+                if event.failures:
+                    is_any = True
+                else:
+                    del self._open_events[handle]
+        return is_any

@@ -1,0 +1,107 @@
+"""Files of Linux: `O_TMPFILE` and `O_DIRECT` where the file system has them, `fallocate` to take and to give back room.
+
+The calls that move bytes go to the C library by raw address and without the interpreter's lock. Where a file system lacks a
+call, the next best takes its place: a named file that is unlinked at once, a file made longer without room of its own (the
+free bytes were looked at before), room that is given back only when the file ends or is closed.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .file_port import FilePort
+
+_NO_UNNAMED_FILES: Final = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+_NO_ALLOCATION: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_KEEP_SIZE: Final = 1
+_PUNCH_HOLE: Final = 2
+_MAX_NAMES: Final = 100
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_pread: Final = _libc.pread64
+_pread.restype = ctypes.c_ssize_t
+_pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+_pwrite: Final = _libc.pwrite64
+_pwrite.restype = ctypes.c_ssize_t
+_pwrite.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
+_fallocate: Final = _libc.fallocate64
+_fallocate.restype = ctypes.c_int
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+@final
+@mypyc_attr(native_class=True)
+class OsFiles(FilePort):
+    """See the module's docstring. A file is its descriptor."""
+
+    __slots__ = ()
+
+    def open_file(self, path: str, is_direct: bool) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if is_direct else 0)
+        try:
+            return os.open(path, flags | os.O_TMPFILE, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED_FILES:
+                raise
+        for number in range(_MAX_NAMES):
+            name = os.path.join(path, f".kv_cache_{os.getpid()}_{number}")
+            file = _try_create(name, flags)
+            if file >= 0:
+                os.unlink(name)
+                return file
+        raise OSError(errno.EEXIST, f"{_MAX_NAMES} leftover files .kv_cache_{os.getpid()}_* are in the way", path)
+
+    def close_file(self, file: int) -> None:
+        os.close(file)
+
+    def become_buffered(self, file: int) -> None:
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)
+
+    def grow(self, file: int, offset: int, num_bytes: int) -> None:
+        old_bytes = os.fstat(file).st_size
+        if _fallocate(file, 0, offset, num_bytes) == 0:
+            return
+        number = ctypes.get_errno()
+        if number in _NO_ALLOCATION:
+            if offset + num_bytes > old_bytes:
+                os.ftruncate(file, offset + num_bytes)
+            return
+        # A full disk may have given a part.
+        _fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, offset, num_bytes)
+        if os.fstat(file).st_size > old_bytes:
+            os.ftruncate(file, old_bytes)
+        raise OSError(number, os.strerror(number))
+
+    def give_back(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
+        if is_last:
+            os.ftruncate(file, offset)
+        elif _fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, offset, num_bytes) != 0:
+            number = ctypes.get_errno()
+            if number not in _NO_ALLOCATION:
+                raise OSError(number, os.strerror(number))
+
+    def free_bytes(self, path: str) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def transfer(self, file: int, is_write: bool, address: int, num_bytes: int, offset: int) -> int:
+        if is_write:
+            moved: int = _pwrite(file, address, num_bytes, offset)
+        else:
+            moved = _pread(file, address, num_bytes, offset)
+        if moved < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return moved
+
+
+def _try_create(name: str, flags: int) -> int:
+    """A new file of that name; -1 where there is one already."""
+    try:
+        return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return -1

@@ -1,0 +1,54 @@
+"""The simulated device's disks: which folder each DISK range is in, and which of them had a write that failed."""
+
+import logging
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import StorageIOError
+
+_logger: Final = logging.getLogger(__name__)
+
+
+@final
+@mypyc_attr(native_class=True)
+class SimulatedDisks:
+    """By the first address of the range. A failure stays until the range is released."""
+
+    __slots__ = ("_paths", "_failures")
+
+    _paths: Final[dict[int, str]]
+    _failures: Final[dict[int, StorageIOError]]
+
+    def __init__(self) -> None:
+        self._paths = {}
+        self._failures = {}
+
+    def add(self, address: int, path: str) -> None:
+        self._paths[address] = path
+
+    def remove(self, address: int) -> None:
+        del self._paths[address]
+        self._failures.pop(address, None)
+
+    def path_of(self, address: int) -> str:
+        return self._paths[address]
+
+    def failure_of(self, address: int) -> StorageIOError | None:
+        return self._failures.get(address)
+
+    def note_failure(self, address: int, error: StorageIOError) -> None:
+        if address in self._paths and address not in self._failures:
+            self._failures[address] = error
+            _logger.error("%s; the bytes are kept in memory", error)
+
+
+def make_disk_error(path: str, address: int, num_bytes: int, is_write: bool, reason: BaseException) -> StorageIOError:
+    what = "write" if is_write else "read"
+    return StorageIOError(
+        f"cannot {what} {num_bytes} bytes of the DISK tier in {path} at address {address:#x}: {reason}",
+        path,
+        address,
+        num_bytes,
+        is_write,
+    )
