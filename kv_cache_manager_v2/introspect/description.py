@@ -63,6 +63,7 @@ def _describe_sequence(state: SequenceState) -> Picture:
         "committed": int(state.num_committed),
         "published_blocks": int(state.num_published),
         "shares_last_block": state.tail_is_shared,
+        "forked_blocks": [_describe_forked(state, ordinal) for ordinal in range(state.num_published, state.forked_end)],
         "is_committing": state.is_committing,
         "stream": state.stream,
         "page_slots": pages,
@@ -75,6 +76,12 @@ def _describe_sequence(state: SequenceState) -> Picture:
         life_cycle = state.shared.state_life_cycle
         picture["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.state_blocks]
     return picture
+
+
+def _describe_forked(state: SequenceState, ordinal: int) -> str | int:
+    """How many sequences share a block that is not on the published path, or that another one has published it."""
+    block = state.blocks[ordinal]
+    return "published" if block.parent is not None else int(block.num_co_owners) + 1
 
 
 def _describe_scope(shared: SharedState, index: int) -> Picture:

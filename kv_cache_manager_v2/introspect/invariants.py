@@ -26,14 +26,15 @@ _SCRATCH: Final = -1
 class _Books:
     """What the sequences and the tree say there should be, by page id."""
 
-    __slots__ = ("holds", "locks", "pins", "published", "private_owner", "num_digests")
+    __slots__ = ("holds", "locks", "pins", "published", "private_owners", "num_digests")
 
     holds: Final[dict[int, int]]
     locks: Final[dict[int, int]]
     pins: Final[dict[int, int]]
     """By the first page id of the block."""
     published: Final[dict[int, Block]]
-    private_owner: Final[dict[int, int]]
+    private_owners: Final[dict[int, int]]
+    """How many sequences list the private block with that first page id."""
     num_digests: int
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class _Books:
         self.locks = {}
         self.pins = {}
         self.published = {}
-        self.private_owner = {}
+        self.private_owners = {}
         self.num_digests = 0
 
 
@@ -152,8 +153,8 @@ def _check_state_blocks(state: SequenceState, books: _Books) -> None:
     _require(num_blocks == shared.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
     for block in state.state_blocks:
         _require(block.parent is None, f"{name}: its recurrent state is in the tree")
-        _require(int(block.first_page) not in books.private_owner, f"{name}: its recurrent state has two owners")
-        books.private_owner[int(block.first_page)] = state.serial
+        _require(int(block.first_page) not in books.private_owners, f"{name}: its recurrent state has two owners")
+        books.private_owners[int(block.first_page)] = 1
         for life_cycle in range(shared.num_life_cycles):
             page = int(block.first_page + life_cycle)
             is_state = life_cycle == shared.state_life_cycle
@@ -165,7 +166,7 @@ def _check_state_blocks(state: SequenceState, books: _Books) -> None:
 
 
 def _check_path(state: SequenceState, books: _Books) -> None:
-    """The published blocks are the path that the sequence pins; the rest is private to it."""
+    """The published blocks are the path that the sequence pins; the rest is private to it and its forks."""
     name = f"sequence {state.id}"
     block = state.path_end
     books.pins[int(block.first_page)] = books.pins.get(int(block.first_page), 0) + 1
@@ -179,14 +180,20 @@ def _check_path(state: SequenceState, books: _Books) -> None:
     for ordinal in range(state.num_published, state.num_blocks):
         block = state.blocks[ordinal]
         first_page = int(block.first_page)
-        if ordinal == state.num_published and state.tail_is_shared:
-            _require(block.parent is state.path_end, f"{name}: its shared tail is not in the tree")
-            _require(block.key.startswith(state.tail.packed()), f"{name}: its shared tail has other tokens")
+        is_tail = ordinal == state.num_published and state.tail_is_shared
+        if block.parent is not None:
+            above = state.path_end if ordinal == state.num_published else state.blocks[ordinal - 1]
+            _require(is_tail or ordinal < state.forked_end, f"{name}: block {ordinal} is in the tree and not known to be shared")
+            _require(block.parent is above, f"{name}: block {ordinal}, which it shares, is in another place of the tree")
+            if ordinal == state.num_published:
+                _require(is_tail, f"{name}: its last block is published, and it is not noted as shared")
+                _require(block.key.startswith(state.tail.packed()), f"{name}: its shared tail has other tokens")
             books.pins[first_page] = books.pins.get(first_page, 0) + 1
         else:
-            _require(block.parent is None, f"{name}: private block {ordinal} is in the tree")
-            _require(first_page not in books.private_owner, f"{name}: private block {ordinal} has two owners")
-            books.private_owner[first_page] = state.serial
+            _require(not is_tail, f"{name}: its shared tail is not in the tree")
+            num_owners = books.private_owners.get(first_page, 0) + 1
+            books.private_owners[first_page] = num_owners
+            _require(num_owners == 1 or ordinal < state.forked_end, f"{name}: private block {ordinal} has another owner")
 
 
 def _check_blocks(shared: SharedState, books: _Books) -> None:
@@ -195,9 +202,11 @@ def _check_blocks(shared: SharedState, books: _Books) -> None:
     _require(len(free) == pool.num_free, "a block is free twice")
     for block in pool.all_blocks():
         first_page = int(block.first_page)
-        places = int(first_page in free) + int(first_page in books.published) + int(first_page in books.private_owner)
+        places = int(first_page in free) + int(first_page in books.published) + int(first_page in books.private_owners)
         _require(places == 1, f"{_name(block)} is in {places} places")
         pins = books.pins.get(first_page, 0)
+        num_co_owners = max(books.private_owners.get(first_page, 0) - 1, 0)
+        _require(block.num_co_owners == num_co_owners, f"{_name(block)} counts {block.num_co_owners} owners, not {num_co_owners}")
         _require(block.num_pins == pins, f"{_name(block)} has {block.num_pins} pins, should have {pins}")
         if first_page in free:
             _require(not pool.has_any_page(block), f"{_name(block)} is free and has a page")

@@ -10,6 +10,7 @@ from .journal_format import (
     COMMIT,
     COMMIT_ONE,
     CREATE,
+    FORK,
     PROBE,
     RESIZE,
     RESUME,
@@ -137,6 +138,10 @@ class CallJournal:
     def enable_scratch(self, serial: i64, enable: bool, digest: i64) -> None:
         self.writer.operation(SCRATCH, serial)
         self.writer.number(1 if enable else 0)
+        self._end(digest)
+
+    def fork(self, serial: i64, digest: i64) -> None:
+        self.writer.operation(FORK, serial)
         self._end(digest)
 
     def clear(self, digest: i64) -> None:

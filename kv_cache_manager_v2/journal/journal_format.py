@@ -4,7 +4,7 @@
     record   = operation (1 byte), its fields
 
 Fields are unsigned varints (7 bits a byte, least significant first) unless said. A sequence is named by its serial: the first
-`CREATE` of a journal makes 0, the next 1, and so on. Priorities are a count and what the user's callback returned during the
+`CREATE` or `FORK` of a journal makes 0, the next 1, and so on. Priorities are a count and what the user's callback returned during the
 call. Tokens are a count and a form: PACKED is 4 bytes little-endian each; MIXED is a varint per token, id + 1, or 0 and a
 digest as length and bytes. Lengths are those that the call asked for, or the present ones where it said to keep them.
 
@@ -20,6 +20,7 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     STOP        serial                                           returned
     STREAM      serial, stream                                   returned
     SCRATCH     serial, enabled (0 / 1)                          returned
+    FORK        serial of the parent; the child gets the next    returned
     PROBE       scope, tokens                                    returned
     CLEAR                                                        returned
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
@@ -32,7 +33,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 1
+VERSION: Final = 2
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -47,6 +48,7 @@ SCRATCH: Final = 10
 PROBE: Final = 11
 CLEAR: Final = 12
 DIGEST: Final = 13
+FORK: Final = 20
 
 PACKED: Final = 0
 MIXED: Final = 1

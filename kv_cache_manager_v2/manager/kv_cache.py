@@ -20,16 +20,18 @@ from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 import rawref
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_count
+from ..base.checks import to_count, to_int
 from ..base.errors import LogicError, OutOfPagesError
 from ..base.ids import TokenIdExt
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, unpack_tokens
 from ..sequence import commit as commit_steps
 from ..sequence import residency
 from ..sequence.call_guard import Abandoned
+from ..sequence.fork import try_fork
+from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
-from ..sequence.step_validation import validate_resize
+from ..sequence.step_validation import validate_fork, validate_resize
 from ..sequence.stream_handle import stream_handle
 from .open_sequences import OpenSequences
 from .sequence_queries import SequenceQueries, SequenceStatus
@@ -186,6 +188,40 @@ class KVCache(SequenceQueries):
         finally:
             guard.leave()
 
+    def fork(self, id: SupportsIndex | None = None) -> KVCache:
+        """A new sequence that is what this one is: same scope, tokens, history, capacity, stream, and ACTIVE if this one is.
+
+        Takes no slot, but for recurrent state, which is copied: all blocks are shared, those that are not committed too. The
+        first `resize` whose step writes into a shared block is the write: whoever calls it gets a copy of that block (False if
+        there is no room for it), the last owner none. So every step begins with a `resize`, even one that changes no number;
+        and with a history that has moved up (by `commit`, or by `resize`) at most one block per layer group is copied, whatever
+        the length. Both may be closed in any order. ``id``: as in `KVCacheManager.create_kv_cache`.
+
+        `LogicError` once closed, while some layer group's history is in scratch slots, or SUSPENDED with recurrent state;
+        `OutOfPagesError` if there is no slot for a copy of the recurrent state. Then nothing has changed.
+        """
+        state = self._state
+        guard = state.shared.guard
+        guard.enter()
+        try:
+            self._require_open("fork")
+            serial = self._open_sequences.next_serial
+            sequence_id = serial if id is None else to_int(id, "id")
+            validate_fork(state)
+            child = SequenceState(
+                state.shared, serial, sequence_id, state.scope, state.stream, state.priority_callback
+            )
+            if not try_fork(state, child):
+                raise OutOfPagesError(self._refusal_text())
+            kv_cache = KVCache(child, self._manager, self._open_sequences)
+            if state.shared.journal is not None:
+                state.shared.journal.fork(state.serial, state.shared.storage.digest.value)
+            return kv_cache
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
     # -- room ---------------------------------------------------------------------------------------------------------
 
     def resize(self, capacity: SupportsIndex | None = None, history_length: SupportsIndex | None = None) -> bool:
@@ -251,8 +287,8 @@ class KVCache(SequenceQueries):
 
         Blocks that become full are published at once. If another sequence has published the same block already, ours is given
         up in favour of theirs: base page indices may change. History moves up to the committed count by itself.
-        `ValueError` if there is no capacity for them or a token is out of range; `LogicError` unless ACTIVE, or after
-        `stop_committing`.
+        `ValueError` if there is no capacity for them, a token is out of range, or a fork has committed other tokens for a block
+        that both have; `LogicError` unless ACTIVE, or after `stop_committing`.
         """
         state = self._state
         guard = state.shared.guard
@@ -261,7 +297,11 @@ class KVCache(SequenceQueries):
             self._require(ACTIVE, "commit")
             if not state.is_committing:
                 raise LogicError(f"sequence {state.id}: commit() after stop_committing()")
-            if isinstance(accepted_input_tokens, list) and len(accepted_input_tokens) == 1:
+            if (
+                isinstance(accepted_input_tokens, list)
+                and len(accepted_input_tokens) == 1
+                and state.forked_end <= state.num_published
+            ):
                 token: object = accepted_input_tokens[0]
                 if isinstance(token, int) and 0 <= token <= _MAX_TOKEN_ID and state.num_committed < state.capacity:
                     commit_steps.commit_token(state, token)
@@ -287,6 +327,12 @@ class KVCache(SequenceQueries):
         if state.num_committed + len(packed) // TOKEN_BYTES > state.capacity:
             tree.digests.release(memoryview(packed).cast("i"))
             raise ValueError(f"sequence {state.id}: there are more tokens than their len(), {num_tokens}")
+        if state.forked_end > state.num_published:
+            try:
+                validate_same_tokens(state, packed)
+            except ValueError:
+                tree.digests.release(memoryview(packed).cast("i"))
+                raise
         if len(tree.digests) > 0:
             tree.has_digests = True
         commit_steps.commit_packed(state, packed)

@@ -145,6 +145,9 @@ class _Rerun:
             kv_cache.cuda_stream = self.stream(reader.number())
         elif operation == form.SCRATCH:
             kv_cache.enable_swa_scratch_reuse = bool(reader.number())
+        elif operation == form.FORK:
+            self.sequences[self.num_created] = kv_cache.fork()
+            self.num_created += 1
         else:
             raise JournalError(f"byte {reader.position}: {operation} is no operation")
 

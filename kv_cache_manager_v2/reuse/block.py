@@ -1,7 +1,7 @@
 """A block: ``tokens_per_block`` tokens of some path, and where the rows of its pages begin.
 
     state       parent    in the tree    who owns it
-    PRIVATE     None      no             one sequence
+    PRIVATE     None      no             one sequence, or several that were forked from one another
     PUBLISHED   a block   yes            the tree: it stays while it has pages, children or pins
     ROOT        None      as a root      the tree; has no pages, ``first_page < 0``
 
@@ -21,7 +21,7 @@ from .sorted_keys import SortedKeys
 @final
 @mypyc_attr(native_class=True)
 class Block:
-    __slots__ = ("first_page", "key", "parent", "only_child", "children", "num_pins")
+    __slots__ = ("first_page", "key", "parent", "only_child", "children", "num_pins", "num_co_owners", "num_shared_tokens")
 
     first_page: Final[i64]
     key: bytes
@@ -32,7 +32,11 @@ class Block:
     children: Children | None
     """All children, from the second one on."""
     num_pins: i64
-    """Open sequences whose published path ends here."""
+    """Open sequences whose published path ends here, or that list the block behind the end of theirs."""
+    num_co_owners: i64
+    """While PRIVATE: open sequences beyond the first that list the block."""
+    num_shared_tokens: i64
+    """Where there are co-owners: the most tokens of this block that one of them had room for when it was forked."""
 
     def __init__(self, first_page: i64) -> None:
         self.first_page = first_page
@@ -41,6 +45,8 @@ class Block:
         self.only_child = None
         self.children = None
         self.num_pins = 0
+        self.num_co_owners = 0
+        self.num_shared_tokens = 0
 
 
 @final

@@ -1,4 +1,4 @@
-"""Blocks and their rows, made once and recycled. Conservation: every block is free, private to a sequence, or in the tree."""
+"""Blocks and their rows, made once and recycled. Conservation: every block is free, private to sequences, or in the tree."""
 
 from typing import Final, final
 
@@ -32,7 +32,7 @@ class BlockPool:
 
     def give_back(self, block: Block) -> None:
         """The block has no page, no parent, no child, no pin."""
-        assert block.parent is None and block.num_pins == 0, "a block was recycled that is still in use"
+        assert block.parent is None and block.num_pins == 0 and block.num_co_owners == 0, "a block was recycled that is still in use"
         block.key = b""
         self._free.append(block)
 

@@ -10,6 +10,7 @@ from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
+from .forked_blocks import join_tree, may_publish_partial, note_published
 from .sequence_state import NO_TIMELINE, SequenceState
 from .window_move import move_windows
 
@@ -91,6 +92,8 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
     if _is_covered_by_longer_sibling(state, parent, key):
         return
     private = state.blocks[state.num_published]
+    if not may_publish_partial(state, key):
+        return
     published = tree.find_child(parent, key)
     if published is not None and not is_closing and state.capacity > state.num_committed:
         # Our pages may hold tokens that are written and not committed: none may be given up for a published one.
@@ -145,14 +148,17 @@ def publish_block(state: SequenceState, key: bytes, mark: i64) -> None:
     tree = state.shared.tree
     parent = state.path_end
     private = state.blocks[state.num_published]
+    was_private = private.parent is None
     block = _attach_or_rebase(state, key, mark)
-    if block is not private and tree.has_digests:
+    if (block is not private or not was_private) and tree.has_digests:
         # These were counted for our block; the tree has counted its own.
         tree.digests.release(memoryview(key).cast("i"))
     tree.drop_superseded(parent, block)
     tree.move_pin(parent, block)
     state.path_end = block
     state.num_published += 1
+    if state.forked_end > 0:
+        note_published(state)
 
 
 def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
@@ -160,6 +166,8 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     shared = state.shared
     tree = shared.tree
     ordinal = state.num_published
+    if ordinal < state.forked_end:
+        return join_tree(state, key, mark)
     private = state.blocks[ordinal]
     published = tree.find_child(state.path_end, key)
     if published is not None:

@@ -19,6 +19,10 @@ def give_up_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64)
         if is_active:
             storage.unlock(page, pool_group, state.timeline, mark)
         storage.release(page, pool_group)
+    elif ordinal < state.forked_end:
+        if is_active:
+            storage.unlock(page, pool_group, state.timeline, mark)
+        storage.drop_hold(page, pool_group)
     elif is_active:
         storage.free_page(page, pool_group, mark)
     else:

@@ -16,6 +16,7 @@ from ..reuse.match import Match
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.refusal import Refusal
+from .forked_blocks import give_up_block, leave_family
 from .page_users import give_up_page
 from .recurrent_state import (
     add_needed_state_slots,
@@ -29,7 +30,7 @@ from .recurrent_state import (
 from .resize import count_new_pages
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
-from .tail_copy import can_take_tail_back, copy_shared_tail, take_tail_back
+from .tail_copy import can_take_tail_back, copy_shared_blocks, take_tail_back
 
 
 def hold_match(state: SequenceState, match: Match) -> None:
@@ -186,7 +187,7 @@ def _fill_private_pages(
         begin_state(state)
     if needs_tail_copy:
         try:
-            copy_shared_tail(state, priorities)
+            copy_shared_blocks(state, [int(state.num_published)], priorities)
         except BaseException:
             if begins_state:
                 undo_begin_state(state)
@@ -266,20 +267,18 @@ def close(state: SequenceState) -> None:
             if state.holds_page(life_cycle, ordinal):
                 give_up_page(state, life_cycle, ordinal, mark)
             life_cycle += 1
-        if not state.is_published(ordinal):
-            tree.pool.give_back(state.blocks[ordinal])
+        if ordinal >= state.num_published:
+            give_up_block(state, ordinal)
         ordinal -= 1
     if tree.has_digests and state.tail.count > 0:
         tree.digests.release(memoryview(state.tail.packed()).cast("i"))
-    tail_block = state.blocks[state.num_published] if state.tail_is_shared else None
+    leave_family(state)
     state.blocks = []
     state.num_blocks = 0
     for table in state.tables:
         if table.has_buffer:
             table.clear()
             table.set_buffer(None)
-    if tail_block is not None:
-        tree.unpin(tail_block)
     tree.unpin(state.path_end)
     if state.timeline != NO_TIMELINE:
         shared.order.leave(state.timeline)

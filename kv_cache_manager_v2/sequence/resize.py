@@ -8,9 +8,19 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
+from .forked_blocks import (
+    NO_ORDINALS,
+    cut_forked,
+    find_first_written,
+    give_up_block,
+    list_copies,
+    may_write_forked,
+    settle_forked,
+)
 from .page_users import count_given_back, give_up_page
 from .sequence_state import SequenceState
-from .tail_copy import can_take_tail_back, copy_shared_tail, take_tail_back
+from .shared_state import NEVER
+from .tail_copy import can_take_tail_back, copy_shared_blocks, take_tail_back
 from .window_move import move_windows
 
 
@@ -23,6 +33,7 @@ def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
         and capacity <= room
         and capacity > room - tokens_per_block
         and not state.tail_is_shared
+        and (state.forked_end == 0 or not may_write_forked(state, history))
         and state.scratch.num_blocks == 0
         and capacity - history < state.shared.least_scratch_step
     ):
@@ -37,10 +48,11 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     shared = state.shared
     storage = shared.storage
     num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
-    # New tokens fall into the shared tail: the step's inputs, or what another machine fills behind the old capacity.
-    needs_tail_copy = (history < capacity and state.will_write_shared_tail(history)) or (
-        capacity > state.capacity and state.will_write_shared_tail(state.capacity)
-    )
+    copies = NO_ORDINALS
+    first_written: i64 = NEVER
+    if state.tail_is_shared or state.forked_end > 0:
+        copies = list_copies(state, capacity, history)
+        first_written = find_first_written(state, capacity, history)
     moves_scratch = state.scratch.is_enabled and capacity != state.capacity
     needed = vec[i64]([0] * storage.num_pool_groups)
     given_back = vec[i64]([0] * storage.num_pool_groups)
@@ -52,10 +64,7 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
         needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, num_blocks, new_begin)
         if moves_scratch:
             _plan_scratch(state, life_cycle, capacity, history, needed, given_back)
-        if needs_tail_copy:
-            needed[pool_group] += count_new_pages(
-                state, life_cycle, state.num_published, state.num_published + 1, new_begin
-            )
+        needed[pool_group] += _count_copies(state, life_cycle, copies, capacity, history)
         # Below, what remains of the present blocks; a window may have moved past their end.
         kept = state.num_blocks if state.num_blocks < num_blocks else num_blocks
         if new_begin > begin:
@@ -65,21 +74,22 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
         life_cycle += 1
     takes_tail_back = False
     if storage.find_refusal(needed, given_back):
-        if not needs_tail_copy or not can_take_tail_back(state):
+        if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):
             return False
-        _leave_out_tail_copy(state, history, needed)
+        _leave_out_copies(state, copies, capacity, history, needed)
         if storage.find_refusal(needed, given_back):
             return False
         takes_tail_back = True
-    priorities = _ask_priorities(state, num_blocks, capacity, history, needs_tail_copy and not takes_tail_back)
+        copies = NO_ORDINALS
+    priorities = _ask_priorities(state, num_blocks, capacity, history, copies)
+    num_copies: i64 = len(copies)
 
+    if len(copies) > 0 and _copy_first(state, copies, priorities):
+        _leave_out_copies(state, copies, capacity, history, needed)
+        copies = NO_ORDINALS
+    shared.guard.begin_change()
     if takes_tail_back:
         take_tail_back(state)
-        needs_tail_copy = False
-    elif needs_tail_copy and _copy_tail_first(state, priorities):
-        _leave_out_tail_copy(state, history, needed)
-        needs_tail_copy = False
-    shared.guard.begin_change()
     if num_blocks < state.num_blocks or history >= state.next_window_move or moves_scratch:
         mark = shared.order.mark(state.timeline)
         _cut_blocks(state, num_blocks, mark)
@@ -89,9 +99,11 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     state.history = history
     state.capacity = capacity
     storage.evict(needed)
-    if needs_tail_copy:
-        copy_shared_tail(state, priorities)
-    _add_blocks(state, num_blocks, priorities)
+    if len(copies) > 0:
+        copy_shared_blocks(state, copies, priorities)
+    if first_written < state.forked_end:
+        settle_forked(state, first_written)
+    _add_blocks(state, num_blocks, priorities, num_copies)
     if moves_scratch:
         life_cycle = 0
         while life_cycle < shared.num_life_cycles:
@@ -101,27 +113,45 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     return True
 
 
-def _leave_out_tail_copy(state: SequenceState, history: i64, needed: vec[i64]) -> None:
+def _count_copies(state: SequenceState, life_cycle: i64, copies: list[int], capacity: i64, history: i64) -> i64:
+    """Pages that copies of shared blocks need, where the window and the scratch range of the coming step are in force."""
+    count: i64 = 0
+    for ordinal in copies:
+        if _will_hold_page(state, life_cycle, ordinal, capacity, history):
+            count += 1
+    return count
+
+
+def _will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity: i64, history: i64) -> bool:
+    window_begin = state.shared.compute_window_begin(life_cycle, history)
+    if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 0:
+        return False
+    scratch = state.scratch
+    if not scratch.is_enabled or capacity == state.capacity or ordinal < scratch.compute_begin(life_cycle, history, capacity):
+        return True
+    return ordinal >= scratch.compute_end(life_cycle, history, capacity)
+
+
+def _leave_out_copies(state: SequenceState, copies: list[int], capacity: i64, history: i64, needed: vec[i64]) -> None:
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
-        new_begin = state.shared.compute_window_begin(life_cycle, history)
-        tail = state.num_published
         pool_group = state.shared.storage.pool_group_of[life_cycle]
-        needed[pool_group] -= count_new_pages(state, life_cycle, tail, tail + 1, new_begin)
+        needed[pool_group] -= _count_copies(state, life_cycle, copies, capacity, history)
         life_cycle += 1
 
 
-def _copy_tail_first(state: SequenceState, priorities: list[int]) -> bool:
-    """Copy the shared tail before anything else changes, so that a device that cannot leaves all as it was.
+def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) -> bool:
+    """Copy shared blocks before anything else changes, so that a device that cannot leaves all as it was.
 
-    False if there is room for the copy only once the call has given its own pages back.
+    False if there is room for the copies only once the call has given its own pages back.
     """
     storage = state.shared.storage
     needed = vec[i64]([0] * storage.num_pool_groups)
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
-        if state.holds_page(life_cycle, state.num_published):
-            needed[storage.pool_group_of[life_cycle]] += 1
+        for ordinal in copies:
+            if state.holds_page(life_cycle, ordinal):
+                needed[storage.pool_group_of[life_cycle]] += 1
         life_cycle += 1
     pool_group: i64 = 0
     while pool_group < storage.num_pool_groups:
@@ -129,7 +159,7 @@ def _copy_tail_first(state: SequenceState, priorities: list[int]) -> bool:
             return False
         pool_group += 1
     storage.evict(needed)
-    copy_shared_tail(state, priorities)
+    copy_shared_blocks(state, copies, priorities)
     return True
 
 
@@ -184,20 +214,18 @@ def count_new_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64,
 
 
 def _ask_priorities(
-    state: SequenceState, num_blocks: i64, capacity: i64, history: i64, with_tail: bool
+    state: SequenceState, num_blocks: i64, capacity: i64, history: i64, copies: list[int]
 ) -> list[int]:
-    """For each life cycle, first of the shared tail, then of each new block; a filler where no page will be made.
+    """For each life cycle, first of each copied block, then of each new block; a filler where no page will be made.
 
     Asked once it is known that there is room, and before anything changes.
     """
     num_life_cycles = state.shared.num_life_cycles
     if state.priority_callback is None:
-        return [PRIORITY_DEFAULT] * num_life_cycles
+        return [PRIORITY_DEFAULT] * (num_life_cycles * len(copies))
     priorities: list[int] = []
-    if with_tail:
-        _append_priorities(priorities, state, state.num_published, capacity, history)
-    else:
-        priorities.extend([PRIORITY_DEFAULT] * num_life_cycles)
+    for copied in copies:
+        _append_priorities(priorities, state, copied, capacity, history)
     ordinal = state.num_blocks
     while ordinal < num_blocks:
         _append_priorities(priorities, state, ordinal, capacity, history)
@@ -208,14 +236,9 @@ def _ask_priorities(
 def _append_priorities(
     priorities: list[int], state: SequenceState, ordinal: i64, capacity: i64, history: i64
 ) -> None:
-    scratch = state.scratch
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
-        window_begin = state.shared.compute_window_begin(life_cycle, history)
-        is_made = count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 1
-        if scratch.is_enabled and ordinal >= scratch.compute_begin(life_cycle, history, capacity):
-            is_made = is_made and ordinal >= scratch.compute_end(life_cycle, history, capacity)
-        if is_made:
+        if _will_hold_page(state, life_cycle, ordinal, capacity, history):
             priorities.append(int(state.ask_priority(ordinal, life_cycle)))
         else:
             priorities.append(PRIORITY_DEFAULT)
@@ -223,7 +246,7 @@ def _append_priorities(
 
 
 def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
-    """The capacity shrinks below whole blocks: they hold no committed token, so they are private."""
+    """The capacity shrinks below whole blocks: they hold no committed token of ours."""
     if num_blocks >= state.num_blocks:
         return
     shared = state.shared
@@ -234,14 +257,18 @@ def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
             if state.holds_page(life_cycle, ordinal):
                 give_up_page(state, life_cycle, ordinal, mark)
             life_cycle += 1
-        shared.tree.pool.give_back(state.blocks.pop())
+        give_up_block(state, ordinal)
+        state.blocks.pop()
         ordinal -= 1
     for table in state.tables:
         table.resize(num_blocks)
     state.num_blocks = num_blocks
+    cut_forked(state, num_blocks)
+    if state.num_published >= num_blocks:
+        state.tail_is_shared = False
 
 
-def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int]) -> None:
+def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], num_copies: i64) -> None:
     """Private blocks up to ``num_blocks``, with a page for each life cycle that will read them."""
     if num_blocks <= state.num_blocks:
         return
@@ -265,7 +292,7 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int]) ->
             if state.holds_page(life_cycle, ordinal):
                 priority: i64 = PRIORITY_DEFAULT
                 if asked:
-                    priority = priorities[(ordinal - old_num_blocks + 1) * shared.num_life_cycles + life_cycle]
+                    priority = priorities[(ordinal - old_num_blocks + num_copies) * shared.num_life_cycles + life_cycle]
                 page = state.blocks[ordinal].first_page + life_cycle
                 table.set(ordinal, storage.make_locked_page(page, pool_group, priority, state.timeline))
             ordinal += 1

@@ -5,6 +5,8 @@ Blocks of the sequence, by ordinal:
     [0, num_published)     published: shared, on the tree path that ends at ``path_end``, which this sequence pins
     num_published          if ``tail_is_shared``: a published block of which only the leading tokens are ours, never written
                            and pinned by this sequence too; else private, like all that follow
+    < forked_end           of these, blocks that a fork shares or shared: each private with several owners, or by now published
+                           by another owner and pinned by this sequence (`forked_blocks`)
 
 For each life cycle ``g`` a block is stale if ``num_sink_blocks[g] <= ordinal < window_begins[g]``, and may be scratch. While the
 sequence is SUSPENDED or ACTIVE it holds the page of every other block, while ACTIVE it also locks them and their slots are in
@@ -52,6 +54,8 @@ class SequenceState:
         "num_blocks",
         "num_published",
         "tail_is_shared",
+        "forked_end",
+        "forks",
         "copies_tail_on_resume",
         "is_committing",
         "blocks",
@@ -80,6 +84,10 @@ class SequenceState:
     num_blocks: i64
     num_published: i64
     tail_is_shared: bool
+    forked_end: i64
+    """0 if nothing behind the published path is or was shared by a fork."""
+    forks: "list[SequenceState] | None"
+    """The open sequences that were forked from one another, this one included: one list for all of them."""
     copies_tail_on_resume: bool
     """The shared tail is a partial match: the first resume makes a private copy of it."""
     is_committing: bool
@@ -121,6 +129,8 @@ class SequenceState:
         self.num_blocks = 0
         self.num_published = 0
         self.tail_is_shared = False
+        self.forked_end = 0
+        self.forks = None
         self.copies_tail_on_resume = False
         self.is_committing = True
         self.blocks = []
@@ -149,7 +159,9 @@ class SequenceState:
         self.next_window_move = earliest
 
     def is_published(self, ordinal: i64) -> bool:
-        return ordinal < self.num_published or (self.tail_is_shared and ordinal == self.num_published)
+        if ordinal < self.num_published or (self.tail_is_shared and ordinal == self.num_published):
+            return True
+        return ordinal < self.forked_end and self.blocks[ordinal].parent is not None
 
     def will_write_shared_tail(self, history: i64) -> bool:
         """Whether the tokens after ``history`` fall into a last block that must not be written."""

@@ -49,6 +49,22 @@ def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) ->
         life_cycle += 1
 
 
+def validate_fork(state: SequenceState) -> None:
+    """Scratch slots belong to one sequence's step: blocks that are there only must be stale."""
+    if len(state.state_blocks) > 0 and state.status != ACTIVE:
+        raise LogicError(f"sequence {state.id}: fork() copies the recurrent state, on the device; resume() first")
+    scratch = state.scratch
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        end = scratch.ends[life_cycle]
+        if scratch.begins[life_cycle] < end and end > state.window_begins[life_cycle]:
+            raise LogicError(
+                f"sequence {state.id}: fork() with blocks {scratch.begins[life_cycle]} to {end - 1} of layer group {life_cycle} in "
+                f"scratch slots at a history of {state.history}; commit, or resize(history_length={state.capacity}) first"
+            )
+        life_cycle += 1
+
+
 def would_have_scratch(state: SequenceState) -> bool:
     """Whether the present step has scratch blocks, or would have them if scratch reuse were on."""
     shared = state.shared

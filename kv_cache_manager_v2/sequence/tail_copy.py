@@ -1,53 +1,68 @@
-"""A private copy of a last block that is shared: the sequence is going to write there, and published bytes never change."""
+"""Private copies of shared blocks: the sequence is going to write there, and neither published bytes nor a fork's may change."""
 
 from mypy_extensions import i64
 
 from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
-from .sequence_state import SequenceState
+from .forked_blocks import give_up_block
+from .page_users import give_up_page
+from .sequence_state import NO_TIMELINE, SequenceState
 
 
-def copy_shared_tail(state: SequenceState, priorities: list[int]) -> None:
-    """Swap the shared last block of an active sequence for a private one with the same bytes, in stream order.
+def copy_shared_blocks(state: SequenceState, copies: list[int], priorities: list[int]) -> None:
+    """Swap shared blocks of an active sequence for private ones with the same bytes, in stream order.
 
     If a copy cannot be enqueued, nothing has changed (but for what was evicted to make room) and the device's error is raised.
-    A slot has been made free for each life cycle that needs the block. ``priorities`` begins with one entry per life cycle.
+    A slot has been made free for each life cycle that needs a block. ``priorities``: for each block, one entry per life cycle.
     The shared pages are locked by this sequence and are given up here.
     """
     shared = state.shared
-    storage = shared.storage
-    ordinal = state.num_published
-    source = state.blocks[ordinal]
-    target = shared.tree.pool.take()
-    digest = storage.digest.value
+    pool = shared.tree.pool
+    digest = shared.storage.digest.value
+    targets: list[Block] = []
     try:
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
-            if state.holds_page(life_cycle, ordinal):
-                pool_group = storage.pool_group_of[life_cycle]
-                page = target.first_page + life_cycle
-                storage.make_locked_page(page, pool_group, priorities[life_cycle], state.timeline)
-                storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)
-            life_cycle += 1
+        for ordinal in copies:
+            targets.append(pool.take())
+            _copy_pages(state, ordinal, targets[-1], priorities, (len(targets) - 1) * shared.num_life_cycles)
         mark = shared.order.mark(state.timeline)
     except BaseException:
-        _free_copies(state, target)
-        storage.digest.value = digest
+        while len(targets) > 0:
+            _free_copies(state, targets.pop())
+        shared.storage.digest.value = digest
         raise
-    life_cycle = 0
-    while life_cycle < shared.num_life_cycles:
+    position = 0
+    for ordinal in copies:
+        _go_on_with_copy(state, ordinal, targets[position], mark)
+        position += 1
+
+
+def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: list[int], first: i64) -> None:
+    storage = state.shared.storage
+    source = state.blocks[ordinal]
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
         if state.holds_page(life_cycle, ordinal):
-            page = source.first_page + life_cycle
-            state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
             pool_group = storage.pool_group_of[life_cycle]
-            storage.unlock(page, pool_group, state.timeline, mark)
-            storage.release(page, pool_group)
-            storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+            page = target.first_page + life_cycle
+            storage.make_locked_page(page, pool_group, priorities[first + life_cycle], state.timeline)
+            storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)
         life_cycle += 1
+
+
+def _go_on_with_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64) -> None:
+    storage = state.shared.storage
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, ordinal):
+            state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
+            give_up_page(state, life_cycle, ordinal, mark)
+            storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1)
+        life_cycle += 1
+    give_up_block(state, ordinal)
     state.blocks[ordinal] = target
-    state.tail_is_shared = False
-    state.copies_tail_on_resume = False
-    shared.tree.unpin(source)
+    if ordinal == state.num_published:
+        state.tail_is_shared = False
+        state.copies_tail_on_resume = False
 
 
 def _free_copies(state: SequenceState, target: Block) -> None:
@@ -84,6 +99,15 @@ def can_take_tail_back(state: SequenceState) -> bool:
 
 def take_tail_back(state: SequenceState) -> None:
     """The shared last block becomes private again: there is no room for a copy, and the sequence would never go on."""
-    state.shared.tree.withdraw(state.blocks[state.num_published])
+    shared = state.shared
+    block = state.blocks[state.num_published]
+    shared.tree.withdraw(block)
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles and state.timeline != NO_TIMELINE:
+        # Others have copied it on their streams; a suspended sequence waits when it locks its pages.
+        if state.holds_page(life_cycle, state.num_published):
+            allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
+            shared.order.wait(state.timeline, allocator.ready[shared.storage.rows.slot(block.first_page + life_cycle)])
+        life_cycle += 1
     state.tail_is_shared = False
     state.copies_tail_on_resume = False

@@ -10,7 +10,7 @@ tells the `PageOwner` when a published page is gone. The states of a page and wh
     HELD        LOCKED      lock
     LOCKED      HELD        unlock
     HELD        DROPPABLE   release (a published page)
-    HELD        (none)      free_page (a private page: nobody else can want it)
+    HELD        (none)      free_page (a private page: nobody else can want it), drop_hold (one that forks may share)
     DROPPABLE   (none)      evict, drop
 
 Making room is asked in two steps, `find_refusal` (changes nothing) and `evict`, so that a caller can refuse before it has
@@ -288,6 +288,32 @@ class PageStorage:
         if users < ONE_LOCK:
             self.num_locked[pool_group] -= 1
         slot = words[at + PLACE] & LOW_MASK
+        ready = self.allocators[pool_group].ready
+        ready[slot] = self.order.advance(ready[slot], timeline, mark)
+
+    def share_locked_page(self, page: i64) -> i64:
+        """One more hold and lock, for a sequence on the stream of one that has the page locked; returns the slot id."""
+        words = self.rows.words
+        at = page * ROW_WORDS
+        assert words[at + USERS] >= ONE_LOCK, "a page was shared as locked that is not"
+        words[at + USERS] += ONE_LOCKED_HOLD
+        return words[at + PLACE] & LOW_MASK
+
+    def drop_hold(self, page: i64, pool_group: i64) -> None:
+        """A hold of a private page that several sequences may have; the last one frees its slot, at the slot's own point."""
+        words = self.rows.words
+        at = page * ROW_WORDS
+        users = words[at + USERS] - ONE_HOLD
+        assert users >= 0 and (users >> 32) <= (users & LOW_MASK), "a hold was dropped twice"
+        words[at + USERS] = users
+        if users == 0:
+            slot = words[at + PLACE] & LOW_MASK
+            words[at + PLACE] = NO_PAGE
+            self._free_slot(pool_group, slot, self.allocators[pool_group].ready[slot])
+
+    def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
+        """Whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
+        slot = self.rows.words[page * ROW_WORDS + PLACE] & LOW_MASK
         ready = self.allocators[pool_group].ready
         ready[slot] = self.order.advance(ready[slot], timeline, mark)
 

@@ -1,0 +1,136 @@
+"""`fork`: a second sequence that is what the first one is. All blocks are shared (`forked_blocks`), recurrent state is copied.
+
+Nothing can fail but the copy of the state; that comes first, and is undone if the device refuses.
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..base.ids import PRIORITY_DEFAULT
+from .recurrent_state import undo_begin_state
+from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
+
+
+def try_fork(state: SequenceState, child: SequenceState) -> bool:
+    """False, and nothing has changed, if there is no slot for a copy of the recurrent state.
+
+    ``child`` is a new sequence of the same scope and stream. The caller has validated.
+    """
+    shared = state.shared
+    storage = shared.storage
+    needed = vec[i64]([0] * storage.num_pool_groups)
+    if len(state.state_blocks) > 0:
+        needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.state_blocks)
+        if storage.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
+            return False
+    if state.timeline != NO_TIMELINE:
+        child.timeline = shared.order.enter(state.stream)
+    if len(state.state_blocks) > 0:
+        try:
+            storage.evict(needed)
+            _copy_state(state, child)
+        except BaseException:
+            shared.order.leave(child.timeline)
+            child.timeline = NO_TIMELINE
+            raise
+    shared.guard.begin_change()
+    share_blocks(state, child)
+    shared.guard.end_change()
+    return True
+
+
+def _copy_state(state: SequenceState, child: SequenceState) -> None:
+    """The child's own slots with the same bytes, in stream order."""
+    shared = state.shared
+    storage = shared.storage
+    life_cycle = shared.state_life_cycle
+    pool_group = storage.pool_group_of[life_cycle]
+    digest = storage.digest.value
+    try:
+        for source in state.state_blocks:
+            block = shared.tree.pool.take()
+            child.state_blocks.append(block)
+            page = block.first_page + life_cycle
+            storage.make_locked_page(page, pool_group, PRIORITY_DEFAULT, child.timeline)
+            storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)
+    except BaseException:
+        undo_begin_state(child)
+        storage.digest.value = digest
+        raise
+
+
+def share_blocks(state: SequenceState, child: SequenceState) -> None:
+    """``child`` becomes what ``state`` is; neither has scratch blocks that it needs."""
+    shared = state.shared
+    tree = shared.tree
+    child.capacity = state.capacity
+    child.history = state.history
+    child.num_committed = state.num_committed
+    child.num_blocks = state.num_blocks
+    child.num_published = state.num_published
+    child.tail_is_shared = state.tail_is_shared
+    child.copies_tail_on_resume = state.copies_tail_on_resume
+    child.is_committing = state.is_committing
+    child.blocks = state.blocks[:]
+    child.path_end = state.path_end
+    child.path_end.num_pins += 1
+    tail = state.tail.packed()
+    child.tail.extend(tail)
+    if tree.has_digests and len(tail) > 0:
+        tree.digests.acquire_again(memoryview(tail).cast("i"))
+    child.window_begins = state.window_begins[:]
+    child.next_window_move = state.next_window_move
+    child.scratch.is_enabled = state.scratch.is_enabled
+    child.status = state.status
+    ordinal = state.num_published
+    while ordinal < state.num_blocks:
+        _add_owner(state, ordinal)
+        ordinal += 1
+    _join_family(state, child)
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        _share_pages(state, child, life_cycle)
+        life_cycle += 1
+
+
+def _add_owner(state: SequenceState, ordinal: i64) -> None:
+    block = state.blocks[ordinal]
+    if block.parent is not None:
+        block.num_pins += 1
+        return
+    size = state.shared.tokens_per_block
+    room = state.capacity - ordinal * size
+    if room > size:
+        room = size
+    if block.num_co_owners == 0 or block.num_shared_tokens < room:
+        block.num_shared_tokens = room
+    block.num_co_owners += 1
+
+
+def _join_family(state: SequenceState, child: SequenceState) -> None:
+    family = state.forks
+    if family is None:
+        family = [state]
+        state.forks = family
+    family.append(child)
+    child.forks = family
+    if state.num_blocks > state.num_published:
+        state.forked_end = state.num_blocks
+        child.forked_end = state.num_blocks
+
+
+def _share_pages(state: SequenceState, child: SequenceState, life_cycle: i64) -> None:
+    storage = state.shared.storage
+    pool_group = storage.pool_group_of[life_cycle]
+    table = child.tables[life_cycle]
+    table.resize(state.num_blocks)
+    is_active = state.status == ACTIVE
+    ordinal: i64 = 0
+    while ordinal < state.num_blocks:
+        if state.holds_page(life_cycle, ordinal):
+            page = state.blocks[ordinal].first_page + life_cycle
+            if is_active:
+                table.set(ordinal, int(storage.share_locked_page(page)))
+            else:
+                storage.hold(page, pool_group)
+        ordinal += 1

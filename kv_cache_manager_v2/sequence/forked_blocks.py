@@ -1,0 +1,247 @@
+"""Blocks that several sequences share because one was forked from another, and how each gets blocks of its own again.
+
+A fork lists the blocks of its parent. Published ones are shared as always: by holds and a pin. A private one then has several
+owners (`Block.num_co_owners` counts those beyond the first), each with its own holds and locks on the pages. For a sequence all
+such blocks lie in ``[num_published, forked_end)``, and since a block is left only together with all that follow it, whoever still
+shares a block shares everything before it.
+
+    event, for one owner                      the block
+    a resize whose step writes into it        is copied for the writer, or, for the last owner, written in place
+    commit fills it                           joins the tree for all its owners; those that are not there yet pin it
+    the tree has an equal block already       all its owners take that one over (rebase)
+    its end (close, cut, window)              one owner, hold, lock less
+
+Work of other streams on a shared page is in the slot's point (`unlock` puts it there): who goes on alone waits for that first.
+"""
+
+from typing import Final
+
+from mypy_extensions import i64
+
+from ..reuse.block import Block
+from ..reuse.token_packing import TOKEN_BYTES
+from ..storage.decision_digest import REBASE
+from .sequence_state import NO_TIMELINE, SequenceState
+
+NO_ORDINALS: Final[list[int]] = []
+"""No block at all; never changed."""
+
+
+# -- the first write ------------------------------------------------------------------------------------------------------
+
+
+def find_first_written(state: SequenceState, capacity: i64, history: i64) -> i64:
+    """The first block that the step after a resize writes; at least ``num_blocks`` and the new ones' count if none.
+
+    Its inputs are ``history .. capacity - 1``; behind the old capacity another machine may fill what is not an input.
+    """
+    size = state.shared.tokens_per_block
+    if history < capacity:
+        return (state.capacity if state.capacity < history else history) // size
+    if capacity > state.capacity:
+        return state.capacity // size
+    return (state.capacity + size - 1) // size
+
+
+def list_copies(state: SequenceState, capacity: i64, history: i64) -> list[int]:
+    """The shared blocks that the step after a resize writes, in order: the sequence needs copies of them."""
+    copies: list[int] = []
+    size = state.shared.tokens_per_block
+    ordinal = find_first_written(state, capacity, history)
+    if ordinal < state.num_published:
+        ordinal = state.num_published
+    end = (capacity + size - 1) // size
+    if end > state.num_blocks:
+        end = state.num_blocks
+    while ordinal < end:
+        block = state.blocks[ordinal]
+        if block.parent is not None or block.num_co_owners > 0:
+            copies.append(int(ordinal))
+        ordinal += 1
+    return copies
+
+
+def may_write_forked(state: SequenceState, history: i64) -> bool:
+    """Whether a step that adds no block may write into one that is or was shared."""
+    return state.forked_end >= state.num_blocks or history < state.forked_end * state.shared.tokens_per_block
+
+
+def settle_forked(state: SequenceState, first_written: i64) -> None:
+    """From ``first_written`` on the blocks are the sequence's own: it may write once the other streams are done with them."""
+    if first_written >= state.forked_end:
+        return
+    shared = state.shared
+    rows = shared.storage.rows
+    ordinal = first_written if first_written > state.num_published else state.num_published
+    while ordinal < state.forked_end:
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            if state.holds_page(life_cycle, ordinal):
+                slot = rows.slot(state.blocks[ordinal].first_page + life_cycle)
+                allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
+                shared.order.wait(state.timeline, allocator.ready[slot])
+            life_cycle += 1
+        ordinal += 1
+    cut_forked(state, first_written)
+
+
+def cut_forked(state: SequenceState, end: i64) -> None:
+    """Nothing from block ``end`` on is shared any more."""
+    if state.forked_end > end:
+        state.forked_end = end if end > state.num_published else 0
+
+
+# -- the end --------------------------------------------------------------------------------------------------------------
+
+
+def leave_family(state: SequenceState) -> None:
+    family = state.forks
+    if family is not None:
+        family.remove(state)
+        state.forks = None
+
+
+def give_up_block(state: SequenceState, ordinal: i64) -> None:
+    """A block behind the published path is the sequence's no more; its pages have been given up."""
+    tree = state.shared.tree
+    block = state.blocks[ordinal]
+    if block.parent is not None:
+        tree.unpin(block)
+    elif block.num_co_owners > 0:
+        block.num_co_owners -= 1
+    else:
+        tree.pool.give_back(block)
+
+
+# -- publishing -----------------------------------------------------------------------------------------------------------
+
+
+def _list_owners(state: SequenceState, ordinal: i64) -> list[SequenceState]:
+    """Those that have the block, in the order in which they were forked."""
+    family = state.forks
+    if family is None:
+        return [state]
+    block = state.blocks[ordinal]
+    return [other for other in family if ordinal < other.num_blocks and other.blocks[ordinal] is block]
+
+
+def validate_same_tokens(state: SequenceState, packed: bytes) -> None:
+    """Owners of one block have the same bytes, so they cannot say that these stand for different tokens."""
+    text = state.tail.packed() + packed
+    block_bytes = state.shared.tree.block_bytes
+    position: i64 = 0
+    ordinal = state.num_published
+    while position < len(text) and ordinal < state.forked_end:
+        piece = text[position : position + block_bytes]
+        known = state.blocks[ordinal].key
+        if len(known) == 0:
+            for other in _list_owners(state, ordinal):
+                if other is not state and other.num_published == ordinal and other.tail.count * TOKEN_BYTES > len(known):
+                    known = other.tail.packed()
+        count = len(piece) if len(piece) < len(known) else len(known)
+        if piece[:count] != known[:count]:
+            raise ValueError(
+                f"sequence {state.id}: block {ordinal} is shared with a fork that has committed other tokens for the same "
+                f"bytes; a step that computes tokens of its own begins with a resize"
+            )
+        position += block_bytes
+        ordinal += 1
+
+
+def may_publish_partial(state: SequenceState, key: bytes) -> bool:
+    """Whether a partial last block may join the tree for all its owners.
+
+    Not if some owner may have bytes behind ``key`` that it would still commit: a published block is never filled up.
+    """
+    block = state.blocks[state.num_published]
+    if block.num_co_owners == 0:
+        return True
+    return state.tail.count >= block.num_shared_tokens and state.shared.tree.find_child(state.path_end, key) is None
+
+
+def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
+    """The block behind the published path, shared or once shared, is published for all its owners; the tree's block for it."""
+    tree = state.shared.tree
+    ordinal = state.num_published
+    block = state.blocks[ordinal]
+    if block.parent is not None:
+        # Another owner was here first.
+        assert block.key == key, "a fork published a block with other tokens"
+        block.num_pins -= 1
+        return block
+    owners = _list_owners(state, ordinal)
+    published = tree.find_child(state.path_end, key)
+    if published is None:
+        tree.attach(state.path_end, block, key)
+        block.num_pins += block.num_co_owners
+        block.num_co_owners = 0
+        _note_ready(state, block, mark)
+        published = block
+    else:
+        state.shared.storage.digest.note(REBASE, ordinal)
+        _rebase_owners(state, owners, block, published, mark)
+        published.num_pins += len(owners) - 1
+        block.num_co_owners = 0
+        tree.pool.give_back(block)
+    for owner in owners:
+        if owner is not state and owner.num_published == ordinal:
+            owner.tail_is_shared = True
+    return published
+
+
+def note_published(state: SequenceState) -> None:
+    """The published path of a sequence with forked blocks has grown by one."""
+    if state.forked_end > state.num_published:
+        state.tail_is_shared = state.blocks[state.num_published].parent is not None
+    else:
+        state.tail_is_shared = False
+        state.forked_end = 0
+
+
+def _note_ready(state: SequenceState, block: Block, mark: i64) -> None:
+    """The committer's writes are behind ``mark``; what other owners do with the pages stays in their points."""
+    if state.timeline == NO_TIMELINE:
+        return
+    storage = state.shared.storage
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        page = block.first_page + life_cycle
+        if storage.rows.has_page(page):
+            storage.advance_ready(page, storage.pool_group_of[life_cycle], state.timeline, mark)
+        life_cycle += 1
+
+
+def _rebase_owners(
+    state: SequenceState, owners: list[SequenceState], block: Block, published: Block, mark: i64
+) -> None:
+    """All owners take the published block over; where it lacks a page that they have, theirs goes to it."""
+    storage = state.shared.storage
+    rows = storage.rows
+    ordinal = state.num_published
+    life_cycle: i64 = 0
+    _note_ready(state, block, mark)
+    while life_cycle < state.shared.num_life_cycles:
+        ours = block.first_page + life_cycle
+        theirs = published.first_page + life_cycle
+        if rows.has_page(ours):
+            if not rows.has_page(theirs):
+                storage.move_page(ours, theirs)
+            else:
+                if state.shared.uses_priorities:
+                    storage.raise_priority(theirs, storage.pool_group_of[life_cycle], rows.priority(ours))
+                for owner in owners:
+                    if owner.holds_page(life_cycle, ordinal):
+                        _swap_page(owner, ordinal, life_cycle, ours, theirs)
+        life_cycle += 1
+    for owner in owners:
+        owner.blocks[ordinal] = published
+
+
+def _swap_page(owner: SequenceState, ordinal: i64, life_cycle: i64, ours: i64, theirs: i64) -> None:
+    storage = owner.shared.storage
+    pool_group = storage.pool_group_of[life_cycle]
+    storage.hold(theirs, pool_group)
+    if owner.timeline != NO_TIMELINE:
+        owner.tables[life_cycle].set(ordinal, int(storage.lock(theirs, pool_group, owner.timeline)))
+        storage.unlock(ours, pool_group, owner.timeline, owner.shared.order.mark(owner.timeline))
+    storage.drop_hold(ours, pool_group)
