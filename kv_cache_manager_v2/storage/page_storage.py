@@ -314,8 +314,8 @@ class PageStorage:
     def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
         slot = self.rows.words[page * ROW_WORDS + PLACE] & LOW_MASK
-        ready = self.allocators[pool_group].ready
-        ready[slot] = self.order.advance(ready[slot], timeline, mark)
+        allocator = self.allocators[pool_group]
+        allocator.ready[slot] = self.order.advance(allocator.ready[slot], timeline, mark)
 
     def set_ready(self, page: i64, pool_group: i64, point: i64) -> None:
         """The page's bytes are there after ``point``."""
