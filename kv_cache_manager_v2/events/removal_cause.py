@@ -20,6 +20,6 @@ REQUESTED: Final = 7
 """The user asked for it to go."""
 
 # In the words of an event: with more memory the page would be there, whichever of the three decisions it was.
-CAUSE_NAMES: Final = (
+CAUSE_NAMES: Final[tuple[str, ...]] = (
     "capacity", "superseded", "cleared", "scope_invalidated", "failure", "capacity", "capacity", "requested"
 )  # fmt: skip
