@@ -12,11 +12,12 @@ Found in one walk down the tree by content, then upwards from the deepest block 
 
 from typing import Final, final
 
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
-from ..storage.page_rows import PageRows
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
 from .block import Block
 from .radix_tree import RadixTree
 from .token_packing import TOKEN_BYTES
@@ -50,7 +51,7 @@ class Matcher:
     _tree: Final[RadixTree]
     _rows: Final[PageRows]
     _tokens_per_block: Final[i64]
-    _unbounded: Final[list[int]]
+    _unbounded: vec[i64]
     _windowed: Final[list[int]]
     _windowed_cycles: Final[list[LifeCycle]]
     _partial: Final[bool]
@@ -62,14 +63,14 @@ class Matcher:
         self._tree = tree
         self._rows = tree.storage.rows
         self._tokens_per_block = tokens_per_block
-        self._unbounded = []
+        self._unbounded = vec[i64]()
         self._windowed = []
         self._windowed_cycles = []
         for life_cycle_id, cycle in enumerate(life_cycles):
             if not cycle.has_page_per_block:
                 continue
             if cycle.window_size is None:
-                self._unbounded.append(life_cycle_id)
+                self._unbounded = append(self._unbounded, life_cycle_id)
             else:
                 self._windowed.append(life_cycle_id)
                 self._windowed_cycles.append(cycle)
@@ -81,7 +82,8 @@ class Matcher:
         blocks: list[Block] = []
         if root is None or self._has_state:
             return Match(blocks, 0)
-        rows = self._rows
+        words = self._rows.words
+        unbounded = self._unbounded
         block_bytes = self._tree.block_bytes
         num_bytes: i64 = len(packed)
         position: i64 = 0
@@ -99,7 +101,7 @@ class Matcher:
                 child = children.by_key.get(key)
                 if child is None:
                     break
-            if not self._has_unbounded_pages(rows, child):
+            if not has_pages(words, child.first_page, unbounded):
                 break
             blocks.append(child)
             node = child
@@ -129,12 +131,6 @@ class Matcher:
                 if partial is not None:
                     return partial
         return Match(blocks, num_blocks * self._tokens_per_block)
-
-    def _has_unbounded_pages(self, rows: PageRows, block: Block) -> bool:
-        for life_cycle in self._unbounded:
-            if not rows.has_page(block.first_page + life_cycle):
-                return False
-        return True
 
     def _find_missing(self, blocks: list[Block], num_blocks: i64, num_tokens: i64) -> i64:
         """The last of the first ``num_blocks`` blocks whose page a windowed life cycle needs at that history and lacks."""
@@ -187,7 +183,7 @@ class Matcher:
         return None
 
     def _try_partial(self, child: Block, num_shared: i64, blocks: list[Block]) -> Match | None:
-        if num_shared == 0 or not self._has_unbounded_pages(self._rows, child):
+        if num_shared == 0 or not has_pages(self._rows.words, child.first_page, self._unbounded):
             return None
         num_tokens = len(blocks) * self._tokens_per_block + num_shared
         blocks.append(child)
@@ -195,6 +191,14 @@ class Matcher:
             return Match(blocks, num_tokens)
         blocks.pop()
         return None
+
+
+def has_pages(words: vec[i64], first_page: i64, life_cycles: vec[i64]) -> bool:
+    """Whether the block whose rows begin at ``first_page`` has a page for each of the life cycles."""
+    for life_cycle in life_cycles:
+        if words[(first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
+            return False
+    return True
 
 
 def count_shared_tokens(a: bytes, b: bytes) -> i64:
