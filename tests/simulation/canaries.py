@@ -150,8 +150,8 @@ CANARIES = (
     Canary(
         "refused resize moves the history",
         "sequence/resize.py",
-        "        if not needs_tail_copy or not can_take_tail_back(state):\n            return False\n        _leave",
-        "        if not needs_tail_copy or not can_take_tail_back(state):\n            state.history = history\n            return False\n        _leave",
+        "        if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):\n            return False\n        _leave",
+        "        if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):\n            state.history = history\n            return False\n        _leave",
     ),
     Canary(
         "refusal counts what can be evicted twice",
@@ -162,8 +162,8 @@ CANARIES = (
     Canary(
         "shrunk sequence keeps its slots",
         "sequence/resize.py",
-        "            if state.holds_page(life_cycle, ordinal):\n                give_up_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        shared.tree.pool",
-        "            if life_cycle > 0 and state.holds_page(life_cycle, ordinal):\n                give_up_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        shared.tree.pool",
+        "            if state.holds_page(life_cycle, ordinal):\n                give_up_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        give_up_block",
+        "            if life_cycle > 0 and state.holds_page(life_cycle, ordinal):\n                give_up_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        give_up_block",
     ),
     # -- reuse --------------------------------------------------------------------------------------------------------
     Canary(
