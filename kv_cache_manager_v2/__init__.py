@@ -48,6 +48,20 @@ from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .device.host_device import HostDevice
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .device.selection import default_device
+from .events.block_digest import BlockHash
+from .events.event_index import IndexedBlock, KVCacheEventIndex
+from .events.event_manager import KVCacheEventManager
+from .events.event_snapshot import KVCacheEventSnapshot
+from .events.kv_cache_event import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheEventData,
+    KVCacheEventDiff,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+)
 from .layout.buffer_id import BufferId
 from .layout.life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 from .layout.page_index import PageIndexConverter
@@ -60,6 +74,7 @@ from .manager.capacity import CapacityPlan, plan_capacity
 from .manager.kv_cache import KVCache
 from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
+from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_tokens
 from .reuse.reuse_scope import ReuseScope
 from .stats.storage_statistics import StorageStatistics
 from .storage.debug_fill import DebugFill
@@ -109,6 +124,7 @@ __all__ = [
     "BatchDesc",
     "BatchPageTable",
     "BeamIndex",
+    "BlockHash",
     "BlockOrdinal",
     "BlockTable",
     "BufferConfig",
@@ -136,11 +152,23 @@ __all__ = [
     "HostCacheTierConfig",
     "HostDevice",
     "HostKernel",
+    "IndexedBlock",
     "KVCache",
+    "KVCacheCreatedData",
     "KVCacheDesc",
+    "KVCacheEvent",
+    "KVCacheEventData",
+    "KVCacheEventDiff",
+    "KVCacheEventIndex",
+    "KVCacheEventManager",
+    "KVCacheEventSnapshot",
     "KVCacheManager",
     "KVCacheManagerConfig",
     "KVCacheManagerError",
+    "KVCacheRemovedData",
+    "KVCacheStoredBlockData",
+    "KVCacheStoredData",
+    "KVCacheUpdatedData",
     "LayerConfig",
     "LayerGroupId",
     "LayerId",
@@ -175,8 +203,10 @@ __all__ = [
     "TokenIdExt",
     "_KVCache",
     "__version__",
+    "compute_block_hashes",
     "compute_scratch_range",
     "default_device",
+    "gen_multimodal_cache_key_tokens",
     "is_compiled",
     "plan_capacity",
 ]

@@ -15,6 +15,7 @@ from ..base.ids import BAD_PAGE_INDEX
 from ..reuse.block import Block
 from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
+from .event_invariants import check_announcements
 
 
 _SCRATCH: Final = -1
@@ -56,6 +57,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_blocks(shared, books)
         _check_pages(shared, states, books)
         _check_slots(shared, states)
+        check_announcements(shared)
         count = shared.tree.digests.total_count()
         _require(count == books.num_digests, f"{books.num_digests} digests are in use, {count} are counted")
     except AssertionError as error:

@@ -27,6 +27,7 @@ from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
+from ..events.event_manager import KVCacheEventManager
 from ..introspect.description import Picture, describe
 from ..introspect.invariants import check_invariants
 from ..journal.call_journal import CallJournal
@@ -48,6 +49,7 @@ from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
 from ..storage.page_storage import PageStorage
 from ..storage.refusal import Refusal
+from .event_groups import list_layer_groups
 from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache
 from .memory_lease import MemoryLease
@@ -68,13 +70,14 @@ class KVCacheManager(ModelQueries):
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
     file to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
-    are handed out, are filled with. `ValueError` if the quota is too small for the configured
+    are handed out, are filled with. ``event_manager``: is told what becomes of published blocks. `ValueError` if the quota is too small for the configured
     constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal cannot be made.
     """
 
-    __slots__ = ("_owns_device", "_open_sequences", "_batch_number")
+    __slots__ = ("_owns_device", "_open_sequences", "_batch_number", "_event_manager")
 
     _owns_device: Final[bool]
+    _event_manager: Final[KVCacheEventManager | None]
     _open_sequences: Final[OpenSequences]
     _batch_number: i64
     """Counts batch calls; each sequence remembers the last one that listed it."""
@@ -86,6 +89,7 @@ class KVCacheManager(ModelQueries):
         device: Device | None = None,
         journal: str | os.PathLike[str] | None = None,
         debug_fill: DebugFill | None = None,
+        event_manager: KVCacheEventManager | None = None,
     ) -> None:
         self._is_open = False
         if not isinstance(config, KVCacheManagerConfig):
@@ -93,6 +97,13 @@ class KVCacheManager(ModelQueries):
         validate_supported(config)
         if debug_fill is not None and not isinstance(debug_fill, DebugFill):
             raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
+        if event_manager is not None:
+            if not isinstance(event_manager, KVCacheEventManager):
+                raise TypeError(
+                    f"event_manager must be a KVCacheEventManager or None, not {type(event_manager).__name__}"
+                )
+            event_manager.require_unbound()
+        self._event_manager = event_manager
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
         self._layout = compute_slot_layout(config, self._life_cycles)
@@ -133,6 +144,8 @@ class KVCacheManager(ModelQueries):
         self._lease = MemoryLease(storage, self._device, self._owns_device)
         if writer is not None:
             self._shared.journal = CallJournal(writer)
+        if event_manager is not None:
+            storage.sink = event_manager.bind(list_layer_groups(self._shared), storage.rows.first_page_of_blocks)
         self._is_open = True
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -190,6 +203,8 @@ class KVCacheManager(ModelQueries):
             try:
                 self._require_no_sequences("shutdown")
                 self._shared.tree.clear()
+                if self._event_manager is not None:
+                    self._event_manager.flush_iteration_events()
             except AssertionError as error:
                 raise guard.fail(error) from error
             finally:
@@ -386,6 +401,11 @@ class KVCacheManager(ModelQueries):
     def get_quota(self, level: SupportsIndex) -> int:
         """Bytes of that cache level."""
         return self._config.cache_tiers[self._require_level(level)].quota
+
+    @property
+    def event_manager(self) -> KVCacheEventManager | None:
+        """The one that was given when this manager was made."""
+        return self._event_manager
 
     @property
     def last_refusal(self) -> Refusal | None:

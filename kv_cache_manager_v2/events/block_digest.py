@@ -1,0 +1,75 @@
+"""The chained SHA-256 that names a block outside of the manager.
+
+    root     SHA-256 of the reuse scope: `encode_scope`
+    block    SHA-256 of the parent's digest, then each token as 4 bytes, little-endian; a multimodal digest as the tag
+             0xFFFFFFFF, which no token id can be, and its bytes
+
+A name covers the whole text up to the end of its block, and the scope. Shown as 64 hex digits (``"sha256"``), or as the integer of
+the first 8 bytes, big-endian (``"sha256_64"``), which is what most routers take. The manager itself never compares by it.
+"""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from ..base.ids import TokenIdExt
+
+BlockHash: TypeAlias = int | str
+"""An int with "sha256_64", else hex digits."""
+
+SHA256: Final = "sha256"
+SHA256_64: Final = "sha256_64"
+HASH_ALGORITHMS: Final = (SHA256, SHA256_64)
+DIGEST_TAG: Final = b"\xff\xff\xff\xff"
+
+
+def encode_scope(lora_id: int | None, salt: int | str | None) -> bytes:
+    """The fields one after the other, each with its type and length: no two scopes have the same bytes."""
+    return _encode_field(lora_id) + _encode_field(salt)
+
+
+def _encode_field(value: int | str | None) -> bytes:
+    if value is None:
+        return b"n"
+    if isinstance(value, str):
+        # A lone surrogate is a salt like any other.
+        text = value.encode("utf-8", "surrogatepass")
+        return b"s" + str(len(text)).encode() + b":" + text
+    return b"i" + str(int(value)).encode() + b";"
+
+
+def compute_root_digest(lora_id: int | None, salt: int | str | None) -> bytes:
+    return hashlib.sha256(encode_scope(lora_id, salt)).digest()
+
+
+def encode_tokens(tokens: Sequence[TokenIdExt]) -> bytes:
+    """The tokens as they are hashed."""
+    parts: list[bytes] = []
+    for token in tokens:
+        if isinstance(token, bytes):
+            parts.append(DIGEST_TAG + token)
+        else:
+            parts.append(token.to_bytes(4, "little"))
+    return b"".join(parts)
+
+
+def encode_key(key: bytes) -> bytes:
+    """The same from packed native int32 without digests."""
+    if sys.byteorder == "little":
+        return key
+    tokens: list[TokenIdExt] = []
+    for token in memoryview(key).cast("i"):
+        tokens.append(token)
+    return encode_tokens(tokens)
+
+
+def compute_block_digest(parent: bytes, content: bytes) -> bytes:
+    """``content``: what `encode_tokens` or `encode_key` made of the block's tokens."""
+    return hashlib.sha256(parent + content).digest()
+
+
+def show_digest(digest: bytes, algorithm: str) -> BlockHash:
+    if algorithm == SHA256_64:
+        return int.from_bytes(digest[:8], "big")
+    return digest.hex()

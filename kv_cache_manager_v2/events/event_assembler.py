@@ -1,0 +1,369 @@
+"""From notes to events: knows the announced blocks as those outside do, merges what belongs together, names it when it is drained.
+
+Stored blocks merge while each hangs below the one before, removed ones while the reason is the same; per layer group, and as long
+as nothing of another kind comes between. So within what one batch of notes gives, a removal stands before all that followed it. Of
+more than ``max_events`` undrained events the oldest are dropped, unhashed; their ids are used up, and the next one says how many.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import TokenIdExt
+from .block_digest import BlockHash, show_digest
+from .block_node import BlockNode
+from .kv_cache_event import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheEventData,
+    KVCacheEventDiff,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+)
+from .layer_group_facts import LayerGroupFacts
+from .log_batch import (
+    BLOCK_PUBLISHED,
+    BLOCK_REMOVED,
+    BYTE_MASK,
+    ID_MASK,
+    ID_SHIFT,
+    KIND_MASK,
+    LEVEL_SHIFT,
+    PAGE_MOVED,
+    PAGE_PUBLISHED,
+    PAGE_REMOVED,
+    PRIORITY_SHIFT,
+    ROOT_MADE,
+    ROOT_REMOVED,
+    LogBatch,
+)
+from .removal_cause import CAUSE_NAMES
+
+_STORED: Final = 0
+_REMOVED: Final = 1
+_MOVED: Final = 2
+_REVALUED: Final = 3
+_CREATED: Final = 4
+
+_NOT_ANNOUNCED: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Draft:
+    """An event that nobody has drained yet: its blocks have no names so far."""
+
+    __slots__ = ("kind", "group", "event_id", "num_dropped", "nodes", "places", "value")
+
+    kind: Final[i64]
+    group: Final[i64]
+    event_id: Final[int]
+    num_dropped: int
+    nodes: Final[list[BlockNode]]
+    places: vec[i64]
+    """Of stored blocks, `_pack`; of an update, the old and the new value."""
+    value: Final[i64]
+    """Of removed blocks, the cause."""
+
+    def __init__(self, kind: i64, group: i64, event_id: int, value: i64) -> None:
+        self.kind = kind
+        self.group = group
+        self.event_id = event_id
+        self.num_dropped = 0
+        self.nodes = []
+        self.places = vec[i64]()
+        self.value = value
+
+    def add(self, node: BlockNode, place: i64) -> None:
+        self.nodes.append(node)
+        self.places = append(self.places, place)
+
+
+def _pack(level: i64, priority: i64) -> i64:
+    return level | (priority << 8)
+
+
+@final
+@mypyc_attr(native_class=True)
+class EventAssembler:
+    """``first_page``: the id of the first page of the first block."""
+
+    __slots__ = (
+        "next_event_id", "num_dropped", "_groups", "_first_page", "_num_groups", "_algorithm", "_rank", "_max_events",
+        "_roots", "_nodes", "_places", "_drafts", "_first_draft", "_open",
+    )  # fmt: skip
+
+    next_event_id: int
+    num_dropped: int
+    """Events dropped since the start."""
+    _groups: Final[list[LayerGroupFacts]]
+    _first_page: Final[i64]
+    _num_groups: Final[i64]
+    _algorithm: Final[str]
+    _rank: Final[int | None]
+    _max_events: Final[int]
+    _roots: Final[dict[int, BlockNode]]
+    _nodes: Final[list[BlockNode | None]]
+    """By block; None where no full block is published."""
+    _places: vec[i64]
+    """By page, `_pack` or _NOT_ANNOUNCED."""
+    _drafts: list[_Draft]
+    _first_draft: i64
+    """Those before it are dropped or drained."""
+    _open: Final[list[_Draft | None]]
+    """Per layer group the event that the next note may join."""
+
+    def __init__(
+        self, groups: Sequence[LayerGroupFacts], first_page: i64, algorithm: str, rank: int | None, max_events: int
+    ) -> None:
+        self.next_event_id = 0
+        self.num_dropped = 0
+        self._groups = list(groups)
+        self._first_page = first_page
+        self._num_groups = len(groups)
+        self._algorithm = algorithm
+        self._rank = rank
+        self._max_events = max_events
+        self._roots = {}
+        self._nodes = []
+        self._places = vec[i64]()
+        self._drafts = []
+        self._first_draft = 0
+        self._open = [None for _group in groups]
+        for group in range(len(groups)):
+            self._add_draft(_CREATED, group, 0)
+
+    @property
+    def num_undrained(self) -> int:
+        return len(self._drafts) - int(self._first_draft)
+
+    # -- notes --------------------------------------------------------------------------------------------------------
+
+    def take_in(self, batch: LogBatch) -> None:
+        words = batch.words
+        objects = batch.objects
+        next_object: i64 = 0
+        at: i64 = 0
+        num_words: i64 = len(words)
+        while at < num_words:
+            word = words[at]
+            at += 1
+            kind = word & KIND_MASK
+            number = (word >> ID_SHIFT) & ID_MASK
+            if kind == PAGE_PUBLISHED:
+                self._store(number, _pack((word >> LEVEL_SHIFT) & BYTE_MASK, word >> PRIORITY_SHIFT))
+            elif kind == PAGE_REMOVED:
+                self._remove(number, (word >> LEVEL_SHIFT) & BYTE_MASK)
+            elif kind == BLOCK_PUBLISHED:
+                self._add_block(number, words[at], objects[next_object])
+                at += 1
+                next_object += 1
+            elif kind == BLOCK_REMOVED:
+                self._nodes[(number - self._first_page) // self._num_groups] = None
+            elif kind == ROOT_MADE:
+                self._add_root(number, objects[next_object])
+                next_object += 1
+            elif kind == ROOT_REMOVED:
+                del self._roots[int(-number)]
+            elif kind == PAGE_MOVED:
+                self._update(number, _MOVED, (word >> LEVEL_SHIFT) & BYTE_MASK)
+            else:
+                self._update(number, _REVALUED, word >> PRIORITY_SHIFT)
+        for group in range(len(self._open)):
+            self._open[group] = None
+        self._drop_oldest()
+
+    def _add_root(self, number: i64, scope: object) -> None:
+        assert isinstance(scope, tuple)
+        lora_id: object = scope[0]
+        salt: object = scope[1]
+        assert lora_id is None or isinstance(lora_id, int)
+        assert salt is None or isinstance(salt, (int, str))
+        self._roots[int(-number)] = BlockNode(-1, None, b"", None, lora_id, salt)
+
+    def _add_block(self, first_page: i64, parent: i64, tokens: object) -> None:
+        above: BlockNode | None
+        if parent < 0:
+            above = self._roots[int(parent)]
+        else:
+            above = self._nodes[(parent - self._first_page) // self._num_groups]
+        assert above is not None, "a block was published below none"
+        block = (first_page - self._first_page) // self._num_groups
+        if isinstance(tokens, bytes):
+            node = BlockNode(block, above, tokens, None)
+        else:
+            assert isinstance(tokens, list)
+            mixed: list[TokenIdExt] = tokens
+            node = BlockNode(block, above, b"", mixed)
+        while len(self._nodes) <= block:
+            self._nodes.append(None)
+            group: i64 = 0
+            while group < self._num_groups:
+                self._places = append(self._places, _NOT_ANNOUNCED)
+                group += 1
+        self._nodes[block] = node
+
+    def _node_of(self, page: i64) -> BlockNode:
+        node = self._nodes[(page - self._first_page) // self._num_groups]
+        assert node is not None, "a page of no block was noted"
+        return node
+
+    def _store(self, page: i64, place: i64) -> None:
+        node = self._node_of(page)
+        self._places[page - self._first_page] = place
+        group = (page - self._first_page) % self._num_groups
+        draft = self._open[group]
+        if draft is None or draft.kind != _STORED or draft.nodes[-1] is not node.parent:
+            self._close_all_but(_STORED)
+            draft = self._add_draft(_STORED, group, 0)
+        draft.add(node, place)
+
+    def _remove(self, page: i64, cause: i64) -> None:
+        # Several causes have one name, and merge under it.
+        cause = CAUSE_NAMES.index(CAUSE_NAMES[int(cause)])
+        node = self._node_of(page)
+        self._places[page - self._first_page] = _NOT_ANNOUNCED
+        group = (page - self._first_page) % self._num_groups
+        draft = self._open[group]
+        if draft is None or draft.kind != _REMOVED or draft.value != cause:
+            self._close_all_but(_REMOVED)
+            draft = self._add_draft(_REMOVED, group, cause)
+        draft.add(node, 0)
+
+    def _update(self, page: i64, kind: i64, new: i64) -> None:
+        node = self._node_of(page)
+        group = (page - self._first_page) % self._num_groups
+        place = self._places[page - self._first_page]
+        level = place & BYTE_MASK
+        priority = place >> 8
+        old = level if kind == _MOVED else priority
+        self._places[page - self._first_page] = _pack(new, priority) if kind == _MOVED else _pack(level, new)
+        self._close_all_but(kind)
+        draft = self._add_draft(kind, group, 0)
+        draft.add(node, old)
+        draft.places = append(draft.places, new)
+
+    def _close_all_but(self, kind: i64) -> None:
+        for group in range(len(self._open)):
+            draft = self._open[group]
+            if draft is not None and draft.kind != kind:
+                self._open[group] = None
+
+    def _add_draft(self, kind: i64, group: i64, value: i64) -> _Draft:
+        draft = _Draft(kind, group, self.next_event_id, value)
+        self.next_event_id += 1
+        self._drafts.append(draft)
+        self._open[group] = draft
+        return draft
+
+    def _drop_oldest(self) -> None:
+        excess = len(self._drafts) - int(self._first_draft) - self._max_events
+        if excess <= 0:
+            return
+        lost = excess
+        for position in range(int(self._first_draft), int(self._first_draft) + excess):
+            lost += self._drafts[position].num_dropped
+        self._first_draft += excess
+        self.num_dropped += excess
+        if int(self._first_draft) < len(self._drafts):
+            self._drafts[self._first_draft].num_dropped = lost
+        if self._first_draft * 2 > len(self._drafts):
+            self._drafts = self._drafts[int(self._first_draft) :]
+            self._first_draft = 0
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> list[KVCacheEvent]:
+        """All undrained events, named."""
+        events = [self._finish(draft) for draft in self._drafts[int(self._first_draft) :]]
+        self._drafts = []
+        self._first_draft = 0
+        return events
+
+    def _finish(self, draft: _Draft) -> KVCacheEvent:
+        data: KVCacheEventData
+        if draft.kind == _STORED:
+            data = self._stored_data(draft.nodes, draft.places)
+        elif draft.kind == _REMOVED:
+            data = KVCacheRemovedData([self._name(node) for node in draft.nodes], CAUSE_NAMES[int(draft.value)])
+        elif draft.kind == _CREATED:
+            data = self._created_data(draft.group)
+        else:
+            diff = KVCacheEventDiff(int(draft.places[0]), int(draft.places[1]))
+            name = self._name(draft.nodes[0])
+            data = KVCacheUpdatedData(name, diff, None) if draft.kind == _MOVED else KVCacheUpdatedData(name, None, diff)
+        return self._event(draft.event_id, data, draft.group, draft.num_dropped)
+
+    def _event(self, event_id: int, data: KVCacheEventData, group: i64, num_dropped: int) -> KVCacheEvent:
+        return KVCacheEvent(
+            event_id, data, self._groups[group].window_size, int(group), num_dropped, self._rank, self._algorithm
+        )
+
+    def _name(self, node: BlockNode) -> BlockHash:
+        return show_digest(node.digest(), self._algorithm)
+
+    def _created_data(self, group: i64) -> KVCacheCreatedData:
+        return KVCacheCreatedData(list(self._groups[group].num_blocks_per_cache_level))
+
+    def _stored_data(self, nodes: list[BlockNode], places: vec[i64]) -> KVCacheStoredData:
+        first = nodes[0]
+        parent = first.parent
+        parent_hash = None if parent is None or parent.parent is None else self._name(parent)
+        blocks: list[KVCacheStoredBlockData] = []
+        position: i64 = 0
+        for node in nodes:
+            place = places[position]
+            blocks.append(
+                KVCacheStoredBlockData(self._name(node), node.tokens(), int(place & BYTE_MASK), int(place >> 8))
+            )
+            position += 1
+        return KVCacheStoredData(parent_hash, blocks, first.lora_id)
+
+    def snapshot(self) -> list[KVCacheEvent]:
+        """What all events so far amount to: created and stored events, parents first, with the id of the last event."""
+        event_id = self.next_event_id - 1
+        order = self._parents_first()
+        events: list[KVCacheEvent] = []
+        group: i64 = 0
+        while group < self._num_groups:
+            events.append(self._event(event_id, self._created_data(group), group, 0))
+            nodes: list[BlockNode] = []
+            places = vec[i64]()
+            for block in order:
+                node = self._nodes[block]
+                place = self._places[block * self._num_groups + group]
+                if node is None or place == _NOT_ANNOUNCED:
+                    continue
+                if len(nodes) > 0 and nodes[-1] is not node.parent:
+                    events.append(self._event(event_id, self._stored_data(nodes, places), group, 0))
+                    nodes = []
+                    places = vec[i64]()
+                nodes.append(node)
+                places = append(places, place)
+            if len(nodes) > 0:
+                events.append(self._event(event_id, self._stored_data(nodes, places), group, 0))
+            group += 1
+        return events
+
+    def _parents_first(self) -> list[int]:
+        """The published blocks, each directly after its parent where that has no other child."""
+        children: dict[int, list[int]] = {}
+        pending: list[int] = []
+        for block in range(len(self._nodes) - 1, -1, -1):
+            node = self._nodes[block]
+            if node is not None:
+                parent = node.parent
+                if parent is None or parent.block < 0:
+                    pending.append(block)
+                else:
+                    children.setdefault(int(parent.block), []).append(block)
+        order: list[int] = []
+        while len(pending) > 0:
+            block = pending.pop()
+            order.append(block)
+            pending.extend(children.get(block, []))
+        return order

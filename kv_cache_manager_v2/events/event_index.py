@@ -1,0 +1,198 @@
+"""`KVCacheEventIndex`: who follows a manager through its events, a router say, and what it knows.
+
+Events come in order, twice, late, or not at all; ids tell. One that comes early waits for those before it. Where some are lost for
+good, `needs_snapshot` says so, and a snapshot makes it whole again:
+
+    state      guaranteed                                              ways out
+    CURRENT    all events up to `last_event_id` are in it              an early event -> WAITING
+    WAITING    the same; `missing_event_ids` are awaited               they come -> CURRENT; they are lost -> LOST
+    LOST       what it knows is of `last_event_id`, and out of date    apply_snapshot -> CURRENT, or WAITING
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, SupportsIndex, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.checks import to_count
+from ..base.ids import TokenIdExt
+from .block_digest import BlockHash
+from .event_snapshot import KVCacheEventSnapshot
+from .kv_cache_event import (
+    KVCacheCreatedData,
+    KVCacheEvent,
+    KVCacheRemovedData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+)
+
+
+@final
+@mypyc_attr(native_class=True)
+class IndexedBlock:
+    """A block that some layer group has. ``places``: (cache level, priority) by layer group."""
+
+    __slots__ = ("block_hash", "parent_hash", "tokens", "lora_id", "_places")
+
+    block_hash: Final[BlockHash]
+    parent_hash: Final[BlockHash | None]
+    tokens: Final[list[TokenIdExt]]
+    lora_id: Final[int | None]
+    _places: Final[dict[int, tuple[int, int]]]
+
+    def __init__(
+        self, block_hash: BlockHash, parent_hash: BlockHash | None, tokens: list[TokenIdExt], lora_id: int | None
+    ) -> None:
+        self.block_hash = block_hash
+        self.parent_hash = parent_hash
+        self.tokens = tokens
+        self.lora_id = lora_id
+        self._places = {}
+
+    @property
+    def places(self) -> Mapping[int, tuple[int, int]]:
+        return MappingProxyType(self._places)
+
+    def __repr__(self) -> str:
+        return f"IndexedBlock({self.block_hash!r}, places={self._places})"
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheEventIndex:
+    """What the events of one `KVCacheEventManager` amount to.
+
+    ``max_waiting_events``: how many early events wait for those before them until these count as lost.
+    """
+
+    __slots__ = (
+        "_blocks", "_num_blocks_per_cache_level", "_last_event_id", "_waiting", "_max_waiting", "_lost_up_to"
+    )  # fmt: skip
+
+    _blocks: Final[dict[BlockHash, IndexedBlock]]
+    _num_blocks_per_cache_level: Final[dict[int, list[int]]]
+    _last_event_id: int
+    _waiting: Final[dict[int, KVCacheEvent]]
+    _max_waiting: Final[int]
+    _lost_up_to: int
+    """The last event that nobody will send any more; -1: none."""
+
+    def __init__(self, max_waiting_events: SupportsIndex = 1000) -> None:
+        self._blocks = {}
+        self._num_blocks_per_cache_level = {}
+        self._last_event_id = -1
+        self._waiting = {}
+        self._max_waiting = to_count(max_waiting_events, "max_waiting_events")
+        self._lost_up_to = -1
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    # -- being told ---------------------------------------------------------------------------------------------------
+
+    def apply(self, events: Iterable[KVCacheEvent]) -> None:
+        """Take events in, whatever their order; those that are known already change nothing."""
+        for event in events:
+            if event.event_id <= self._last_event_id:
+                continue
+            self._waiting[event.event_id] = event
+            if event.num_dropped > 0:
+                self._lost_up_to = max(self._lost_up_to, event.event_id - 1)
+        self._catch_up()
+
+    def apply_snapshot(self, snapshot: KVCacheEventSnapshot) -> None:
+        """Forget everything and begin with this; events that came after it and are here already are applied again."""
+        if snapshot.event_id < self._last_event_id:
+            return
+        self._blocks.clear()
+        self._num_blocks_per_cache_level.clear()
+        for event in snapshot.events:
+            self._apply_event(event)
+        self._last_event_id = snapshot.event_id
+        for event_id in [event_id for event_id in self._waiting if event_id <= snapshot.event_id]:
+            del self._waiting[event_id]
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        while True:
+            event = self._waiting.pop(self._last_event_id + 1, None)
+            if event is None:
+                break
+            self._apply_event(event)
+            self._last_event_id = event.event_id
+        if len(self._waiting) > self._max_waiting:
+            for event_id in sorted(self._waiting)[: len(self._waiting) - self._max_waiting]:
+                self._lost_up_to = max(self._lost_up_to, event_id)
+                del self._waiting[event_id]
+
+    def _apply_event(self, event: KVCacheEvent) -> None:
+        data = event.data
+        group = event.layer_group_id
+        if isinstance(data, KVCacheStoredData):
+            parent_hash = data.parent_hash
+            for stored in data.blocks:
+                block = self._blocks.get(stored.block_hash)
+                if block is None:
+                    block = IndexedBlock(stored.block_hash, parent_hash, stored.tokens, data.lora_id)
+                    self._blocks[stored.block_hash] = block
+                block._places[group] = (stored.cache_level, stored.priority)
+                parent_hash = stored.block_hash
+        elif isinstance(data, KVCacheRemovedData):
+            for block_hash in data.block_hashes:
+                gone = self._blocks.get(block_hash)
+                if gone is not None and gone._places.pop(group, None) is not None and len(gone._places) == 0:
+                    del self._blocks[block_hash]
+        elif isinstance(data, KVCacheUpdatedData):
+            changed = self._blocks.get(data.block_hash)
+            if changed is not None and group in changed._places:
+                level, priority = changed._places[group]
+                if data.cache_level is not None:
+                    level = data.cache_level.new_value
+                if data.priority is not None:
+                    priority = data.priority.new_value
+                changed._places[group] = (level, priority)
+        elif isinstance(data, KVCacheCreatedData):
+            self._num_blocks_per_cache_level[group] = list(data.num_blocks_per_cache_level)
+
+    # -- being asked --------------------------------------------------------------------------------------------------
+
+    @property
+    def last_event_id(self) -> int:
+        """Everything up to it is in here; -1: nothing is."""
+        return self._last_event_id
+
+    @property
+    def missing_event_ids(self) -> range:
+        """The first gap: what must come, or a snapshot, before later events count. Empty if there is none."""
+        if len(self._waiting) == 0:
+            return range(0)
+        return range(self._last_event_id + 1, min(list(self._waiting)))
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether events are lost that nobody will send any more."""
+        return self._lost_up_to > self._last_event_id
+
+    @property
+    def num_blocks_per_cache_level(self) -> Mapping[int, list[int]]:
+        """By layer group."""
+        return MappingProxyType(self._num_blocks_per_cache_level)
+
+    def blocks(self) -> list[IndexedBlock]:
+        """All known blocks, in the order in which they were stored."""
+        return list(self._blocks.values())
+
+    def find(self, block_hash: BlockHash) -> IndexedBlock | None:
+        return self._blocks.get(block_hash)
+
+    def count_leading_blocks(self, block_hashes: Iterable[BlockHash], layer_group_id: SupportsIndex = 0) -> int:
+        """How many of a prompt's blocks (`compute_block_hashes`) the layer group has without a gap, from the first on."""
+        group = int(to_count(layer_group_id, "layer_group_id"))
+        count = 0
+        for block_hash in block_hashes:
+            block = self._blocks.get(block_hash)
+            if block is None or group not in block._places:
+                break
+            count += 1
+        return count

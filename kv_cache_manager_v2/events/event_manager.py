@@ -1,0 +1,156 @@
+"""`KVCacheEventManager`: gathers a manager's events, hands them out to whoever drains them, from another thread if he likes.
+
+    state     guaranteed                                        ways out
+    UNBOUND   has no events                                     bind -> BOUND, by the one KVCacheManager that it is given to
+    BOUND     every change of a published page is noted         none: its last events can be drained after a shutdown
+    OFF       notes nothing, costs nothing (no entries)         none
+
+The calls only take notes (`EventLog`); `flush_iteration_events` hands them over; who drains turns them into events, hashes included.
+"""
+
+from collections.abc import Sequence
+from typing import Final, SupportsFloat, SupportsIndex, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.checks import to_count, to_int
+from ..base.errors import LogicError
+from .block_digest import HASH_ALGORITHMS, SHA256
+from .event_assembler import EventAssembler
+from .event_backlog import EventBacklog
+from .event_log import EventLog
+from .event_snapshot import KVCacheEventSnapshot
+from .kv_cache_event import KVCacheEvent
+from .layer_group_facts import LayerGroupFacts
+from .page_events import PageEventSink
+
+_MAX_TIMEOUT_MS: Final = 86_400_000
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheEventManager:
+    """Give it to a `KVCacheManager`; call `flush_iteration_events` once a step, and `get_latest_events` wherever you like.
+
+    ``max_kv_event_entries``: events kept for the drainer; the oldest are dropped beyond it, and the next one says how many. 0: off.
+    ``hash_algo``: "sha256" names blocks by 64 hex digits, "sha256_64" by the integer of the first 8 bytes.
+    ``attention_dp_rank``: goes into each event.
+    """
+
+    __slots__ = ("_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups")
+
+    _max_events: Final[int]
+    _hash_algo: Final[str]
+    _attention_dp_rank: Final[int | None]
+    _log: EventLog | None
+    _backlog: EventBacklog | None
+    _groups: list[LayerGroupFacts] | None
+    """None: UNBOUND."""
+
+    def __init__(
+        self,
+        max_kv_event_entries: SupportsIndex,
+        *,
+        hash_algo: str = SHA256,
+        attention_dp_rank: SupportsIndex | None = None,
+    ) -> None:
+        self._max_events = to_count(max_kv_event_entries, "max_kv_event_entries")
+        if hash_algo not in HASH_ALGORITHMS:
+            raise ValueError(f"hash_algo is {hash_algo!r}; there are {', '.join(HASH_ALGORITHMS)}")
+        self._hash_algo = hash_algo
+        self._attention_dp_rank = None if attention_dp_rank is None else to_int(attention_dp_rank, "attention_dp_rank")
+        self._log = None
+        self._backlog = None
+        self._groups = None
+
+    # -- what the manager calls ---------------------------------------------------------------------------------------
+
+    def require_unbound(self) -> None:
+        if self._groups is not None:
+            raise LogicError("this event_manager follows another KVCacheManager already; make a new one for each")
+
+    def bind(self, groups: Sequence[LayerGroupFacts], first_page: i64) -> PageEventSink | None:
+        """Not for users: `KVCacheManager` does it. The sink for its page storage; None if events are off."""
+        self.require_unbound()
+        self._groups = list(groups)
+        if self._max_events == 0:
+            return None
+        assembler = EventAssembler(groups, first_page, self._hash_algo, self._attention_dp_rank, self._max_events)
+        backlog = EventBacklog(assembler, self._max_events)
+        log = EventLog(backlog, first_page, len(groups))
+        self._backlog = backlog
+        self._log = log
+        return log
+
+    # -- what the user calls ------------------------------------------------------------------------------------------
+
+    @property
+    def max_kv_event_entries(self) -> int:
+        return self._max_events
+
+    @property
+    def hash_algo(self) -> str:
+        return self._hash_algo
+
+    @property
+    def attention_dp_rank(self) -> int | None:
+        return self._attention_dp_rank
+
+    @property
+    def num_dropped(self) -> int:
+        """Events dropped so far because nobody drained them in time."""
+        backlog = self._backlog
+        return 0 if backlog is None else backlog.num_dropped
+
+    @property
+    def layer_group_kinds(self) -> tuple[str, ...]:
+        """Per layer group, as routers call it: "full_attention", "sliding_window", "mamba"; empty before a manager has it."""
+        groups = self._groups
+        return () if groups is None else tuple([group.kind for group in groups])
+
+    def flush_iteration_events(self) -> None:
+        """Let drainers see what the calls so far have changed. One caller at a time with the manager's own calls."""
+        log = self._log
+        if log is not None:
+            log.hand_over()
+
+    def get_latest_events(self, timeout_ms: SupportsFloat | None = None) -> list[KVCacheEvent]:
+        """All events that were flushed and not drained yet, oldest first; from any thread.
+
+        ``timeout_ms``: how long to wait for one if there is none; None or 0: not at all.
+        """
+        timeout_s = _to_seconds(timeout_ms)
+        backlog = self._backlog
+        if backlog is None:
+            return []
+        if timeout_s > 0:
+            backlog.wait(timeout_s)
+        return backlog.drain()
+
+    def snapshot(self) -> KVCacheEventSnapshot:
+        """The whole present state, and the id of the last event that is in it; flushes first, so it is called like a flush.
+
+        Events that are drained later and have an id up to that one are in it already. `LogicError` if events are off, or no
+        manager has this event manager yet.
+        """
+        backlog = self._backlog
+        if backlog is None:
+            raise LogicError(
+                "snapshot: events are off, as max_kv_event_entries is 0"
+                if self._max_events == 0
+                else "snapshot: give this event manager to a KVCacheManager first"
+            )
+        self.flush_iteration_events()
+        return backlog.snapshot()
+
+
+def _to_seconds(timeout_ms: SupportsFloat | None) -> float:
+    if timeout_ms is None:
+        return 0.0
+    try:
+        milliseconds = float(timeout_ms)
+    except (TypeError, ValueError):
+        raise TypeError(f"timeout_ms must be a number or None, not {type(timeout_ms).__name__}") from None
+    if not 0.0 <= milliseconds <= _MAX_TIMEOUT_MS:
+        raise ValueError(f"timeout_ms is {milliseconds}: it must be from 0 to {_MAX_TIMEOUT_MS} (a day), or None")
+    return milliseconds / 1000

@@ -1,0 +1,25 @@
+"""The whole present state as events: where one who missed some begins anew."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .kv_cache_event import KVCacheEvent
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheEventSnapshot:
+    """``events``: created and stored ones, parents first. All events up to ``event_id`` are in it; -1: none has been."""
+
+    __slots__ = ("event_id", "events")
+
+    event_id: Final[int]
+    events: Final[list[KVCacheEvent]]
+
+    def __init__(self, event_id: int, events: list[KVCacheEvent]) -> None:
+        self.event_id = event_id
+        self.events = events
+
+    def __repr__(self) -> str:
+        return f"KVCacheEventSnapshot({self.event_id}, {len(self.events)} events)"

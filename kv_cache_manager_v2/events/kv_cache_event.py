@@ -1,0 +1,244 @@
+"""The events as values: what `KVCacheEventManager.get_latest_events` returns. Shapes and names are TensorRT-LLM's.
+
+Each event is about one layer group. `to_json` gives the form that TensorRT-LLM's consumers read, plus what is new here: why a
+block was removed, how many events were dropped before this one.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta, abstractmethod
+from typing import Any, Final, TypeAlias, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import TokenIdExt
+from .block_digest import BlockHash
+
+Json: TypeAlias = dict[str, Any]
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheEventDiff:
+    """An old and a new value."""
+
+    __slots__ = ("old_value", "new_value")
+
+    old_value: Final[int]
+    new_value: Final[int]
+
+    def __init__(self, old_value: int, new_value: int) -> None:
+        self.old_value = old_value
+        self.new_value = new_value
+
+    def __repr__(self) -> str:
+        return f"{self.old_value} -> {self.new_value}"
+
+    def to_json(self) -> Json:
+        return {"type": "event_diff", "new_value": self.new_value, "old_value": self.old_value}
+
+
+@mypyc_attr(native_class=True)
+class KVCacheEventData(metaclass=ABCMeta):
+    """What happened; one of the four classes below."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def to_json(self) -> Json: ...
+
+    def __repr__(self) -> str:
+        fields = ", ".join([f"{name}={value!r}" for name, value in self.to_json().items() if name != "type"])
+        return f"{type(self).__name__}({fields})"
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheCreatedData(KVCacheEventData):
+    """The first event of a layer group: how many of its blocks each cache level could hold if it had them to itself."""
+
+    __slots__ = ("num_blocks_per_cache_level",)
+
+    num_blocks_per_cache_level: Final[list[int]]
+
+    def __init__(self, num_blocks_per_cache_level: list[int]) -> None:
+        self.num_blocks_per_cache_level = num_blocks_per_cache_level
+
+    def to_json(self) -> Json:
+        return {"type": "created", "num_blocks_per_cache_level": list(self.num_blocks_per_cache_level)}
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheStoredBlockData:
+    """A block that can be reused from now on: its name, its tokens, where its page is and how dear."""
+
+    __slots__ = ("block_hash", "tokens", "cache_level", "priority")
+
+    block_hash: Final[BlockHash]
+    tokens: Final[list[TokenIdExt]]
+    """Token ids, and bytes where a multimodal digest stands for one."""
+    cache_level: Final[int]
+    priority: Final[int]
+
+    def __init__(self, block_hash: BlockHash, tokens: list[TokenIdExt], cache_level: int, priority: int) -> None:
+        self.block_hash = block_hash
+        self.tokens = tokens
+        self.cache_level = cache_level
+        self.priority = priority
+
+    def __repr__(self) -> str:
+        return (
+            f"KVCacheStoredBlockData(block_hash={self.block_hash!r}, tokens={self.tokens}, cache_level={self.cache_level}, "
+            f"priority={self.priority})"
+        )
+
+    def to_json(self) -> Json:
+        tokens = [
+            {"type": "unique_token", "token_id": token if isinstance(token, int) else token.hex(), "token_extra_id": 0}
+            for token in self.tokens
+        ]
+        return {
+            "type": "stored_block",
+            "block_hash": self.block_hash,
+            "tokens": tokens,
+            "cache_level": self.cache_level,
+            "priority": self.priority,
+        }
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheStoredData(KVCacheEventData):
+    """Blocks of one path, each the next one's parent. ``parent_hash`` names the first one's; None: it begins a text."""
+
+    __slots__ = ("parent_hash", "blocks", "lora_id")
+
+    parent_hash: Final[BlockHash | None]
+    blocks: Final[list[KVCacheStoredBlockData]]
+    lora_id: Final[int | None]
+    """Of the reuse scope. A salt is not told: it is in the hash."""
+
+    def __init__(
+        self, parent_hash: BlockHash | None, blocks: list[KVCacheStoredBlockData], lora_id: int | None = None
+    ) -> None:
+        self.parent_hash = parent_hash
+        self.blocks = blocks
+        self.lora_id = lora_id
+
+    def __repr__(self) -> str:
+        lora = "" if self.lora_id is None else f", lora_id={self.lora_id}"
+        return f"KVCacheStoredData(parent_hash={self.parent_hash!r}, blocks={self.blocks}{lora})"
+
+    def to_json(self) -> Json:
+        found: Json = {
+            "type": "stored",
+            "parent_hash": self.parent_hash,
+            "blocks": [block.to_json() for block in self.blocks],
+        }
+        if self.lora_id is not None:
+            found["lora_id"] = self.lora_id
+        return found
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheRemovedData(KVCacheEventData):
+    """Blocks that can no longer be reused, and why: a name of `CAUSE_NAMES`."""
+
+    __slots__ = ("block_hashes", "reason")
+
+    block_hashes: Final[list[BlockHash]]
+    reason: Final[str]
+
+    def __init__(self, block_hashes: list[BlockHash], reason: str) -> None:
+        self.block_hashes = block_hashes
+        self.reason = reason
+
+    def to_json(self) -> Json:
+        return {"type": "removed", "block_hashes": list(self.block_hashes), "reason": self.reason}
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheUpdatedData(KVCacheEventData):
+    """A stored block's page is on another cache level, or has another priority; None for what did not change."""
+
+    __slots__ = ("block_hash", "cache_level", "priority")
+
+    block_hash: Final[BlockHash]
+    cache_level: Final[KVCacheEventDiff | None]
+    priority: Final[KVCacheEventDiff | None]
+
+    def __init__(
+        self, block_hash: BlockHash, cache_level: KVCacheEventDiff | None, priority: KVCacheEventDiff | None
+    ) -> None:
+        self.block_hash = block_hash
+        self.cache_level = cache_level
+        self.priority = priority
+
+    def to_json(self) -> Json:
+        return {
+            "type": "updated",
+            "block_hash": self.block_hash,
+            "cache_level": None if self.cache_level is None else self.cache_level.to_json(),
+            "priority": None if self.priority is None else self.priority.to_json(),
+        }
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheEvent:
+    """One change of the published blocks of one layer group. ``event_id`` grows by one from event to event, lost ones included."""
+
+    __slots__ = (
+        "event_id", "data", "window_size", "layer_group_id", "num_dropped", "attention_dp_rank", "hash_algo"
+    )  # fmt: skip
+
+    event_id: Final[int]
+    data: Final[KVCacheEventData]
+    window_size: Final[int | None]
+    """Of the layer group; None where it reads everything."""
+    layer_group_id: Final[int]
+    num_dropped: Final[int]
+    """How many events right before this one were lost because the buffer was full."""
+    attention_dp_rank: Final[int | None]
+    hash_algo: Final[str]
+
+    def __init__(
+        self,
+        event_id: int,
+        data: KVCacheEventData,
+        window_size: int | None,
+        layer_group_id: int,
+        num_dropped: int = 0,
+        attention_dp_rank: int | None = None,
+        hash_algo: str = "sha256",
+    ) -> None:
+        self.event_id = event_id
+        self.data = data
+        self.window_size = window_size
+        self.layer_group_id = layer_group_id
+        self.num_dropped = num_dropped
+        self.attention_dp_rank = attention_dp_rank
+        self.hash_algo = hash_algo
+
+    def __repr__(self) -> str:
+        dropped = f", num_dropped={self.num_dropped}" if self.num_dropped > 0 else ""
+        return f"KVCacheEvent({self.event_id}, {self.data!r}, window_size={self.window_size}, " + (
+            f"layer_group_id={self.layer_group_id}{dropped})"
+        )
+
+    def to_json(self) -> Json:
+        found: Json = {
+            "event_id": self.event_id,
+            "data": self.data.to_json(),
+            "window_size": self.window_size,
+            "hash_algo": self.hash_algo,
+            "layer_group_id": self.layer_group_id,
+        }
+        if self.num_dropped > 0:
+            found["num_dropped"] = self.num_dropped
+        if self.attention_dp_rank is not None:
+            found["attention_dp_rank"] = self.attention_dp_rank
+        return found

@@ -1,0 +1,26 @@
+"""What those outside are told of a layer group."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+FULL_ATTENTION: Final = "full_attention"
+SLIDING_WINDOW: Final = "sliding_window"
+MAMBA: Final = "mamba"
+
+
+@final
+@mypyc_attr(native_class=True)
+class LayerGroupFacts:
+    """``kind``: as routers call it. ``num_blocks_per_cache_level``: slots of its pool group on each level."""
+
+    __slots__ = ("kind", "window_size", "num_blocks_per_cache_level")
+
+    kind: Final[str]
+    window_size: Final[int | None]
+    num_blocks_per_cache_level: Final[tuple[int, ...]]
+
+    def __init__(self, kind: str, window_size: int | None, num_blocks_per_cache_level: tuple[int, ...]) -> None:
+        self.kind = kind
+        self.window_size = window_size
+        self.num_blocks_per_cache_level = num_blocks_per_cache_level

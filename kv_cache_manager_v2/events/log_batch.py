@@ -1,0 +1,44 @@
+"""Notes of what became of published pages, as integers, handed over whole.
+
+One word a note: what happened (bits 0-2), to which page, block or root (3-34), a level or cause (35-42), a priority (43-50). A
+block is followed by a second word, its parent; its tokens, and the scope of a root, wait in `objects`, in the same order.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+ROOT_MADE: Final = 0
+ROOT_REMOVED: Final = 1
+BLOCK_PUBLISHED: Final = 2
+BLOCK_REMOVED: Final = 3
+PAGE_PUBLISHED: Final = 4
+PAGE_REMOVED: Final = 5
+PAGE_MOVED: Final = 6
+PRIORITY_CHANGED: Final = 7
+
+KIND_MASK: Final = 7
+ID_SHIFT: Final = 3
+ID_MASK: Final = (1 << 32) - 1
+LEVEL_SHIFT: Final = 35
+PRIORITY_SHIFT: Final = 43
+BYTE_MASK: Final = 255
+
+
+@final
+@mypyc_attr(native_class=True)
+class LogBatch:
+    """The notes of some calls, handed over whole."""
+
+    __slots__ = ("words", "objects", "num_pages")
+
+    words: vec[i64]
+    objects: Final[list[object]]
+    num_pages: Final[i64]
+    """Notes about pages: not fewer than the events that come of them."""
+
+    def __init__(self, words: vec[i64], objects: list[object], num_pages: i64) -> None:
+        self.words = words
+        self.objects = objects
+        self.num_pages = num_pages

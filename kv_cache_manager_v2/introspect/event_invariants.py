@@ -1,0 +1,22 @@
+"""What is announced to those outside is what is there: exactly the pages of full published blocks, while somebody listens."""
+
+from ..base.errors import CorruptedError
+from ..sequence.shared_state import SharedState
+
+
+def check_announcements(shared: SharedState) -> None:
+    """Raise `CorruptedError` with the first page that is announced and should not be, or the other way round."""
+    storage = shared.storage
+    sink = storage.sink
+    if sink is None:
+        return
+    for block in shared.tree.pool.all_blocks():
+        is_full = block.parent is not None and len(block.key) == shared.tree.block_bytes
+        for life_cycle in range(shared.num_life_cycles):
+            page = block.first_page + life_cycle
+            expected = is_full and storage.rows.has_page(page)
+            if sink.is_announced(page) != expected:
+                raise CorruptedError(
+                    f"page {page} of a {'full published' if is_full else 'private or partial'} block is "
+                    f"{'not announced' if expected else 'announced'} to those who follow the events"
+                )

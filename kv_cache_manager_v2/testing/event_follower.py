@@ -1,0 +1,135 @@
+"""Follows a manager's events and compares what they amount to with what introspection shows.
+
+Every picture of a manager (`KVCacheManager.describe`) names the published blocks with their tokens, levels and priorities; their
+hashes are computed from the tokens here, so nothing of the comparison comes from the events themselves.
+"""
+
+from typing import Any, Final, TypeAlias, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import TokenIdExt
+from ..events.block_digest import BlockHash
+from ..events.event_index import KVCacheEventIndex
+from ..events.event_manager import KVCacheEventManager
+from ..events.kv_cache_event import KVCacheEvent, KVCacheRemovedData, KVCacheStoredData
+from ..reuse.block_hashes import compute_block_hashes
+from ..reuse.reuse_scope import ReuseScope
+
+Place: TypeAlias = tuple[int, int, BlockHash | None, tuple[TokenIdExt, ...], int | None]
+"""Level, priority, hash of the parent, tokens, LoRA id"""
+Places: TypeAlias = dict[tuple[BlockHash, int], Place]
+"""By block and layer group."""
+
+
+@final
+@mypyc_attr(native_class=False)
+class EventMismatch(Exception):
+    """The events amount to something else than what is there."""
+
+
+def find_published(picture: dict[str, Any], hash_algo: str) -> Places:
+    """What there is of full published blocks in a picture."""
+    found: Places = {}
+    for scope in picture["tree"]:
+        path: list[list[TokenIdExt]] = []
+        reuse_scope = ReuseScope(scope["lora_id"], scope["salt"])
+        for block in scope["blocks"]:
+            tokens: list[TokenIdExt] = [
+                token if isinstance(token, int) else bytes.fromhex(token) for token in block["tokens"]
+            ]
+            del path[block["depth"] :]
+            path.append(tokens)
+            if len(tokens) < picture["tokens_per_block"]:
+                continue
+            text = [token for tokens_of_block in path for token in tokens_of_block]
+            hashes = compute_block_hashes(text, picture["tokens_per_block"], reuse_scope, hash_algo)
+            parent = hashes[-2] if len(hashes) > 1 else None
+            for group, page in enumerate(block["pages"]):
+                if page is not None:
+                    place = (page["level"], page["priority"], parent, tuple(tokens), scope["lora_id"])
+                    found[hashes[-1], group] = place
+    return found
+
+
+def find_indexed(index: KVCacheEventIndex) -> Places:
+    """What an index knows."""
+    found: Places = {}
+    for block in index.blocks():
+        for group, (level, priority) in block.places.items():
+            found[block.block_hash, group] = (level, priority, block.parent_hash, tuple(block.tokens), block.lora_id)
+    return found
+
+
+@final
+@mypyc_attr(native_class=True)
+class EventFollower:
+    """Call `check` after each step. The buffer may be small: what was dropped is learnt from a snapshot."""
+
+    __slots__ = ("index", "num_events", "num_snapshots", "_event_manager", "_announced")
+
+    index: Final[KVCacheEventIndex]
+    num_events: int
+    num_snapshots: int
+    _event_manager: Final[KVCacheEventManager]
+    _announced: Final[set[tuple[BlockHash, int]]]
+
+    def __init__(self, event_manager: KVCacheEventManager) -> None:
+        self.index = KVCacheEventIndex()
+        self.num_events = 0
+        self.num_snapshots = 0
+        self._event_manager = event_manager
+        self._announced = set()
+
+    def check(self, picture: dict[str, Any]) -> None:
+        """`EventMismatch` unless the events so far, and a snapshot by itself, amount to ``picture``."""
+        self._event_manager.flush_iteration_events()
+        events = self._event_manager.get_latest_events()
+        expected = find_published(picture, self._event_manager.hash_algo)
+        self._check_order(events)
+        self.index.apply(events)
+        snapshot = self._event_manager.snapshot()
+        if self.index.needs_snapshot:
+            self.num_snapshots += 1
+            self.index.apply_snapshot(snapshot)
+            self._announced.clear()
+            self._announced.update(expected)
+        elif len(self.index.missing_event_ids) > 0:
+            raise EventMismatch(f"events {self.index.missing_event_ids} are missing, and nobody says that they were dropped")
+        if self.index.last_event_id != snapshot.event_id:
+            raise EventMismatch(f"the events end with {self.index.last_event_id}, the snapshot with {snapshot.event_id}")
+        _compare("the events", find_indexed(self.index), expected)
+        fresh = KVCacheEventIndex()
+        fresh.apply_snapshot(snapshot)
+        _compare("a snapshot", find_indexed(fresh), expected)
+
+    def _check_order(self, events: list[KVCacheEvent]) -> None:
+        """Ids grow by one; each block of a group is announced once until it is removed."""
+        event_id = self.index.last_event_id
+        for event in events:
+            if event.event_id != event_id + 1 + event.num_dropped:
+                raise EventMismatch(f"event {event.event_id} follows {event_id}, {event.num_dropped} were dropped")
+            event_id = event.event_id
+            if event.num_dropped > 0:
+                return
+            data = event.data
+            if isinstance(data, KVCacheStoredData):
+                for block in data.blocks:
+                    if (block.block_hash, event.layer_group_id) in self._announced:
+                        raise EventMismatch(f"event {event_id} announces a block again: {event!r}")
+                    self._announced.add((block.block_hash, event.layer_group_id))
+            elif isinstance(data, KVCacheRemovedData):
+                for block_hash in data.block_hashes:
+                    if (block_hash, event.layer_group_id) not in self._announced:
+                        raise EventMismatch(f"event {event_id} removes a block that was not announced: {event!r}")
+                    self._announced.discard((block_hash, event.layer_group_id))
+
+
+def _compare(what: str, found: Places, expected: Places) -> None:
+    if found == expected:
+        return
+    for key, place in expected.items():
+        if found.get(key) != place:
+            raise EventMismatch(f"{what} say {found.get(key)} of block {key[0]}, group {key[1]}; there is {place}")
+    extra = [key for key in found if key not in expected]
+    raise EventMismatch(f"{what} have block {extra[0][0]} of group {extra[0][1]}, which is not there")
