@@ -76,7 +76,16 @@ from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
 from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_tokens
 from .reuse.reuse_scope import ReuseScope
+from .stats.drop_reason import DropReason
+from .stats.miss_cause import MissCause
 from .stats.storage_statistics import StorageStatistics
+from .stats.usage_statistics import (
+    BlockStatistics,
+    DropStatistics,
+    PromptStatistics,
+    TransferStatistics,
+    UsageStatistics,
+)
 from .storage.debug_fill import DebugFill
 from .storage.refusal import Refusal
 
@@ -126,6 +135,7 @@ __all__ = [
     "BeamIndex",
     "BlockHash",
     "BlockOrdinal",
+    "BlockStatistics",
     "BlockTable",
     "BufferConfig",
     "BufferId",
@@ -146,6 +156,8 @@ __all__ = [
     "Device",
     "DevicePageIndices",
     "DiskCacheTierConfig",
+    "DropReason",
+    "DropStatistics",
     "GPU_LEVEL",
     "GpuCacheTierConfig",
     "HalfOpenRange",
@@ -178,6 +190,7 @@ __all__ = [
     "LogicError",
     "MemAddress",
     "MemoryAccess",
+    "MissCause",
     "OffsetTable",
     "OutOfMemoryError",
     "OutOfPagesError",
@@ -187,6 +200,7 @@ __all__ = [
     "PoolGroupDesc",
     "PoolView",
     "Priority",
+    "PromptStatistics",
     "Refusal",
     "ReuseScope",
     "ScratchDesc",
@@ -201,6 +215,8 @@ __all__ = [
     "SwaScratchReuseConfig",
     "TokenId",
     "TokenIdExt",
+    "TransferStatistics",
+    "UsageStatistics",
     "_KVCache",
     "__version__",
     "compute_block_hashes",

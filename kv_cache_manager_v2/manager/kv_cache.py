@@ -163,6 +163,8 @@ class KVCache(SequenceQueries):
         try:
             self._require(ACTIVE, "suspend")
             residency.suspend(state)
+            if state.counters is not None:
+                state.counters.note_suspended()
             if state.shared.journal is not None:
                 state.shared.journal.suspend(state.serial, state.shared.storage.digest.value)
         except AssertionError as error:

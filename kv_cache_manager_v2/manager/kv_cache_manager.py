@@ -45,6 +45,7 @@ from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.step_validation import validate_resize
+from ..sequence.usage_books import make_usage_books
 from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
 from ..storage.page_storage import PageStorage
@@ -53,9 +54,9 @@ from .event_groups import list_layer_groups
 from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache
 from .memory_lease import MemoryLease
-from .model_queries import ModelQueries
 from .open_sequences import OpenSequences
 from .supported_configurations import validate_supported
+from .usage_queries import UsageQueries
 
 if TYPE_CHECKING:
     from ..reuse.token_packing import Tokens
@@ -65,7 +66,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheManager(ModelQueries):
+class KVCacheManager(UsageQueries):
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
@@ -74,13 +75,15 @@ class KVCacheManager(ModelQueries):
     constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal cannot be made.
     """
 
-    __slots__ = ("_owns_device", "_open_sequences", "_batch_number", "_event_manager")
+    __slots__ = ("_owns_device", "_open_sequences", "_batch_number", "_num_untrimmed", "_event_manager")
 
     _owns_device: Final[bool]
     _event_manager: Final[KVCacheEventManager | None]
     _open_sequences: Final[OpenSequences]
     _batch_number: i64
     """Counts batch calls; each sequence remembers the last one that listed it."""
+    _num_untrimmed: i64
+    """Tokens of the latest match before `reuse_match_backoff`."""
 
     def __init__(
         self,
@@ -140,6 +143,9 @@ class KVCacheManager(ModelQueries):
         )
         self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
         self._open_sequences = OpenSequences()
+        self._num_untrimmed = 0
+        self._usage = make_usage_books(tree, self._life_cycles, config) if config.enable_stats else None
+        self._iteration = None
         self._batch_number = 0
         self._lease = MemoryLease(storage, self._device, self._owns_device)
         if writer is not None:
@@ -233,12 +239,16 @@ class KVCacheManager(ModelQueries):
         input_tokens: Tokens | None = None,
         id: SupportsIndex | None = None,
         custom_priority_callback: PriorityCallback | None = None,
+        expected_prompt_length: SupportsIndex | None = None,
+        count_in_statistics: bool = True,
     ) -> KVCache:
         """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
 
         Afterwards committed = history = capacity = matched tokens. Leave off the last prompt token if the model must recompute
         it. ``id`` is for messages and pictures only; default: a running number. ``custom_priority_callback(block_ordinal,
         life_cycle)`` gives each page a priority from 0 to 100 when it is made or reused (default 35).
+        ``expected_prompt_length``: blocks that begin from here on count as generated in the statistics; default: the length of
+        ``input_tokens``. ``count_in_statistics=False``: for dummy sequences, which no total should show.
         """
         guard = self._shared.guard
         guard.enter()
@@ -250,6 +260,11 @@ class KVCacheManager(ModelQueries):
             sequence_id = serial if id is None else to_int(id, "id")
             if custom_priority_callback is not None and not callable(custom_priority_callback):
                 raise TypeError("custom_priority_callback must be callable, or None")
+            prompt_length: i64 = -1
+            if expected_prompt_length is not None:
+                prompt_length = to_count(expected_prompt_length, "expected_prompt_length")
+            if not isinstance(count_in_statistics, bool):
+                raise TypeError(f"count_in_statistics must be a bool, not {type(count_in_statistics).__name__}")
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
             match = self._find_match(scope, packed)
             journal = shared.journal
@@ -262,6 +277,12 @@ class KVCacheManager(ModelQueries):
             if custom_priority_callback is not None:
                 priorities = residency.ask_matched_priorities(state, match)
             residency.hold_match(state, match)
+            if self._usage is not None:
+                text = b"" if packed is None else packed
+                if prompt_length < 0:
+                    prompt_length = len(text) // TOKEN_BYTES
+                self._usage.open_account(state, prompt_length, count_in_statistics)
+                self._usage.enter_match(state, text, match, self._num_untrimmed)
             if priorities is not None:
                 shared.uses_priorities = True
                 residency.raise_matched_priorities(state, priorities)
@@ -298,9 +319,11 @@ class KVCacheManager(ModelQueries):
     def _find_match(self, scope: ReuseScope, packed: bytes | None) -> Match:
         shared = self._shared
         if packed is None:
+            self._num_untrimmed = 0
             return Match([], 0)
         root = shared.tree.find_root(scope)
         match = shared.matcher.find_longest(root, packed)
+        self._num_untrimmed = match.num_tokens
         backoff = self._config.reuse_match_backoff
         if backoff == 0 or match.num_tokens == 0:
             return match

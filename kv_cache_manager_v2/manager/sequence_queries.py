@@ -16,6 +16,8 @@ from ..sequence.index_buffer import to_index_buffer
 from ..sequence.page_table import PageTable
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.step_validation import would_have_scratch
+from ..stats.usage_snapshot import compute_usage
+from ..stats.usage_statistics import UsageStatistics
 
 
 class SequenceStatus(Enum):
@@ -182,6 +184,15 @@ class SequenceQueries:
     @property
     def beam_width(self) -> int:
         return 1
+
+    @property
+    def statistics(self) -> UsageStatistics:
+        """What this sequence used so far, also once closed. `LogicError` with ``enable_stats=False``."""
+        counters = self._state.counters
+        if counters is None:
+            raise LogicError("the manager keeps no statistics; make it with enable_stats=True")
+        usage = counters.usage
+        return compute_usage(usage, None, self._state.shared.storage.pool_group_of, usage.peak_pages, ())
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -21,12 +21,14 @@ NO_SLOT: Final = -1
 @final
 @mypyc_attr(native_class=True)
 class SlotAllocator:
-    __slots__ = ("num_slots", "num_free", "first_slot", "peak_used", "ready", "_stack", "_num_stacked", "_next_unused")
+    __slots__ = ("num_slots", "num_free", "first_slot", "peak_used", "_past_peak", "ready", "_stack", "_num_stacked", "_next_unused")
 
     num_slots: i64
     num_free: i64
     first_slot: Final[i64]
     peak_used: i64
+    """Since the last `take_peak`."""
+    _past_peak: i64
     ready: vec[i64]
     _stack: vec[i64]
     _num_stacked: i64
@@ -38,6 +40,7 @@ class SlotAllocator:
         self.num_free = num_slots
         self.first_slot = first_slot
         self.peak_used = 0
+        self._past_peak = 0
         self.ready = vec[i64]([0] * first_slot)
         self._stack = vec[i64]()
         self._num_stacked = 0
@@ -46,6 +49,18 @@ class SlotAllocator:
     @property
     def num_used(self) -> i64:
         return self.num_slots - self.num_free
+
+    @property
+    def total_peak(self) -> i64:
+        """The most slots that were ever in use."""
+        return self.peak_used if self.peak_used > self._past_peak else self._past_peak
+
+    def take_peak(self) -> i64:
+        """The most slots in use since this was last asked; begins anew."""
+        peak = self.peak_used
+        self._past_peak = self.total_peak
+        self.peak_used = self.num_slots - self.num_free
+        return peak
 
     def allocate(self) -> i64:
         """A free slot; the caller has made sure that there is one."""

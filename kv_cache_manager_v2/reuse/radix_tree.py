@@ -19,6 +19,7 @@ from ..storage.page_owner import PageOwner
 from ..storage.page_rows import NO_PAGE
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
+from .block_history import BlockHistory
 from .block_pool import BlockPool
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
@@ -29,7 +30,7 @@ from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 @mypyc_attr(native_class=True)
 class RadixTree(PageOwner):
     __slots__ = (
-        "storage", "pool", "digests", "block_bytes", "has_digests", "_roots", "_scopes", "_is_unbounded", "_next_root"
+        "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_is_unbounded", "_next_root"
     )
 
     storage: Final[PageStorage]
@@ -37,6 +38,8 @@ class RadixTree(PageOwner):
     digests: Final[DigestTable]
     block_bytes: Final[i64]
     """Bytes of the key of a full block."""
+    history: BlockHistory | None
+    """What became of blocks that are gone; None if nobody wants to know."""
     has_digests: bool
     """Whether a digest was ever published: without one, no key needs to be searched for digests."""
     _roots: Final[dict[ReuseScope, Block]]
@@ -49,6 +52,7 @@ class RadixTree(PageOwner):
         self.pool = BlockPool(storage.rows)
         self.digests = DigestTable()
         self.block_bytes = tokens_per_block * TOKEN_BYTES
+        self.history = None
         self.has_digests = False
         self._roots = {}
         self._scopes = {}
@@ -72,6 +76,8 @@ class RadixTree(PageOwner):
             sink = self.storage.sink
             if sink is not None:
                 sink.on_root_made(root.first_page, scope.lora_id, scope.salt)
+            if self.history is not None:
+                self.history.note_root(root.first_page, scope)
         root.num_pins += 1
         return root
 
@@ -111,6 +117,8 @@ class RadixTree(PageOwner):
         assert block.parent is None, "a block was published twice"
         block.key = key
         block.parent = parent
+        if self.history is not None:
+            self.history.note_published(parent.first_page, block.first_page, key)
         if self.storage.sink is not None:
             self._tell_of_block(self.storage.sink, parent, block)
         children = parent.children
@@ -159,6 +167,7 @@ class RadixTree(PageOwner):
                 if rows.has_page(page):
                     sink.on_page_removed(page, CAPACITY)
                 page += 1
+        self.storage.last_cause = CAPACITY
         self._unlink(block)
         block.key = b""
         if parent is not None:
@@ -174,6 +183,8 @@ class RadixTree(PageOwner):
         block.parent = None
         if self.storage.sink is not None:
             self.storage.sink.on_block_removed(block.first_page)
+        if self.history is not None:
+            self.history.note_gone(block.first_page, self.storage.last_cause)
         if self.has_digests:
             self.digests.release(memoryview(block.key).cast("i"))
         children = parent.children
@@ -194,6 +205,8 @@ class RadixTree(PageOwner):
                 del self._roots[scope]
                 if self.storage.sink is not None:
                     self.storage.sink.on_root_removed(block.first_page)
+                if self.history is not None:
+                    self.history.forget_root(block.first_page)
                 return
             parent = block.parent
             if parent is None or self.pool.has_any_page(block):
@@ -222,8 +235,10 @@ class RadixTree(PageOwner):
 
     def on_page_dropped(self, page: i64) -> None:
         block = self.pool.block_of_page(page)
+        cause = self.storage.last_cause
         if self._is_unbounded[page - block.first_page]:
             self._drop_below(block, UNREACHABLE)
+        self.storage.last_cause = cause
         self.prune(block)
 
     def _drop_below(self, top: Block, cause: i64) -> None:

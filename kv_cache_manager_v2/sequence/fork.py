@@ -81,6 +81,8 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.window_begins = state.window_begins[:]
     child.next_window_move = state.next_window_move
     child.scratch.is_enabled = state.scratch.is_enabled
+    if state.counters is not None:
+        child.counters = state.counters.make_fork()
     child.status = state.status
     ordinal = state.num_published
     while ordinal < state.num_blocks:

@@ -120,6 +120,21 @@ def ask_matched_priorities(state: SequenceState, match: Match) -> list[int]:
 
 
 def try_resume(state: SequenceState, stream: int) -> bool:
+    counters = state.counters
+    if counters is None:
+        return _resume(state, stream)
+    pages = state.shared.storage.counters
+    pages.caller = counters.usage.pages
+    try:
+        is_done = _resume(state, stream)
+    finally:
+        pages.caller = None
+    if is_done:
+        counters.note_resumed()
+    return is_done
+
+
+def _resume(state: SequenceState, stream: int) -> bool:
     shared = state.shared
     storage = shared.storage
     if _find_overuse(state):

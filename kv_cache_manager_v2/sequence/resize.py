@@ -21,6 +21,7 @@ from .page_users import count_given_back, give_up_page
 from .sequence_state import SequenceState
 from .shared_state import NEVER
 from .tail_copy import can_take_tail_back, copy_shared_blocks, take_tail_back
+from .usage_books import enter_growth
 from .window_move import move_windows
 
 
@@ -41,7 +42,19 @@ def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
         state.capacity = capacity
         state.history = history
         return True
-    return _resize_blocks(state, capacity, history)
+    counters = state.counters
+    if counters is None:
+        return _resize_blocks(state, capacity, history)
+    old_num_blocks = state.num_blocks
+    pages = state.shared.storage.counters
+    pages.caller = counters.usage.pages
+    try:
+        is_done = _resize_blocks(state, capacity, history)
+    finally:
+        pages.caller = None
+    if is_done:
+        enter_growth(state, counters, old_num_blocks)
+    return is_done
 
 
 def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:

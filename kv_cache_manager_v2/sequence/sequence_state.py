@@ -23,6 +23,7 @@ from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, BlockOrdina
 from ..layout.life_cycle import LifeCycle
 from ..reuse.block import Block
 from ..reuse.reuse_scope import ReuseScope
+from ..stats.usage_counters import SequenceCounters
 from ..storage.page_rows import PageRows
 from .page_table import PageTable
 from .priority_callback import PriorityCallback
@@ -70,6 +71,7 @@ class SequenceState:
         "timeline",
         "priority_callback",
         "batch_number",
+        "counters",
     )
 
     shared: Final[SharedState]
@@ -107,6 +109,8 @@ class SequenceState:
     priority_callback: PriorityCallback | None
     batch_number: i64
     """The last batch call that listed this sequence."""
+    counters: SequenceCounters | None
+    """None if there are no statistics."""
 
     def __init__(
         self,
@@ -145,6 +149,7 @@ class SequenceState:
         self.timeline = NO_TIMELINE
         self.priority_callback = priority_callback
         self.batch_number = 0
+        self.counters = None
         self.note_next_window_move()
 
     def note_next_window_move(self) -> None:

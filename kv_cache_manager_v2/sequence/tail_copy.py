@@ -4,6 +4,7 @@ from mypy_extensions import i64
 
 from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
+from ..stats.usage_counters import ALLOCATED
 from .forked_blocks import give_up_block
 from .page_users import give_up_page
 from .sequence_state import NO_TIMELINE, SequenceState
@@ -57,6 +58,8 @@ def _go_on_with_copy(state: SequenceState, ordinal: i64, target: Block, mark: i6
             state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
             give_up_page(state, life_cycle, ordinal, mark)
             storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1)
+            if state.counters is not None:
+                state.counters.add_blocks(life_cycle, ALLOCATED, 1)
         life_cycle += 1
     give_up_block(state, ordinal)
     state.blocks[ordinal] = target

@@ -74,6 +74,7 @@ class PageStorage:
         "num_locked",
         "num_evicted",
         "counters",
+        "last_cause",
         "digest",
         "last_refusal",
         "sink",
@@ -96,6 +97,8 @@ class PageStorage:
     num_evicted: vec[i64]
     """Pages evicted since the start, per pool group."""
     counters: Final[PageCounters]
+    last_cause: i64
+    """Why the latest dropped page went."""
     digest: Final[DecisionDigest]
     last_refusal: Refusal | None
     sink: PageEventSink | None
@@ -126,6 +129,7 @@ class PageStorage:
         self.num_evicted = vec[i64]([0] * layout.num_pool_groups)
         page_bytes = [sum(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)]
         self.counters = PageCounters(1, vec[i64](page_bytes))
+        self.last_cause = CAPACITY
         self.digest = DecisionDigest()
         self.last_refusal = None
         self.sink = None
@@ -414,6 +418,7 @@ class PageStorage:
         words[at + PLACE] = NO_PAGE
         if cause == CAPACITY or cause == UNREACHABLE:
             self.num_evicted[pool_group] += 1
+        self.last_cause = cause
         self.counters.note_dropped(level_of_place(place), pool_group, cause)
         self._free_slot(pool_group, slot, self.allocators[pool_group].ready[slot])
         if self.sink is not None:
@@ -431,7 +436,7 @@ class PageStorage:
             evictable=evictable,
             available=free + evictable,
             unavailable=total - free - evictable,
-            peak_used=int(allocator.peak_used),
+            peak_used=int(allocator.total_peak),
             evicted=int(self.num_evicted[pool_group]),
         )
 

@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from ...base.errors import LogicError
 from ...base.ids import CudaStream, TokenIdExt
+from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
 from ..fake_engine import FakeEngine
@@ -169,6 +170,7 @@ class SimulatedRun:
         self._next_name += 1
         handle = self.manager.create_kv_cache(scope, tokens, name)
         num_matched = handle.num_committed_tokens
+        _check_prompt(handle, len(text))
         if probed != num_matched:
             raise ModelDisagreement(f"probe_reuse said {probed} tokens, create_kv_cache matched {num_matched}")
         model = self._model.create(name, (lora_id, salt), text, num_matched, self.manager.describe())
@@ -404,6 +406,13 @@ class SimulatedRun:
                 f"{self.device.num_open_events} events and {self.device.num_open_streams} streams were not given back"
             )
         self.device.close()
+
+
+def _check_prompt(handle: KVCache, num_tokens: int) -> None:
+    prompt = handle.statistics.prompts
+    num_explained = prompt.num_hit + sum(list(prompt.missed_tokens.values()))
+    if (prompt.tokens, prompt.num_hit, num_explained) != (num_tokens, handle.num_committed_tokens, num_tokens):
+        raise ModelDisagreement(f"{num_tokens} tokens, {handle.num_committed_tokens} matched, but the statistics say {prompt}")
 
 
 def _require_unchanged(before: Picture, after: Picture) -> None:

@@ -1,0 +1,193 @@
+"""Which texts were here and what became of them: a bounded memory, for telling why a token was missed.
+
+A text (a path of blocks, whatever its reuse scope) is known by a 62-bit hash of its tokens, a scope by 20 bits. The table has a
+fixed number of entries, eight to a bucket; a full bucket forgets the entry that was written first, of a block that is gone if
+there is one. Everything depends on the calls alone. Two texts with one hash are taken for each other here, and only here: no
+decision is made from it.
+"""
+
+from typing import Final, final
+
+from librt.strings import read_i32_le, read_i64_le
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..storage.page_rows import PageRows
+from .reuse_scope import ReuseScope
+
+IS_HERE: Final = 0
+"""The text was published, and not dropped. Other states: `FIRST_DROPPED` + the `removal_cause`."""
+FIRST_DROPPED: Final = 1
+NOT_KNOWN: Final = -1
+IN_OTHER_SCOPE: Final = -2
+
+EMPTY_TEXT: Final = 0
+_MASK: Final = (1 << 62) - 1
+_FIRST_FACTOR: Final = 0x1E3779B97F4A7C15
+_SECOND_FACTOR: Final = 0x0F58476D1CE4E5B9
+_WORD_BYTES: Final = 8
+_WAYS: Final = 8
+_NO_TEXT: Final = -1
+# An entry beside its text: state (bits 0-7) | scope (8-27) | when it was written (28-61).
+_STATE_MASK: Final = 255
+_SCOPE_SHIFT: Final = 8
+_SCOPE_MASK: Final = (1 << 20) - 1
+_TIME_SHIFT: Final = 28
+_LAST_TIME: Final = (1 << 34) - 1
+
+
+def hash_block(parent_text: i64, key: bytes) -> i64:
+    """The text that ``parent_text`` becomes with the packed tokens ``key`` behind it; never negative."""
+    num_bytes: i64 = len(key)
+    text = (parent_text ^ (num_bytes * _SECOND_FACTOR)) & _MASK
+    position: i64 = 0
+    while position + _WORD_BYTES <= num_bytes:
+        text = ((text ^ (read_i64_le(key, position) & _MASK)) * _FIRST_FACTOR) & _MASK
+        text ^= text >> 29
+        position += _WORD_BYTES
+    if position < num_bytes:
+        last = i64(read_i32_le(key, position))
+        text = ((text ^ (last & _MASK)) * _FIRST_FACTOR) & _MASK
+        text ^= text >> 29
+    return ((text * _SECOND_FACTOR) & _MASK) ^ (text >> 31)
+
+
+@final
+@mypyc_attr(native_class=True)
+class BlockHistory:
+    __slots__ = ("_rows", "_scopes", "_block_texts", "_block_scopes", "_texts", "_entries", "_bucket_mask", "_time")
+
+    _rows: Final[PageRows]
+    _scopes: Final[dict[int, int]]
+    """By the negative page id of the root."""
+    _block_texts: vec[i64]
+    """Of the published blocks, by the number of the block."""
+    _block_scopes: vec[i64]
+    _texts: Final[vec[i64]]
+    _entries: Final[vec[i64]]
+    _bucket_mask: Final[i64]
+    _time: i64
+
+    def __init__(self, rows: PageRows, num_entries: int) -> None:
+        """``num_entries`` is rounded up to a power of two of at least one bucket; an entry is 16 bytes."""
+        num_buckets = 1
+        while num_buckets * _WAYS < num_entries:
+            num_buckets *= 2
+        self._rows = rows
+        self._scopes = {}
+        self._block_texts = vec[i64]()
+        self._block_scopes = vec[i64]()
+        self._texts = vec[i64]([_NO_TEXT] * (num_buckets * _WAYS))
+        self._entries = vec[i64]([0] * (num_buckets * _WAYS))
+        self._bucket_mask = num_buckets - 1
+        self._time = 0
+
+    @property
+    def num_entries(self) -> int:
+        return len(self._texts)
+
+    # -- what the tree tells ------------------------------------------------------------------------------------------
+
+    def note_root(self, root: i64, scope: ReuseScope) -> None:
+        self._scopes[int(root)] = int(hash_scope(scope))
+
+    def forget_root(self, root: i64) -> None:
+        del self._scopes[int(root)]
+
+    def note_published(self, parent: i64, block: i64, key: bytes) -> None:
+        """Both by their first page id; ``parent`` may be a root, ``key`` shorter than a block."""
+        if parent < 0:
+            scope: i64 = self._scopes[int(parent)]
+            parent_text: i64 = EMPTY_TEXT
+        else:
+            number_of_parent = self._number(parent)
+            scope = self._block_scopes[number_of_parent]
+            parent_text = self._block_texts[number_of_parent]
+        text = hash_block(parent_text, key)
+        number = self._number(block)
+        while number >= len(self._block_texts):
+            self._block_texts = append(self._block_texts, EMPTY_TEXT)
+            self._block_scopes = append(self._block_scopes, 0)
+        self._block_texts[number] = text
+        self._block_scopes[number] = scope
+        self._write(text, scope, IS_HERE)
+
+    def note_gone(self, block: i64, cause: i64) -> None:
+        """The block left the tree, for a `removal_cause`."""
+        number = self._number(block)
+        self._write(self._block_texts[number], self._block_scopes[number], FIRST_DROPPED + cause)
+
+    def _number(self, first_page: i64) -> i64:
+        rows = self._rows
+        return (first_page - rows.first_page_of_blocks) // rows.num_life_cycles
+
+    # -- what the match asks ------------------------------------------------------------------------------------------
+
+    def text_of(self, block: i64) -> i64:
+        """Of a published block, or of a root."""
+        return EMPTY_TEXT if block < 0 else self._block_texts[self._number(block)]
+
+    def scope_of(self, root: i64) -> i64:
+        return self._scopes[int(root)]
+
+    def find(self, text: i64, scope: i64) -> i64:
+        """What became of the text in that scope: IS_HERE or dropped; else IN_OTHER_SCOPE if another one had it, or NOT_KNOWN."""
+        texts = self._texts
+        entries = self._entries
+        at = (text & self._bucket_mask) * _WAYS
+        end = at + _WAYS
+        found: i64 = NOT_KNOWN
+        while at < end:
+            if texts[at] == text:
+                entry = entries[at]
+                if ((entry >> _SCOPE_SHIFT) & _SCOPE_MASK) == scope:
+                    return entry & _STATE_MASK
+                found = IN_OTHER_SCOPE
+            at += 1
+        return found
+
+    # -- the table ----------------------------------------------------------------------------------------------------
+
+    def _write(self, text: i64, scope: i64, state: i64) -> None:
+        texts = self._texts
+        entries = self._entries
+        begin = (text & self._bucket_mask) * _WAYS
+        at = begin
+        place: i64 = -1
+        while at < begin + _WAYS:
+            if texts[at] == text and ((entries[at] >> _SCOPE_SHIFT) & _SCOPE_MASK) == scope:
+                place = at
+                break
+            at += 1
+        if place < 0:
+            place = self._find_room(begin)
+        texts[place] = text
+        entries[place] = state | (scope << _SCOPE_SHIFT) | (self._time << _TIME_SHIFT)
+        if self._time < _LAST_TIME:
+            self._time += 1
+
+    def _find_room(self, begin: i64) -> i64:
+        """An empty entry; else the oldest of a block that is gone; else the oldest."""
+        texts = self._texts
+        entries = self._entries
+        oldest = begin
+        oldest_gone: i64 = -1
+        at = begin
+        while at < begin + _WAYS:
+            if texts[at] == _NO_TEXT:
+                return at
+            entry = entries[at]
+            if (entry >> _TIME_SHIFT) < (entries[oldest] >> _TIME_SHIFT):
+                oldest = at
+            if (entry & _STATE_MASK) != IS_HERE:
+                if oldest_gone < 0 or (entry >> _TIME_SHIFT) < (entries[oldest_gone] >> _TIME_SHIFT):
+                    oldest_gone = at
+            at += 1
+        return oldest_gone if oldest_gone >= 0 else oldest
+
+
+def hash_scope(scope: ReuseScope) -> i64:
+    """20 bits. From the scope's text, not from `hash`, which differs between processes."""
+    encoded = repr((scope.lora_id, scope.salt)).encode(errors="surrogatepass")
+    encoded += bytes(-len(encoded) % _WORD_BYTES)
+    return (hash_block(EMPTY_TEXT, encoded) >> 40) & _SCOPE_MASK

@@ -1,0 +1,145 @@
+"""Why the tokens behind a match were not reused: walks on where the match ended, and gives each token one cause.
+
+In the tree, the walk goes on as long as it finds blocks: what is there and did not match has lost a window or has no recurrent
+state. From where the text leaves the tree, the history says what became of each block, until it knows nothing of one: then
+nobody has published what follows either, as a text contains all that comes before it.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..events.removal_cause import CAPACITY, FAILURE
+from ..events.removal_cause import SHRUNK as SHRUNK_REMOVAL
+from ..events.removal_cause import UNREACHABLE as UNREACHABLE_REMOVAL
+from ..stats.miss_cause import (
+    BACKOFF,
+    DROPPED,
+    EVICTED,
+    LOAD_FAILED,
+    NEVER_SEEN,
+    NO_SNAPSHOT,
+    OTHER_SCOPE,
+    PARTIAL_BLOCK,
+    SHRUNK,
+    UNREACHABLE,
+    WINDOW_BROKEN,
+)
+from .block import Block
+from .block_history import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN, BlockHistory, hash_block
+from .match import Match, count_shared_tokens
+from .radix_tree import RadixTree
+from .token_packing import TOKEN_BYTES
+
+
+@final
+@mypyc_attr(native_class=True)
+class MissExplainer:
+    __slots__ = ("_tree", "_history", "_tokens_per_block", "_incomplete")
+
+    _tree: Final[RadixTree]
+    _history: Final[BlockHistory]
+    _tokens_per_block: Final[i64]
+    _incomplete: Final[i64]
+    """The cause where whole blocks are there and do not match."""
+
+    def __init__(self, tree: RadixTree, history: BlockHistory, tokens_per_block: int, has_recurrent_layers: bool) -> None:
+        self._tree = tree
+        self._history = history
+        self._tokens_per_block = tokens_per_block
+        self._incomplete = NO_SNAPSHOT if has_recurrent_layers else WINDOW_BROKEN
+
+    def explain(
+        self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64
+    ) -> None:
+        """Add every token of ``packed`` behind the match to its cause, ``misses[misses_at + cause]``.
+
+        ``num_untrimmed``: how long the match was before `reuse_match_backoff`.
+        """
+        num_tokens: i64 = len(packed) // TOKEN_BYTES
+        position = match.num_tokens
+        if num_untrimmed > position:
+            misses[misses_at + BACKOFF] += num_untrimmed - position
+            position = num_untrimmed
+        if position >= num_tokens:
+            return
+        size = self._tokens_per_block
+        ordinal = match.num_tokens // size
+        node: Block | None = root
+        if ordinal > 0:
+            node = match.blocks[ordinal - 1]
+        text = self._history.text_of(root.first_page if ordinal == 0 else match.blocks[ordinal - 1].first_page)
+        scope = self._history.scope_of(root.first_page)
+        is_gone_before = False
+        while ordinal * size < num_tokens:
+            end = (ordinal + 1) * size
+            if end > num_tokens:
+                end = num_tokens
+            key = packed[ordinal * size * TOKEN_BYTES : end * TOKEN_BYTES]
+            child: Block | None = None
+            if node is not None:
+                child = self._tree.find_child(node, key)
+            if child is not None:
+                text = self._history.text_of(child.first_page)
+                node = child
+                if end > position:
+                    misses[misses_at + self._incomplete] += end - position
+                    position = end
+                ordinal += 1
+                continue
+            text = hash_block(text, key)
+            cause = _cause_of(self._history.find(text, scope))
+            if cause == NEVER_SEEN:
+                num_shared: i64 = 0
+                if node is not None:
+                    num_shared = _count_shared_with_children(node, key)
+                elif is_gone_before and end < (ordinal + 1) * size:
+                    num_shared = end - ordinal * size
+                shared_end = ordinal * size + num_shared
+                if shared_end > position:
+                    misses[misses_at + PARTIAL_BLOCK] += shared_end - position
+                    position = shared_end
+                misses[misses_at + NEVER_SEEN] += num_tokens - position
+                return
+            node = None
+            is_gone_before = cause != OTHER_SCOPE
+            if end > position:
+                misses[misses_at + cause] += end - position
+                position = end
+            ordinal += 1
+
+
+def _count_shared_with_children(node: Block, key: bytes) -> i64:
+    """The most leading tokens of ``key`` that a child begins with."""
+    only_child = node.only_child
+    if only_child is not None:
+        return count_shared_tokens(only_child.key, key)
+    children = node.children
+    if children is None:
+        return 0
+    before, after = children.sorted_keys().neighbours(key, 1)
+    most: i64 = 0
+    if len(before) > 0:
+        most = count_shared_tokens(before[0], key)
+    if len(after) > 0:
+        shared = count_shared_tokens(after[0], key)
+        if shared > most:
+            most = shared
+    return most
+
+
+def _cause_of(state: i64) -> i64:
+    if state == NOT_KNOWN:
+        return NEVER_SEEN
+    if state == IN_OTHER_SCOPE:
+        return OTHER_SCOPE
+    removal = state - FIRST_DROPPED
+    if removal == UNREACHABLE_REMOVAL:
+        return UNREACHABLE
+    if removal == SHRUNK_REMOVAL:
+        return SHRUNK
+    if removal == FAILURE:
+        return LOAD_FAILED
+    # A text that is here, but not on the path: its entry was written before others of the path were forgotten.
+    return EVICTED if removal == CAPACITY or state == IS_HERE else DROPPED

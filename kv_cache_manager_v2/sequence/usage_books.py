@@ -1,0 +1,177 @@
+"""Where a sequence's calls are entered into the statistics: once they have succeeded, never while they are planned.
+
+`SharedState.usage` is None with ``enable_stats=False``, and so is `SequenceState.counters`; a test for that is all that the calls
+then cost. A decode step that crosses no block boundary enters nothing.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..config.manager_config import KVCacheManagerConfig
+from ..layout.registry import LifeCycleRegistry
+from ..reuse.block_history import BlockHistory
+from ..reuse.match import Match
+from ..reuse.miss_explainer import MissExplainer
+from ..reuse.radix_tree import RadixTree
+from ..reuse.token_packing import TOKEN_BYTES
+from ..stats.usage_counters import (
+    ALLOCATED,
+    GENERATED,
+    MISSED,
+    PROMPT_TOKENS,
+    REQUESTS,
+    REUSED_FULL,
+    REUSED_PARTIAL,
+    SequenceCounters,
+    UsageCounters,
+)
+from ..storage.page_storage import PageStorage
+from .sequence_state import SequenceState
+
+HISTORY_PER_SLOT: Final = 4
+MAX_HISTORY_ENTRIES: Final = 1 << 18
+"""4 MiB, all told."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class UsageBooks:
+    """The totals of one manager, and who explains its misses."""
+
+    __slots__ = ("total", "explainer")
+
+    total: Final[UsageCounters]
+    explainer: Final[MissExplainer]
+
+    def __init__(self, storage: PageStorage, explainer: MissExplainer) -> None:
+        self.total = UsageCounters(storage.rows.num_life_cycles, storage.counters)
+        self.explainer = explainer
+
+    def take_peak_pages(self) -> vec[i64]:
+        """Of the total since this was last asked."""
+        return self.total.take_recent_peaks()
+
+    def open_account(self, state: SequenceState, prompt_length: i64, is_counted: bool) -> None:
+        """Count what the sequence does from here on; in the total too if ``is_counted``."""
+        storage = state.shared.storage
+        total = self.total if is_counted else None
+        state.counters = SequenceCounters(storage.rows.num_life_cycles, storage.counters, total, prompt_length)
+
+    def enter_match(self, state: SequenceState, packed: bytes, match: Match, num_untrimmed: i64) -> None:
+        """What the match found, and why it found no more. The state holds the match already."""
+        counters = state.counters
+        if counters is None:
+            return
+        usage = counters.usage
+        counts = usage.counts
+        num_tokens: i64 = len(packed) // TOKEN_BYTES
+        at = usage.calls_at
+        counts[at + REQUESTS] += 1
+        counts[at + PROMPT_TOKENS] += num_tokens
+        if num_tokens > match.num_tokens:
+            # The path of an open sequence begins at its scope's root.
+            root = state.shared.tree.find_root(state.scope)
+            assert root is not None, "an open sequence has no root"
+            self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at)
+        if match.num_tokens == 0:
+            return
+        at = usage.hits_at
+        if usage.num_levels == 1:
+            counts[at] += match.num_tokens
+        else:
+            _count_hits_by_level(state, usage)
+        life_cycle: i64 = 0
+        while life_cycle < state.shared.num_life_cycles:
+            num_full = count_held_pages(state, life_cycle, 0, state.num_published)
+            num_partial = count_held_pages(state, life_cycle, state.num_published, state.num_blocks)
+            usage.add_blocks(life_cycle, REUSED_FULL, num_full)
+            usage.add_blocks(life_cycle, REUSED_PARTIAL, num_partial)
+            usage.note_peak(life_cycle, num_full + num_partial)
+            life_cycle += 1
+
+
+def make_usage_books(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageBooks:
+    """Also makes the tree remember what becomes of its blocks: of four times as many as there are slots."""
+    storage = tree.storage
+    num_slots: i64 = 0
+    for allocator in storage.allocators:
+        num_slots += allocator.num_slots
+    num_entries = num_slots * HISTORY_PER_SLOT
+    if num_entries > MAX_HISTORY_ENTRIES:
+        num_entries = MAX_HISTORY_ENTRIES
+    history = BlockHistory(storage.rows, int(num_entries))
+    tree.history = history
+    has_state = life_cycles.state_life_cycle_id is not None
+    return UsageBooks(storage, MissExplainer(tree, history, config.tokens_per_block, has_state))
+
+
+def _count_hits_by_level(state: SequenceState, usage: UsageCounters) -> None:
+    """A block's tokens count for the coldest of the pages that it needs; for level 0 if it needs none."""
+    shared = state.shared
+    rows = shared.storage.rows
+    counts = usage.counts
+    left = state.num_committed
+    ordinal: i64 = 0
+    while left > 0:
+        level: i64 = 0
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            if state.holds_page(life_cycle, ordinal):
+                page_level = rows.level(state.blocks[ordinal].first_page + life_cycle)
+                if page_level > level:
+                    level = page_level
+            life_cycle += 1
+        num_tokens = shared.tokens_per_block if left > shared.tokens_per_block else left
+        at = usage.hits_at + level
+        counts[at] += num_tokens
+        left -= num_tokens
+        ordinal += 1
+
+
+def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64) -> i64:
+    """How many of the blocks ``[begin, end)`` the sequence holds a page of."""
+    shared = state.shared
+    first = state.window_begins[life_cycle]
+    if first < begin:
+        first = begin
+    count: i64 = end - first if end > first else 0
+    sinks_end = shared.num_sink_blocks[life_cycle]
+    if sinks_end > end:
+        sinks_end = end
+    if sinks_end > begin and state.window_begins[life_cycle] > begin:
+        # The window begins behind the sinks, always.
+        count += sinks_end - begin
+    scratch = state.scratch
+    if scratch.num_blocks > 0:
+        scratch_begin = scratch.begins[life_cycle]
+        scratch_end = scratch.ends[life_cycle]
+        if scratch_begin < first:
+            scratch_begin = first
+        if scratch_end > end:
+            scratch_end = end
+        if scratch_end > scratch_begin:
+            count -= scratch_end - scratch_begin
+    return count
+
+
+def enter_growth(state: SequenceState, counters: SequenceCounters, old_num_blocks: i64) -> None:
+    """A resize has added blocks: their pages were missed if they begin in the prompt, else generated."""
+    if state.num_blocks <= old_num_blocks:
+        return
+    shared = state.shared
+    prompt_blocks = (counters.prompt_length + shared.tokens_per_block - 1) // shared.tokens_per_block
+    middle = prompt_blocks if prompt_blocks > old_num_blocks else old_num_blocks
+    if middle > state.num_blocks:
+        middle = state.num_blocks
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        num_missed = count_held_pages(state, life_cycle, old_num_blocks, middle)
+        num_generated = count_held_pages(state, life_cycle, middle, state.num_blocks)
+        if num_missed + num_generated > 0:
+            counters.add_blocks(life_cycle, ALLOCATED, num_missed + num_generated)
+            counters.add_blocks(life_cycle, MISSED, num_missed)
+            counters.add_blocks(life_cycle, GENERATED, num_generated)
+            counters.note_peak(life_cycle, count_held_pages(state, life_cycle, 0, state.num_blocks))
+        life_cycle += 1

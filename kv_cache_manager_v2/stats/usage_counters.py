@@ -1,0 +1,151 @@
+"""What sequences asked for and got: blocks, tokens of prompts, suspends and resumes. Numbers only, added to and never taken back.
+
+One `UsageCounters` for the manager, one for each open sequence. All counts are in one vector, so that they can be copied and
+subtracted at once:
+
+    [0, 5 * groups)        blocks of each layer group, by kind of count (ALLOCATED ..)
+    [hits_at, ..)          hit tokens by the level that they were found on
+    [misses_at, ..)        missed tokens by `miss_cause`
+    [calls_at, ..)         REQUESTS ..
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from .miss_cause import NUM_MISS_CAUSES
+from .page_counters import PageCounters
+
+ALLOCATED: Final = 0
+REUSED_FULL: Final = 1
+REUSED_PARTIAL: Final = 2
+MISSED: Final = 3
+GENERATED: Final = 4
+NUM_BLOCK_COUNTS: Final = 5
+
+REQUESTS: Final = 0
+PROMPT_TOKENS: Final = 1
+SUSPENDS: Final = 2
+RESUMES: Final = 3
+NUM_CALL_COUNTS: Final = 4
+
+
+@final
+@mypyc_attr(native_class=True)
+class UsageCounters:
+    __slots__ = ("num_layer_groups", "num_levels", "hits_at", "misses_at", "calls_at", "counts", "peak_pages", "recent_peaks", "pages")
+
+    num_layer_groups: Final[i64]
+    num_levels: Final[i64]
+    hits_at: Final[i64]
+    misses_at: Final[i64]
+    calls_at: Final[i64]
+    counts: Final[vec[i64]]
+    peak_pages: Final[vec[i64]]
+    """Per layer group the most pages that one sequence had at a time."""
+    recent_peaks: vec[i64]
+    """The same since `take_recent_peaks`."""
+    pages: Final[PageCounters]
+
+    def __init__(self, num_layer_groups: i64, pages: PageCounters) -> None:
+        self.num_layer_groups = num_layer_groups
+        self.num_levels = pages.num_levels
+        self.hits_at = num_layer_groups * NUM_BLOCK_COUNTS
+        self.misses_at = self.hits_at + pages.num_levels
+        self.calls_at = self.misses_at + NUM_MISS_CAUSES
+        self.counts = vec[i64]([0] * (self.calls_at + NUM_CALL_COUNTS))
+        self.peak_pages = vec[i64]([0] * num_layer_groups)
+        self.recent_peaks = vec[i64]([0] * num_layer_groups)
+        self.pages = pages
+
+    def add_blocks(self, layer_group: i64, kind: i64, number: i64) -> None:
+        at = layer_group * NUM_BLOCK_COUNTS + kind
+        self.counts[at] += number
+
+    def add_call(self, kind: i64) -> None:
+        at = self.calls_at + kind
+        self.counts[at] += 1
+
+    def add_all_of(self, other: UsageCounters) -> None:
+        """All but the peaks and the pages."""
+        counts = self.counts
+        others = other.counts
+        position: i64 = 0
+        while position < len(counts):
+            counts[position] += others[position]
+            position += 1
+
+    def note_peak(self, layer_group: i64, num_pages: i64) -> None:
+        if num_pages > self.recent_peaks[layer_group]:
+            self.recent_peaks[layer_group] = num_pages
+        if num_pages > self.peak_pages[layer_group]:
+            self.peak_pages[layer_group] = num_pages
+
+    def take_recent_peaks(self) -> vec[i64]:
+        recent = self.recent_peaks
+        self.recent_peaks = vec[i64]([0] * self.num_layer_groups)
+        return recent
+
+
+@final
+@mypyc_attr(native_class=True)
+class SequenceCounters:
+    """One sequence's own counts, and the total that they are part of.
+
+    What the match found counts in the total from the first `resume` on: a sequence that was made and given up without ever
+    running was no request.
+    """
+
+    __slots__ = ("usage", "total", "prompt_length", "is_in_total")
+
+    usage: Final[UsageCounters]
+    total: Final[UsageCounters | None]
+    """None if the sequence is excluded."""
+    prompt_length: Final[i64]
+    """Blocks that begin from here on are generated."""
+    is_in_total: bool
+
+    def __init__(self, num_layer_groups: i64, pages: PageCounters, total: UsageCounters | None, prompt_length: i64) -> None:
+        self.usage = UsageCounters(num_layer_groups, PageCounters(pages.num_levels, pages.page_bytes))
+        self.total = total
+        self.prompt_length = prompt_length
+        self.is_in_total = False
+
+    def make_fork(self) -> SequenceCounters:
+        """For a sequence that goes on from this one: no request of its own, and all that it has is its parent's so far."""
+        counters = SequenceCounters(self.usage.num_layer_groups, self.usage.pages, self.total, self.prompt_length)
+        counters.is_in_total = self.is_in_total
+        return counters
+
+    def add_blocks(self, layer_group: i64, kind: i64, number: i64) -> None:
+        self.usage.add_blocks(layer_group, kind, number)
+        if self.is_in_total and self.total is not None:
+            self.total.add_blocks(layer_group, kind, number)
+
+    def note_peak(self, layer_group: i64, num_pages: i64) -> None:
+        self.usage.note_peak(layer_group, num_pages)
+        if self.is_in_total and self.total is not None:
+            self.total.note_peak(layer_group, num_pages)
+
+    def note_resumed(self) -> None:
+        self.usage.add_call(RESUMES)
+        total = self.total
+        if total is None:
+            return
+        if self.is_in_total:
+            total.add_call(RESUMES)
+            return
+        self.is_in_total = True
+        total.add_all_of(self.usage)
+        layer_group: i64 = 0
+        while layer_group < total.num_layer_groups:
+            total.note_peak(layer_group, self.usage.peak_pages[layer_group])
+            layer_group += 1
+
+    def note_suspended(self) -> None:
+        self.usage.add_call(SUSPENDS)
+        if self.is_in_total and self.total is not None:
+            self.total.add_call(SUSPENDS)

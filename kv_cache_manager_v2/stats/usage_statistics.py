@@ -1,0 +1,119 @@
+"""What one sequence used, or one iteration, or all of them so far: values for dashboards, made when somebody asks."""
+
+from dataclasses import dataclass
+
+from .drop_reason import DropReason
+from .miss_cause import MissCause
+
+
+@dataclass(frozen=True)
+class BlockStatistics:
+    """Blocks of one layer group. ``allocated == missed + generated + copies of partly reused blocks``."""
+
+    layer_group_id: int
+    pool_group: int
+    allocated: int
+    """Pages made."""
+    reused_full: int
+    reused_partial: int
+    """Found in part only, and copied before the sequence wrote into them."""
+    missed: int
+    """Pages made for tokens of the prompt."""
+    generated: int
+    """Pages made behind the prompt."""
+    peak_pages: int
+    """The most pages that one sequence had at a time."""
+
+    @property
+    def reused(self) -> int:
+        return self.reused_full + self.reused_partial
+
+
+@dataclass(frozen=True)
+class TransferStatistics:
+    """Pages of one pool group that were copied from one level to another, or within one."""
+
+    source_level: int
+    target_level: int
+    pool_group: int
+    blocks: int
+    bytes: int
+
+    @property
+    def kind(self) -> str:
+        """``"onboarded"``, ``"offloaded"`` or ``"copied"``."""
+        if self.source_level == self.target_level:
+            return "copied"
+        return "onboarded" if self.target_level < self.source_level else "offloaded"
+
+
+@dataclass(frozen=True)
+class DropStatistics:
+    """Pages of one pool group that were dropped from a level, for one reason."""
+
+    level: int
+    pool_group: int
+    reason: DropReason
+    blocks: int
+
+
+@dataclass(frozen=True)
+class PromptStatistics:
+    """Where the tokens of prompts came from. ``tokens == sum(hit_tokens) + sum(missed_tokens.values())``, always."""
+
+    tokens: int
+    hit_tokens: tuple[int, ...]
+    """By the cache level that they were found on; a block counts for the coldest of the pages that it needs."""
+    missed_tokens: dict[MissCause, int]
+    """Only causes that occurred."""
+
+    @property
+    def num_hit(self) -> int:
+        return sum(self.hit_tokens)
+
+    @property
+    def num_missed(self) -> int:
+        return self.tokens - self.num_hit
+
+    @property
+    def hit_rate(self) -> float:
+        return self.num_hit / self.tokens if self.tokens > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class UsageStatistics:
+    """Lists hold only what occurred. Of a sequence, pages that its calls moved or drove out count as its own."""
+
+    requests: int
+    """Sequences that were resumed at least once."""
+    prompts: PromptStatistics
+    layer_groups: tuple[BlockStatistics, ...]
+    transfers: tuple[TransferStatistics, ...]
+    drops: tuple[DropStatistics, ...]
+    suspends: int
+    resumes: int
+    peak_slots: tuple[tuple[int, ...], ...]
+    """The most slots in use by level and pool group; empty for a sequence."""
+
+    @property
+    def allocated(self) -> int:
+        return sum([group.allocated for group in self.layer_groups])
+
+    @property
+    def reused(self) -> int:
+        return sum([group.reused for group in self.layer_groups])
+
+    @property
+    def missed(self) -> int:
+        return sum([group.missed for group in self.layer_groups])
+
+    @property
+    def generated(self) -> int:
+        return sum([group.generated for group in self.layer_groups])
+
+    def count_transfers(self, kind: str) -> int:
+        """Blocks that were ``"onboarded"``, ``"offloaded"`` or ``"copied"``."""
+        return sum([transfer.blocks for transfer in self.transfers if transfer.kind == kind])
+
+    def count_drops(self, reason: DropReason) -> int:
+        return sum([drop.blocks for drop in self.drops if drop.reason is reason])

@@ -1,0 +1,103 @@
+"""Every token of a prompt that was not reused has one reason, and the reasons add up to the prompt."""
+
+from kv_cache_manager_v2 import MissCause, ReuseScope
+from small_models import manager_of, run_prompt
+
+
+def misses_of(manager, tokens, scope=None):
+    """What a request for these tokens would miss, and why; leaves nothing behind."""
+    with manager.create_kv_cache(scope, tokens) as kv_cache:
+        return kv_cache.statistics.prompts.missed_tokens
+
+
+def test_never_seen():
+    with manager_of() as manager:
+        assert misses_of(manager, list(range(10))) == {MissCause.NEVER_SEEN: 10}
+        run_prompt(manager, list(range(8))).close()
+        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]) == {MissCause.NEVER_SEEN: 2}
+        assert misses_of(manager, list(range(8))) == {}
+
+
+def test_evicted_for_room_and_what_that_made_unreachable():
+    with manager_of(num_slots=4) as manager:
+        run_prompt(manager, list(range(16))).close()
+        # Three new blocks: the far end of the old path goes first, so its first block stays.
+        run_prompt(manager, [100 + token for token in range(12)]).close()
+        assert misses_of(manager, list(range(16))) == {MissCause.EVICTED: 12}
+        # What comes behind a text that is gone was never seen.
+        assert misses_of(manager, list(range(8)) + [50, 51, 52, 53]) == {MissCause.EVICTED: 4, MissCause.NEVER_SEEN: 4}
+
+
+def test_dropped_on_request():
+    with manager_of() as manager:
+        run_prompt(manager, list(range(8))).close()
+        manager.clear_reusable_blocks()
+        assert misses_of(manager, list(range(8))) == {MissCause.DROPPED: 8}
+
+
+def test_a_broken_window():
+    with manager_of(windows=(None, 8), num_slots=10) as manager:
+        run_prompt(manager, list(range(16))).close()
+        # 4 blocks in each group: 8 slots of 10. Two more blocks in each need 4. Pages that the window has passed are first in
+        # line, so those of blocks 0 and 1 of the windowed group go.
+        run_prompt(manager, [100 + token for token in range(8)]).close()
+        with manager.create_kv_cache(input_tokens=list(range(16))) as kv_cache:
+            assert kv_cache.num_committed_tokens == 16
+        # At 8 tokens, position 8 reads 1..8: block 0 of the windowed group is needed, and gone.
+        assert misses_of(manager, list(range(8))) == {MissCause.WINDOW_BROKEN: 8}
+        # With a block more that nobody has seen.
+        assert misses_of(manager, list(range(8)) + [9] * 4) == {MissCause.WINDOW_BROKEN: 8, MissCause.NEVER_SEEN: 4}
+
+
+def test_a_block_that_begins_with_the_same_tokens():
+    with manager_of(enable_partial_reuse=False) as manager:
+        run_prompt(manager, list(range(8))).close()
+        # 4 tokens are a hit; 4 and 5 begin block 1 as well, 70 does not.
+        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70]) == {MissCause.PARTIAL_BLOCK: 2, MissCause.NEVER_SEEN: 1}
+        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70, 71]) == {MissCause.PARTIAL_BLOCK: 2, MissCause.NEVER_SEEN: 2}
+    with manager_of() as manager:
+        run_prompt(manager, list(range(8))).close()
+        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70]) == {MissCause.NEVER_SEEN: 1}
+
+
+def test_part_of_a_block_that_is_gone():
+    with manager_of() as manager:
+        run_prompt(manager, list(range(8))).close()
+        manager.clear_reusable_blocks()
+        # Blocks are remembered whole: of 4, 5 nothing is known but that what comes before them was here.
+        assert misses_of(manager, list(range(6))) == {MissCause.DROPPED: 4, MissCause.PARTIAL_BLOCK: 2}
+
+
+def test_another_scope():
+    with manager_of() as manager:
+        run_prompt(manager, list(range(8)), reuse_scope=ReuseScope(salt="a")).close()
+        assert misses_of(manager, list(range(8)), ReuseScope(salt="b")) == {MissCause.OTHER_SCOPE: 8}
+        assert misses_of(manager, list(range(12)), ReuseScope(salt="b")) == {
+            MissCause.OTHER_SCOPE: 8,
+            MissCause.NEVER_SEEN: 4,
+        }
+        manager.clear_reusable_blocks()
+        assert misses_of(manager, list(range(8)), ReuseScope(salt="a")) == {MissCause.DROPPED: 8}
+        assert misses_of(manager, list(range(8)), ReuseScope(salt="b")) == {MissCause.OTHER_SCOPE: 8}
+
+
+def test_backoff():
+    with manager_of(reuse_match_backoff=3) as manager:
+        run_prompt(manager, list(range(8))).close()
+        # 8 tokens match, 3 are trimmed off.
+        assert misses_of(manager, list(range(8)) + [9]) == {MissCause.BACKOFF: 3, MissCause.NEVER_SEEN: 1}
+
+
+def test_capacity_is_told_apart():
+    capacity = {cause for cause in MissCause if cause.is_capacity}
+    assert capacity == {MissCause.EVICTED, MissCause.UNREACHABLE, MissCause.SHRUNK}
+
+
+def test_what_is_remembered_is_bounded():
+    with manager_of(num_slots=4) as manager:
+        run_prompt(manager, list(range(4))).close()
+        # 4 slots remember at most 16 blocks: a thousand later ones push the first one out.
+        for number in range(1000):
+            run_prompt(manager, [1000 + number] * 4).close()
+        assert misses_of(manager, list(range(4))) == {MissCause.NEVER_SEEN: 4}
+        assert misses_of(manager, [1000 + 995] * 4) == {MissCause.EVICTED: 4}

@@ -1,0 +1,188 @@
+"""Statistics count what happened, once: blocks, tokens of prompts, copies and drops, per sequence, per iteration and in total.
+
+What is refused or undone is not counted, dummy sequences need not be, and every token of a prompt is a hit or a miss.
+"""
+
+import random
+from typing import Any
+
+import pytest
+from kv_cache_manager_v2 import DropReason, LogicError
+from random_calls import drive
+from small_models import manager_of, run_prompt
+
+
+def blocks_of(statistics, group=0):
+    found = statistics.layer_groups[group]
+    return (found.allocated, found.reused_full, found.reused_partial, found.missed, found.generated)
+
+
+def test_prefill_then_one_decode_step():
+    with manager_of() as manager:
+        kv_cache = manager.create_kv_cache(input_tokens=list(range(8)))
+        assert kv_cache.resume() and kv_cache.resize(8)
+        kv_cache.commit(list(range(8)))
+        # 8 tokens in blocks of 4: both pages were missed.
+        assert blocks_of(kv_cache.statistics) == (2, 0, 0, 2, 0)
+        assert blocks_of(manager.get_iteration_statistics()) == (2, 0, 0, 2, 0)
+        assert kv_cache.resize(9)
+        # The ninth token begins a block behind the prompt.
+        assert blocks_of(kv_cache.statistics) == (3, 0, 0, 2, 1)
+        assert blocks_of(manager.get_iteration_statistics()) == (1, 0, 0, 0, 1)
+        assert blocks_of(manager.get_statistics()) == (3, 0, 0, 2, 1)
+        assert blocks_of(manager.get_iteration_statistics()) == (0, 0, 0, 0, 0)
+        kv_cache.close()
+
+
+def test_the_expected_prompt_length_says_where_generation_begins():
+    with manager_of() as manager:
+        kv_cache = manager.create_kv_cache(expected_prompt_length=9)
+        assert kv_cache.resume() and kv_cache.resize(20)
+        # Of 5 blocks those that begin at 0, 4 and 8 are of the prompt, those at 12 and 16 are not.
+        assert blocks_of(kv_cache.statistics) == (5, 0, 0, 3, 2)
+        kv_cache.close()
+
+
+def test_reuse_of_whole_blocks_and_of_a_part():
+    with manager_of() as manager:
+        run_prompt(manager, list(range(12))).close()
+        manager.get_iteration_statistics()
+        # Two whole blocks and three of four tokens of the third, then one that is new.
+        kv_cache = manager.create_kv_cache(input_tokens=[*range(11), 99])
+        assert blocks_of(manager.get_iteration_statistics()) == (0, 0, 0, 0, 0), "it has not run yet"
+        assert kv_cache.resume()
+        found = manager.get_iteration_statistics()
+        # The partial block is copied: one page more, one copy within level 0.
+        assert blocks_of(found) == (1, 2, 1, 0, 0)
+        assert (found.count_transfers("copied"), found.transfers[0].bytes) == (1, 2 * 8 * 4)
+        assert (found.prompts.tokens, found.prompts.hit_tokens, found.prompts.num_missed) == (12, (11,), 1)
+        kv_cache.close()
+
+
+def test_a_sequence_that_never_ran_is_no_request():
+    with manager_of() as manager:
+        manager.create_kv_cache(input_tokens=list(range(8))).close()
+        assert manager.get_statistics().requests == 0
+        assert manager.get_statistics().prompts.tokens == 0
+
+
+def test_refused_and_excluded_calls_do_not_count():
+    with manager_of(num_slots=2) as manager:
+        kv_cache = manager.create_kv_cache(input_tokens=list(range(12)))
+        assert kv_cache.resume()
+        assert not kv_cache.resize(12)
+        assert blocks_of(manager.get_statistics()) == (0, 0, 0, 0, 0)
+        kv_cache.close()
+        dummy = manager.create_kv_cache(input_tokens=list(range(8)), count_in_statistics=False)
+        assert dummy.resume() and dummy.resize(8)
+        dummy.suspend()
+        found = manager.get_statistics()
+        assert (found.requests, found.prompts.tokens, found.allocated, found.suspends, found.resumes) == (1, 12, 0, 0, 1)
+        assert blocks_of(dummy.statistics) == (2, 0, 0, 2, 0), "it has an account of its own"
+        dummy.close()
+
+
+def test_suspends_resumes_drops_and_peaks():
+    with manager_of(num_slots=4) as manager:
+        first = run_prompt(manager, list(range(12)))
+        first.suspend()
+        assert first.resume()
+        first.close()
+        assert manager.get_iteration_statistics().peak_slots == ((3,),)
+        # 4 slots, 3 of them droppable: three new blocks need two of these.
+        second = run_prompt(manager, [100 + token for token in range(12)])
+        found = manager.get_iteration_statistics()
+        assert (found.suspends, found.resumes, found.requests) == (0, 1, 1)
+        assert found.count_drops(DropReason.CAPACITY) == 2
+        assert second.statistics.count_drops(DropReason.CAPACITY) == 2, "it was for this sequence"
+        assert found.peak_slots == ((4,),)
+        assert second.statistics.layer_groups[0].peak_pages == 3
+        second.close()
+        manager.clear_reusable_blocks()
+        total = manager.get_statistics()
+        # The first's oldest block and the three of the second.
+        assert total.count_drops(DropReason.CLEARED) == 4
+        assert (total.suspends, total.resumes) == (1, 3)
+
+
+def test_windowed_groups_have_their_own_figures():
+    with manager_of(windows=(None, 8)) as manager:
+        run_prompt(manager, list(range(32))).close()
+        kv_cache = manager.create_kv_cache(input_tokens=list(range(32)))
+        # All 8 blocks; of the window, position 32 reads 25..32: blocks 6 and 7.
+        assert blocks_of(kv_cache.statistics, 0) == (0, 8, 0, 0, 0)
+        assert blocks_of(kv_cache.statistics, 1) == (0, 2, 0, 0, 0)
+        kv_cache.close()
+
+
+def test_without_statistics_nothing_is_kept():
+    with manager_of(enable_stats=False) as manager:
+        kv_cache = run_prompt(manager, list(range(8)))
+        with pytest.raises(LogicError):
+            manager.get_statistics()
+        with pytest.raises(LogicError):
+            manager.get_iteration_statistics()
+        with pytest.raises(LogicError):
+            _ = kv_cache.statistics
+        kv_cache.close()
+
+
+def test_misuse():
+    with manager_of() as manager:
+        for wrong in (-1, 2**41):
+            with pytest.raises(ValueError):
+                manager.create_kv_cache(expected_prompt_length=wrong)
+        untyped: Any = manager
+        with pytest.raises(TypeError):
+            untyped.create_kv_cache(expected_prompt_length="8")
+        with pytest.raises(TypeError):
+            untyped.create_kv_cache(count_in_statistics=1)
+        assert manager.get_storage_statistics()[0].free == 64
+    with pytest.raises(LogicError):
+        manager.get_statistics()
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 8), (8,)])
+@pytest.mark.parametrize("backoff", [0, 1, 6])
+def test_hits_and_misses_are_the_prompt(windows, backoff):
+    seed = 7
+    print("seed", seed)
+    rng = random.Random(seed)
+    with manager_of(windows, num_slots=12 * len(windows), reuse_match_backoff=backoff) as manager:
+        total = 0
+        for _ in range(400):
+            family = rng.randrange(4)
+            prompt = [family * 100 + token for token in range(rng.randrange(1, 30))]
+            if rng.random() < 0.3:
+                prompt[rng.randrange(len(prompt))] = 77
+            kv_cache = manager.create_kv_cache(input_tokens=prompt)
+            found = kv_cache.statistics.prompts
+            assert found.tokens == len(prompt)
+            assert found.num_hit == kv_cache.num_committed_tokens
+            assert found.num_hit + sum(found.missed_tokens.values()) == len(prompt)
+            assert all(tokens > 0 for tokens in found.missed_tokens.values())
+            if kv_cache.resume():
+                total += len(prompt)
+                if kv_cache.resize(len(prompt)):
+                    kv_cache.commit(prompt[kv_cache.num_committed_tokens :])
+            kv_cache.close()
+        found = manager.get_statistics().prompts
+        assert found.tokens == total
+        assert found.num_hit + sum(found.missed_tokens.values()) == total
+
+
+def test_iterations_add_up_to_the_total():
+    with manager_of((None, 8), num_slots=24) as manager:
+        sums = {"requests": 0, "allocated": 0, "reused": 0, "missed": 0, "generated": 0, "resumes": 0, "suspends": 0}
+        drops = 0
+        for seed in range(20):
+            drive(manager, seed, 30)
+            found = manager.get_iteration_statistics()
+            for name in sums:
+                sums[name] += getattr(found, name)
+            drops += sum(drop.blocks for drop in found.drops)
+        total = manager.get_statistics()
+        assert {name: getattr(total, name) for name in sums} == sums
+        assert sum(drop.blocks for drop in total.drops) == drops > 0
+        copied = total.count_transfers("copied")
+        assert total.allocated == total.missed + total.generated + copied
