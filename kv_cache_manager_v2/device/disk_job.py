@@ -1,23 +1,23 @@
-"""A batch of copies from or to disk files, cut into pieces that worker threads can carry out in any order.
+"""A batch of copies from or to disk files, cut into tasks that worker threads can carry out in any order.
 
-A job is made by the device's caller, handed to `DiskWorkers`, and looked at by the caller again when `is_done`. Pieces that
-are neighbours on both sides are one piece, up to the size of one transfer.
+A job is made by the device's caller, handed to `DiskWorkers`, and looked at by the caller again when `is_done`. Copies that
+are neighbours on the disk are moved together, wherever their bytes are in memory. From disk to disk the bytes go through
+memory that the worker brings along.
 """
 
 import logging
 from typing import Final, final
 
-from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
 from .copy_runs import CopyRuns
-from .disk_file import DIRECT_ALIGNMENT, DiskFile
+from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
 from .disk_ranges import DiskRanges
-from .disk_transfers import MAX_TRANSFER_BYTES, DiskTransfers, Staging
+from .disk_transfers import DiskTransfers
 from .port import CopyBatch
-
+from .staging_memory import StagingMemory
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -25,25 +25,17 @@ _logger: Final = logging.getLogger(__name__)
 @final
 @mypyc_attr(native_class=True)
 class DiskJob:
-    """Pieces ``[i]``: ``dst_addresses[i] <- src_addresses[i]``, ``sizes[i]`` bytes; tasks are runs of pieces.
-
-    The fields behind ``num_left`` belong to `DiskWorkers` and its lock until the job is done.
-    """
+    """A task is a run of extents. The fields from ``num_left`` on belong to `DiskWorkers` and its lock until it is done."""
 
     __slots__ = (
-        "dst_tier", "src_tier", "is_started", "_runs", "_dst_addresses", "_src_addresses", "_sizes", "_dst_files",
-        "_src_files", "_task_ends", "num_left", "num_blockers", "followers", "is_done", "read_error", "write_errors",
+        "is_started", "_runs", "_sources", "_targets", "_task_ends", "num_left", "num_blockers", "followers", "is_done",
+        "read_error", "write_errors",
     )  # fmt: skip
 
-    dst_tier: Final[CacheTier]
-    src_tier: Final[CacheTier]
     is_started: bool  # handed to the workers
     _runs: Final[CopyRuns]
-    _dst_addresses: vec[i64]
-    _src_addresses: vec[i64]
-    _sizes: vec[i64]
-    _dst_files: Final[list[DiskFile]]  # by piece; empty where that side is memory
-    _src_files: Final[list[DiskFile]]
+    _sources: list[DiskExtent]  # to be read; empty where the bytes come from memory
+    _targets: list[DiskExtent]  # to be written; empty where they go to memory
     _task_ends: Final[list[int]]
     num_left: int  # tasks
     num_blockers: int  # jobs that must be done before this one begins
@@ -54,17 +46,20 @@ class DiskJob:
 
     def __init__(self, batch: CopyBatch, ranges: DiskRanges) -> None:
         """``batch`` has at least one copy, and all its addresses are mapped."""
-        self.dst_tier = batch.dst_tier
-        self.src_tier = batch.src_tier
         self.is_started = False
         self._runs = CopyRuns(batch)
-        self._dst_addresses = vec[i64]()
-        self._src_addresses = vec[i64]()
-        self._sizes = vec[i64]()
-        self._dst_files = []
-        self._src_files = []
+        self._sources = []
+        self._targets = []
         self._task_ends = []
-        self._cut_runs(ranges)
+        if batch.src_tier != CacheTier.DISK:
+            self._targets = _make_extents(_sort_runs(self._runs, True), ranges)
+            self._cut_tasks(self._targets)
+        elif batch.dst_tier != CacheTier.DISK:
+            self._sources = _make_extents(_sort_runs(self._runs, False), ranges)
+            self._cut_tasks(self._sources)
+        else:
+            self._add_disk_pairs(ranges)
+            self._cut_tasks(self._sources)
         self.num_left = len(self._task_ends)
         self.num_blockers = 0
         self.followers = []
@@ -91,73 +86,92 @@ class DiskJob:
     def note_failed_writes(self) -> None:
         """Once the job is done: what its files remember, and what the log hears of it."""
         for error in self.write_errors:
-            for file in self._dst_files:
-                if file.address <= error.address < file.end() and file.failure is None:
-                    file.failure = error
+            for extent in self._targets:
+                if extent.address == error.address and extent.file.failure is None:
+                    extent.file.failure = error
                     _logger.error("%s; these bytes are kept in memory", error)
 
-    def run_task(self, index: int, transfers: DiskTransfers, staging: Staging) -> list[StorageIOError]:
+    def run_task(self, index: int, transfers: DiskTransfers, staging: StagingMemory) -> list[StorageIOError]:
         """Carry out one task, on any thread; what went wrong."""
         errors: list[StorageIOError] = []
-        piece = self._task_ends[index - 1] if index > 0 else 0
-        while piece < self._task_ends[index]:
-            dst: int = self._dst_addresses[piece]
-            src: int = self._src_addresses[piece]
-            num_bytes: int = self._sizes[piece]
+        position = self._task_ends[index - 1] if index > 0 else 0
+        while position < self._task_ends[index]:
             error: StorageIOError | None = None
-            if not self._src_files:
-                error = transfers.write(self._dst_files[piece], dst, src, num_bytes, staging)
-            elif not self._dst_files:
-                error = transfers.read(self._src_files[piece], src, dst, num_bytes, staging)
+            if not self._sources:
+                error = transfers.write(self._targets[position])
+            elif not self._targets:
+                error = transfers.read(self._sources[position])
             else:
-                memory = staging.address()
-                error = transfers.read(self._src_files[piece], src, memory, num_bytes, staging)
+                source = self._sources[position]
+                target = self._targets[position]
+                source.addresses[0] = staging.address()
+                target.addresses[0] = staging.address()
+                error = transfers.read(source)
                 if error is None:
-                    error = transfers.write(self._dst_files[piece], dst, memory, num_bytes, staging)
+                    error = transfers.write(target)
             if error is not None:
                 errors.append(error)
-            piece += 1
+            position += 1
         return errors
 
-    def _cut_runs(self, ranges: DiskRanges) -> None:
+    def _add_disk_pairs(self, ranges: DiskRanges) -> None:
+        """From disk to disk; where the memory is, shows when a worker brings it."""
         runs = self._runs
-        from_disk = self.src_tier == CacheTier.DISK
-        to_disk = self.dst_tier == CacheTier.DISK
-        dsts = self._dst_addresses
-        srcs = self._src_addresses
-        sizes = self._sizes
-        task_bytes: i64 = 0
         index: i64 = 0
         while index < runs.count:
-            dst = runs.dst_addresses[index]
-            src = runs.src_addresses[index]
-            left = runs.sizes[index]
+            dst: int = runs.dst_addresses[index]
+            src: int = runs.src_addresses[index]
+            left: int = runs.sizes[index]
             while left > 0:
-                num_bytes: i64 = MAX_TRANSFER_BYTES if left > MAX_TRANSFER_BYTES else left
-                if to_disk:
-                    self._dst_files.append(_file_for(ranges, dst, num_bytes))
-                if from_disk:
-                    self._src_files.append(_file_for(ranges, src, num_bytes))
-                if task_bytes > 0 and task_bytes + num_bytes > MAX_TRANSFER_BYTES:
-                    self._task_ends.append(len(sizes))
-                    task_bytes = 0
-                dsts = append(dsts, dst)
-                srcs = append(srcs, src)
-                sizes = append(sizes, num_bytes)
-                task_bytes += num_bytes
+                num_bytes = min(left, MAX_EXTENT_BYTES)
+                source = DiskExtent(ranges.file_of(src), src)
+                source.add(0, num_bytes)
+                source.make_ready()
+                target = DiskExtent(ranges.file_of(dst), dst)
+                target.add(0, num_bytes)
+                target.make_ready()
+                self._sources.append(source)
+                self._targets.append(target)
                 dst += num_bytes
                 src += num_bytes
                 left -= num_bytes
             index += 1
-        self._task_ends.append(len(sizes))
-        self._dst_addresses = dsts
-        self._src_addresses = srcs
-        self._sizes = sizes
+
+    def _cut_tasks(self, extents: list[DiskExtent]) -> None:
+        task_bytes = 0
+        for position in range(len(extents)):
+            num_bytes = extents[position].num_bytes
+            if task_bytes > 0 and task_bytes + num_bytes > MAX_EXTENT_BYTES:
+                self._task_ends.append(position)
+                task_bytes = 0
+            task_bytes += num_bytes
+        self._task_ends.append(len(extents))
 
 
-def _file_for(ranges: DiskRanges, address: i64, num_bytes: i64) -> DiskFile:
-    """The file of that address, made ready for a piece that may not be aligned."""
-    file = ranges.file_of(address)
-    if file.is_direct and ((address - file.address) % DIRECT_ALIGNMENT != 0 or num_bytes % DIRECT_ALIGNMENT != 0):
-        file.become_buffered()
-    return file
+def _sort_runs(runs: CopyRuns, to_disk: bool) -> list[tuple[int, int, int]]:
+    """Disk address, memory address and size of each run, in the order of the disk."""
+    sorted_runs: list[tuple[int, int, int]] = []
+    index: i64 = 0
+    while index < runs.count:
+        dst: int = runs.dst_addresses[index]
+        src: int = runs.src_addresses[index]
+        size: int = runs.sizes[index]
+        sorted_runs.append((dst, src, size) if to_disk else (src, dst, size))
+        index += 1
+    sorted_runs.sort()
+    return sorted_runs
+
+
+def _make_extents(sorted_runs: list[tuple[int, int, int]], ranges: DiskRanges) -> list[DiskExtent]:
+    extents: list[DiskExtent] = []
+    for disk, memory, size in sorted_runs:
+        moved = 0
+        while moved < size:
+            num_bytes = min(size - moved, MAX_EXTENT_BYTES)
+            if not extents or not extents[-1].takes(disk + moved, num_bytes):
+                extents.append(DiskExtent(ranges.file_of(disk), disk + moved))
+            extents[-1].add(memory + moved, num_bytes)
+            moved += num_bytes
+    for extent in extents:
+        extent.make_ready()
+    return extents

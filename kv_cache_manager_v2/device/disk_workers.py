@@ -14,8 +14,10 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
+from .disk_extent import MAX_EXTENT_BYTES
 from .disk_job import DiskJob
-from .disk_transfers import DiskTransfers, Staging
+from .disk_transfers import DiskTransfers
+from .staging_memory import StagingMemory
 
 
 @final
@@ -77,7 +79,7 @@ class DiskWorkers:
     # -- on the workers' threads --------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        staging = Staging()
+        staging = StagingMemory(MAX_EXTENT_BYTES)
         task = self._take()
         while task is not None:
             self._carry_out(task[0], task[1], staging)
@@ -90,7 +92,7 @@ class DiskWorkers:
                 self._work.wait()
             return self._tasks.popleft() if self._tasks else None
 
-    def _carry_out(self, job: DiskJob, index: int, staging: Staging) -> None:
+    def _carry_out(self, job: DiskJob, index: int, staging: StagingMemory) -> None:
         errors: list[StorageIOError] = []
         try:
             errors = job.run_task(index, self.transfers, staging)

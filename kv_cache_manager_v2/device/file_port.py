@@ -5,8 +5,12 @@ what they mean is for the callers to say. `transfer` calls come from several thr
 """
 
 from abc import ABCMeta, abstractmethod
+from collections.abc import Sequence
+from typing import Final
 
 from mypy_extensions import mypyc_attr
+
+MAX_MEMORY_PIECES: Final = 512
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
@@ -39,8 +43,11 @@ class FilePort(metaclass=ABCMeta):
         """How much room the file system of that folder has left."""
 
     @abstractmethod
-    def transfer(self, file: int, is_write: bool, address: int, num_bytes: int, offset: int) -> int:
-        """Write from, or read to, memory at ``address``; returns how many bytes were moved, perhaps fewer than asked for.
+    def transfer(
+        self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int
+    ) -> int:
+        """One piece of the file, to be read to or written from several pieces of memory, one after the other.
 
-        Other threads run meanwhile.
+        Returns how many bytes were moved, perhaps fewer than asked for. At most `MAX_MEMORY_PIECES`. Other threads run
+        meanwhile.
         """

@@ -46,11 +46,11 @@ class ReadFailure:
 class HostEvent:
     __slots__ = ("handle", "is_done", "failures")
 
-    handle: Final[i64]
+    handle: Final[int]
     is_done: bool
     failures: list[ReadFailure]  # of what it is behind
 
-    def __init__(self, handle: i64) -> None:
+    def __init__(self, handle: int) -> None:
         self.handle = handle
         self.is_done = False
         self.failures = []
@@ -132,9 +132,9 @@ class _Record(QueuedWork):
     __slots__ = ("_event", "_open_events")
 
     _event: Final[HostEvent]
-    _open_events: Final[dict[i64, HostEvent]]
+    _open_events: Final[dict[int, HostEvent]]
 
-    def __init__(self, event: HostEvent, open_events: dict[i64, HostEvent]) -> None:
+    def __init__(self, event: HostEvent, open_events: dict[int, HostEvent]) -> None:
         self._event = event
         self._open_events = open_events
 
@@ -210,7 +210,7 @@ class HostStreams:
     _workers: Final[DiskWorkers]
     _streams: Final[dict[int, HostStream]]  # by handle: those that ever had a queue and were not destroyed
     _live: list[HostStream]  # those that have a queue
-    _open_events: Final[dict[i64, HostEvent]]
+    _open_events: Final[dict[int, HostEvent]]
 
     def __init__(self, workers: DiskWorkers) -> None:
         self.is_busy = False
@@ -242,7 +242,7 @@ class HostStreams:
         else:
             ctypes.memset(address, value, num_bytes)
 
-    def record(self, stream: int, handle: i64) -> None:
+    def record(self, stream: int, handle: int) -> None:
         self.poll()
         found = self._stream(stream)
         if not found.queue and not found.failures:
@@ -252,7 +252,7 @@ class HostStreams:
         self._append(found, _Record(event, self._open_events))
         self.poll()
 
-    def wait(self, stream: int, handle: i64) -> None:
+    def wait(self, stream: int, handle: int) -> None:
         self.poll()
         event = self._open_events.get(handle)
         if event is None:
@@ -265,7 +265,7 @@ class HostStreams:
 
     # -- asking and waiting; only while busy ----------------------------------------------------------------------------
 
-    def is_event_done(self, handle: i64) -> bool:
+    def is_event_done(self, handle: int) -> bool:
         """Raises a failure behind which the event is."""
         self.poll()
         event = self._open_events.get(handle)
@@ -275,7 +275,7 @@ class HostStreams:
             self._tell_first(event.failures)
         return event.is_done
 
-    def synchronize_event(self, handle: i64) -> None:
+    def synchronize_event(self, handle: int) -> None:
         self.poll()
         event = self._open_events.get(handle)
         if event is not None:
@@ -297,7 +297,7 @@ class HostStreams:
         while self._live:
             self._wait_for_progress()
 
-    def release_event(self, handle: i64) -> None:
+    def release_event(self, handle: int) -> None:
         """The handle is given back; who waits for the event still does."""
         self._open_events.pop(handle, None)
         self.poll()

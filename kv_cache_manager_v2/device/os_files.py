@@ -9,6 +9,8 @@ import ctypes
 import errno
 import fcntl
 import os
+from array import array
+from collections.abc import Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -22,13 +24,19 @@ _PUNCH_HOLE: Final = 2
 _MAX_NAMES: Final = 100
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_pread: Final = _libc.pread64
+_pread: Final = _libc.pread
 _pread.restype = ctypes.c_ssize_t
 _pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
-_pwrite: Final = _libc.pwrite64
+_pwrite: Final = _libc.pwrite
 _pwrite.restype = ctypes.c_ssize_t
 _pwrite.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
-_fallocate: Final = _libc.fallocate64
+_preadv: Final = _libc.preadv
+_preadv.restype = ctypes.c_ssize_t
+_preadv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+_pwritev: Final = _libc.pwritev
+_pwritev.restype = ctypes.c_ssize_t
+_pwritev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+_fallocate: Final = _libc.fallocate
 _fallocate.restype = ctypes.c_int
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
@@ -88,11 +96,19 @@ class OsFiles(FilePort):
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
-    def transfer(self, file: int, is_write: bool, address: int, num_bytes: int, offset: int) -> int:
-        if is_write:
-            moved: int = _pwrite(file, address, num_bytes, offset)
+    def transfer(
+        self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int
+    ) -> int:
+        if len(addresses) == 1:
+            moved: int = (_pwrite if is_write else _pread)(file, addresses[0], sizes[0], offset)
         else:
-            moved = _pread(file, address, num_bytes, offset)
+            # The C library's vector: an address and a length for each piece.
+            words: list[int] = []
+            for index in range(len(addresses)):
+                words.append(addresses[index])
+                words.append(sizes[index])
+            vector = array("q", words)
+            moved = (_pwritev if is_write else _preadv)(file, vector.buffer_info()[0], len(addresses), offset)
         if moved < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

@@ -1,0 +1,370 @@
+"""`HostDevice` while a disk takes its time, and when it fails. The disk is a fake whose transfers the test holds back."""
+
+import ctypes
+import errno
+import logging
+import os
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from kv_cache_manager_v2.base.errors import LogicError, OutOfMemoryError, StorageIOError
+from kv_cache_manager_v2.base.ids import CacheTier
+from kv_cache_manager_v2.device.host_device import HostDevice
+from kv_cache_manager_v2.device.memory_range import MemoryRange
+from kv_cache_manager_v2.device.port import CopyBatch, HostKernel, MemoryAccess
+
+from .fake_files import FakeFiles
+
+GPU, HOST, DISK = CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK
+PAGE = 4096
+
+
+class Bench:
+    """16 pages of each tier; page ``n`` of the GPU's and the host's begins as bytes ``n``."""
+
+    def __init__(self, num_disk_threads: int = 2) -> None:
+        self.files = FakeFiles()
+        self.device = HostDevice(PAGE, files=self.files, num_disk_threads=num_disk_threads)
+        self.ranges = {
+            tier: MemoryRange(self.device, tier, 16 * PAGE, "/nowhere" if tier == DISK else None)
+            for tier in (GPU, HOST, DISK)
+        }
+        for memory in self.ranges.values():
+            memory.resize(16 * PAGE)
+        for tier in (GPU, HOST):
+            for page in range(16):
+                ctypes.memset(self.address(tier, page), page, PAGE)
+
+    def address(self, tier: CacheTier, page: int) -> int:
+        return self.ranges[tier].address + page * PAGE
+
+    def copy(
+        self, stream: int, dst: CacheTier, src: CacheTier, pairs: Sequence[tuple[int, int]], num_bytes: int = PAGE
+    ) -> None:
+        batch = CopyBatch(dst, src, num_bytes)
+        for dst_page, src_page in pairs:
+            batch.add(self.address(dst, dst_page), self.address(src, src_page))
+        self.device.copy_batch(stream, batch)
+        batch.clear()
+        batch.add(1, 1)
+
+    def value(self, tier: CacheTier, page: int) -> int:
+        data = ctypes.string_at(self.address(tier, page), PAGE)
+        assert len(set(data)) == 1
+        return data[0]
+
+    def close(self) -> None:
+        self.files.let_go()
+        for memory in self.ranges.values():
+            memory.close()
+        self.device.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+class Note(HostKernel):
+    def __init__(self, bench: Bench, tier: CacheTier, page: int) -> None:
+        self.bench, self.tier, self.page = bench, tier, page
+        self.seen = -1
+
+    def accesses(self) -> Sequence[MemoryAccess]:
+        return [MemoryAccess(self.bench.address(self.tier, self.page), PAGE, False)]
+
+    def run(self) -> None:
+        self.seen = self.bench.value(self.tier, self.page)
+
+
+def test_nothing_waits_for_the_disk_but_events_are_open(bench: Bench) -> None:
+    device = bench.device
+    stream = device.create_stream()
+    bench.files.hold()
+    before = device.record_event(stream)
+    bench.copy(stream, DISK, GPU, [(0, 5), (1, 6)])
+    behind = device.record_event(stream)
+    # What is enqueued behind it waits for its turn, and the batch was the caller's again at once.
+    device.fill(stream, bench.address(GPU, 5), PAGE, 77)
+    bench.copy(stream, HOST, GPU, [(0, 5)])
+    assert device.is_event_done(before)
+    for _ in range(10):
+        assert not device.is_event_done(behind)
+    assert bench.value(GPU, 5) == 5 and bench.value(HOST, 0) == 0
+    # Another stream goes on.
+    device.fill(device.default_stream(), bench.address(GPU, 9), PAGE, 99)
+    assert bench.value(GPU, 9) == 99
+    bench.files.let_go()
+    device.synchronize_event(behind)
+    assert device.is_event_done(behind)
+    device.synchronize_stream(stream)
+    assert bench.value(GPU, 5) == 77 and bench.value(HOST, 0) == 77
+    bench.copy(stream, HOST, DISK, [(2, 0), (3, 1)])
+    device.synchronize_stream(stream)
+    assert (bench.value(HOST, 2), bench.value(HOST, 3)) == (5, 6)
+
+
+def test_polling_finishes_what_is_queued(bench: Bench) -> None:
+    device = bench.device
+    stream, other = device.create_stream(), device.create_stream()
+    bench.copy(stream, DISK, HOST, [(page, 15 - page) for page in range(16)])
+    written = device.record_event(stream)
+    device.wait_event(other, written)
+    bench.copy(other, GPU, DISK, [(page, page) for page in range(16)])
+    read = device.record_event(other)
+    for _ in range(10_000_000):
+        if device.is_event_done(read):
+            break
+    assert [bench.value(GPU, page) for page in range(16)] == list(range(15, -1, -1))
+
+
+def test_a_wait_for_an_open_event_holds_back_the_other_stream(bench: Bench) -> None:
+    device = bench.device
+    stream, other = device.create_stream(), device.create_stream()
+    bench.copy(stream, DISK, HOST, [(0, 3)])
+    device.synchronize_stream(stream)
+    bench.files.hold()
+    bench.copy(stream, GPU, DISK, [(1, 0)])
+    arrived = device.record_event(stream)
+    device.wait_event(other, arrived)
+    device.release_event(arrived)
+    # The handle is given out again, for something that is done.
+    for _ in range(20):
+        device.release_event(device.record_event(device.default_stream()))
+    bench.copy(other, GPU, GPU, [(2, 1)])
+    assert bench.value(GPU, 2) == 2
+    bench.files.let_go()
+    device.synchronize_stream(other)
+    assert bench.value(GPU, 2) == 3
+
+
+def test_a_kernel_waits_for_what_is_before_it(bench: Bench) -> None:
+    device = bench.device
+    stream = device.create_stream()
+    bench.copy(stream, DISK, HOST, [(0, 8)])
+    bench.copy(stream, GPU, DISK, [(1, 0)])
+    kernel = Note(bench, GPU, 1)
+    device.launch(stream, kernel)
+    assert kernel.seen == 8
+
+
+def test_several_jobs_of_one_stream_are_under_way_at_once(bench: Bench) -> None:
+    device = bench.device
+    bench.files.hold()
+    bench.copy(0, DISK, HOST, [(0, 0)])
+    event = device.record_event(0)
+    bench.copy(0, DISK, GPU, [(1, 1)])
+    # Nobody calls the device meanwhile.
+    bench.files.wait_until_held(2)
+    bench.files.let_go()
+    device.synchronize_event(event)
+    device.synchronize_stream(0)
+
+
+def test_jobs_that_touch_the_same_bytes_run_in_order_without_the_callers_help(bench: Bench) -> None:
+    device = bench.device
+    bench.files.hold()
+    for source in range(8):
+        bench.copy(0, DISK, HOST, [(0, source)])
+        bench.copy(0, DISK, DISK, [(1 + source, 0)])
+    bench.files.let_go()
+    bench.copy(0, GPU, DISK, [(page, page) for page in range(1, 9)])
+    device.synchronize_stream(0)
+    assert [bench.value(GPU, page) for page in range(1, 9)] == list(range(8))
+
+
+def test_neighbours_on_the_disk_are_one_transfer_wherever_they_are_in_memory(bench: Bench) -> None:
+    bench.copy(0, DISK, HOST, [(page, 7 * page % 16) for page in range(16)])
+    bench.device.synchronize_stream(0)
+    assert bench.files.transfers == [(True, 0, 16 * PAGE, 16)]
+    bench.copy(0, GPU, DISK, [(3 * page % 16, page) for page in (5, 4, 3, 9, 10, 0)])
+    bench.device.synchronize_stream(0)
+    assert sorted(bench.files.transfers[1:]) == [(False, 0, PAGE, 1), (False, 3 * PAGE, 3 * PAGE, 3), (False, 9 * PAGE, 2 * PAGE, 2)]
+    for page in (5, 4, 3, 9, 10, 0):
+        assert bench.value(GPU, 3 * page % 16) == 7 * page % 16
+
+
+def test_work_of_a_destroyed_stream_still_runs(bench: Bench) -> None:
+    device = bench.device
+    stream = device.create_stream()
+    bench.files.hold()
+    bench.copy(stream, DISK, HOST, [(0, 4)])
+    bench.copy(stream, GPU, DISK, [(0, 0)])
+    event = device.record_event(stream)
+    device.destroy_stream(stream)
+    with pytest.raises(LogicError):
+        device.synchronize_stream(stream)
+    assert not device.is_event_done(event)
+    bench.files.let_go()
+    device.synchronize_event(event)
+    assert bench.value(GPU, 0) == 4
+
+
+def test_a_failed_read_is_told_once_behind_it_and_nowhere_else(bench: Bench) -> None:
+    device = bench.device
+    stream, other, third = (device.create_stream() for _ in range(3))
+    bench.copy(stream, DISK, HOST, [(0, 3), (1, 4)])
+    device.synchronize_stream(stream)
+    before = device.record_event(stream)
+    bench.files.fail(errno.EIO, reads=True)
+    bench.copy(stream, GPU, DISK, [(0, 1)])
+    device.fill(stream, bench.address(GPU, 1), PAGE, 50)
+    behind = device.record_event(stream)
+    device.wait_event(other, behind)
+    device.fill(other, bench.address(GPU, 2), PAGE, 51)
+    far_behind = device.record_event(other)
+    device.synchronize_event(before)
+    device.synchronize_stream(third)
+    with pytest.raises(StorageIOError) as caught:
+        device.synchronize_event(far_behind)
+    error = caught.value
+    assert (error.path, error.address, error.num_bytes, error.is_write) == ("/nowhere", bench.address(DISK, 1), PAGE, False)
+    assert os.strerror(errno.EIO) in str(error) and "DISK" in str(error)
+    # The streams went on, and nobody hears of it again.
+    for event in (before, behind, far_behind):
+        assert device.is_event_done(event)
+    device.synchronize_stream(stream)
+    device.synchronize_stream(other)
+    assert (bench.value(GPU, 1), bench.value(GPU, 2)) == (50, 51)
+    # A read that fails says nothing of writes.
+    assert device.disk_failure(bench.address(DISK, 0)) is None
+
+
+@pytest.mark.parametrize("how", ["poll", "stream", "event", "launch"])
+def test_every_way_to_ask_tells_of_a_failed_read(bench: Bench, how: str) -> None:
+    device = bench.device
+    bench.files.fail(errno.EIO, reads=True)
+    bench.copy(0, GPU, DISK, [(0, 0)])
+    event = device.record_event(0)
+    with pytest.raises(StorageIOError):
+        if how == "poll":
+            while not device.is_event_done(event):
+                pass
+        elif how == "stream":
+            device.synchronize_stream(0)
+        elif how == "event":
+            device.synchronize_event(event)
+        else:
+            device.launch(0, Note(bench, GPU, 0))
+    assert device.is_event_done(event)
+    device.synchronize_stream(0)
+
+
+def test_an_event_recorded_after_the_failure_is_behind_it_too(bench: Bench) -> None:
+    device = bench.device
+    bench.files.fail(errno.EIO, reads=True)
+    bench.copy(0, GPU, DISK, [(0, 0)])
+    first = device.record_event(0)
+    other = device.create_stream()
+    device.wait_event(other, first)
+    device.release_event(first)
+    bench.copy(other, HOST, GPU, [(0, 0)])
+    device.destroy_stream(other)
+    while bench.files.transfers == []:
+        pass
+    late = device.record_event(0)
+    with pytest.raises(StorageIOError):
+        device.synchronize_event(late)
+
+
+def test_a_failed_write_loses_nothing_and_is_remembered(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    device = bench.device
+    other_range = MemoryRange(device, DISK, PAGE, "/elsewhere")
+    bench.files.fail(errno.ENOSPC, writes=True)
+    with caplog.at_level(logging.ERROR):
+        bench.copy(0, DISK, HOST, [(2, 6), (3, 7), (9, 8)])
+        device.synchronize_stream(0)
+        bench.copy(0, DISK, HOST, [(4, 9)])
+        event = device.record_event(0)
+        device.synchronize_event(event)
+    assert len(caplog.records) == 1 and "/nowhere" in caplog.text and os.strerror(errno.ENOSPC) in caplog.text
+    failure = device.disk_failure(bench.address(DISK, 15))
+    assert failure is not None and failure.is_write and failure.path == "/nowhere"
+    assert device.disk_failure(other_range.address) is None
+    other_range.close()
+    # The sources are somebody else's by now; the bytes come from memory.
+    device.fill(0, bench.address(GPU, 0), PAGE, 0)
+    for page in (6, 7, 8, 9):
+        ctypes.memset(bench.address(HOST, page), 0, PAGE)
+    bench.files.fail(errno.EIO, writes=True, reads=True)
+    bench.copy(0, GPU, DISK, [(1, 3), (2, 2), (3, 9), (4, 4)])
+    device.synchronize_stream(0)
+    assert [bench.value(GPU, page) for page in (1, 2, 3, 4)] == [7, 6, 8, 9]
+    # From disk to disk as well: what cannot be written is kept.
+    bench.copy(0, DISK, DISK, [(12, 3)])
+    bench.copy(0, GPU, DISK, [(5, 12)])
+    device.synchronize_stream(0)
+    assert bench.value(GPU, 5) == 7
+
+
+def test_unmapping_ends_the_rescue(bench: Bench) -> None:
+    device = bench.device
+    bench.files.fail(errno.EIO, writes=True)
+    bench.copy(0, DISK, HOST, [(12, 6), (2, 5)])
+    device.synchronize_stream(0)
+    bench.ranges[DISK].resize(8 * PAGE)
+    bench.ranges[DISK].resize(16 * PAGE)
+    bench.copy(0, GPU, DISK, [(0, 12), (1, 2)])
+    device.synchronize_stream(0)
+    assert bench.value(GPU, 0) == 0, "a fresh file reads as zeros"
+    assert bench.value(GPU, 1) == 5
+
+
+def test_a_full_disk_is_an_error_when_mapping_and_changes_nothing() -> None:
+    files = FakeFiles(room_bytes=20 * PAGE)
+    device = HostDevice(PAGE, files=files)
+    memory = MemoryRange(device, DISK, 64 * PAGE, "/nowhere")
+    memory.resize(16 * PAGE)
+    with pytest.raises(OutOfMemoryError) as caught:
+        memory.resize(21 * PAGE)
+    text = str(caught.value)
+    assert "/nowhere" in text and f"{5 * PAGE} bytes" in text and f"{4 * PAGE} are free" in text and "quota" in text
+    assert memory.mapped_bytes == 16 * PAGE
+    memory.resize(20 * PAGE)
+    memory.close()
+    device.close()
+    assert files.used_bytes == 0 and files.contents == {}
+
+
+def test_two_folders_are_two_files(bench: Bench) -> None:
+    device = bench.device
+    second = MemoryRange(device, DISK, 4 * PAGE, "/elsewhere")
+    second.resize(4 * PAGE)
+    assert len(bench.files.contents) == 2
+    bench.copy(0, DISK, HOST, [(0, 3)])
+    batch = CopyBatch(DISK, DISK, PAGE)
+    batch.add(second.address + PAGE, bench.address(DISK, 0))
+    device.copy_batch(0, batch)
+    batch = CopyBatch(HOST, DISK, PAGE)
+    batch.add(bench.address(HOST, 1), second.address + PAGE)
+    device.copy_batch(0, batch)
+    device.synchronize_stream(0)
+    assert bench.value(HOST, 1) == 3
+    second.close()
+
+
+def test_misuse_of_the_disk(bench: Bench) -> None:
+    device = bench.device
+    disk, host = bench.address(DISK, 0), bench.address(HOST, 0)
+    for dst_tier, dst, src_tier, src in (
+        (DISK, disk + 16 * PAGE, HOST, host),
+        (HOST, host, DISK, disk + 16 * PAGE - 1),
+        (DISK, host, HOST, host),
+        (GPU, disk, DISK, disk),
+    ):
+        batch = CopyBatch(dst_tier, src_tier, PAGE)
+        batch.add(dst, src)
+        with pytest.raises(LogicError):
+            device.copy_batch(0, batch)
+    with pytest.raises(LogicError):
+        device.fill(0, disk, PAGE, 1)
+    with pytest.raises(LogicError):
+        device.disk_failure(host)
+    with pytest.raises(ValueError):
+        HostDevice(num_disk_threads=0)
+    with pytest.raises(LogicError):
+        device.close()
+    assert bench.files.transfers == []

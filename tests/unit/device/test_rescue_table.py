@@ -1,0 +1,41 @@
+"""`RescueTable` against a dictionary of bytes."""
+
+import ctypes
+import random
+
+import pytest
+
+from kv_cache_manager_v2.device.rescue_table import RescueTable
+
+SPACE = 60
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_against_a_dictionary(seed: int) -> None:
+    generator = random.Random(seed)
+    table = RescueTable()
+    expected: dict[int, int] = {}
+    memory = ctypes.create_string_buffer(SPACE)
+    address = ctypes.addressof(memory)
+    for _ in range(500):
+        beg = generator.randrange(SPACE)
+        end = generator.randrange(beg + 1, SPACE + 1)
+        choice = generator.random()
+        if choice < 0.3:
+            data = generator.randbytes(end - beg)
+            ctypes.memmove(address, data, len(data))
+            table.keep(beg, address, end - beg)
+            expected.update(zip(range(beg, end), data, strict=True))
+        elif choice < 0.6:
+            table.forget(beg, end - beg)
+            for position in range(beg, end):
+                expected.pop(position, None)
+        else:
+            ctypes.memset(address, 0, SPACE)
+            missing = table.load(beg, address, end - beg)
+            absent = [position for low, high in missing for position in range(low, high)]
+            assert absent == [position for position in range(beg, end) if position not in expected]
+            for position in range(beg, end):
+                assert memory.raw[position - beg] == expected.get(position, 0)
+        assert table.is_empty == (not expected)
+        assert table.num_bytes() == len(expected)
