@@ -45,6 +45,7 @@ from .config.cache_tier_config import (
 from .config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
 from .config.manager_config import KVCacheManagerConfig
 from .config.scratch_reuse_config import SwaScratchReuseConfig
+from .config.snapshot_policy import SnapshotPolicy
 from .device.host_device import HostDevice
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .device.selection import default_device
@@ -76,6 +77,7 @@ from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
 from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_tokens
 from .reuse.reuse_scope import ReuseScope
+from .sequence.matched_tokens import MatchedTokens
 from .stats.drop_reason import DropReason
 from .stats.miss_cause import MissCause
 from .stats.storage_statistics import StorageStatistics
@@ -188,6 +190,7 @@ __all__ = [
     "LifeCycleId",
     "LifeCycleRegistry",
     "LogicError",
+    "MatchedTokens",
     "MemAddress",
     "MemoryAccess",
     "MissCause",
@@ -207,6 +210,7 @@ __all__ = [
     "SlotDesc",
     "SlotId",
     "SlotMapping",
+    "SnapshotPolicy",
     "SsmLayerConfig",
     "SsmLifeCycle",
     "StorageIOError",

@@ -9,6 +9,7 @@ from .cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCach
 from .layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from .manager_config import KVCacheManagerConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
+from .snapshot_policy import SnapshotPolicy
 
 _TYPE: Final = "type"
 _CLASSES: Final[dict[str, Any]] = {
@@ -22,6 +23,7 @@ _CLASSES: Final[dict[str, Any]] = {
         HostCacheTierConfig,
         KVCacheDesc,
         KVCacheManagerConfig,
+        SnapshotPolicy,
         SsmLayerConfig,
         SwaScratchReuseConfig,
     )

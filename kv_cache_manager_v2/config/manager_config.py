@@ -15,6 +15,7 @@ from .cache_tier_config import CacheTierConfig, DiskCacheTierConfig, GpuCacheTie
 from .config_value import ConfigValue, to_tuple, validate_bool, validate_int
 from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
+from .snapshot_policy import SnapshotPolicy
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class KVCacheManagerConfig(ConfigValue):
     - ``constraints``: batches that must always fit. ``typical_step`` shares what is left between the pool groups;
       ``initial_pool_ratio``, one share of the bytes per pool group, takes its place.
     - ``reuse_match_backoff``: tokens trimmed off the end of every match.
+    - ``snapshot_policy``: when the state of recurrent layers is kept for reuse.
+    - ``max_state_replay_tokens``: a match may begin with a recurrent state that many tokens behind its attention; the engine
+      runs those tokens again before anything else (`KVCache.match_info`).
+    - ``state_checkpoints``: slots of recurrent state, beside the live one, that each sequence has, so that its last that many
+      tokens can be taken back.
     - ``reserve_null_slot``: keep one slot of each pool group, outside the quota, out of use, for kernels that read a
       page even where there is none.
     """
@@ -43,6 +49,9 @@ class KVCacheManagerConfig(ConfigValue):
     reuse_match_backoff: int = 0
     reserve_null_slot: bool = False
     enable_stats: bool = True
+    snapshot_policy: SnapshotPolicy = SnapshotPolicy()
+    max_state_replay_tokens: int = 0
+    state_checkpoints: int = 0
 
     def __post_init__(self) -> None:
         validate_int(self.tokens_per_block, "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
@@ -55,6 +64,10 @@ class KVCacheManagerConfig(ConfigValue):
         _validate_typical_step(self.typical_step)
         _validate_scratch_reuse(self.swa_scratch_reuse)
         validate_int(self.reuse_match_backoff, "reuse_match_backoff", 0)
+        if not isinstance(self.snapshot_policy, SnapshotPolicy):
+            raise TypeError(f"snapshot_policy must be a SnapshotPolicy, not {type(self.snapshot_policy).__name__}")
+        validate_int(self.max_state_replay_tokens, "max_state_replay_tokens", 0)
+        validate_int(self.state_checkpoints, "state_checkpoints", 0, MAX_STATE_CHECKPOINTS)
         validate_bool(self.enable_partial_reuse, "enable_partial_reuse")
         validate_bool(self.reserve_null_slot, "reserve_null_slot")
         validate_bool(self.enable_stats, "enable_stats")
@@ -65,6 +78,7 @@ class KVCacheManagerConfig(ConfigValue):
 
 
 MAX_TOKENS_PER_BLOCK: Final = 2**20
+MAX_STATE_CHECKPOINTS: Final = 2**10
 
 
 def _to_cache_tiers(cache_tiers: Sequence[CacheTierConfig]) -> tuple[CacheTierConfig, ...]:

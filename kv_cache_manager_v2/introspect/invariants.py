@@ -152,6 +152,12 @@ def _check_state_blocks(state: SequenceState, books: _Books) -> None:
     num_blocks = len(state.state_blocks)
     _require(num_blocks in (0, shared.num_state_slots), f"{name} has {num_blocks} slots of recurrent state")
     is_active = state.status == ACTIVE
+    snapshot = state.matched_snapshot
+    if snapshot is not None:
+        page = int(snapshot.first_page + shared.state_life_cycle)
+        _require(num_blocks == 0, f"{name} has its recurrent state and still holds the snapshot that it began with")
+        _require(shared.storage.rows.has_page(page), f"{name} holds a snapshot that is not there")
+        books.holds[page] = books.holds.get(page, 0) + 1
     _require(num_blocks == shared.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
     for block in state.state_blocks:
         _require(block.parent is None, f"{name}: its recurrent state is in the tree")

@@ -57,6 +57,8 @@ class CallJournal:
         tokens: list[int | bytes] | None,
         packed: bytes | None,
         asks_priorities: bool,
+        prompt_length: int | None,
+        snapshot_positions: list[int],
         digest: i64,
     ) -> None:
         """Either ``packed`` tokens without digests, or ``tokens``, or neither."""
@@ -64,6 +66,10 @@ class CallJournal:
         self._write_priorities()
         self._text(lora_id, salt, tokens, packed)
         self.writer.number(1 if asks_priorities else 0)
+        self.writer.number(0 if prompt_length is None else prompt_length + 1)
+        self.writer.number(len(snapshot_positions))
+        for position in snapshot_positions:
+            self.writer.number(position)
         self._end(digest)
 
     def probe(

@@ -10,7 +10,9 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
 
     operation   fields                                           written when the call
     CREATE      priorities, scope, has tokens (0 / 1),           returned
-                [tokens], has priority callback (0 / 1)
+                [tokens], has priority callback (0 / 1),
+                expected prompt length + 1 or 0,
+                count of snapshot positions, each of them
     RESUME      serial, priorities, stream, result (0 / 1)       returned True or False
     SUSPEND     serial                                           returned
     CLOSE       serial                                           returned, or a forgotten handle was closed
@@ -33,7 +35,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 2
+VERSION: Final = 3
 
 CREATE: Final = 1
 RESUME: Final = 2

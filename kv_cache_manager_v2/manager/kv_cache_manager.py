@@ -38,9 +38,11 @@ from ..layout.slot_layout import compute_slot_layout
 from ..reuse.match import Match, Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import ReuseScope, to_scope
+from ..reuse.state_match import NO_STATE_MATCH, StateMatch
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence import residency
 from ..sequence.priority_callback import PriorityCallback
+from ..sequence.recurrent_state import begin_with
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
@@ -137,9 +139,7 @@ class KVCacheManager(UsageQueries):
             tree,
             matcher,
             self._life_cycles,
-            config.tokens_per_block,
-            config.max_util_for_resume,
-            config.swa_scratch_reuse,
+            config,
         )
         self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
         self._open_sequences = OpenSequences()
@@ -241,14 +241,17 @@ class KVCacheManager(UsageQueries):
         custom_priority_callback: PriorityCallback | None = None,
         expected_prompt_length: SupportsIndex | None = None,
         count_in_statistics: bool = True,
+        snapshot_positions: Sequence[SupportsIndex] = (),
     ) -> KVCache:
         """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
 
         Afterwards committed = history = capacity = matched tokens. Leave off the last prompt token if the model must recompute
         it. ``id`` is for messages and pictures only; default: a running number. ``custom_priority_callback(block_ordinal,
         life_cycle)`` gives each page a priority from 0 to 100 when it is made or reused (default 35).
-        ``expected_prompt_length``: blocks that begin from here on count as generated in the statistics; default: the length of
-        ``input_tokens``. ``count_in_statistics=False``: for dummy sequences, which no total should show.
+        ``expected_prompt_length``: tokens from here on count as generated, in the statistics and for snapshots; default: the length
+        of ``input_tokens``. ``count_in_statistics=False``: for dummy sequences, which no total should show.
+        ``snapshot_positions``: lengths at which the recurrent state, if there is any, is to be kept for reuse, beside those
+        of the manager's `SnapshotPolicy`.
         """
         guard = self._shared.guard
         guard.enter()
@@ -266,7 +269,16 @@ class KVCacheManager(UsageQueries):
             if not isinstance(count_in_statistics, bool):
                 raise TypeError(f"count_in_statistics must be a bool, not {type(count_in_statistics).__name__}")
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
-            match = self._find_match(scope, packed)
+            num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
+            if prompt_length < 0:
+                prompt_length = num_input_tokens
+            positions = [to_count(position, "snapshot_positions") for position in snapshot_positions]
+            state_match: StateMatch | None = None
+            if shared.has_state:
+                state_match = self._find_state_match(scope, packed)
+                match = state_match.match
+            else:
+                match = self._find_match(scope, packed)
             journal = shared.journal
             if journal is not None:
                 journal.begin()
@@ -277,10 +289,10 @@ class KVCacheManager(UsageQueries):
             if custom_priority_callback is not None:
                 priorities = residency.ask_matched_priorities(state, match)
             residency.hold_match(state, match)
+            if state_match is not None:
+                begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)
             if self._usage is not None:
                 text = b"" if packed is None else packed
-                if prompt_length < 0:
-                    prompt_length = len(text) // TOKEN_BYTES
                 self._usage.open_account(state, prompt_length, count_in_statistics)
                 self._usage.enter_match(state, text, match, self._num_untrimmed)
             if priorities is not None:
@@ -290,7 +302,16 @@ class KVCacheManager(UsageQueries):
             if journal is not None:
                 listed, packed = self._to_journal_tokens(input_tokens, packed)
                 asks = custom_priority_callback is not None
-                journal.create(scope.lora_id, scope.salt, listed, packed, asks, shared.storage.digest.value)
+                journal.create(
+                    scope.lora_id,
+                    scope.salt,
+                    listed,
+                    packed,
+                    asks,
+                    None if expected_prompt_length is None else int(prompt_length),
+                    positions,
+                    shared.storage.digest.value,
+                )
             return kv_cache
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -306,7 +327,10 @@ class KVCacheManager(UsageQueries):
             scope = to_scope(reuse_scope)
             shared = self._shared
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
-            num_tokens = int(self._find_match(scope, packed).num_tokens)
+            if shared.has_state:
+                num_tokens = int(self._find_state_match(scope, packed).match.num_tokens)
+            else:
+                num_tokens = int(self._find_match(scope, packed).num_tokens)
             if shared.journal is not None:
                 listed, packed = self._to_journal_tokens(input_tokens, packed)
                 shared.journal.probe(scope.lora_id, scope.salt, listed, packed, shared.storage.digest.value)
@@ -330,6 +354,22 @@ class KVCacheManager(UsageQueries):
         # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
         end = int(match.num_tokens) - backoff
         return shared.matcher.find_longest(root, packed[: end * TOKEN_BYTES]) if end > 0 else Match([], 0)
+
+    def _find_state_match(self, scope: ReuseScope, packed: bytes | None) -> StateMatch:
+        """The same for a model with recurrent layers."""
+        shared = self._shared
+        matcher = shared.state_matcher
+        root = shared.tree.find_root(scope)
+        if packed is None or matcher is None or root is None:
+            self._num_untrimmed = 0
+            return NO_STATE_MATCH
+        found = matcher.find_longest(root, packed)
+        self._num_untrimmed = found.match.num_tokens
+        backoff = self._config.reuse_match_backoff
+        if backoff == 0 or found.attention_tokens == 0:
+            return found
+        end = int(found.attention_tokens) - backoff
+        return matcher.find_longest(root, packed[: end * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH
 
     def _to_journal_tokens(
         self, tokens: Tokens | None, packed: bytes | None

@@ -12,6 +12,7 @@ from ..base.errors import LogicError
 from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
+from ..sequence.matched_tokens import MatchedTokens
 from ..sequence.index_buffer import to_index_buffer
 from ..sequence.page_table import PageTable
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
@@ -162,6 +163,26 @@ class SequenceQueries:
         state.scratch.is_enabled = enable
         if state.shared.journal is not None:
             state.shared.journal.enable_scratch(state.serial, enable, state.shared.storage.digest.value)
+
+    # -- recurrent state ----------------------------------------------------------------------------------------------
+
+    @property
+    def match_info(self) -> MatchedTokens:
+        """What was there of the text when the sequence was made: attention up to one length, recurrent state up to another."""
+        return MatchedTokens(int(self._state.attention_tokens), int(self._state.state_tokens))
+
+    @property
+    def next_snapshot_position(self) -> int | None:
+        """The next length at which `commit` leaves a snapshot of the recurrent state, if it ends exactly there.
+
+        A prefill that stops its chunk there makes later sequences find that prefix. None if there is none, if the model has
+        no recurrent layers, or after `stop_committing`.
+        """
+        state = self._state
+        plan = state.snapshot_plan
+        if plan is None or not state.is_committing:
+            return None
+        return plan.find_next(state.num_committed)
 
     # -- facts --------------------------------------------------------------------------------------------------------
 

@@ -155,8 +155,13 @@ class _Rerun:
         self.read_priorities()
         scope, tokens = self.text()
         callback = self.next_priority if self.reader.number() else None
+        prompt_length = self.reader.number()
         self.sequences[self.num_created] = self.manager.create_kv_cache(
-            scope, tokens, custom_priority_callback=callback
+            scope,
+            tokens,
+            custom_priority_callback=callback,
+            expected_prompt_length=None if prompt_length == 0 else prompt_length - 1,
+            snapshot_positions=[self.reader.number() for _ in range(self.reader.number())],
         )
         self.num_created += 1
 

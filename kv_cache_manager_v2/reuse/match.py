@@ -46,7 +46,7 @@ class Match:
 class Matcher:
     """Finds matches in one tree. Holds nothing."""
 
-    __slots__ = ("_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial", "_has_state")
+    __slots__ = ("_tree", "_rows", "_tokens_per_block", "_unbounded", "_windowed", "_windowed_cycles", "_partial")
 
     _tree: Final[RadixTree]
     _rows: Final[PageRows]
@@ -55,7 +55,6 @@ class Matcher:
     _windowed: Final[list[int]]
     _windowed_cycles: Final[list[LifeCycle]]
     _partial: Final[bool]
-    _has_state: Final[bool]
 
     def __init__(
         self, tree: RadixTree, life_cycles: LifeCycleRegistry, tokens_per_block: int, enable_partial_reuse: bool
@@ -75,12 +74,11 @@ class Matcher:
                 self._windowed.append(life_cycle_id)
                 self._windowed_cycles.append(cycle)
         self._partial = enable_partial_reuse
-        self._has_state = life_cycles.state_life_cycle_id is not None
 
     def find_longest(self, root: Block | None, packed: bytes) -> Match:
         """The longest reusable prefix of the packed tokens below ``root``; an empty match if there is none."""
         blocks: list[Block] = []
-        if root is None or self._has_state:
+        if root is None:
             return Match(blocks, 0)
         words = self._rows.words
         unbounded = self._unbounded
@@ -107,7 +105,7 @@ class Matcher:
             node = child
             position += block_bytes
         if self._partial and position < num_bytes:
-            partial = self._find_partial(node, packed[position : position + block_bytes], blocks)
+            partial = self.find_partial(node, packed[position : position + block_bytes], blocks)
             if partial is not None:
                 return partial
         return self._find_whole_windows(root, packed, blocks)
@@ -127,7 +125,7 @@ class Matcher:
             if self._partial and parent.children is not None:
                 # The block of the whole text has lost a window; a sibling that begins like it may have kept its own.
                 position = num_blocks * block_bytes
-                partial = self._find_partial(parent, packed[position : position + block_bytes], blocks)
+                partial = self.find_partial(parent, packed[position : position + block_bytes], blocks)
                 if partial is not None:
                     return partial
         return Match(blocks, num_blocks * self._tokens_per_block)
@@ -151,7 +149,34 @@ class Matcher:
                 ordinal -= 1
         return NONE_MISSING
 
-    def _find_partial(self, parent: Block, rest: bytes, blocks: list[Block]) -> Match | None:
+    def has_windows(self, blocks: list[Block], num_blocks: i64, num_tokens: i64) -> bool:
+        """Whether the first ``num_blocks`` blocks have all pages that windowed life cycles need at that history."""
+        return self._find_missing(blocks, num_blocks, num_tokens) == NONE_MISSING
+
+    def moves_window(self, num_tokens: i64, later_tokens: i64) -> bool:
+        """Whether some window passes a block while the history grows from one length to the other."""
+        for cycle in self._windowed_cycles:
+            end = cycle.compute_stale_end(num_tokens, self._tokens_per_block)
+            later_end = cycle.compute_stale_end(later_tokens, self._tokens_per_block)
+            # An empty stale range ends where it begins, which grows by itself up to the sinks.
+            if later_end > end and later_end > cycle.compute_stale_beg(later_tokens, self._tokens_per_block):
+                return True
+        return False
+
+    def leaves_at(self, parent: Block, rest: bytes) -> bool:
+        """Whether ``parent`` has children, and ``rest`` goes on otherwise than they do: none is its beginning or begins with it."""
+        only_child = parent.only_child
+        if only_child is not None:
+            return not only_child.key.startswith(rest) and not rest.startswith(only_child.key)
+        children = parent.children
+        if children is None:
+            return False
+        before, after = children.sorted_keys().neighbours(rest, 1)
+        if len(after) > 0 and after[0].startswith(rest):
+            return False
+        return len(before) == 0 or not rest.startswith(before[0])
+
+    def find_partial(self, parent: Block, rest: bytes, blocks: list[Block]) -> Match | None:
         """The child that shares the most leading tokens with ``rest`` and whose pages can serve them."""
         only_child = parent.only_child
         if only_child is not None:

@@ -30,8 +30,9 @@ from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 @mypyc_attr(native_class=True)
 class RadixTree(PageOwner):
     __slots__ = (
-        "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_is_unbounded", "_next_root"
-    )
+        "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_is_unbounded",
+        "_has_page_per_block", "_next_root",
+    )  # fmt: skip
 
     storage: Final[PageStorage]
     pool: Final[BlockPool]
@@ -45,6 +46,7 @@ class RadixTree(PageOwner):
     _roots: Final[dict[ReuseScope, Block]]
     _scopes: Final[dict[int, ReuseScope]]
     _is_unbounded: Final[list[bool]]
+    _has_page_per_block: Final[list[bool]]
     _next_root: i64
 
     def __init__(self, storage: PageStorage, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
@@ -58,6 +60,7 @@ class RadixTree(PageOwner):
         self._scopes = {}
         # A life cycle without a window needs every block of a prefix: what hangs below a missing one is unreachable.
         self._is_unbounded = [cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles]
+        self._has_page_per_block = [cycle.has_page_per_block for cycle in life_cycles]
         self._next_root = -1
 
     # -- roots --------------------------------------------------------------------------------------------------------
@@ -281,16 +284,30 @@ class RadixTree(PageOwner):
         while num_bytes < len(key):
             partial = self.find_child(parent, key[:num_bytes])
             if partial is not None and self.is_covered(partial, fuller) and not self._is_used(partial):
-                self.drop_pages(partial, SUPERSEDED)
+                self._drop_covered_pages(partial)
                 self.prune(partial)
             num_bytes += TOKEN_BYTES
 
+    def _drop_covered_pages(self, block: Block) -> None:
+        """Drop all pages but the snapshot of a recurrent state: that of a longer text is no substitute."""
+        storage = self.storage
+        life_cycle: i64 = 0
+        while life_cycle < storage.rows.num_life_cycles:
+            page = block.first_page + life_cycle
+            if self._has_page_per_block[life_cycle] and storage.rows.has_page(page):
+                storage.drop(page, storage.pool_group_of[life_cycle], SUPERSEDED)
+            life_cycle += 1
+
     def is_covered(self, block: Block, fuller: Block) -> bool:
-        """Whether ``fuller`` has a page for each one that ``block`` has."""
+        """Whether ``fuller`` has a page for each one of its tokens that ``block`` has."""
         rows = self.storage.rows
         life_cycle: i64 = 0
         while life_cycle < rows.num_life_cycles:
-            if rows.has_page(block.first_page + life_cycle) and not rows.has_page(fuller.first_page + life_cycle):
+            if (
+                self._has_page_per_block[life_cycle]
+                and rows.has_page(block.first_page + life_cycle)
+                and not rows.has_page(fuller.first_page + life_cycle)
+            ):
                 return False
             life_cycle += 1
         return True

@@ -12,11 +12,13 @@ from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
 from .forked_blocks import join_tree, may_publish_partial, note_published
 from .sequence_state import NO_TIMELINE, SequenceState
+from .snapshots import publish_snapshot, stage_snapshot
 from .window_move import move_windows
 
 
 def commit_token(state: SequenceState, token: i32) -> None:
     """One token id, validated by the caller: the decode step's path."""
+    staged = stage_snapshot(state, state.num_committed + 1) if state.shared.has_state else None
     tail = state.tail
     tail.append(token)
     state.num_committed += 1
@@ -30,10 +32,19 @@ def commit_token(state: SequenceState, token: i32) -> None:
         tail.clear()
     _advance_history(state, mark, fresh_from)
     state.shared.guard.end_change()
+    if staged is not None:
+        publish_snapshot(state, staged)
 
 
 def commit_packed(state: SequenceState, packed: bytes) -> None:
     """Any number of packed tokens; their digests have been counted for this sequence. There is capacity for all."""
+    staged: Block | None = None
+    if state.shared.has_state and len(packed) > 0:
+        try:
+            staged = stage_snapshot(state, state.num_committed + len(packed) // TOKEN_BYTES)
+        except BaseException:
+            state.shared.tree.digests.release(memoryview(packed).cast("i"))
+            raise
     state.shared.guard.begin_change()
     block_bytes = state.shared.tree.block_bytes
     num_bytes: i64 = len(packed)
@@ -60,6 +71,8 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
     state.num_committed += num_bytes // TOKEN_BYTES
     _advance_history(state, mark, fresh_from)
     state.shared.guard.end_change()
+    if staged is not None:
+        publish_snapshot(state, staged)
 
 
 def _advance_history(state: SequenceState, mark: i64, fresh_from: i64) -> None:

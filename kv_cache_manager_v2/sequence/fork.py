@@ -7,7 +7,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import PRIORITY_DEFAULT
-from .recurrent_state import undo_begin_state
+from .recurrent_state import share_snapshot, undo_begin_state
 from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
 
 
@@ -84,6 +84,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     if state.counters is not None:
         child.counters = state.counters.make_fork()
     child.status = state.status
+    share_snapshot(state, child)
     ordinal = state.num_published
     while ordinal < state.num_blocks:
         _add_owner(state, ordinal)

@@ -1,5 +1,8 @@
 """The recurrent state of a sequence: a slot that the engine's kernels read and write in place, step after step.
 
+With checkpoints it is a ring of slots: the state at length ``p`` is in the slot ``p % num_state_slots``, so that the last ones
+are there to go back to. Without, that is always the same slot.
+
 It has the pages of private blocks that join no path (`SequenceState.state_blocks`): each has one page, that of the recurrent
 life cycle. So holds, locks, levels and slots work as for every other page.
 
@@ -7,14 +10,71 @@ life cycle. So holds, locks, levels and slots work as for every other page.
     ACTIVE                     every page held and locked once, on level 0; its slot does not change
     SUSPENDED                  every page held
 
-The first resume takes the slots and fills the live one with zeros: what recurrent layers begin with.
+The first resume takes the slots and fills the live one: with a copy of the snapshot that was matched and is held until then, or
+with zeros, what recurrent layers begin with.
 """
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..base.ids import PRIORITY_DEFAULT
+from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
+from ..reuse.block import Block
+from ..reuse.state_match import StateMatch
 from .sequence_state import NO_TIMELINE, SequenceState
+from .snapshot_plan import SnapshotPlan
+
+
+def live_block(state: SequenceState, position: i64) -> Block:
+    """The block whose page is the state at that length, once the sequence has slots of recurrent state."""
+    return state.state_blocks[position % state.shared.num_state_slots]
+
+
+def begin_with(
+    state: SequenceState, found: StateMatch, num_input_tokens: int, prompt_length: int, positions: list[int]
+) -> None:
+    """Hold the snapshot that the match has found, and plan the sequence's own: ``positions`` and what the policy says."""
+    shared = state.shared
+    storage = shared.storage
+    snapshot = found.snapshot
+    if snapshot is not None:
+        storage.hold(snapshot.first_page + shared.state_life_cycle, storage.pool_group_of[shared.state_life_cycle])
+    state.matched_snapshot = snapshot
+    state.state_tokens = found.state_tokens
+    state.attention_tokens = found.attention_tokens
+    policy = shared.snapshot_policy
+    planned = set(positions)
+    if policy.at_prompt_end:
+        planned.add(num_input_tokens)
+    if policy.at_branches:
+        planned.add(int(found.branch_tokens))
+    every = policy.every_num_blocks
+    interval = 0 if every is None else every * int(shared.tokens_per_block)
+    state.snapshot_plan = SnapshotPlan(
+        planned, interval, max(num_input_tokens, prompt_length), int(shared.num_state_slots) - 1
+    )
+
+
+def share_snapshot(state: SequenceState, child: SequenceState) -> None:
+    """A fork begins with what its parent began with, if it has no state of its own yet, and plans the same snapshots."""
+    child.attention_tokens = state.attention_tokens
+    child.state_tokens = state.state_tokens
+    if state.snapshot_plan is not None:
+        child.snapshot_plan = state.snapshot_plan.copy()
+    snapshot = state.matched_snapshot
+    if snapshot is not None:
+        shared = state.shared
+        shared.storage.hold(snapshot.first_page + shared.state_life_cycle, shared.storage.pool_group_of[shared.state_life_cycle])
+        child.matched_snapshot = snapshot
+
+
+def release_snapshot(state: SequenceState) -> None:
+    """Its bytes have been copied, in stream order, or nobody wants them any more."""
+    snapshot = state.matched_snapshot
+    if snapshot is not None:
+        storage = state.shared.storage
+        page = snapshot.first_page + state.shared.state_life_cycle
+        storage.release(page, storage.pool_group_of[state.shared.state_life_cycle])
+        state.matched_snapshot = None
 
 
 def needs_state_slots(state: SequenceState) -> bool:
@@ -46,11 +106,28 @@ def begin_state(state: SequenceState) -> None:
             state.state_blocks.append(block)
             storage.make_locked_page(block.first_page + life_cycle, pool_group, PRIORITY_DEFAULT, state.timeline)
             slot += 1
-        storage.clear_page(state.state_blocks[0].first_page + life_cycle, pool_group, state.stream)
+        page = live_block(state, state.state_tokens).first_page + life_cycle
+        snapshot = state.matched_snapshot
+        if snapshot is None:
+            storage.clear_page(page, pool_group, state.stream)
+        else:
+            _copy_snapshot(state, snapshot.first_page + life_cycle, page)
     except BaseException:
         undo_begin_state(state)
         storage.digest.value = digest
         raise
+
+
+def _copy_snapshot(state: SequenceState, source: i64, target: i64) -> None:
+    storage = state.shared.storage
+    pool_group = storage.pool_group_of[state.shared.state_life_cycle]
+    storage.lock(source, pool_group, state.timeline)
+    try:
+        storage.copy_page(source, target, pool_group, state.stream)
+        storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+    finally:
+        # Held until the resume has succeeded; whoever writes to the slot then waits for the copy.
+        storage.unlock(source, pool_group, state.timeline, state.shared.order.mark(state.timeline))
 
 
 def undo_begin_state(state: SequenceState) -> None:
@@ -81,6 +158,7 @@ def unlock_state(state: SequenceState, mark: i64) -> None:
 
 def free_state(state: SequenceState, mark: i64) -> None:
     """The sequence is closed. ``mark``: as for `give_up_page`."""
+    release_snapshot(state)
     if len(state.state_blocks) > 0:
         _free_blocks(state, mark)
 

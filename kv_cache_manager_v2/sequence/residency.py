@@ -24,6 +24,7 @@ from .recurrent_state import (
     free_state,
     lock_state,
     needs_state_slots,
+    release_snapshot,
     undo_begin_state,
     unlock_state,
 )
@@ -51,6 +52,8 @@ def hold_match(state: SequenceState, match: Match) -> None:
     state.capacity = num_tokens
     state.history = num_tokens
     state.num_committed = num_tokens
+    state.attention_tokens = num_tokens
+    state.state_tokens = num_tokens
     tree = shared.tree
     if state.tail_is_shared:
         num_tail_bytes = (num_tokens - state.num_published * tokens_per_block) * TOKEN_BYTES
@@ -190,6 +193,7 @@ def _resume(state: SequenceState, stream: int) -> bool:
             suspend(state)
             shared.guard.end_change()
             raise
+    release_snapshot(state)
     shared.guard.end_change()
     return True
 

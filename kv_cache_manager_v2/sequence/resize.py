@@ -39,6 +39,8 @@ def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
         and capacity - history < state.shared.least_scratch_step
     ):
         # Most decode steps: no block boundary is crossed, no window moves past a block.
+        if state.snapshot_plan is not None:
+            state.snapshot_plan.note_room(state.num_committed, state.capacity, capacity, history)
         state.capacity = capacity
         state.history = history
         return True
@@ -109,6 +111,8 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
         move_windows(state, history, mark, state.num_blocks)
         if moves_scratch:
             _move_scratch(state, capacity, history, mark)
+    if state.snapshot_plan is not None:
+        state.snapshot_plan.note_room(state.num_committed, state.capacity, capacity, history)
     state.history = history
     state.capacity = capacity
     storage.evict(needed)

@@ -29,6 +29,7 @@ from .page_table import PageTable
 from .priority_callback import PriorityCallback
 from .scratch import Scratch
 from .shared_state import NEVER, SharedState
+from .snapshot_plan import SnapshotPlan
 from .token_tail import TokenTail
 
 SUSPENDED: Final = 0
@@ -62,6 +63,10 @@ class SequenceState:
         "blocks",
         "path_end",
         "state_blocks",
+        "attention_tokens",
+        "state_tokens",
+        "matched_snapshot",
+        "snapshot_plan",
         "tail",
         "tables",
         "window_begins",
@@ -97,6 +102,14 @@ class SequenceState:
     path_end: Block
     state_blocks: list[Block]
     """Private blocks that join no path: each has one page, a slot of recurrent state. None before the first resume."""
+    attention_tokens: i64
+    """Up to which length pages for all attention layers were there when the sequence was made."""
+    state_tokens: i64
+    """The length at which the sequence's recurrent state began."""
+    matched_snapshot: Block | None
+    """The published block whose snapshot the first resume will copy; held until then."""
+    snapshot_plan: SnapshotPlan | None
+    """None where there is no recurrent state."""
     tail: Final[TokenTail]
     tables: Final[list[PageTable]]
     window_begins: vec[i64]
@@ -140,6 +153,10 @@ class SequenceState:
         self.blocks = []
         self.path_end = UNPINNED
         self.state_blocks = []
+        self.attention_tokens = 0
+        self.state_tokens = 0
+        self.matched_snapshot = None
+        self.snapshot_plan = None
         self.tail = TokenTail(shared.tokens_per_block)
         self.tables = [PageTable() for _ in shared.life_cycles]
         self.window_begins = shared.least_window_begins[:]

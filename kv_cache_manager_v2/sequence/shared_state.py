@@ -5,7 +5,8 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..config.scratch_reuse_config import SwaScratchReuseConfig
+from ..config.manager_config import KVCacheManagerConfig
+from ..config.snapshot_policy import SnapshotPolicy
 from ..device.port import Device
 from ..device.stream_order import StreamOrder
 from ..journal.call_journal import CallJournal
@@ -13,6 +14,7 @@ from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
+from ..reuse.state_match import StateMatcher
 from ..storage.page_storage import PageStorage
 from .call_guard import CallGuard
 
@@ -36,6 +38,9 @@ class SharedState:
         "has_state",
         "state_life_cycle",
         "num_state_slots",
+        "state_matcher",
+        "snapshot_policy",
+        "max_snapshots_per_path",
         "max_util_for_resume",
         "scratch_is_configured",
         "max_rewind_len",
@@ -64,6 +69,11 @@ class SharedState:
     """Of the recurrent layers; without meaning where there are none."""
     num_state_slots: Final[i64]
     """Slots of recurrent state that a sequence has per beam: the live one and its checkpoints."""
+    state_matcher: Final[StateMatcher | None]
+    """None where there is no recurrent state."""
+    snapshot_policy: Final[SnapshotPolicy]
+    max_snapshots_per_path: Final[i64]
+    """0: any number."""
     max_util_for_resume: Final[float]
     scratch_is_configured: Final[bool]
     max_rewind_len: Final[i64]
@@ -80,9 +90,7 @@ class SharedState:
         tree: RadixTree,
         matcher: Matcher,
         life_cycles: LifeCycleRegistry,
-        tokens_per_block: int,
-        max_util_for_resume: float,
-        scratch_reuse: SwaScratchReuseConfig | None,
+        config: KVCacheManagerConfig,
     ) -> None:
         self.device = device
         self.order = storage.order
@@ -92,7 +100,7 @@ class SharedState:
         self.guard = CallGuard()
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)
-        self.tokens_per_block = tokens_per_block
+        self.tokens_per_block = config.tokens_per_block
         self.num_sink_blocks = vec[i64]()
         self.window_sizes = vec[i64]()
         self.least_window_begins = vec[i64]()
@@ -105,8 +113,13 @@ class SharedState:
         state_life_cycle = life_cycles.state_life_cycle_id
         self.has_state = state_life_cycle is not None
         self.state_life_cycle = 0 if state_life_cycle is None else state_life_cycle
-        self.num_state_slots = 1 if self.has_state else 0
-        self.max_util_for_resume = max_util_for_resume
+        self.num_state_slots = 1 + config.state_checkpoints if self.has_state else 0
+        self.state_matcher = None if state_life_cycle is None else StateMatcher(tree, matcher, state_life_cycle, config)
+        self.snapshot_policy = config.snapshot_policy
+        limit = config.snapshot_policy.max_per_path
+        self.max_snapshots_per_path = 0 if limit is None else limit
+        self.max_util_for_resume = config.max_util_for_resume
+        scratch_reuse = config.swa_scratch_reuse
         self.scratch_is_configured = scratch_reuse is not None
         self.max_rewind_len = scratch_reuse.max_rewind_len if scratch_reuse is not None else 0
         self.least_scratch_step = self._compute_least_scratch_step()

@@ -12,7 +12,7 @@ on a device that runs eagerly, else by `synchronize` or by a later `execute`.
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, final
+from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
@@ -27,6 +27,7 @@ from .kernel_launcher import BatchLaunch, KernelLauncher
 from .kv_mismatch import KVMismatch
 from .launch_plan import LaunchPlan
 from .mismatch_log import MismatchLog
+from .paged_sequence import PagedSequence
 from .step_batch import Step, StepBatch
 
 
@@ -103,8 +104,24 @@ class FakeEngine:
         """
         self._launcher.collect()
         self._raise_pending()
-        launches = self._prepare(self._batches(steps, stream))
-        for layer_index in range(len(self._model)):
+        self._run(self._batches(steps, stream), [True] * len(self._model))
+
+    def replay_states(
+        self, kv_cache: PagedSequence, tokens: Sequence[Any], state_tokens: int, stream: object = None
+    ) -> None:
+        """Bring a recurrent state that is behind up to ``tokens``: only the recurrent layers run, nothing else is written.
+
+        ``state_tokens``: of how many of them the state is, as `KVCache.match_info` says.
+        """
+        self._launcher.collect()
+        self._raise_pending()
+        step = Step(kv_cache, tokens[state_tokens:], tokens[:state_tokens])
+        is_state = [len(buffers) > 0 and buffers[0].is_state for buffers in self._model]
+        self._run(self._batches([step], stream), is_state)
+
+    def _run(self, batches: list[StepBatch], takes_part: list[bool]) -> None:
+        launches = self._prepare(batches, takes_part)
+        for layer_index in range(sum(takes_part)):
             for launch in launches:
                 launch.launch_layer(layer_index)
         for launch in launches:
@@ -155,11 +172,11 @@ class FakeEngine:
             batch.add(step)
         return list(batches.values())
 
-    def _prepare(self, batches: list[StepBatch]) -> list[BatchLaunch]:
+    def _prepare(self, batches: list[StepBatch], takes_part: list[bool]) -> list[BatchLaunch]:
         launches: list[BatchLaunch] = []
         for batch in batches:
             plan = LaunchPlan(batch, self._model, self._index_mode, self._has_scratch)
-            layers = [plan.layer(layer_index) for layer_index in range(len(self._model))]
+            layers = [plan.layer(layer_index) for layer_index in range(len(self._model)) if takes_part[layer_index]]
             self._streams[batch.stream] = None
             launches.append(self._launcher.prepare(batch.stream, layers))
             for layer in layers:

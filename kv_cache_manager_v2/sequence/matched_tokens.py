@@ -1,0 +1,23 @@
+"""What `create_kv_cache` found of a text: how far its attention and its recurrent state could be reused."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MatchedTokens:
+    """Both are lengths from the text's first token on.
+
+    A sequence begins at the shorter of the two, its committed tokens, unless `max_state_replay_tokens` lets it begin at
+    ``attention_tokens`` with a state that is behind: then the engine must run tokens ``state_tokens .. attention_tokens - 1``
+    through the recurrent layers again, before anything else.
+    """
+
+    attention_tokens: int
+    """Pages for so many tokens were there for every attention layer."""
+    state_tokens: int
+    """The state that the sequence begins with is that after so many tokens."""
+
+    @property
+    def num_replay_tokens(self) -> int:
+        """Tokens between the two."""
+        return self.attention_tokens - self.state_tokens

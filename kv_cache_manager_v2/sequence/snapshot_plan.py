@@ -1,0 +1,61 @@
+"""At which lengths a sequence leaves snapshots of its recurrent state, and when its state is certain to be that of a length.
+
+The library sees no kernels. The state at a length ``P`` is certain when `commit` ends at ``P`` and nothing beyond can have been
+computed: all room is committed, or what is beyond is so little that the checkpoints still hold ``P``. Within the prompt a commit
+that ends at a planned length is believed as well, so that an engine may take the room for a whole prompt at once; but not if it
+has shown that it computes ahead of its commits, by asking for more room, or for a longer history, before it had committed all.
+"""
+
+from bisect import bisect_right
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+
+@final
+@mypyc_attr(native_class=True)
+class SnapshotPlan:
+    __slots__ = ("_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until")
+
+    _positions: Final[list[int]]
+    """In order, each once."""
+    _interval: Final[i64]
+    """A snapshot at each multiple of so many tokens; 0: at none."""
+    _prompt_length: Final[i64]
+    _num_checkpoints: Final[i64]
+    _ahead_until: i64
+    """A commit that ends before this length says nothing of the state."""
+
+    def __init__(self, positions: set[int], interval: int, prompt_length: int, num_checkpoints: int) -> None:
+        self._positions = sorted(positions)
+        self._interval = interval
+        self._prompt_length = prompt_length
+        self._num_checkpoints = num_checkpoints
+        self._ahead_until = 0
+
+    def copy(self) -> "SnapshotPlan":
+        plan = SnapshotPlan(set(self._positions), int(self._interval), int(self._prompt_length), int(self._num_checkpoints))
+        plan._ahead_until = self._ahead_until
+        return plan
+
+    def find_next(self, num_tokens: i64) -> int | None:
+        """The first planned length after ``num_tokens``."""
+        at = bisect_right(self._positions, num_tokens)
+        listed = self._positions[at] if at < len(self._positions) else None
+        if self._interval == 0:
+            return listed
+        on_grid = int((num_tokens // self._interval + 1) * self._interval)
+        return on_grid if listed is None or on_grid < listed else listed
+
+    def note_room(self, num_committed: i64, old_capacity: i64, capacity: i64, history: i64) -> None:
+        """A resize has made room up to ``capacity``."""
+        if capacity > old_capacity and (old_capacity > num_committed or history > num_committed):
+            self._ahead_until = capacity
+
+    def is_due(self, position: i64, capacity: i64) -> bool:
+        """Whether a commit that ends at ``position`` leaves a snapshot: it is planned there, and the state is certain."""
+        if position == 0 or self.find_next(position - 1) != position:
+            return False
+        if capacity - position <= self._num_checkpoints:
+            return True
+        return position <= self._prompt_length and position >= self._ahead_until

@@ -1,0 +1,127 @@
+"""Snapshots: committed copies of a sequence's recurrent state, in the tree, for others to begin with.
+
+A snapshot is the page of the recurrent life cycle on the block that ends where the state does. Where that is inside a block, the
+block is a partial one, made for the snapshot if it is not there: its siblings may have the same tokens and the attention's pages.
+
+    stage      before a commit changes anything: a private block gets a copy of the live state, in stream order. It may fail,
+               and then nothing has changed; without room there is no snapshot
+    publish    after the commit: the page moves to its block in the tree, droppable from the start. Cannot fail
+    thin       too many on the path: one that nobody holds goes
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..base.ids import PRIORITY_DEFAULT
+from ..events.removal_cause import SUPERSEDED
+from ..reuse.block import Block
+from .recurrent_state import live_block
+from .sequence_state import SequenceState
+
+
+def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
+    """A private block with a copy of the state at ``position``, where the commit will end; None if none is due or no room."""
+    plan = state.snapshot_plan
+    if plan is None or not plan.is_due(position, state.capacity):
+        return None
+    shared = state.shared
+    storage = shared.storage
+    life_cycle = shared.state_life_cycle
+    pool_group = storage.pool_group_of[life_cycle]
+    if storage.allocators[pool_group].num_free + storage.queues[pool_group].num_pages == 0:
+        return None
+    needed = vec[i64]([0] * storage.num_pool_groups)
+    needed[pool_group] = 1
+    shared.guard.begin_change()
+    storage.evict(needed)
+    shared.guard.end_change()
+    digest = storage.digest.value
+    block = shared.tree.pool.take()
+    page = block.first_page + life_cycle
+    try:
+        storage.make_locked_page(page, pool_group, PRIORITY_DEFAULT, state.timeline)
+        storage.copy_page(live_block(state, position).first_page + life_cycle, page, pool_group, state.stream)
+    except BaseException:
+        shared.guard.begin_change()
+        if storage.rows.has_page(page):
+            storage.free_page(page, pool_group, shared.order.mark(state.timeline))
+        shared.tree.pool.give_back(block)
+        shared.guard.end_change()
+        storage.digest.value = digest
+        raise
+    return block
+
+
+def publish_snapshot(state: SequenceState, staged: Block) -> None:
+    """Hand the staged copy to the block that ends where the sequence's committed tokens do; the commit is done."""
+    shared = state.shared
+    storage = shared.storage
+    tree = shared.tree
+    pool_group = storage.pool_group_of[shared.state_life_cycle]
+    shared.guard.begin_change()
+    mark = shared.order.mark(state.timeline)
+    page = staged.first_page + shared.state_life_cycle
+    block: Block | None = state.path_end
+    if state.tail.count > 0:
+        key = state.tail.packed()
+        block = tree.find_child(state.path_end, key)
+        if block is None:
+            storage.unlock(page, pool_group, state.timeline, mark)
+            tree.attach(state.path_end, staged, key)
+            if tree.has_digests:
+                tree.digests.acquire_again(memoryview(key).cast("i"))
+            storage.release(page, pool_group)
+    if block is not None:
+        target = block.first_page + shared.state_life_cycle
+        if storage.rows.has_page(target):
+            # Somebody else was here first; the state is the same.
+            storage.free_page(page, pool_group, mark)
+        else:
+            storage.move_page(page, target)
+            storage.unlock(target, pool_group, state.timeline, mark)
+            storage.release(target, pool_group)
+        tree.pool.give_back(staged)
+    if shared.max_snapshots_per_path > 0:
+        _thin(state)
+    shared.guard.end_change()
+
+
+def _thin(state: SequenceState) -> None:
+    """Drop a snapshot of the path if there are too many; the first and the last one stay."""
+    shared = state.shared
+    rows = shared.storage.rows
+    life_cycle = shared.state_life_cycle
+    positions: list[int] = []
+    blocks: list[Block] = []
+    if state.tail.count > 0:
+        partial = shared.tree.find_child(state.path_end, state.tail.packed())
+        if partial is not None and rows.has_page(partial.first_page + life_cycle):
+            positions.append(int(state.num_committed))
+            blocks.append(partial)
+    ordinal = state.num_published
+    block = state.path_end
+    while ordinal > 0:
+        if rows.has_page(block.first_page + life_cycle):
+            positions.append(int(ordinal * shared.tokens_per_block))
+            blocks.append(block)
+        parent = block.parent
+        assert parent is not None, "a published path does not end at a root"
+        block = parent
+        ordinal -= 1
+    if len(positions) <= shared.max_snapshots_per_path:
+        return
+    # From the end of the path: ties go to the last one looked at, the nearest to the root.
+    chosen: Block | None = None
+    least_gap = 0
+    index = 1
+    while index < len(positions) - 1:
+        gap = positions[index - 1] - positions[index + 1]
+        page = blocks[index].first_page + life_cycle
+        if rows.num_holds(page) == 0 and (chosen is None or gap <= least_gap):
+            chosen = blocks[index]
+            least_gap = gap
+        index += 1
+    if chosen is not None:
+        pool_group = shared.storage.pool_group_of[life_cycle]
+        shared.storage.drop(chosen.first_page + life_cycle, pool_group, SUPERSEDED)
+        shared.tree.prune(chosen)

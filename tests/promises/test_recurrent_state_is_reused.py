@@ -1,0 +1,286 @@
+"""A prefix is reused with its recurrent state: where a snapshot was left, never from a later one; prompts leave them where they
+branch and where they end."""
+
+import pytest
+from hybrid_models import Rig
+
+from kv_cache_manager_v2 import KVCache, MatchedTokens, SnapshotPolicy
+from kv_cache_manager_v2.testing import SimulatedDevice
+
+ONLY_EXPLICIT = SnapshotPolicy(at_prompt_end=False, at_branches=False)
+
+
+def text(seed: int, length: int) -> list[int]:
+    return [seed * 10_000 + position for position in range(length)]
+
+
+def test_longest_prefix_with_a_snapshot_wins() -> None:
+    with Rig(tokens_per_block=8, snapshot_policy=ONLY_EXPLICIT) as rig:
+        tokens = text(1, 96)
+        rig.prefill(tokens, stops=[32, 64], snapshot_positions=[32, 64]).close()
+        for length, expected in ((31, 0), (32, 32), (48, 32), (64, 64), (96, 64)):
+            assert rig.manager.probe_reuse(None, tokens[:length]) == expected
+            kv_cache = rig.prefill(tokens[:length])
+            assert kv_cache.match_info == MatchedTokens(length, expected)
+            kv_cache.close()
+
+
+def test_a_snapshot_after_the_fork_is_never_used() -> None:
+    """5 tokens per block, the first snapshot at 20: a text that leaves at 15 begins from nothing."""
+    with Rig(tokens_per_block=5, snapshot_policy=SnapshotPolicy(every_num_blocks=4, at_branches=False)) as rig:
+        tokens = text(1, 40)
+        rig.prefill(tokens, stops=[20]).close()
+        assert rig.manager.probe_reuse(None, tokens) == 40
+        assert rig.manager.probe_reuse(None, tokens[:39]) == 20
+        other = tokens[:15] + text(2, 25)
+        assert rig.manager.probe_reuse(None, other) == 0
+        kv_cache = rig.prefill(other)
+        assert kv_cache.match_info == MatchedTokens(15, 0)
+
+
+def test_the_second_of_a_branch_leaves_what_the_third_finds() -> None:
+    with Rig(tokens_per_block=32) as rig:
+        shared = text(0, 64)
+        first = rig.create(shared + text(1, 32))
+        rig.step(first, shared + text(1, 32), 0, 96)
+        assert first.next_snapshot_position is None
+        second_text = shared + text(2, 40)
+        second = rig.create(second_text)
+        assert second.match_info == MatchedTokens(64, 0)
+        assert second.num_committed_tokens == 0
+        assert second.next_snapshot_position == 64
+        rig.step(second, second_text, 0, 64)
+        assert second.next_snapshot_position == 104  # the end of its prompt
+        rig.step(second, second_text, 64, 104)
+        third_text = shared + text(3, 5)
+        third = rig.create(third_text)
+        assert third.num_committed_tokens == 64
+        rig.step(third, third_text, 64, 69)
+        first.close()
+        second.close()
+        third.close()
+        # Each prompt's end as well.
+        assert rig.manager.probe_reuse(None, second_text + [7]) == 104
+        assert rig.manager.probe_reuse(None, third_text + [7]) == 69
+
+
+def test_a_prompt_that_goes_on_inside_a_block_is_found_again() -> None:
+    """The snapshot at 10 hangs on a partial block; its siblings have the attention's pages."""
+    with Rig() as rig:
+        tokens = text(1, 10)
+        kv_cache = rig.prefill(tokens)
+        answer = tokens + text(2, 9)
+        for end in range(11, 20):
+            rig.step(kv_cache, answer, end - 1, end)
+        rig.manager.check_invariants()
+        assert rig.manager.probe_reuse(None, answer[:13]) == 10
+        again = rig.prefill(answer[:13])
+        assert again.match_info == MatchedTokens(13, 10)
+        kv_cache.close()
+        again.close()
+        assert rig.manager.probe_reuse(None, answer[:12]) == 10
+        assert rig.manager.probe_reuse(None, answer[:16]) == 13  # where the second prompt ended
+        assert rig.manager.probe_reuse(None, tokens[:9] + [5, 5]) == 0
+
+
+def test_without_partial_reuse_only_whole_blocks_are_found() -> None:
+    with Rig(enable_partial_reuse=False) as rig:
+        tokens = text(1, 10)
+        rig.prefill(tokens, stops=[8], snapshot_positions=[8]).close()
+        assert rig.manager.probe_reuse(None, tokens) == 8
+
+
+def test_snapshot_stays_when_it_is_used() -> None:
+    with Rig() as rig:
+        tokens = text(1, 12)
+        rig.prefill(tokens).close()
+        sequences = []
+        for seed in range(2, 6):
+            longer = tokens + text(seed, 6)
+            kv_cache = rig.create(longer)
+            assert kv_cache.num_committed_tokens == 12
+            rig.step(kv_cache, longer, 12, 18)
+            sequences.append(kv_cache)
+        slots = {kv_cache.get_ssm_block_base_index(rig.state_group) for kv_cache in sequences}
+        assert len(slots) == len(sequences)
+
+
+def test_windows_and_state_must_both_be_there() -> None:
+    """Window 6 and 4 tokens per block: at 16 tokens, block 2 and 3 are needed; at 8 the pages of blocks 0 and 1."""
+    with Rig(windows=[None, 6]) as rig:
+        tokens = text(1, 40)
+        rig.prefill(tokens, stops=[8, 16], snapshot_positions=[8, 16]).close()
+        for length, expected in ((40, 40), (39, 16), (16, 16), (15, 8), (8, 8), (7, 0)):
+            assert rig.manager.probe_reuse(None, tokens[:length]) == expected
+            rig.prefill(tokens[:length] + [9]).close()
+
+
+def test_reuse_without_attention() -> None:
+    with Rig(windows=()) as rig:
+        tokens = text(1, 30)
+        rig.prefill(tokens, stops=[8, 21], snapshot_positions=[8, 21]).close()
+        for length, expected in ((30, 30), (29, 21), (20, 8), (7, 0)):
+            assert rig.manager.probe_reuse(None, tokens[:length]) == expected
+            rig.prefill(tokens[:length] + [9, 9]).close()
+
+
+def test_backoff_and_state() -> None:
+    """32 tokens with backoff 3 match 29 at most; the state at 29 is not there, that at 24 is."""
+    with Rig(tokens_per_block=8, reuse_match_backoff=3) as rig:
+        tokens = text(1, 32)
+        rig.prefill(tokens, stops=[24], snapshot_positions=[24]).close()
+        assert rig.manager.probe_reuse(None, tokens) == 24
+        assert rig.manager.probe_reuse(None, tokens[:26]) == 0
+
+
+def test_a_grid_of_snapshots_with_generation() -> None:
+    with Rig(snapshot_policy=SnapshotPolicy(every_num_blocks=2, at_prompt_end=False)) as rig:
+        tokens = text(1, 30)
+        kv_cache = rig.create(tokens[:5])
+        stops = []
+        end = 0
+        while end < 30:
+            due = kv_cache.next_snapshot_position
+            begin, end = end, min(30, end + 3, 30 if due is None else due)
+            stops.append(due)
+            rig.step(kv_cache, tokens, begin, end)
+        assert stops[0] == 8 and stops[-1] == 32
+        for length in range(31):
+            assert rig.manager.probe_reuse(None, tokens[:length]) == length // 8 * 8
+
+
+def test_a_state_that_has_gone_ahead_leaves_no_snapshot() -> None:
+    """An engine that computes generated tokens before it commits them: the state is not that of the committed tokens."""
+    with Rig(snapshot_policy=SnapshotPolicy(every_num_blocks=1, at_prompt_end=False)) as rig:
+        kv_cache = rig.create([])
+        assert kv_cache.resize(8)
+        kv_cache.commit(text(1, 4))
+        kv_cache.commit(text(1, 8)[4:])
+        assert rig.manager.probe_reuse(None, text(1, 4)) == 0
+        assert rig.manager.probe_reuse(None, text(1, 8)) == 8
+        # In the prompt too, once room was asked for before all was committed.
+        tokens = text(2, 24)
+        overlapping = rig.create(tokens)
+        assert overlapping.resize(8)
+        assert overlapping.resize(16)
+        overlapping.commit(tokens[:8])
+        overlapping.commit(tokens[8:16])
+        assert rig.manager.probe_reuse(None, tokens) == 16
+        assert rig.manager.probe_reuse(None, tokens[:15]) == 0
+
+
+def test_room_for_a_whole_prompt_may_be_taken_at_once() -> None:
+    with Rig() as rig:
+        tokens = text(1, 24)
+        kv_cache = rig.create(tokens, snapshot_positions=[8, 16])
+        assert kv_cache.resize(24)
+        for end in (8, 16, 24):
+            kv_cache.commit(tokens[end - 8 : end])
+        assert [rig.manager.probe_reuse(None, tokens[:length]) for length in (8, 16, 23, 24)] == [8, 16, 16, 24]
+
+
+def test_paths_keep_a_few_snapshots_evenly() -> None:
+    """At most 4 per path. Of 1..5 blocks the oldest in the middle goes: 1 3 4 5; with 6: 1 3 5 6 (4 lies between 3 and 5)."""
+    policy = SnapshotPolicy(every_num_blocks=1, max_per_path=4)
+    with Rig(snapshot_policy=policy) as rig:
+        tokens = text(1, 32)
+        kv_cache = rig.create(tokens)
+        kept = []
+        for end in range(4, 33, 4):
+            rig.step(kv_cache, tokens, end - 4, end)
+            kept.append([n // 4 for n in range(4, end + 1, 4) if rig.manager.probe_reuse(None, tokens[:n]) == n])
+        assert kept[3:6] == [[1, 2, 3, 4], [1, 3, 4, 5], [1, 3, 5, 6]]
+        assert all(len(blocks) <= 4 and 1 in blocks and max(blocks) == index + 1 for index, blocks in enumerate(kept))
+
+
+def test_no_room_means_no_snapshot_and_no_error() -> None:
+    with Rig(max_util_for_resume=1.0) as rig:
+        sequences: list[KVCache] = []
+        while True:
+            kv_cache = rig.manager.create_kv_cache(input_tokens=text(len(sequences), 4))
+            if not kv_cache.resume():
+                break
+            sequences.append(kv_cache)
+        refusal = rig.manager.last_refusal
+        for index, sequence in enumerate(sequences):
+            if sequence.resize(4):
+                sequence.commit(text(index, 4))
+                assert rig.manager.probe_reuse(None, text(index, 4)) == 0
+                rig.manager.check_invariants()
+        assert rig.manager.last_refusal is refusal
+        for kv_cache in rig.manager.open_kv_caches:
+            kv_cache.close()
+
+
+def test_old_snapshots_make_room_for_new_ones() -> None:
+    with Rig() as rig:
+        for seed in range(100):
+            rig.prefill(text(seed, 12)).close()
+            rig.manager.check_invariants()
+        assert rig.manager.probe_reuse(None, text(99, 12)) == 12
+        assert rig.manager.probe_reuse(None, text(0, 12)) == 0
+
+
+def test_replay_brings_the_state_up_to_the_attention() -> None:
+    with Rig(tokens_per_block=8, max_state_replay_tokens=16) as rig:
+        tokens = text(1, 64)
+        rig.prefill(tokens, stops=[32], snapshot_positions=[32]).close()
+        for length, expected in ((40, MatchedTokens(40, 32)), (48, MatchedTokens(48, 32)), (49, MatchedTokens(49, 32))):
+            kv_cache = rig.manager.create_kv_cache(input_tokens=tokens[:length])
+            assert kv_cache.match_info == expected
+            begins_at_attention = length <= 48
+            assert kv_cache.num_committed_tokens == (length if begins_at_attention else 32)
+            assert kv_cache.resume()
+            if begins_at_attention:
+                assert kv_cache.match_info.num_replay_tokens == length - 32
+                rig.engine.replay_states(kv_cache, tokens[:length], 32)
+            longer = tokens[:length] + text(2, 20)
+            rig.step(kv_cache, longer, kv_cache.num_committed_tokens, length + 20)
+            kv_cache.close()
+
+
+def test_replay_stops_where_a_window_has_passed() -> None:
+    """Window 6: at 40 tokens the pages of blocks 0 to 7 are gone, and the 33rd token reads block 6: no replay from 32."""
+    with Rig(windows=[None, 6], max_state_replay_tokens=16) as rig:
+        tokens = text(1, 64)
+        rig.prefill(tokens, stops=[32], snapshot_positions=[32]).close()
+        assert rig.manager.probe_reuse(None, tokens[:40]) == 32
+        # At 33 the window begins at 28, in block 7, as it does at 32 (27 is in block 6): one block has gone by.
+        assert rig.manager.probe_reuse(None, tokens[:33]) == 32
+
+
+def test_forks_begin_with_the_same_state_and_leave_snapshots_too() -> None:
+    with Rig() as rig:
+        tokens = text(1, 10)
+        rig.prefill(tokens).close()
+        waiting = rig.manager.create_kv_cache(input_tokens=tokens + [5, 5])
+        early = waiting.fork()  # before there is any state
+        assert early.match_info == waiting.match_info == MatchedTokens(10, 10)
+        assert early.next_snapshot_position == 12
+        waiting.close()
+        assert early.resume()
+        rig.step(early, tokens + [5, 5], 10, 12)
+        late = early.fork()  # with a state of its own
+        longer = tokens + [5, 5, 6, 6]
+        rig.step(late, longer, 12, 14)
+        rig.step(early, tokens + [5, 5, 7], 12, 13)
+        assert rig.manager.probe_reuse(None, longer) == 12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_are_in_stream_order(seed: int) -> None:
+    device = SimulatedDevice(seed)
+    with Rig(device, windows=[None, 6]) as rig:
+        streams = [device.default_stream(), device.create_stream(), device.create_stream()]
+        base = text(1, 12)
+        for number in range(20):
+            tokens = base + text(number % 3, 9)
+            kv_cache = rig.manager.create_kv_cache(input_tokens=tokens)
+            assert kv_cache.resume(streams[number % 3])
+            while kv_cache.num_committed_tokens < len(tokens):
+                due = kv_cache.next_snapshot_position
+                end = min(len(tokens), due or len(tokens))
+                rig.step(kv_cache, tokens, kv_cache.num_committed_tokens, end)
+            kv_cache.close()
+        rig.engine.synchronize()
+        assert not device.races
