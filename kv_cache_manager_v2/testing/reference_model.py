@@ -21,7 +21,9 @@ from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..config.manager_config import KVCacheManagerConfig
+from .reference_forks import list_sharers, make_fork, num_first_written
 from .reference_scratch import ScratchRule
+from .reference_sequence import ReferenceSequence
 from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
 
 Picture: TypeAlias = dict[str, Any]
@@ -34,48 +36,6 @@ LOCKED: Final = "locked"
 @mypyc_attr(native_class=False)
 class ModelDisagreement(Exception):
     """The manager did what the rules do not allow."""
-
-
-@final
-@mypyc_attr(native_class=True)
-class ReferenceSequence:
-    """One open sequence. Block ``i`` is node ``path[i]``, or ``shared_tail`` if that is the next one, or private."""
-
-    __slots__ = (
-        "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
-        "is_matched_tail", "scratch",
-    )  # fmt: skip
-
-    name: Final[int]
-    scope: Final[Scope]
-    committed: list[TokenIdExt]
-    history: int
-    capacity: int
-    is_active: bool
-    is_committing: bool
-    path: list[int]
-    shared_tail: int | None
-    is_matched_tail: bool  # it came from another sequence's text, so that `resume` must copy it
-    scratch: list[tuple[int, int]]  # by group, the blocks of the present step that share slots; (0, 0) for none
-
-    def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
-        self.name = name
-        self.scope = scope
-        self.committed = []
-        self.history = 0
-        self.capacity = 0
-        self.is_active = False
-        self.is_committing = True
-        self.path = []
-        self.shared_tail = None
-        self.is_matched_tail = False
-        self.scratch = [(0, 0)] * num_groups
-
-    def node(self, ordinal: int) -> int | None:
-        """The published block at that place; None for a private one."""
-        if ordinal < len(self.path):
-            return self.path[ordinal]
-        return self.shared_tail if ordinal == len(self.path) else None
 
 
 @final
@@ -107,7 +67,7 @@ class ReferenceModel:
 
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "slots", "_with_partial_blocks", "_must_come",
-        "_may_come", "_may_go", "_may_all_go", "_scratch_rules",
+        "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -122,6 +82,8 @@ class ReferenceModel:
     _may_go: Final[set[Page]]
     _may_all_go: bool
     _scratch_rules: Final[list[ScratchRule]]  # by group; none at all where scratch slots are not configured
+    _maybe_published: Final[dict[int, int]]  # by the number of a shared private block, the node that it may be by now
+    _next_private: int
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
@@ -149,6 +111,8 @@ class ReferenceModel:
         self._may_come = set()
         self._may_go = set()
         self._may_all_go = False
+        self._maybe_published = {}
+        self._next_private = 0
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -156,6 +120,7 @@ class ReferenceModel:
         """Compare the tree in a picture with what was seen last and what has been told since."""
         old = self.statuses
         self._read_tree(picture)
+        self._adopt_published(picture)
         needed = self._needed_pages()
         for page, status in self.statuses.items():
             if page not in self.tree.ever_published:
@@ -191,6 +156,19 @@ class ReferenceModel:
                     if page is not None:
                         self.statuses[(node, group)] = page["status"]
                         self.slots[(node, group)] = page["slot"]
+
+    def _adopt_published(self, picture: Picture) -> None:
+        """What became of private last blocks whose owner ended, and that forks share: published for all of them, or not."""
+        for sequence in self.sequences.values():
+            forked: list[str | int] = _picture_of(picture, sequence.name)["forked_blocks"]
+            for position, what in enumerate(forked):
+                ordinal = len(sequence.path) + position
+                node = self._maybe_published.get(sequence.shared_private.get(ordinal, -1))
+                if what == "published" and sequence.node(ordinal) is None and node is not None:
+                    sequence.adopt(ordinal, node)
+                if what == "published" and sequence.node(ordinal) is None:
+                    raise ModelDisagreement(f"block {ordinal} of sequence {sequence.name} is published, and nobody did that")
+        self._maybe_published.clear()
 
     def _needed_pages(self) -> dict[Page, str]:
         """LOCKED or HELD for each published page that an open sequence needs."""
@@ -261,13 +239,14 @@ class ReferenceModel:
 
     def _num_private_slots(self, group: int, active_only: bool) -> int:
         count = 0
+        private: set[tuple[int, int]] = set()
         for sequence in self.sequences.values():
             if sequence.is_active or not active_only:
                 count += self.num_scratch_slots(sequence, group)
                 for ordinal in range(self.num_blocks(sequence)):
                     if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
-                        count += 1
-        return count
+                        private.add(sequence.private_name(ordinal))
+        return count + len(private)
 
     def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
         """What `create_kv_cache` and `probe_reuse` may answer now."""
@@ -290,6 +269,7 @@ class ReferenceModel:
             if other is not sequence:
                 others.update(self._published_pages(other))
         scratch = self._scratch_after_resize(sequence, capacity, history)
+        first_written = max(num_first_written(sequence, capacity, history, self.tokens_per_block), len(sequence.path))
         for group, rule in enumerate(self.rules):
             beg, end = scratch[group]
             for ordinal in range(max(old_num_blocks, num_blocks)):
@@ -299,13 +279,28 @@ class ReferenceModel:
                 node = sequence.node(ordinal)
                 if will_need and not did_need:
                     need.add(group, 1)
-                elif did_need and not will_need and (node is None or (node, group) not in others):
+                elif did_need and not will_need and not self._is_needed_by_others(sequence, group, ordinal, others):
                     need.given_back[group] += 1
+                elif did_need and will_need and ordinal >= first_written and self._must_copy(sequence, ordinal):
+                    need.add(group, 1)
             if self._scratch_rules:
                 need.add(group, self._scratch_rules[group].compute_num_slots(scratch[group]))
                 need.given_back[group] += self.num_scratch_slots(sequence, group)
         self._count_tail_copy(sequence, history, history < capacity, need)
         return need
+
+    def _is_needed_by_others(self, sequence: ReferenceSequence, group: int, ordinal: int, others: set[Page]) -> bool:
+        node = sequence.node(ordinal)
+        if node is not None:
+            return (node, group) in others
+        sharers = list_sharers(self.sequences.values(), sequence, ordinal)
+        return any([self.is_needed(other, group, ordinal) for other in sharers])
+
+    def _must_copy(self, sequence: ReferenceSequence, ordinal: int) -> bool:
+        """A block that forks share, or have published, is copied before it is written; the shared tail is counted elsewhere."""
+        if ordinal == len(sequence.path) and sequence.shared_tail is not None:
+            return False
+        return sequence.node(ordinal) is not None or len(list_sharers(self.sequences.values(), sequence, ordinal)) > 0
 
     def _scratch_after_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[tuple[int, int]]:
         """A resize that changes the capacity begins a step."""
@@ -325,6 +320,7 @@ class ReferenceModel:
             return
         is_alone = all([other is sequence or other.shared_tail != tail for other in self.sequences.values()])
         is_alone = is_alone and all([tail not in other.path for other in self.sequences.values()])
+        is_alone = is_alone and all([tail not in other.adopted.values() for other in self.sequences.values()])
         for group, rule in enumerate(self.rules):
             if not rule.is_stale(ordinal, history, size):
                 need.most[group] += 1
@@ -385,10 +381,27 @@ class ReferenceModel:
             raise ModelDisagreement(f"sequence {sequence.name} may write its last block, which is shared")
         if not tail_is_shared:
             sequence.shared_tail = None
+        sequence.leave_shared(num_first_written(sequence, capacity, history, self.tokens_per_block))
+        sequence.leave_shared(-(-capacity // self.tokens_per_block))
         sequence.scratch = self._scratch_after_resize(sequence, capacity, history)
         sequence.capacity = capacity
         sequence.history = history
         self._may_all_go = True
+
+    def fork(self, sequence: ReferenceSequence, name: int) -> ReferenceSequence:
+        num_blocks = self.num_blocks(sequence)
+        child = make_fork(sequence, name, num_blocks, self._next_private)
+        self._next_private += num_blocks
+        self.sequences[name] = child
+        return child
+
+    def has_history_in_scratch(self, sequence: ReferenceSequence) -> bool:
+        """Whether the next token would read a block that has scratch slots: then it cannot be forked."""
+        size = self.tokens_per_block
+        for rule, (beg, end) in zip(self.rules, sequence.scratch):
+            if beg < end and not rule.is_stale(end - 1, sequence.history, size):
+                return True
+        return False
 
     def commit(self, sequence: ReferenceSequence, tokens: Sequence[TokenIdExt]) -> None:
         """Blocks that become full are published with the pages that they have before the window moves."""
@@ -397,7 +410,8 @@ class ReferenceModel:
         while (len(sequence.path) + 1) * size <= len(sequence.committed):
             ordinal = len(sequence.path)
             node = self._publish(sequence, ordinal, (ordinal + 1) * size, True)
-            sequence.path.append(node)
+            self._share_node(sequence, ordinal, node)
+            sequence.grow_path(node)
         sequence.history = max(sequence.history, len(sequence.committed))
 
     def stop_committing(self, sequence: ReferenceSequence, picture: Picture) -> None:
@@ -412,7 +426,9 @@ class ReferenceModel:
         has_tail = len(sequence.committed) > ordinal * self.tokens_per_block
         if was_committing and sequence.shared_tail is None and has_tail:
             if tail_is_shared:
-                sequence.shared_tail = self._publish(sequence, ordinal, len(sequence.committed), True)
+                node = self._publish(sequence, ordinal, len(sequence.committed), True)
+                self._share_node(sequence, ordinal, node)
+                sequence.adopt(ordinal, node)
             elif not self.may_stay_private(sequence):
                 raise ModelDisagreement(f"sequence {sequence.name}: its partial last block was not published")
         elif tail_is_shared != (sequence.shared_tail is not None):
@@ -429,7 +445,10 @@ class ReferenceModel:
     def _end(self, sequence: ReferenceSequence, must_publish: bool) -> None:
         has_tail = len(sequence.committed) > len(sequence.path) * self.tokens_per_block
         if sequence.shared_tail is None and has_tail:
-            self._publish(sequence, len(sequence.path), len(sequence.committed), must_publish)
+            ordinal = len(sequence.path)
+            node = self._publish(sequence, ordinal, len(sequence.committed), must_publish)
+            if ordinal in sequence.shared_private:
+                self._maybe_published[sequence.shared_private[ordinal]] = node
         del self.sequences[sequence.name]
 
     def clear(self) -> None:
@@ -443,9 +462,12 @@ class ReferenceModel:
         """Whether the partial last block need not be published: its text can be had without it.
 
         Either a longer published block has that text and a page for each of its pages; or one with just that text is
-        published, and ours may hold tokens that are not committed and must not be given up for it.
+        published, and ours may hold tokens that are not committed and must not be given up for it; or forks have that block
+        too, and will publish it when they end.
         """
         ordinal = len(sequence.path)
+        if len(list_sharers(self.sequences.values(), sequence, ordinal)) > 0:
+            return True
         tail = tuple(sequence.committed[ordinal * self.tokens_per_block :])
         groups = [group for group in range(len(self.rules)) if self.is_needed(sequence, group, ordinal)]
         for sibling in self.tree.children(self._path_end(sequence)):
@@ -456,6 +478,15 @@ class ReferenceModel:
             if len(tokens) > len(tail) and tokens[: len(tail)] == tail and all([group in present for group in groups]):
                 return True
         return False
+
+    def _share_node(self, sequence: ReferenceSequence, ordinal: int, node: int) -> None:
+        """A private block is published for all its owners at once, with the pages that any of them needs."""
+        for other in list_sharers(self.sequences.values(), sequence, ordinal):
+            for group in range(len(self.rules)):
+                if self.is_needed(other, group, ordinal):
+                    self.tree.ever_published.add((node, group))
+                    self._must_come.add((node, group))
+            other.adopt(ordinal, node)
 
     def _path_end(self, sequence: ReferenceSequence) -> int:
         return sequence.path[-1] if len(sequence.path) > 0 else self.tree.root(sequence.scope)

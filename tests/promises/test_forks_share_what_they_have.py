@@ -222,6 +222,29 @@ def test_any_number_of_forks_of_forks_closed_in_any_order(seed: int) -> None:
     manager.shutdown()
 
 
+def test_a_block_published_by_one_fork_waits_for_what_the_other_read() -> None:
+    """The child reads on a stream of its own and ends; the parent publishes the blocks; a third sequence takes their slots."""
+    for seed in range(6):
+        device = SimulatedDevice(seed)
+        config = config_of(num_slots=2)
+        with KVCacheManager(config, device=device) as manager, FakeEngine(config, device) as engine:
+            parent = manager.create_kv_cache()
+            assert parent.resume() and parent.resize(8, 0)
+            text = list(range(8))
+            engine.execute([Step(parent, text, [])])
+            child = parent.fork()
+            child.cuda_stream = device.create_stream()
+            engine.execute([Step(child, [], text)])
+            child.close()
+            parent.commit(text)
+            parent.close()
+            third = manager.create_kv_cache()
+            assert third.resume() and third.resize(8, 0)
+            engine.execute([Step(third, list(range(50, 58)), [])])
+            third.close()
+        assert not device.races
+
+
 def test_a_fork_is_recorded_and_runs_again(tmp_path: Any) -> None:
     from kv_cache_manager_v2.replay.rerun import rerun
 

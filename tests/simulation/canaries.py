@@ -215,4 +215,41 @@ CANARIES = (
         "    return stale_end if stale_end > beg else beg\n",
         "    return stale_end + 1 if stale_end > beg else beg\n",
     ),
+    # -- forks --------------------------------------------------------------------------------------------------------
+    Canary(
+        "a fork writes into a block that others own",
+        "sequence/forked_blocks.py",
+        "        if block.parent is not None or block.num_co_owners > 0:\n",
+        "        if block.parent is not None:\n",
+    ),
+    Canary(
+        "the last owner does not wait for the others' streams",
+        "sequence/forked_blocks.py",
+        "                shared.order.wait(state.timeline, allocator.ready[slot])\n",
+        "                pass\n",
+    ),
+    Canary(
+        "a shared page's slot is freed with its first owner",
+        "storage/page_storage.py",
+        "        words[at + USERS] = users\n        if users == 0:\n            slot = ",
+        "        words[at + USERS] = users\n        if True:\n            slot = ",
+    ),
+    Canary(
+        "publishing for a fork forgets its pin",
+        "sequence/forked_blocks.py",
+        "        block.num_pins += block.num_co_owners\n",
+        "",
+    ),
+    Canary(
+        "a block that forks may still fill is published half full",
+        "sequence/forked_blocks.py",
+        "    return state.tail.count >= block.num_shared_tokens and ",
+        "    return ",
+    ),
+    Canary(
+        "taking over an equal block forgets the forks",
+        "sequence/forked_blocks.py",
+        "    for owner in owners:\n        owner.blocks[ordinal] = published\n",
+        "    state.blocks[ordinal] = published\n",
+    ),
 )

@@ -28,6 +28,7 @@ _LIKELIHOODS: Final = {
     "suspend": 5.0,
     "stop_committing": 3.0,
     "close": 8.0,
+    "fork": 5.0,
     "abandon": 0.7,
     "change_stream": 3.0,
     "give_buffer": 2.0,

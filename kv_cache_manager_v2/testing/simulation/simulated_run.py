@@ -145,6 +145,8 @@ class SimulatedRun:
             self._close(sequence)
         elif kind == "abandon":
             self._abandon(sequence)
+        elif kind == "fork":
+            self._fork(sequence)
         elif kind == "change_stream":
             # Through Any, as a user's code does: mypyc passes an int wrongly to a setter that is declared wider.
             handle: Any = sequence.handle
@@ -199,6 +201,25 @@ class SimulatedRun:
         sequence.handle.close()
         self._model.close(sequence.model)
         self._sequences.remove(sequence)
+
+    def _fork(self, sequence: SimulatedSequence) -> None:
+        if len(self._sequences) >= self._scenario.max_sequences:
+            return
+        name = self._next_name
+        try:
+            handle = sequence.handle.fork(name)
+        except LogicError:
+            if not self._model.has_history_in_scratch(sequence.model):
+                raise
+            return
+        if self._model.has_history_in_scratch(sequence.model):
+            raise ModelDisagreement(f"sequence {sequence.name} was forked with history in scratch slots")
+        self._next_name += 1
+        model = self._model.fork(sequence.model, name)
+        text, to_compute = list(sequence.text), list(sequence.to_compute)
+        self._sequences.append(
+            SimulatedSequence(name, handle, model, text, to_compute, sequence.max_committed)
+        )
 
     def _abandon(self, sequence: SimulatedSequence) -> None:
         """The user forgets the sequence; the next call on the manager closes it."""

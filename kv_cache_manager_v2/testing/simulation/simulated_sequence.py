@@ -8,7 +8,7 @@ from mypy_extensions import mypyc_attr
 
 from ...base.ids import TokenIdExt
 from ...manager.kv_cache import KVCache
-from ..reference_model import ReferenceSequence
+from ..reference_sequence import ReferenceSequence
 
 
 @final

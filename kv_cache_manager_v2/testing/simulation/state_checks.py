@@ -102,7 +102,10 @@ def _check_scratch(model: ReferenceModel, sequence: SimulatedSequence, group: in
 
 def _name_page(sequence: SimulatedSequence, group: int, ordinal: int) -> PageName:
     node = sequence.model.node(ordinal)
-    return ("private", sequence.name, ordinal, group) if node is None else ("tree", node, group, 0)
+    if node is not None:
+        return ("tree", node, group, 0)
+    owner, _ordinal = sequence.model.private_name(ordinal)
+    return ("private", owner, ordinal, group)
 
 
 def _check_statistics(manager: KVCacheManager, judge: RoomJudge) -> None:

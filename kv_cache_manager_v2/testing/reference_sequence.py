@@ -1,0 +1,83 @@
+"""What the reference model knows of one open sequence."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import TokenIdExt
+from .reference_tree import Scope
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReferenceSequence:
+    """One open sequence. Block ``i`` is node ``path[i]``, or ``shared_tail`` if that is the next one, or private.
+
+    After a fork further blocks may have been published by others: ``adopted``, by ordinal. A private block that forks share has
+    one number for all of them, in ``shared_private``.
+    """
+
+    __slots__ = (
+        "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
+        "is_matched_tail", "scratch", "adopted", "shared_private",
+    )  # fmt: skip
+
+    name: Final[int]
+    scope: Final[Scope]
+    committed: list[TokenIdExt]
+    history: int
+    capacity: int
+    is_active: bool
+    is_committing: bool
+    path: list[int]
+    shared_tail: int | None
+    is_matched_tail: bool  # it came from another sequence's text, so that `resume` must copy it
+    adopted: dict[int, int]
+    shared_private: dict[int, int]
+    scratch: list[tuple[int, int]]  # by group, the blocks of the present step that share slots; (0, 0) for none
+
+    def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
+        self.name = name
+        self.scope = scope
+        self.committed = []
+        self.history = 0
+        self.capacity = 0
+        self.is_active = False
+        self.is_committing = True
+        self.path = []
+        self.shared_tail = None
+        self.is_matched_tail = False
+        self.adopted = {}
+        self.shared_private = {}
+        self.scratch = [(0, 0)] * num_groups
+
+    def node(self, ordinal: int) -> int | None:
+        """The published block at that place; None for a private one."""
+        if ordinal < len(self.path):
+            return self.path[ordinal]
+        return self.shared_tail if ordinal == len(self.path) else self.adopted.get(ordinal)
+
+    def private_name(self, ordinal: int) -> tuple[int, int]:
+        """Equal for two sequences exactly if they share that private block."""
+        number = self.shared_private.get(ordinal)
+        return (self.name, ordinal) if number is None else (-1 - number, ordinal)
+
+    def adopt(self, ordinal: int, node: int) -> None:
+        """A fork has published the block that this sequence still counted as private."""
+        self.shared_private.pop(ordinal, None)
+        if ordinal == len(self.path):
+            self.shared_tail = node
+        else:
+            self.adopted[ordinal] = node
+
+    def grow_path(self, node: int) -> None:
+        self.shared_private.pop(len(self.path), None)
+        self.path.append(node)
+        self.shared_tail = self.adopted.pop(len(self.path), None)
+
+    def leave_shared(self, begin: int) -> None:
+        """From that ordinal on, blocks are the sequence's own, or cut off; what the shared tail is, the caller says."""
+        for ordinal in [ordinal for ordinal in self.adopted if ordinal >= begin]:
+            del self.adopted[ordinal]
+        for ordinal in [ordinal for ordinal in self.shared_private if ordinal >= begin]:
+            del self.shared_private[ordinal]
