@@ -252,4 +252,35 @@ CANARIES = (
         "    for owner in owners:\n        owner.blocks[ordinal] = published\n",
         "    state.blocks[ordinal] = published\n",
     ),
+    # -- what those outside are told ----------------------------------------------------------------------------------
+    Canary(
+        "an evicted page stays announced",
+        "storage/page_storage.py",
+        "            self.sink.on_page_removed(page, cause)\n",
+        "            pass\n",
+    ),
+    Canary(
+        "a page that is added later is not announced",
+        "storage/page_storage.py",
+        "            sink.on_page_published(target, self.rows.level(target), self.rows.priority(target))\n",
+        "            pass\n",
+    ),
+    Canary(
+        "a block that becomes private again stays announced",
+        "reuse/radix_tree.py",
+        "                    sink.on_page_removed(page, CAPACITY)\n",
+        "                    pass\n",
+    ),
+    Canary(
+        "events of different paths merge",
+        "events/event_assembler.py",
+        "draft.kind != _STORED or draft.nodes[-1] is not node.parent:\n",
+        "draft.kind != _STORED:\n",
+    ),
+    Canary(
+        "dropped events are not counted",
+        "events/event_assembler.py",
+        "            self._drafts[self._first_draft].num_dropped = lost\n",
+        "            pass\n",
+    ),
 )

@@ -62,7 +62,7 @@ class Scenario:
 
     __slots__ = (
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
-        "digest_share", "max_kept_texts", "commits_at_once",
+        "digest_share", "max_kept_texts", "commits_at_once", "max_event_entries", "steps_per_event_check",
     )  # fmt: skip
 
     seed: Final[int]
@@ -77,6 +77,9 @@ class Scenario:
     max_kept_texts: Final[int]
     """Few of them are shared often."""
     commits_at_once: Final[float]
+    max_event_entries: Final[int]
+    """Of the buffer for KV events; 0: nobody listens."""
+    steps_per_event_check: Final[int]
 
     def __init__(self, seed: int, num_actions: int) -> None:
         random = Random(seed)
@@ -93,6 +96,9 @@ class Scenario:
         weights = [likelihood * random.choice((0.3, 1.0, 1.0, 2.0)) for likelihood in _LIKELIHOODS.values()]
         kinds = random.choices(list(_LIKELIHOODS), weights, k=num_actions)
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
+        listening = Random(2 * seed + 1)  # of its own: whether anybody listens changes nothing else
+        self.max_event_entries = listening.choice((0, 3, 100_000))
+        self.steps_per_event_check = listening.choice((1, 1, 5))
 
     def make_device(self) -> SimulatedDevice:
         return SimulatedDevice(self.seed, granularity_bytes=self.granularity_bytes)

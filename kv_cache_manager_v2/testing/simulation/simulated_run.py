@@ -1,8 +1,8 @@
 """One history: a manager on a simulated device, a fake engine that checks bytes, the model that checks decisions.
 
 `perform` does one action and then checks everything that can be checked. Whatever is wrong raises, each in its own way:
-`RaceError` (bytes touched out of order), `KVMismatch` (wrong bytes), `CorruptedError` (the books), `ModelDisagreement`
-(a decision that the rules do not allow), or an error of the library where there must be none.
+`RaceError` (bytes touched out of order), `KVMismatch` (wrong bytes), `CorruptedError` (the books), `ModelDisagreement` (a decision
+that the rules do not allow), `EventMismatch` (what those outside are told), or an error of the library where there must be none.
 """
 
 import hashlib
@@ -16,9 +16,11 @@ from mypy_extensions import mypyc_attr
 
 from ...base.errors import LogicError
 from ...base.ids import CudaStream, TokenIdExt
+from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
+from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
 from ..reference_model import ModelDisagreement, Picture, ReferenceModel
 from ..simulated_device import SimulatedDevice
@@ -41,7 +43,7 @@ class SimulatedRun:
 
     __slots__ = (
         "device", "manager", "_scenario", "_engine", "_model", "_judge", "_pool_group_of", "_streams", "_texts",
-        "_sequences", "_next_name", "_digest", "num_performed", "num_refused",
+        "_sequences", "_next_name", "_digest", "_follower", "num_performed", "num_refused",
     )  # fmt: skip
 
     device: Final[SimulatedDevice]
@@ -59,12 +61,15 @@ class SimulatedRun:
     _texts: Final[TextSource]
     _sequences: Final[list[SimulatedSequence]]
     _next_name: int
+    _follower: Final[EventFollower]
 
     def __init__(self, scenario: Scenario) -> None:
         config = scenario.config
         self._scenario = scenario
         self.device = scenario.make_device()
-        self.manager = KVCacheManager(config, device=self.device)
+        events = KVCacheEventManager(scenario.max_event_entries)
+        self.manager = KVCacheManager(config, device=self.device, event_manager=events)
+        self._follower = EventFollower(events)
         self._engine = FakeEngine(config, self.device)
         self._model = ReferenceModel(config, self.manager.layer_grouping)
         statistics = self.manager.get_storage_statistics()
@@ -405,6 +410,8 @@ class SimulatedRun:
         self._digest.update(json.dumps(picture, sort_keys=True).encode())
         self._model.see(picture)
         check_state(self.manager, self._model, self._judge, self._sequences, self._pool_group_of)
+        if self.num_performed % self._scenario.steps_per_event_check == 0:
+            self._follower.check(picture)
         if self.device.races:
             raise self.device.races[0]
 
