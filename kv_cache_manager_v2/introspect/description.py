@@ -19,6 +19,7 @@ def describe(shared: SharedState, states: Sequence[SequenceState]) -> Picture:
     return {
         "tokens_per_block": int(shared.tokens_per_block),
         "life_cycles": [repr(cycle) for cycle in shared.life_cycles],
+        "pool_group_of": [int(pool_group) for pool_group in shared.storage.pool_group_of],
         "levels": [_describe_level(shared)],
         "sequences": [_describe_sequence(state) for state in states],
         "tree": [_describe_scope(shared, index) for index in range(len(shared.tree.scopes()))],

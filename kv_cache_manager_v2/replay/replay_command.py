@@ -13,6 +13,8 @@ from .presets import DEFAULT_MODEL, PRESETS
 from .replayer import run_replay
 from .report import ReplayReport
 from .scheduler import ServingLimits
+from .report_file import require_plots, write_html_report
+from .timeline import Timeline
 from .trace import BLOCK_TOKENS, TraceWorkload
 from .workload import Workload
 
@@ -77,6 +79,9 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
     checks.add_argument("--verify", action="store_true", help="run the fake engine and check every byte that is read")
     checks.add_argument("--check-invariants", action="store_true", help="check the books after every step (slow)")
     checks.add_argument("--json", metavar="FILE", help="write the report there too; - is the output, without the table")
+    checks.add_argument(
+        "--report", metavar="FILE", help="write a page with plots there (HTML, needs the extra report)"
+    )
     checks.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -112,8 +117,16 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error(str(error))
     if options.json not in (None, "-") and not Path(options.json).parent.is_dir():
         parser.error(f"--json {options.json}: there is no such folder")
+    if options.report is not None and not Path(options.report).parent.is_dir():
+        parser.error(f"--report {options.report}: there is no such folder")
     console = make_console(options.quiet)
-    report = run_replay(plan, console)
+    timeline: Timeline | None = None
+    if options.report is not None:
+        require_plots()
+        timeline = Timeline()
+    report = run_replay(plan, console, timeline)
+    if timeline is not None:
+        write_html_report(Path(options.report), report, timeline)
     if options.json == "-":
         sys.stdout.write(report.to_json())
     else:

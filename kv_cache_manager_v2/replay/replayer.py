@@ -29,6 +29,7 @@ from .recorder import CallRecorder
 from .report import LayerGroupFigures, PoolGroupFigures, ReplayReport, call_figures
 from .scheduler import Scheduler
 from .timed_calls import TimedCalls
+from .timeline import Timeline
 from .waiting_line import WaitingLine
 
 _UPDATE_INTERVAL_SECONDS: Final = 0.2
@@ -38,16 +39,17 @@ class PlanError(ValueError):
     """The plan asks for something that this machine or the manager refuses; the text has the numbers."""
 
 
-def run_replay(plan: ReplayPlan, console: Console) -> ReplayReport:
+def run_replay(plan: ReplayPlan, console: Console, timeline: Timeline | None = None) -> ReplayReport:
     """Serve the plan's workload. The device and the manager are gone when this returns or raises.
 
+    ``timeline`` is filled on the way.
     `PlanError` where device or manager cannot be made as planned.
     """
     device = _make_device(plan)
     try:
         config = plan.manager_config(device)
         with _make_manager(config, device) as manager:
-            replayer = _Replayer(plan, console, manager)
+            replayer = _Replayer(plan, console, manager, timeline)
             if plan.verify:
                 mode = PageIndexMode.PER_LAYER if plan.scratch else PageIndexMode.SHARED
                 with FakeEngine(config, device, raise_on_mismatch=False, index_mode=mode) as engine:
@@ -85,12 +87,13 @@ def _close_sequences(scheduler: Scheduler, is_corrupted: bool) -> None:
 class _Replayer:
     """A manager that serves a plan's workload."""
 
-    __slots__ = ("_plan", "_console", "_manager")
+    __slots__ = ("_plan", "_console", "_manager", "_timeline")
 
-    def __init__(self, plan: ReplayPlan, console: Console, manager: KVCacheManager) -> None:
+    def __init__(self, plan: ReplayPlan, console: Console, manager: KVCacheManager, timeline: Timeline | None) -> None:
         self._plan: Final = plan
         self._console: Final = console
         self._manager: Final = manager
+        self._timeline: Final = timeline
 
     def serve(self, engine: FakeEngine | None) -> ReplayReport:
         recorder = CallRecorder()
@@ -99,6 +102,8 @@ class _Replayer:
         failure: str | None = None
         interrupted = False
         self._console.start(self._plan.workload.summary().num_requests)
+        if self._timeline is not None:
+            self._timeline.begin(self._manager)
         begin = perf_counter()
         try:
             with InterruptFlag() as flag:
@@ -107,6 +112,8 @@ class _Replayer:
             failure = str(error)
         finally:
             self._console.stop()
+            if self._timeline is not None and failure is None:
+                self._timeline.finish(scheduler.tally)
             _close_sequences(scheduler, failure is not None)
         wall_seconds = perf_counter() - begin
         if engine is not None:
@@ -119,6 +126,8 @@ class _Replayer:
         while scheduler.step():
             if self._plan.check_invariants:
                 self._manager.check_invariants()
+            if self._timeline is not None:
+                self._timeline.look(scheduler.tally)
             now = monotonic()
             if now >= next_update:
                 next_update = now + _UPDATE_INTERVAL_SECONDS

@@ -6,7 +6,7 @@ user's priorities come from the record.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
@@ -38,6 +38,19 @@ class RerunMismatch(Exception):
     """The same calls led to another decision: after which call, and what was recorded and found."""
 
 
+def rerun_to(path: Path, device: Device, num_calls: int | None) -> dict[str, Any]:
+    """The picture of the manager after so many calls of the journal, or after the last; errors as from `rerun`.
+
+    `ValueError` if the journal has fewer calls.
+    """
+    run = _Rerun(JournalReader(path.read_bytes()), device, False)
+    run.stop_after = num_calls
+    run.run()
+    if num_calls is not None and run.num_calls < num_calls:
+        raise ValueError(f"the journal has {run.num_calls} calls, fewer than {num_calls}")
+    return run.picture
+
+
 def rerun(path: Path, device: Device, check_invariants: bool = False) -> RerunResult:
     """`JournalError` if the journal cannot be read, `RerunMismatch` at the first difference, `OSError` from the file."""
     reader = JournalReader(path.read_bytes())
@@ -51,7 +64,7 @@ class _Rerun:
 
     __slots__ = (
         "reader", "device", "check_invariants", "manager", "sequences", "num_created", "streams", "priorities", "num_calls",
-        "num_digests",
+        "num_digests", "stop_after", "picture",
     )  # fmt: skip
 
     reader: Final[JournalReader]
@@ -64,6 +77,10 @@ class _Rerun:
     priorities: list[int]
     num_calls: int
     num_digests: int
+    stop_after: int | None
+    """Calls after which to end; None for all."""
+    picture: dict[str, Any]
+    """Of the manager, after the last call."""
 
     def __init__(self, reader: JournalReader, device: Device, check_invariants: bool) -> None:
         self.reader = reader
@@ -79,10 +96,12 @@ class _Rerun:
         self.priorities = []
         self.num_calls = 0
         self.num_digests = 0
+        self.stop_after = None
+        self.picture = {}
 
     def run(self) -> RerunResult:
         try:
-            while not self.reader.is_at_end:
+            while not self.reader.is_at_end and (self.stop_after is None or self.num_calls < self.stop_after):
                 operation = self.reader.number()
                 try:
                     self.apply(operation)
@@ -94,6 +113,7 @@ class _Rerun:
                     raise RerunMismatch(f"call {self.num_calls} went well when it was recorded: {error}") from error
                 if self.check_invariants:
                     self.manager.check_invariants()
+            self.picture = self.manager.describe()
             return RerunResult(self.num_calls, self.num_digests, self.manager.state_digest())
         finally:
             for kv_cache in self.sequences.values():

@@ -31,7 +31,7 @@ FLOORS: Final = (
 )
 LEVEL_OF_FOLDER: Final = {folder: level for level, row in enumerate(FLOORS) for folder in row}
 
-THIRD_PARTY: Final = {"numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich"}
+THIRD_PARTY: Final = {"numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly"}
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
 # random would let decisions depend on something else than the calls.
@@ -40,6 +40,7 @@ DOORS: Final = {
     "ctypes": {"device", "testing"},
     "mmap": {"device", "testing"},
     "rich": {"replay"},
+    "plotly": {"replay"},
     "argparse": {"replay", "testing"},
     "time": {"device", "testing", "replay"},
     "random": {"testing", "replay"},

@@ -1,0 +1,80 @@
+"""A replay's report as one page that needs nothing else: figures, plots and how to read them.
+
+Importing this module needs plotly (extra ``report``), whose script is in the page, so it opens without a network, on a phone too.
+"""
+
+import html
+from typing import Any, Final
+
+import plotly.offline  # type: ignore[import-untyped]
+
+from .plots import plot_drops, plot_hits, plot_latencies, plot_memory, plot_miss_ratio
+from .report import ReplayReport
+from .report_rows import figure_rows
+from .timeline import TimelinePoint
+
+_STYLE: Final = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 0 1rem 3rem; color: #111; background: #fff }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere } h2 { font-size: 1.2rem; margin-top: 2.5rem }
+table { border-collapse: collapse; width: 100% } td { border-bottom: 1px solid #ccc; padding: .2rem .5rem; vertical-align: top }
+td:first-child { font-weight: 600; white-space: nowrap } td { overflow-wrap: anywhere }
+.plot { width: 100% }
+"""
+
+
+def make_html(
+    report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: dict[str, list[tuple[float, float]]]
+) -> str:
+    """``curves``: for each policy (size, hit rate) pairs of the miss-ratio curve; empty leaves that plot out."""
+    title = html.escape(f"Replay of {report.workload}: {report.hit_rate:.1%} of the prompt tokens were reused")
+    parts = [
+        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">', '<link rel="icon" href="data:,">',
+        f"<title>{title}</title><style>{_STYLE}</style>",
+        f"<script>{plotly.offline.get_plotlyjs()}</script></head><body><h1>{title}</h1>", _figures(report),
+    ]  # fmt: skip
+    parts += _section(
+        "Hits and misses", "hits",
+        "Each bar is a stretch of the run, as wide as the prompts in it. From the bottom: tokens found in the cache, by tier; above, hatched, tokens that were "
+        "not, by cause. <i>Evicted</i> tokens were here and had to go: more memory would have kept them. <i>Never seen</i> ones "
+        "(plain, light) no cache can have. The line is the hit rate so far.",
+        plot_hits(points, tiers),
+    )  # fmt: skip
+    if len(curves) > 0:
+        parts += _section(
+            "What more or less memory would bring", "curve",
+            "The hit rate that the same requests would have had with another cache size. Where the line is steep to the right of "
+            "1, memory pays; where it is flat, it does not. The star is what was measured.",
+            plot_miss_ratio(curves, report.hit_rate),
+        )  # fmt: skip
+    parts += _section(
+        "Memory", "memory",
+        "Slots of each pool group and tier. Hatched: needed by sequences, running or suspended. Plain: kept in hope of reuse, "
+        "given up when room is needed. White: free.",
+        plot_memory(points),
+    )  # fmt: skip
+    parts += _section(
+        "Evictions", "drops",
+        "Pages that were dropped in each of these stretches. <i>Capacity</i>: their turn had come. <i>Unreachable</i>: the block "
+        "before them was evicted. <i>Superseded</i>: a fuller block has the same tokens.",
+        plot_drops(points),
+    )  # fmt: skip
+    parts += _section(
+        "Calls", "calls", "How long the manager's calls took; the axis is logarithmic, the number of calls is in brackets.",
+        plot_latencies(report),
+    )  # fmt: skip
+    parts.append("</body></html>")
+    return "\n".join(parts)
+
+
+def _figures(report: ReplayReport) -> str:
+    rows = [f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in figure_rows(report)]
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _section(heading: str, name: str, text: str, figure: Any) -> list[str]:
+    plot: str = figure.to_html(
+        full_html=False, include_plotlyjs=False, div_id=f"plot-{name}", default_width="100%",
+        config={"responsive": True, "displayModeBar": False},
+    )  # fmt: skip
+    return [f"<h2>{heading}</h2><p>{text}</p>", f'<div class="plot">{plot}</div>']

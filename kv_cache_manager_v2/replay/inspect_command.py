@@ -1,0 +1,69 @@
+"""The command ``inspect``: a recorded state of a manager in words, as JSON, or its slots as a picture."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from .. import CorruptedError
+from ..journal.journal_format import MAGIC
+from ..journal.journal_reader import JournalError
+from .bookkeeping_device import BookkeepingDevice
+from .picture_text import MAX_TREE_LINES, describe_in_words
+from .rerun import RerunMismatch, rerun_to
+from .slot_picture import draw_slots
+
+INSPECT_HELP: Final = "show a recorded state: tiers, pool groups, sequences, the tree, the slots of a pool"
+_KEYS: Final = ("tokens_per_block", "life_cycles", "pool_group_of", "levels", "sequences", "tree")
+
+
+def add_inspect_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("state", metavar="FILE", help="a journal, or what describe() returned, as JSON")
+    parser.add_argument("--call", type=int, metavar="N", help="of a journal: after its first N calls (default: all)")
+    parser.add_argument("--json", action="store_true", help="the whole picture as JSON instead of words")
+    parser.add_argument("--tree", type=int, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)")
+    parser.add_argument("--svg", metavar="FILE", help="draw the slots of a pool group there")
+    parser.add_argument("--level", type=int, default=0, metavar="L", help="for --svg (default: 0)")
+    parser.add_argument("--pool-group", type=int, default=0, metavar="G", help="for --svg (default: 0)")
+
+
+def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentParser, exit_bad_input: int) -> int:
+    """Returns the exit code; usage errors leave through ``parser.error``."""
+    if options.call is not None and options.call < 0:
+        parser.error(f"--call {options.call}: calls are counted from 0")
+    path = Path(options.state)
+    try:
+        picture = _read_picture(path, options.call)
+    except (JournalError, RerunMismatch, CorruptedError, ValueError) as error:
+        sys.stderr.write(f"kvcm: {path}: {error}\n")
+        return exit_bad_input
+    if options.svg is not None:
+        if not 0 <= options.level < len(picture["levels"]):
+            parser.error(f"--level {options.level}: there are {len(picture['levels'])} levels")
+        num_groups = len(picture["levels"][options.level]["pool_groups"])
+        if not 0 <= options.pool_group < num_groups:
+            parser.error(f"--pool-group {options.pool_group}: there are {num_groups} pool groups")
+        try:
+            drawing = draw_slots(picture, options.level, options.pool_group)
+        except ValueError as too_large:  # another name: mypyc gives one name one type
+            parser.error(f"--svg: {too_large}")
+        Path(options.svg).write_text(drawing, encoding="utf-8")
+    if options.json:
+        sys.stdout.write(json.dumps(picture, indent=1) + "\n")
+    else:
+        sys.stdout.write(describe_in_words(picture, options.tree))
+    return 0
+
+
+def _read_picture(path: Path, num_calls: int | None) -> dict[str, Any]:
+    data = path.read_bytes()
+    if data.startswith(MAGIC):
+        # Only the books matter here: no memory is needed, however large the recorded manager was.
+        return rerun_to(path, BookkeepingDevice(), num_calls)
+    if num_calls is not None:
+        raise ValueError("only a journal can be looked at after some of its calls")
+    picture = json.loads(data)
+    if not isinstance(picture, dict) or any([key not in picture for key in _KEYS]):
+        raise ValueError(f"neither a journal nor the JSON of describe(), which has {', '.join(_KEYS)}")
+    return picture

@@ -1,0 +1,213 @@
+"""The plots of a replay's report, with plotly. Importing this module needs plotly (extra ``report``).
+
+Each plot says the same without colours: hits are filled, misses are hatched, lines have dashes and symbols of their own. Values
+are shares and counts as in docs/statistics.md.
+"""
+
+from typing import Any, Final, TypeAlias
+
+import plotly.graph_objects as graphs  # type: ignore[import-untyped]
+import plotly.subplots  # type: ignore[import-untyped]
+
+from .. import DropReason, MissCause
+from .report import ReplayReport
+from .timeline import TimelinePoint
+
+Stretch: TypeAlias = tuple[TimelinePoint, TimelinePoint]
+"""From one moment to another."""
+
+NUM_BARS: Final = 48
+
+# From dark to light, so that neighbours differ in grey as well.
+_HIT_COLOURS: Final = ("#08306b", "#2171b5", "#6baed6", "#c6dbef")
+_MISS_STYLES: Final = {
+    MissCause.EVICTED: ("#a50f15", "/"),
+    MissCause.UNREACHABLE: ("#cb181d", "\\"),
+    MissCause.SHRUNK: ("#ef3b2c", "x"),
+    MissCause.DROPPED: ("#fc9272", "-"),
+    MissCause.WINDOW_BROKEN: ("#e6550d", "|"),
+    MissCause.NO_SNAPSHOT: ("#fd8d3c", "+"),
+    MissCause.PARTIAL_BLOCK: ("#fdae6b", "."),
+    MissCause.OTHER_SCOPE: ("#756bb1", "/"),
+    MissCause.LOAD_FAILED: ("#000000", "x"),
+    MissCause.BACKOFF: ("#9e9ac8", "-"),
+    MissCause.NEVER_SEEN: ("#f0f0f0", ""),
+}
+_DROP_PATTERNS: Final = ("", "/", "\\", "x", "-", "|", "+", ".")
+_DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
+_SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x")
+
+
+def words_of(name: str) -> str:
+    """NEVER_SEEN: never seen."""
+    return name.lower().replace("_", " ")
+
+
+def choose_bars(points: list[TimelinePoint]) -> list[Stretch]:
+    """At most `NUM_BARS` consecutive stretches between two moments, in each of which there were prompts."""
+    stretches: list[Stretch] = []
+    if len(points) < 2:
+        return stretches
+    tokens_per_bar = max((points[-1].prompt_tokens - points[0].prompt_tokens) / NUM_BARS, 1.0)
+    begin = points[0]
+    for point in points[1:]:
+        if point.prompt_tokens - begin.prompt_tokens >= tokens_per_bar or point is points[-1]:
+            if point.prompt_tokens > begin.prompt_tokens:
+                stretches.append((begin, point))
+            begin = point
+    return stretches
+
+
+def _middles(stretches: list[Stretch]) -> list[float]:
+    return [(begin.prompt_tokens + end.prompt_tokens) / 2 for begin, end in stretches]
+
+
+def _widths(stretches: list[Stretch]) -> list[int]:
+    return [end.prompt_tokens - begin.prompt_tokens for begin, end in stretches]
+
+
+def plot_hits(points: list[TimelinePoint], tiers: list[str]) -> Any:
+    """Where the tokens of the prompts came from, stretch by stretch."""
+    figure = graphs.Figure()
+    stretches = choose_bars(points)
+    tokens = [end.prompt_tokens - begin.prompt_tokens for begin, end in stretches]
+    for level, tier in enumerate(tiers):
+        shares = [
+            (end.hit_tokens[level] - begin.hit_tokens[level]) / count
+            for (begin, end), count in zip(stretches, tokens, strict=True)
+        ]
+        _add_bars(figure, f"hit, {tier}", stretches, shares, _HIT_COLOURS[level % len(_HIT_COLOURS)], "")
+    for cause, (colour, pattern) in _MISS_STYLES.items():
+        if len(points) > 0 and points[-1].missed_tokens.get(cause, 0) > 0:
+            shares = [
+                (end.missed_tokens.get(cause, 0) - begin.missed_tokens.get(cause, 0)) / count
+                for (begin, end), count in zip(stretches, tokens, strict=True)
+            ]
+            _add_bars(figure, f"missed, {words_of(cause.name)}", stretches, shares, colour, pattern)
+    so_far = [sum(end.hit_tokens) / max(end.prompt_tokens, 1) for _, end in stretches]
+    figure.add_trace(
+        graphs.Scatter(
+            x=[end.prompt_tokens for _, end in stretches], y=so_far, name="hit rate so far", mode="lines", line={"color": "black", "width": 3},
+            hovertemplate="%{y:.1%}",
+        )
+    )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(title="share of prompt tokens", tickformat=".0%", range=[0, 1])
+    figure.update_xaxes(title="prompt tokens so far")
+    return _finished(figure)
+
+
+def _add_bars(figure: Any, name: str, stretches: list[Stretch], y: list[float], colour: str, pattern: str) -> None:
+    figure.add_trace(
+        graphs.Bar(
+            x=_middles(stretches), width=_widths(stretches), y=y, name=name, hovertemplate="%{y:.1%}",
+            marker={
+                "color": colour, "line": {"color": "black", "width": 0.5},
+                "pattern": {"shape": pattern, "fgcolor": "black", "bgcolor": colour, "size": 6, "solidity": 0.3},
+            },
+        )
+    )  # fmt: skip
+
+
+def plot_memory(points: list[TimelinePoint]) -> Any:
+    """Slots of every pool group at every level: needed by sequences, kept for reuse, free."""
+    uses = points[-1].slots if len(points) > 0 else ()
+    titles = [f"{use.tier}, pool group {use.pool_group}: {use.total:,} slots" for use in uses]
+    figure = plotly.subplots.make_subplots(
+        rows=max(len(uses), 1), cols=1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.4 / max(len(uses), 1) ** 2
+    )
+    steps = [point.step for point in points]
+    for position in range(len(uses)):
+        row = position + 1
+        needed = [point.slots[position].needed / max(point.slots[position].total, 1) for point in points]
+        kept = [point.slots[position].kept / max(point.slots[position].total, 1) for point in points]
+        _add_area(figure, row, "needed by sequences", steps, needed, "#08306b", "/")
+        _add_area(figure, row, "kept for reuse", steps, kept, "#9ecae1", "")
+    figure.update_yaxes(tickformat=".0%", range=[0, 1])
+    figure.update_xaxes(title="step", row=max(len(uses), 1), col=1)
+    return _finished(figure, 160 + 220 * max(len(uses), 1))
+
+
+def _add_area(figure: Any, row: int, name: str, x: list[int], y: list[float], colour: str, pattern: str) -> None:
+    figure.add_trace(
+        graphs.Scatter(
+            x=x, y=y, name=name, stackgroup="slots", showlegend=row == 1, legendgroup=name, mode="lines",
+            line={"color": "black", "width": 1}, fillcolor=colour, hovertemplate="%{y:.1%}",
+            fillpattern={"shape": pattern, "fgcolor": "white", "bgcolor": colour, "size": 8, "solidity": 0.2},
+        ),
+        row=row, col=1,
+    )  # fmt: skip
+
+
+def plot_drops(points: list[TimelinePoint]) -> Any:
+    """Pages dropped, stretch by stretch, by reason."""
+    figure = graphs.Figure()
+    stretches = choose_bars(points)
+    for reason in DropReason:
+        if len(points) > 0 and points[-1].dropped_pages.get(reason, 0) > 0:
+            counts = [end.dropped_pages.get(reason, 0) - begin.dropped_pages.get(reason, 0) for begin, end in stretches]
+            figure.add_trace(
+                graphs.Bar(
+                    x=_middles(stretches), width=_widths(stretches), y=counts, name=words_of(reason.name), hovertemplate="%{y:,}",
+                    marker={
+                        "color": "#bdbdbd", "line": {"color": "black", "width": 0.5},
+                        "pattern": {"shape": _DROP_PATTERNS[reason], "fgcolor": "black", "bgcolor": "#bdbdbd", "size": 6},
+                    },
+                )
+            )  # fmt: skip
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(title="pages dropped", rangemode="tozero")
+    figure.update_xaxes(title="prompt tokens so far")
+    return _finished(figure)
+
+
+def plot_latencies(report: ReplayReport) -> Any:
+    """Mean, median, p99 and maximum of each kind of call."""
+    figure = graphs.Figure()
+    names = [f"{call.name} ({call.count:,})" for call in reversed(report.calls)]
+    series = {
+        "p50": [call.p50_us for call in reversed(report.calls)],
+        "mean": [call.mean_us for call in reversed(report.calls)],
+        "p99": [call.p99_us for call in reversed(report.calls)],
+        "maximum": [call.max_us for call in reversed(report.calls)],
+    }
+    for position, (name, values) in enumerate(series.items()):
+        marker = {"symbol": _SYMBOLS[position], "size": 12, "color": _HIT_COLOURS[position], "line": {"color": "black", "width": 1}}
+        figure.add_trace(
+            graphs.Scatter(x=values, y=names, name=name, mode="markers", marker=marker, hovertemplate="%{x:,.1f} us")
+        )
+    figure.update_xaxes(title="microseconds a call", type="log")
+    figure.update_yaxes(automargin=True)
+    return _finished(figure, 200 + 40 * len(names))
+
+
+def plot_miss_ratio(curves: dict[str, list[tuple[float, float]]], measured: float) -> Any:
+    """Hit rate against the size of the cache as a multiple of the present one, a line for each policy."""
+    figure = graphs.Figure()
+    for position, (name, curve) in enumerate(curves.items()):
+        figure.add_trace(
+            graphs.Scatter(
+                x=[size for size, _ in curve], y=[rate for _, rate in curve], name=name, mode="lines+markers",
+                line={"color": _HIT_COLOURS[position % 3], "dash": _DASHES[position % len(_DASHES)], "width": 3},
+                marker={"symbol": _SYMBOLS[position % len(_SYMBOLS)], "size": 9}, hovertemplate="%{y:.1%} at %{x}x",
+            )
+        )  # fmt: skip
+    figure.add_trace(
+        graphs.Scatter(
+            x=[1.0], y=[measured], name="measured, present size", mode="markers", hovertemplate="%{y:.1%}",
+            marker={"symbol": "star", "size": 18, "color": "white", "line": {"color": "black", "width": 2}},
+        )
+    )  # fmt: skip
+    figure.add_vline(x=1.0, line={"color": "black", "dash": "dash", "width": 1})
+    figure.update_xaxes(title="size of the cache, in present sizes", type="log", tickvals=[0.25, 0.5, 1, 2, 4, 8])
+    figure.update_yaxes(title="hit rate", tickformat=".0%", range=[0, 1])
+    return _finished(figure)
+
+
+def _finished(figure: Any, height: int = 420) -> Any:
+    """The same looks for all: the legend below, large type, no empty margins on a phone."""
+    figure.update_layout(
+        template="plotly_white", height=height, font={"size": 14}, margin={"l": 60, "r": 10, "t": 30, "b": 40},
+        legend={"orientation": "h", "yanchor": "top", "y": -0.25 if height <= 420 else -0.12, "x": 0}, hovermode="x unified",
+    )  # fmt: skip
+    return figure

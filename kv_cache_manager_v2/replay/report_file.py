@@ -1,0 +1,22 @@
+"""Writing the page of a replay, where the library for its plots is installed."""
+
+from pathlib import Path
+
+from .replayer import PlanError
+from .report import ReplayReport
+from .timeline import Timeline
+
+
+def require_plots() -> None:
+    """`PlanError` before anything is served if the page could not be made."""
+    try:
+        import plotly  # type: ignore[import-untyped]
+    except ImportError:
+        raise PlanError("--report needs plotly: pip install 'kv-cache-manager-v2[report]'") from None
+    assert plotly is not None
+
+
+def write_html_report(path: Path, report: ReplayReport, timeline: Timeline) -> None:
+    from .html_report import make_html
+
+    path.write_text(make_html(report, timeline.points, timeline.tiers, {}), encoding="utf-8")

@@ -1,0 +1,89 @@
+"""Who owns each slot of a pool group at one level, read from a picture of the manager (`KVCacheManager.describe`)."""
+
+from typing import Any, Final, TypeAlias, final
+
+from mypy_extensions import mypyc_attr
+
+Picture: TypeAlias = dict[str, Any]
+
+FREE: Final = "free"
+SCRATCH: Final = "scratch"
+LOCKED: Final = "locked"
+HELD: Final = "held"
+DROPPABLE: Final = "droppable"
+STATUSES: Final = (FREE, LOCKED, HELD, DROPPABLE, SCRATCH)
+TREE_OWNER: Final = "tree"
+
+
+@final
+@mypyc_attr(native_class=True)
+class SlotOwner:
+    """One slot. ``users``: ids of the sequences that need it; ``is_published``: whether the tree has it."""
+
+    __slots__ = ("status", "users", "is_published", "life_cycle", "priority")
+
+    status: str
+    users: list[int]
+    is_published: bool
+    life_cycle: int | None
+    priority: int | None
+
+    def __init__(self) -> None:
+        self.status = FREE
+        self.users = []
+        self.is_published = False
+        self.life_cycle = None
+        self.priority = None
+
+    @property
+    def label(self) -> str:
+        """Who it is, in as few letters as possible."""
+        if len(self.users) == 0:
+            return "" if self.status == FREE else "t"
+        return str(self.users[0]) if len(self.users) == 1 else f"{self.users[0]}+"
+
+
+def find_slot_owners(picture: Picture, level: int, pool_group: int) -> list[SlotOwner]:
+    """One entry per slot, by slot id; a null slot, which belongs to nobody, comes first where there is one."""
+    group = picture["levels"][level]["pool_groups"][pool_group]
+    owners: dict[int, SlotOwner] = {}
+    for life_cycle, its_group in enumerate(picture["pool_group_of"]):
+        if its_group == pool_group:
+            _enter_tree(picture, level, life_cycle, owners)
+            for sequence in picture["sequences"]:
+                _enter_sequence(sequence, level, life_cycle, owners)
+    highest = max(owners, default=-1)
+    num_slots = max(int(group["slots"]), highest + 1)
+    return [owners.get(slot, SlotOwner()) for slot in range(num_slots)]
+
+
+def _enter_tree(picture: Picture, level: int, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
+    for scope in picture["tree"]:
+        for block in scope["blocks"]:
+            page = block["pages"][life_cycle]
+            if page is not None and page["level"] == level:
+                owner = owners.setdefault(page["slot"], SlotOwner())
+                owner.status = page["status"]
+                owner.is_published = True
+                owner.life_cycle = life_cycle
+                owner.priority = page["priority"]
+
+
+def _enter_sequence(sequence: Picture, level: int, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
+    is_active = sequence["status"] == "active"
+    levels = sequence.get("page_levels")
+    slots = list(sequence["page_slots"][life_cycle])
+    for ordinal, slot in enumerate(slots):
+        page_level = 0 if levels is None else levels[life_cycle][ordinal]
+        if slot is not None and page_level == level:
+            owner = owners.setdefault(slot, SlotOwner())
+            owner.users.append(sequence["id"])
+            owner.life_cycle = life_cycle
+            if not owner.is_published:
+                owner.status = LOCKED if is_active or owner.status == LOCKED else HELD
+    if level == 0:
+        for slot in sequence["scratch"][life_cycle]["slots"]:
+            owner = owners.setdefault(slot, SlotOwner())
+            owner.status = SCRATCH
+            owner.users.append(sequence["id"])
+            owner.life_cycle = life_cycle

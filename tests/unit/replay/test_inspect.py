@@ -1,0 +1,108 @@
+"""`kvcm inspect`: a recorded state as words, as JSON and as a picture, from a journal or from what describe() said."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_calls import drive
+from small_models import config_of, run_prompt
+
+from kv_cache_manager_v2 import HostDevice, KVCacheManager
+from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.slot_owners import find_slot_owners
+
+NUM_SLOTS = 16
+
+
+def record(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A journal that ends with one active and one suspended sequence, closed afterwards; and the picture before the end."""
+    path = folder / "journal"
+    with KVCacheManager(config_of((None, 8), num_slots=NUM_SLOTS), device=HostDevice(), journal=path) as manager:
+        run_prompt(manager, list(range(8)), id=10).close()
+        active = run_prompt(manager, list(range(10)), id=11)
+        suspended = run_prompt(manager, [50, 51, 52, 53, 54], id=12)
+        suspended.suspend()
+        picture = manager.describe()
+        active.close()
+        suspended.close()
+    return path, picture
+
+
+def counts_of(picture: dict[str, Any], pool_group: int = 0) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for owner in find_slot_owners(picture, 0, pool_group):
+        counts[owner.status] = counts.get(owner.status, 0) + 1
+    return counts
+
+
+def test_every_slot_has_the_owner_that_the_books_say(tmp_path: Path) -> None:
+    _, picture = record(tmp_path)
+    # Sequence 11: blocks 0, 1, 2 in both groups (a window of 8 at history 10 reads 3..10): 6 locked. Sequence 12: 2 blocks in
+    # both groups: 4 held. 16 slots.
+    assert counts_of(picture) == {"locked": 6, "held": 4, "free": 6}
+    users = sorted(tuple(owner.users) for owner in find_slot_owners(picture, 0, 0) if owner.status != "free")
+    assert users == [(11,)] * 6 + [(12,)] * 4
+
+
+def test_random_states_have_no_slot_without_owner(tmp_path: Path) -> None:
+    for seed in range(8):
+        with KVCacheManager(config_of((None, 8), num_slots=24), device=HostDevice()) as manager:
+            drive(manager, seed, 40)
+            kv_cache = run_prompt(manager, [1, 2, 3, 4, 5])
+            picture = manager.describe()
+            group = picture["levels"][0]["pool_groups"][0]
+            counts = counts_of(picture)
+            assert counts.get("free", 0) == group["free"], f"seed {seed}"
+            assert counts.get("locked", 0) + counts.get("scratch", 0) == group["locked"], f"seed {seed}"
+            kv_cache.close()
+
+
+def test_a_journal_is_looked_at_after_any_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, picture = record(tmp_path)
+    # At the end everything is closed.
+    assert main(["inspect", str(path)]) == 0
+    assert "0 open sequences" in capsys.readouterr().out
+    # Three times create, resume, resize and commit, one close and one suspend are 14 calls; two closes follow.
+    assert main(["inspect", str(path), "--call", "14", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for sequence in [*found["sequences"], *picture["sequences"]]:
+        del sequence["id"], sequence["stream"]  # the journal has neither
+    assert found == json.loads(json.dumps(picture))
+    assert main(["inspect", str(path), "--call", "0"]) == 0
+    assert "tree: 0 blocks" in capsys.readouterr().out
+    assert main(["inspect", str(path), "--call", "99"]) == 3
+    assert "fewer than 99" in capsys.readouterr().err
+
+
+def test_words_and_a_picture_from_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, picture = record(tmp_path)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(picture))
+    drawing = tmp_path / "slots.svg"
+    assert main(["inspect", str(state), "--svg", str(drawing)]) == 0
+    words = capsys.readouterr().out
+    assert "6 free, 6 locked, 0 scratch, 4 held, 0 droppable" in words
+    assert "11: active, capacity 10, history 10, committed 10, 2 published blocks, pages 3 + 3" in words
+    assert "[0] 0 1 2 3" in words
+    svg = drawing.read_text()
+    ElementTree.fromstring(svg)
+    # One cell per slot, each with a title; patterns tell the status without colours.
+    assert len(re.findall(r"<g><title>slot \d+", svg)) == NUM_SLOTS
+    assert svg.count('fill="url(#held)"') == 1 + 4  # the legend's and the slots'
+
+
+def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = tmp_path / "wrong"
+    for content in (b"", b"[]", b"{}", b"KVCM\xff"):
+        wrong.write_bytes(content)
+        assert main(["inspect", str(wrong)]) == 3
+    assert main(["inspect", str(tmp_path / "nowhere")]) == 3
+    path, picture = record(tmp_path)
+    assert main(["inspect", str(path), "--svg", str(tmp_path / "x.svg"), "--level", "1"]) == 2
+    assert main(["inspect", str(path), "--svg", str(tmp_path / "x.svg"), "--pool-group", "7"]) == 2
+    assert main(["inspect", str(path), "--call", "-1"]) == 2
+    wrong.write_text(json.dumps(picture))
+    assert main(["inspect", str(wrong), "--call", "1"]) == 3
