@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 import rawref
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_count, to_int
+from ..base.checks import MAX_COUNT, to_count, to_int
 from ..base.errors import LogicError, OutOfPagesError
 from ..base.ids import TokenIdExt
-from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, unpack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, single_token, unpack_tokens
 from ..sequence import commit as commit_steps
 from ..sequence import residency
 from ..sequence.call_guard import Abandoned
@@ -31,6 +31,7 @@ from ..sequence.fork import try_fork
 from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
+from ..sequence.small_step import try_small_commit, try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize
 from ..sequence.stream_handle import stream_handle
 from .open_sequences import OpenSequences
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from .kv_cache_manager import KVCacheManager
 
 _logger = logging.getLogger("kv_cache_manager_v2")
-_MAX_TOKEN_ID: Final = 2**31 - 1
 
 
 def close_and_remove(state: SequenceState, open_sequences: OpenSequences) -> None:
@@ -237,6 +237,13 @@ class KVCache(SequenceQueries):
         ``old capacity - max_rewind_len <= history_length <= old capacity``, unless ``history_length == capacity`` (no inputs).
         """
         state = self._state
+        if (
+            history_length is None
+            and isinstance(capacity, int)
+            and 0 <= capacity <= MAX_COUNT
+            and try_small_resize(state, capacity)
+        ):
+            return True
         guard = state.shared.guard
         guard.enter()
         try:
@@ -293,23 +300,20 @@ class KVCache(SequenceQueries):
         that both have; `LogicError` unless ACTIVE, or after `stop_committing`.
         """
         state = self._state
+        token = single_token(accepted_input_tokens)
+        if token >= 0 and try_small_commit(state, token):
+            return
         guard = state.shared.guard
         guard.enter()
         try:
             self._require(ACTIVE, "commit")
             if not state.is_committing:
                 raise LogicError(f"sequence {state.id}: commit() after stop_committing()")
-            if (
-                isinstance(accepted_input_tokens, list)
-                and len(accepted_input_tokens) == 1
-                and state.forked_end <= state.num_published
-            ):
-                token: object = accepted_input_tokens[0]
-                if isinstance(token, int) and 0 <= token <= _MAX_TOKEN_ID and state.num_committed < state.capacity:
-                    commit_steps.commit_token(state, token)
-                    if state.shared.journal is not None:
-                        state.shared.journal.commit_one(state.serial, token, state.shared.storage.digest.value)
-                    return
+            if token >= 0 and state.num_committed < state.capacity and state.forked_end <= state.num_published:
+                commit_steps.commit_token(state, token)
+                if state.shared.journal is not None:
+                    state.shared.journal.commit_one(state.serial, token, state.shared.storage.digest.value)
+                return
             self._commit_any(accepted_input_tokens)
         except AssertionError as error:
             raise guard.fail(error) from error

@@ -53,6 +53,15 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
     return _pack_buffer(view)
 
 
+def single_token(tokens: object) -> int:
+    """The token id of a list with nothing else in it, as a decode step gives it; -1 for anything else."""
+    if isinstance(tokens, list) and len(tokens) == 1:
+        token: object = tokens[0]
+        if isinstance(token, int) and 0 <= token <= MAX_TOKEN_ID:
+            return token
+    return -1
+
+
 def count_tokens(packed: bytes) -> int:
     return len(packed) // TOKEN_BYTES
 

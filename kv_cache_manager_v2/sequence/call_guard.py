@@ -58,6 +58,11 @@ class CallGuard:
         self._user_error = None
         self._abandoned = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a call that changes a few numbers at once, and calls nobody, may do without `enter` and `leave`."""
+        return self._attention == _IDLE
+
     def enter(self) -> None:
         if self._attention != _IDLE:
             self._look_closer()

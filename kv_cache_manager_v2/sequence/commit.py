@@ -17,15 +17,14 @@ from .window_move import move_windows
 
 
 def commit_token(state: SequenceState, token: i32) -> None:
-    """One token id, validated by the caller: the decode step's path."""
+    """One token id, validated by the caller."""
     staged = stage_snapshot(state, state.num_committed + 1) if state.shared.has_state else None
+    state.shared.guard.begin_change()
     tail = state.tail
     tail.append(token)
     state.num_committed += 1
     mark: i64 = NO_POINT
     fresh_from = state.num_published
-    if tail.count == state.shared.tokens_per_block or state.num_committed >= state.next_window_move:
-        state.shared.guard.begin_change()
     if tail.count == state.shared.tokens_per_block:
         mark = state.shared.order.mark(state.timeline)
         publish_block(state, tail.packed(), mark)

@@ -14,12 +14,12 @@ from .forked_blocks import (
     find_first_written,
     give_up_block,
     list_copies,
-    may_write_forked,
     settle_forked,
 )
 from .page_users import count_given_back, give_up_page
 from .sequence_state import SequenceState
 from .shared_state import NEVER
+from .small_step import stays_within_blocks
 from .tail_copy import can_take_tail_back, copy_shared_blocks, take_tail_back
 from .usage_books import enter_growth
 from .window_move import move_windows
@@ -27,18 +27,7 @@ from .window_move import move_windows
 
 def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
-    tokens_per_block = state.shared.tokens_per_block
-    room = state.num_blocks * tokens_per_block
-    if (
-        history < state.next_window_move
-        and capacity <= room
-        and capacity > room - tokens_per_block
-        and not state.tail_is_shared
-        and (state.forked_end == 0 or not may_write_forked(state, history))
-        and state.scratch.num_blocks == 0
-        and capacity - history < state.shared.least_scratch_step
-    ):
-        # Most decode steps: no block boundary is crossed, no window moves past a block.
+    if stays_within_blocks(state, capacity, history):
         if state.snapshot_plan is not None:
             state.snapshot_plan.note_room(state.num_committed, state.capacity, capacity, history)
         state.capacity = capacity

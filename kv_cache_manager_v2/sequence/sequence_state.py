@@ -157,7 +157,7 @@ class SequenceState:
         self.state_tokens = 0
         self.matched_snapshot = None
         self.snapshot_plan = None
-        self.tail = TokenTail(shared.tokens_per_block)
+        self.tail = TokenTail()
         self.tables = [PageTable() for _ in shared.life_cycles]
         self.window_begins = shared.least_window_begins[:]
         self.next_window_move = NEVER

@@ -1,38 +1,38 @@
-"""The committed tokens of a sequence that do not fill a block yet."""
+"""The committed tokens of a sequence that do not fill a block yet, packed as the block's key will be."""
 
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.strings import BytesWriter, write_i32_le
 from mypy_extensions import i32, i64, mypyc_attr
+
+from ..reuse.token_packing import TOKEN_BYTES
+
 
 @final
 @mypyc_attr(native_class=True)
 class TokenTail:
-    __slots__ = ("_tokens", "count")
+    """Little-endian, which is the native order of every machine that has a device for us."""
 
-    _tokens: Final[vec[i32]]
+    __slots__ = ("_packed", "count")
+
+    _packed: BytesWriter
     count: i64
 
-    def __init__(self, tokens_per_block: i64) -> None:
-        self._tokens = vec[i32]([0] * tokens_per_block)
+    def __init__(self) -> None:
+        self._packed = BytesWriter()
         self.count = 0
 
     def append(self, token: i32) -> None:
-        self._tokens[self.count] = token
+        write_i32_le(self._packed, token)
         self.count += 1
 
     def extend(self, packed: bytes) -> None:
-        tokens = self._tokens
-        count = self.count
-        for token in vec[i32](memoryview(packed).cast("i")):
-            tokens[count] = token
-            count += 1
-        self.count = count
+        self._packed.write(packed)
+        self.count += len(packed) // TOKEN_BYTES
 
     def packed(self) -> bytes:
-        if self.count == len(self._tokens):
-            return bytes(memoryview(self._tokens))
-        return bytes(memoryview(self._tokens)[: self.count])
+        return self._packed.getvalue()
 
     def clear(self) -> None:
+        self._packed = BytesWriter()
         self.count = 0

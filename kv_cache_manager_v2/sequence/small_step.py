@@ -1,0 +1,65 @@
+"""Decode steps that only move numbers: no block begins or ends, no window moves past a block, nothing is recorded.
+
+Most steps of a running sequence are such. They are tried before anything else, without the call guard: nothing here calls
+anybody, or can fail in the middle. False means that nothing has changed, and that the whole call has to look: there is more to
+do, or something is wrong.
+"""
+
+from mypy_extensions import i32, i64
+
+from .forked_blocks import may_write_forked
+from .sequence_state import ACTIVE, SequenceState
+
+
+def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
+    """Whether a resize of an active sequence would change its two numbers and nothing else."""
+    room = state.num_blocks * state.shared.tokens_per_block
+    return (
+        history < state.next_window_move
+        and capacity <= room
+        and capacity > room - state.shared.tokens_per_block
+        and not state.tail_is_shared
+        and (state.forked_end == 0 or not may_write_forked(state, history))
+        and state.scratch.num_blocks == 0
+        and capacity - history < state.shared.least_scratch_step
+    )
+
+
+def try_small_resize(state: SequenceState, capacity: i64) -> bool:
+    """The history stays."""
+    shared = state.shared
+    if (
+        state.status == ACTIVE
+        and shared.guard.is_idle
+        and shared.journal is None
+        and not state.scratch.is_enabled
+        and state.snapshot_plan is None
+        and state.history <= capacity
+        and stays_within_blocks(state, capacity, state.history)
+    ):
+        state.capacity = capacity
+        return True
+    return False
+
+
+def try_small_commit(state: SequenceState, token: i32) -> bool:
+    """One token id, known to be good; the block goes on after it."""
+    shared = state.shared
+    num_committed = state.num_committed + 1
+    if (
+        state.status == ACTIVE
+        and shared.guard.is_idle
+        and shared.journal is None
+        and state.is_committing
+        and not shared.has_state
+        and num_committed <= state.capacity
+        and num_committed < state.next_window_move
+        and state.tail.count + 1 < shared.tokens_per_block
+        and state.forked_end <= state.num_published
+    ):
+        state.tail.append(token)
+        state.num_committed = num_committed
+        if state.history < num_committed:
+            state.history = num_committed
+        return True
+    return False
