@@ -1,7 +1,9 @@
 """Turning what a user passed into the numbers that the library works with, or into a clear error."""
 
+from collections.abc import Iterable
 from typing import Final
 
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from .ids import PageIndexMode
@@ -27,6 +29,31 @@ def to_count(value: object, name: str) -> i64:
     if number < 0 or number > MAX_COUNT:
         raise ValueError(f"{name} is {number}; it must be from 0 to {MAX_COUNT}")
     return number
+
+
+def to_list(values: object, name: str) -> list[object]:
+    """What a user listed: a list as it is, an array's numbers as ints, anything else that can be iterated over."""
+    if isinstance(values, list):
+        return values
+    to_ints = getattr(values, "tolist", None)
+    if to_ints is not None:
+        numbers: object = to_ints()
+        if isinstance(numbers, list):
+            return numbers
+    if isinstance(values, Iterable):
+        return list(values)
+    raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
+
+
+def to_counts(values: object, name: str) -> vec[i64]:
+    """Many of `to_count`."""
+    items = to_list(values, name)
+    counts = vec[i64]([0] * len(items))
+    position: i64 = 0
+    for item in items:
+        counts[position] = to_count(item, name)
+        position += 1
+    return counts
 
 
 def validate_index_mode(mode: object) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, SupportsIndex, final
 
-from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count, to_int
@@ -43,16 +42,15 @@ from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence import residency
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
-from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
-from ..sequence.step_validation import validate_resize
 from ..sequence.usage_books import make_usage_books
 from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
 from ..storage.page_storage import PageStorage
 from ..storage.refusal import Refusal
 from .event_groups import list_layer_groups
+from .batch_step import BatchStep
 from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache
 from .memory_lease import MemoryLease
@@ -399,49 +397,9 @@ class KVCacheManager(UsageQueries):
         guard.enter()
         try:
             self._require_open()
-            count = len(kv_caches)
-            if len(capacities) != count or (history_lengths is not None and len(history_lengths) != count):
-                raise ValueError(
-                    f"resize_batch: {count} sequences, {len(capacities)} capacities"
-                    + ("" if history_lengths is None else f", {len(history_lengths)} history lengths")
-                )
             self._batch_number += 1
-            states: list[SequenceState] = []
-            new_capacities = vec[i64]([0] * count)
-            new_histories = vec[i64]([0] * count)
-            position: i64 = 0
-            while position < count:
-                kv_cache = kv_caches[position]
-                if not isinstance(kv_cache, KVCache):
-                    raise TypeError(f"resize_batch: item {position} is a {type(kv_cache).__name__}, not a KVCache")
-                state = kv_cache._state_for_batch()
-                if state.shared is not self._shared:
-                    raise ValueError(f"resize_batch: sequence {state.id} belongs to another manager")
-                if state.batch_number == self._batch_number:
-                    raise ValueError(f"resize_batch: sequence {state.id} is listed twice")
-                state.batch_number = self._batch_number
-                states.append(state)
-                new_capacities[position] = to_count(capacities[position], "capacity")
-                new_histories[position] = state.history
-                if history_lengths is not None:
-                    new_histories[position] = to_count(history_lengths[position], "history_length")
-                validate_resize(state, new_capacities[position], new_histories[position])
-                position += 1
-            journal = self._shared.journal
-            position = 0
-            while position < count:
-                state = states[position]
-                capacity = new_capacities[position]
-                history = new_histories[position]
-                if journal is not None:
-                    journal.begin()
-                result = try_resize(state, capacity, history)
-                if journal is not None:
-                    journal.resize(state.serial, capacity, history, result, self._shared.storage.digest.value)
-                if not result:
-                    break
-                position += 1
-            return position
+            step = BatchStep(self._shared, "resize_batch", self._batch_number, kv_caches)
+            return step.resize(capacities, history_lengths)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
