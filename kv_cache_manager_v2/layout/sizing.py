@@ -2,12 +2,13 @@
 
 1. The minimum. Each configured constraint must fit; and where there are constraints, a windowed layer group also gets
    one window at its widest, ``sinks + ceil((W - 1) / T) + 1`` blocks, or all blocks of the longest sequence if that
-   is less: a sequence that fits at one length must not get stuck at the next. In any case one slot per layer group. A
-   quota under the minimum is a `ValueError` that names the bytes and the constraint.
+   is less: a sequence that fits at one length must not get stuck at the next. In any case one slot per layer group, and
+   as many as one sequence has for recurrent state. A quota under the minimum is a `ValueError` that names the bytes and the constraint.
 2. The rest goes where a typical step would use it: in proportion to the slots of ``typical_step``, or to the bytes of
    ``initial_pool_ratio``, or, without either, to the slots of a long sequence that decodes. In this last case one
    sequence that prefills by the chunk comes first, as long as the quota can hold and at most that long: so that a
-   small quota, too, serves a sequence in every pool group.
+   small quota, too, serves a sequence in every pool group. Recurrent state gets room for snapshots too: one per sequence
+   of a typical step, or one per chunk of a long sequence.
 3. Whole slots are given by largest remainder (ties: the lower pool group), then as long as any slot fits.
 
 `reserve_null_slot` takes one more slot of each pool group, which is outside the quota and not counted here.
@@ -49,6 +50,7 @@ def plan_slot_counts(
         slots = (0,) * layout.num_pool_groups
         if config.typical_step is not None:
             slots = slots_of_batch(layout, config, config.typical_step, level)
+            slots = _with_snapshots(layout, slots, len(config.typical_step.kv_caches))
         if not any(slots):
             slots = _long_sequence_slots(layout, config, quota_bytes, counts)
         weights = [count * layout.slot_bytes_total(index) for index, count in enumerate(slots)]
@@ -63,7 +65,8 @@ def compute_slots_bytes(layout: SlotLayout, slot_counts: list[int] | tuple[int, 
 
 def compute_min_slot_counts(layout: SlotLayout, config: KVCacheManagerConfig, level: int) -> tuple[int, ...]:
     """The fewest slots by pool group that the configuration demands of this level, whatever the quota."""
-    counts = list(sum_over_life_cycles(layout, [1] * layout.num_life_cycles))
+    least = [1 if cycle.has_page_per_block else 1 + config.state_checkpoints for cycle in layout.life_cycles]
+    counts = list(sum_over_life_cycles(layout, least))
     longest = 0
     for batch in config.constraints:
         for kv_cache in batch.kv_caches:
@@ -80,10 +83,12 @@ def compute_min_slot_counts(layout: SlotLayout, config: KVCacheManagerConfig, le
     return tuple(counts)
 
 
-def compute_widest_need(life_cycle: LifeCycle, num_blocks: int, tokens_per_block: int, num_inputs: int) -> int:
+def compute_widest_need(
+    life_cycle: LifeCycle, num_blocks: int, tokens_per_block: int, num_inputs: int, state_checkpoints: int = 0
+) -> int:
     """The most slots of a sequence of at most ``num_blocks`` blocks in a step of that many inputs, without scratch."""
     if not life_cycle.has_page_per_block:
-        return 1
+        return 1 + state_checkpoints
     window = life_cycle.window_size
     if window is None:
         return num_blocks
@@ -116,7 +121,17 @@ def _long_sequence_slots(
         else:
             too_many = middle
     counts[:] = _raised_to(counts, _sequence_slots(layout, config, fits, PREFILL_CHUNK_TOKENS))
-    return _sequence_slots(layout, config, max_blocks, 1)
+    return _with_snapshots(layout, _sequence_slots(layout, config, max_blocks, 1), tokens // PREFILL_CHUNK_TOKENS)
+
+
+def _with_snapshots(layout: SlotLayout, slots: tuple[int, ...], num_snapshots: int) -> tuple[int, ...]:
+    """Slots by pool group, with room for that many snapshots of recurrent state."""
+    state_life_cycle = layout.life_cycles.state_life_cycle_id
+    if state_life_cycle is None or not any(slots):
+        return slots
+    counts = list(slots)
+    counts[layout.pool_group_indices[state_life_cycle]] += num_snapshots
+    return tuple(counts)
 
 
 def _sequence_slots(
@@ -125,7 +140,9 @@ def _sequence_slots(
     """Slots by pool group of one sequence; grows with ``num_blocks``, wherever its windows begin."""
     needs: list[int] = []
     for life_cycle in layout.life_cycles:
-        needs.append(compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, num_inputs))
+        needs.append(
+            compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, num_inputs, config.state_checkpoints)
+        )
     return sum_over_life_cycles(layout, needs)
 
 

@@ -1,7 +1,7 @@
 """How many slots a step takes: of one sequence by layer group, of a batch by pool group.
 
 Counted are the pages that a sequence holds while it computes tokens ``history_length .. capacity - 1``: of each layer
-group the blocks that are neither stale nor scratch, the scratch slots, and one slot for recurrent state. The blocks
+group the blocks that are neither stale nor scratch, the scratch slots, and one slot for recurrent state with its checkpoints. The blocks
 of a system prompt that lie wholly in it are counted once for all sequences of a batch that still need them.
 """
 
@@ -30,7 +30,7 @@ def slots_of_sequence(
     own = HalfOpenRange(min(num_shared_blocks, num_blocks), num_blocks)
     for life_cycle_id, life_cycle in enumerate(layout.life_cycles):
         if not life_cycle.has_page_per_block:
-            counts.append(1)
+            counts.append(1 + config.state_checkpoints)
             continue
         stale = life_cycle.compute_stale_range(kv_cache.history_length, config.tokens_per_block)
         count = len(own) - len(intersect(stale, own))

@@ -231,7 +231,7 @@ def _decode_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: 
     """The most that a sequence holds while it grows to that many blocks: at the first token of its last block."""
     needs: list[int] = []
     for life_cycle in layout.life_cycles:
-        needs.append(compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, 1))
+        needs.append(compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, 1, config.state_checkpoints))
     return sum_over_life_cycles(layout, needs)
 
 

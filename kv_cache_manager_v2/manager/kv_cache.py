@@ -231,7 +231,8 @@ class KVCache(SequenceQueries):
 
         One go, all or nothing: pages that the window has passed are given back and the new ones taken together. False, and
         nothing has changed, if there is no room (`KVCacheManager.last_refusal`). `ValueError` if the history would shrink,
-        the capacity would fall under it, or a page index buffer is too small; `LogicError` unless ACTIVE.
+        the capacity would fall under it, or a page index buffer is too small; `LogicError` unless ACTIVE, or if more tokens of
+        recurrent state would be taken back than there are `state_checkpoints`.
 
         Where scratch reuse is on, a call that changes the capacity needs
         ``old capacity - max_rewind_len <= history_length <= old capacity``, unless ``history_length == capacity`` (no inputs).

@@ -7,7 +7,7 @@ from typing import Final, SupportsIndex
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_int, validate_index_mode
+from ..base.checks import to_count, to_int, validate_index_mode
 from ..base.errors import LogicError
 from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode
 from ..layout.scratch_desc import ScratchDesc
@@ -15,6 +15,7 @@ from ..reuse.reuse_scope import ReuseScope
 from ..sequence.matched_tokens import MatchedTokens
 from ..sequence.index_buffer import to_index_buffer
 from ..sequence.page_table import PageTable
+from ..sequence.recurrent_state import live_block
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.step_validation import would_have_scratch
 from ..stats.usage_snapshot import compute_usage
@@ -86,12 +87,17 @@ class SequenceQueries:
         return [slot for slot in slots if slot >= 0] if valid_only else slots
 
     def get_ssm_block_base_index(
-        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX
+        self,
+        layer_group_id: SupportsIndex,
+        beam_id: SupportsIndex = DEFAULT_BEAM_INDEX,
+        length: SupportsIndex | None = None,
     ) -> int:
         """The slot of the sequence's recurrent state, for kernels to read and write in place; it stays while ACTIVE.
 
-        At first it is the state that a match found, or zeros. `ValueError` if the group's layers have no state; `LogicError`
-        unless ACTIVE.
+        At first it is the state that a match found, or zeros. With `state_checkpoints` there is a slot for each of the last
+        lengths: ``length`` says whose, None that of the history, where the next step begins; the step writes the state after
+        its token ``p`` to the slot of length ``p + 1``. `ValueError` if the group's layers have no state; `LogicError` unless
+        ACTIVE.
         """
         group = self._group(layer_group_id)
         self._require_beam(beam_id)
@@ -102,8 +108,9 @@ class SequenceQueries:
                 f"layer group {group} has pages per block and no recurrent state; use get_base_page_indices"
                 + (f", or layer group {shared.state_life_cycle}" if shared.has_state else "")
             )
+        at = state.history if length is None else to_count(length, "length")
         self._require(ACTIVE, "get_ssm_block_base_index")
-        return int(shared.storage.rows.slot(state.state_blocks[0].first_page + group))
+        return int(shared.storage.rows.slot(live_block(state, at).first_page + group))
 
     def supports_index_mode(self, mode: PageIndexMode) -> bool:
         """PER_LAYER always; SHARED unless the sequence has scratch blocks."""

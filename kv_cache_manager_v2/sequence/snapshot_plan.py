@@ -49,7 +49,7 @@ class SnapshotPlan:
 
     def note_room(self, num_committed: i64, old_capacity: i64, capacity: i64, history: i64) -> None:
         """A resize has made room up to ``capacity``."""
-        if capacity > old_capacity and (old_capacity > num_committed or history > num_committed):
+        if history > num_committed or (capacity > old_capacity and old_capacity > num_committed):
             self._ahead_until = capacity
 
     def is_due(self, position: i64, capacity: i64) -> bool:

@@ -15,6 +15,8 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
         raise ValueError(f"sequence {state.id}: history_length {history} is under the present {state.history}; it never shrinks")
     if capacity < history:
         raise ValueError(f"sequence {state.id}: capacity {capacity} is under the history length {history}")
+    if capacity < state.capacity and state.shared.has_state:
+        _validate_state_rewind(state, capacity)
     if state.scratch.is_enabled and capacity != state.capacity:
         _validate_scratch_step(state, capacity, history)
     if capacity > state.num_blocks * state.shared.tokens_per_block:
@@ -23,6 +25,17 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
             shortage = table.find_shortage(num_blocks)
             if shortage is not None:
                 raise ValueError(f"sequence {state.id}: {shortage}; give a larger one to set_base_page_index_buf, or None")
+
+
+def _validate_state_rewind(state: SequenceState, capacity: i64) -> None:
+    """Tokens that may have been computed are taken back: the state before them must still be there."""
+    num_checkpoints = state.shared.num_state_slots - 1
+    if state.capacity - capacity > num_checkpoints:
+        raise LogicError(
+            f"sequence {state.id}: capacity {capacity} takes back up to {state.capacity - capacity} tokens, and the recurrent state "
+            f"can go back by {num_checkpoints} only; raise state_checkpoints in KVCacheManagerConfig, ask for less room ahead, or "
+            f"begin again with create_kv_cache"
+        )
 
 
 def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) -> None:

@@ -15,7 +15,9 @@ from .token_values import buffer_key
 class KernelBuffer:
     """One buffer of one layer. A recurrent state is a page that holds one token's value: that of the whole prefix."""
 
-    __slots__ = ("layer_id", "role", "key", "is_state", "window_size", "num_sink_tokens", "layout", "pages_per_block")
+    __slots__ = (
+        "layer_id", "role", "key", "is_state", "window_size", "num_sink_tokens", "layout", "pages_per_block", "num_state_slots"
+    )  # fmt: skip
 
     layer_id: Final[int]
     role: Final[str]
@@ -26,6 +28,8 @@ class KernelBuffer:
     layout: Final[TokenLayout]
     pages_per_block: Final[int]
     """More than one where the kernel's blocks are smaller than the manager's."""
+    num_state_slots: Final[int]
+    """Of a recurrent state: the slots that the states of consecutive lengths take turns in."""
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class KernelBuffer:
         num_sink_tokens: int,
         layout: TokenLayout,
         pages_per_block: int,
+        num_state_slots: int = 1,
     ) -> None:
         self.layer_id = layer_id
         self.role = role
@@ -45,6 +50,7 @@ class KernelBuffer:
         self.num_sink_tokens = num_sink_tokens
         self.layout = layout
         self.pages_per_block = pages_per_block
+        self.num_state_slots = num_state_slots
 
 
 def kernel_buffers(config: KVCacheManagerConfig) -> list[list[KernelBuffer]]:
@@ -62,6 +68,8 @@ def kernel_buffers(config: KVCacheManagerConfig) -> list[list[KernelBuffer]]:
                     KernelBuffer(layer.layer_id, buffer.role, False, layer.window_size, num_sinks, layout, expansion)
                 )
             else:
-                buffers.append(KernelBuffer(layer.layer_id, buffer.role, True, None, 0, TokenLayout(buffer.size, 1), 1))
+                layout = TokenLayout(buffer.size, 1)
+                num_slots = config.state_checkpoints + 1
+                buffers.append(KernelBuffer(layer.layer_id, buffer.role, True, None, 0, layout, 1, num_slots))
         layers.append(buffers)
     return layers

@@ -91,7 +91,7 @@ class LaunchPlan:
         layer_id, role = LayerId(buffer.layer_id), buffer.role
         group = self._group_of(buffer)
         converter = manager.get_page_index_converter(layer_id, role)
-        base = self._base_table(group, buffer.is_state)
+        base = self._base_table(group, buffer.num_state_slots if buffer.is_state else 0)
         table = self._page_table(group, base, converter)
         num_pages = max(int(manager.get_page_index_upper_bound(layer_id, role)), 0)
         if self._mode is PageIndexMode.PER_LAYER:
@@ -122,7 +122,8 @@ class LaunchPlan:
                     return LayerGroupId(other)
         return group
 
-    def _base_table(self, group: LayerGroupId, is_state: bool) -> _BaseTable:
+    def _base_table(self, group: LayerGroupId, num_state_slots: int) -> _BaseTable:
+        """``num_state_slots``: 0 for a layer group that has pages per block."""
         found = self._bases.get(group)
         if found is not None:
             return found
@@ -133,8 +134,12 @@ class LaunchPlan:
         for row in range(len(rows)):
             kv_cache: Any = self._sequences[row]
             beam = BeamIndex(rows.beams[row])
-            if is_state:
+            if num_state_slots == 1:
                 indices.append(np.array([kv_cache.get_ssm_block_base_index(group, beam)], dtype=np.int32))
+                continue
+            if num_state_slots > 1:
+                ring = [kv_cache.get_ssm_block_base_index(group, beam, length) for length in range(num_state_slots)]
+                indices.append(np.array(ring, dtype=np.int32))
                 continue
             indices.append(np.array(kv_cache.get_base_page_indices(group, beam), dtype=np.int32))
             desc = kv_cache.get_scratch_desc(group) if self._has_scratch else None
@@ -174,7 +179,7 @@ class LaunchPlan:
             key += (buffer.window_size, buffer.num_sink_tokens)
         found = self._images.get(key)
         if found is None:
-            found = self._state_image(layout, is_write) if buffer.is_state else self._token_image(buffer, is_write)
+            found = self._state_image(buffer, is_write) if buffer.is_state else self._token_image(buffer, is_write)
             self._images[key] = found
         return found
 
@@ -204,12 +209,23 @@ class LaunchPlan:
         value_offset = rows.value_offset[spans.row] + spans.page * layout.tokens_per_page
         return SpanImage(spans, layout, rows.values, value_offset)
 
-    def _state_image(self, layout: TokenLayout, is_write: bool) -> SpanImage:
-        """The state names the whole prefix: the history's before the step, the input's end after it."""
+    def _state_image(self, buffer: KernelBuffer, is_write: bool) -> SpanImage:
+        """The state names the whole prefix: the history's before the step, the input's end after it.
+
+        With checkpoints those of the last input tokens are written too, each into the slot of its length.
+        """
         rows = self.rows
-        length = rows.end if is_write else rows.history
-        # No history: the state is not read. No input: it is not written.
-        changed = np.nonzero(rows.end > rows.history if is_write else rows.history > 0)[0]
+        num_slots = buffer.num_state_slots
+        if is_write:
+            # No input: nothing is written.
+            first = np.maximum(rows.history + 1, rows.end + 1 - num_slots)
+            counts = np.maximum(rows.end + 1 - first, 0)
+            changed = np.repeat(np.arange(len(rows)), counts)
+            length = np.arange(len(changed)) - np.repeat(np.cumsum(counts) - counts, counts) + first[changed]
+        else:
+            # No history: the state is not read.
+            changed = np.nonzero(rows.history > 0)[0]
+            length = rows.history[changed]
         zero = np.zeros_like(changed)
-        spans = PageSpans(1, changed, zero, zero, zero + 1)
-        return SpanImage(spans, layout, rows.values, rows.value_offset[changed] + length[changed] - 1)
+        spans = PageSpans(1, changed, length % num_slots, zero, zero + 1)
+        return SpanImage(spans, buffer.layout, rows.values, rows.value_offset[changed] + length - 1)
