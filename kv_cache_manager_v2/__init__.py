@@ -72,6 +72,7 @@ from .layout.scratch_desc import ScratchDesc
 from .layout.slot_desc import SlotDesc
 from .layout.windows import compute_scratch_range
 from .manager.capacity import CapacityPlan, plan_capacity
+from .manager.committed_block_drop import CommittedBlockDrop
 from .manager.kv_cache import KVCache
 from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
@@ -145,6 +146,7 @@ __all__ = [
     "CacheTier",
     "CacheTierConfig",
     "CapacityPlan",
+    "CommittedBlockDrop",
     "CopyBatch",
     "CorruptedError",
     "CsrTable",

@@ -54,6 +54,10 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_tree(shared, books)
         for state in states:
             _check_sequence(state, books)
+        for plan in shared.drop_plans.open_plans():
+            last = int(plan.blocks[-1].first_page)
+            _require(last in books.published, f"the plan to drop {plan.num_tokens} tokens ends outside the tree")
+            books.pins[last] = books.pins.get(last, 0) + 1
         _check_blocks(shared, books)
         _check_pages(shared, states, books)
         _check_slots(shared, states)

@@ -5,12 +5,15 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from .journal_format import (
+    CANCEL_DROP,
     CLEAR,
     CLOSE,
     COMMIT,
     COMMIT_ONE,
     CREATE,
+    DROP,
     FORK,
+    PLAN_DROP,
     PROBE,
     RESIZE,
     RESUME,
@@ -148,6 +151,18 @@ class CallJournal:
 
     def fork(self, serial: i64, digest: i64) -> None:
         self.writer.operation(FORK, serial)
+        self._end(digest)
+
+    def plan_drop(self, serial: i64, digest: i64) -> None:
+        self.writer.operation(PLAN_DROP, serial)
+        self._end(digest)
+
+    def drop(self, number: i64, digest: i64) -> None:
+        self.writer.operation(DROP, number)
+        self._end(digest)
+
+    def cancel_drop(self, number: i64, digest: i64) -> None:
+        self.writer.operation(CANCEL_DROP, number)
         self._end(digest)
 
     def clear(self, digest: i64) -> None:

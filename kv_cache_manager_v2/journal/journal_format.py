@@ -23,6 +23,9 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     STREAM      serial, stream                                   returned
     SCRATCH     serial, enabled (0 / 1)                          returned
     FORK        serial of the parent; the child gets the next    returned
+    PLAN_DROP   serial; plans are numbered from 0 on             returned a plan
+    DROP        number of the plan                               returned
+    CANCEL_DROP number of the plan                               returned, or a forgotten plan was cancelled
     PROBE       scope, tokens                                    returned
     CLEAR                                                        returned
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
@@ -35,7 +38,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 3
+VERSION: Final = 4
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -51,6 +54,9 @@ PROBE: Final = 11
 CLEAR: Final = 12
 DIGEST: Final = 13
 FORK: Final = 20
+PLAN_DROP: Final = 21
+DROP: Final = 22
+CANCEL_DROP: Final = 23
 
 PACKED: Final = 0
 MIXED: Final = 1

@@ -188,6 +188,7 @@ class KVCacheManager(UsageQueries):
             self._require_open()
             self._require_no_sequences("clear_reusable_blocks")
             guard.begin_change()
+            self._shared.drop_plans.void_all()
             self._shared.tree.clear()
             guard.end_change()
             if self._shared.journal is not None:
@@ -206,6 +207,7 @@ class KVCacheManager(UsageQueries):
             guard.enter()
             try:
                 self._require_no_sequences("shutdown")
+                self._shared.drop_plans.void_all()
                 self._shared.tree.clear()
                 if self._event_manager is not None:
                     self._event_manager.flush_iteration_events()

@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 
 from .. import (
     BlockOrdinal,
+    CommittedBlockDrop,
     CorruptedError,
     Device,
     KVCache,
@@ -63,7 +64,7 @@ class _Rerun:
     """One journal on its way through a new manager."""
 
     __slots__ = (
-        "reader", "device", "check_invariants", "manager", "sequences", "num_created", "streams", "priorities", "num_calls",
+        "reader", "device", "check_invariants", "manager", "sequences", "plans", "num_created", "streams", "priorities", "num_calls",
         "num_digests", "stop_after", "picture",
     )  # fmt: skip
 
@@ -72,6 +73,7 @@ class _Rerun:
     check_invariants: Final[bool]
     manager: Final[KVCacheManager]
     sequences: Final[dict[int, KVCache]]
+    plans: Final[list[CommittedBlockDrop | None]]
     num_created: int
     streams: Final[dict[int, int]]
     priorities: list[int]
@@ -91,6 +93,7 @@ class _Rerun:
         except (ValueError, TypeError) as error:
             raise JournalError(f"the configuration in the journal cannot be used: {error}") from error
         self.sequences = {}
+        self.plans = []
         self.num_created = 0
         self.streams = {}
         self.priorities = []
@@ -135,6 +138,10 @@ class _Rerun:
         elif operation == form.PROBE:
             scope, tokens = self.text()
             self.manager.probe_reuse(scope, tokens)
+        elif operation == form.DROP:
+            self.plan().drop()
+        elif operation == form.CANCEL_DROP:
+            self.plan().cancel()
         elif operation == form.CLEAR:
             self.manager.clear_reusable_blocks()
         else:
@@ -168,8 +175,17 @@ class _Rerun:
         elif operation == form.FORK:
             self.sequences[self.num_created] = kv_cache.fork()
             self.num_created += 1
+        elif operation == form.PLAN_DROP:
+            self.plans.append(kv_cache.plan_committed_block_drop())
         else:
             raise JournalError(f"byte {reader.position}: {operation} is no operation")
+
+    def plan(self) -> CommittedBlockDrop:
+        number = int(self.reader.number())
+        plan = self.plans[number] if number < len(self.plans) else None
+        if plan is None:
+            raise JournalError(f"byte {self.reader.position}: there is no plan {number} to drop committed blocks")
+        return plan
 
     def create(self) -> None:
         self.read_priorities()

@@ -12,6 +12,7 @@ from ..device.stream_order import StreamOrder
 from ..journal.call_journal import CallJournal
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
+from ..reuse.drop_plans import DropPlans
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.state_match import StateMatcher
@@ -28,6 +29,7 @@ class SharedState:
         "storage",
         "tree",
         "matcher",
+        "drop_plans",
         "guard",
         "life_cycles",
         "num_life_cycles",
@@ -54,6 +56,7 @@ class SharedState:
     storage: Final[PageStorage]
     tree: Final[RadixTree]
     matcher: Final[Matcher]
+    drop_plans: Final[DropPlans]
     guard: Final[CallGuard]
     life_cycles: Final[list[LifeCycle]]
     num_life_cycles: Final[i64]
@@ -97,6 +100,7 @@ class SharedState:
         self.storage = storage
         self.tree = tree
         self.matcher = matcher
+        self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
         self.guard = CallGuard()
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)

@@ -1,0 +1,112 @@
+"""`CommittedBlockDrop`: a plan to drop the published end of a sequence later, when the user knows that nobody will come back to it.
+
+    state      ways out
+    PLANNED    drop() -> DONE, cancel() -> DONE; a handle that is forgotten is cancelled by the next call on its manager
+    DONE       none
+"""
+
+from typing import Final, final
+
+import rawref
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError
+from ..sequence.call_guard import Abandoned
+from ..sequence.shared_state import SharedState
+
+
+@final
+@mypyc_attr(native_class=True)
+class AbandonedPlan(Abandoned):
+    __slots__ = ("_shared", "_number")
+
+    _shared: Final[SharedState]
+    _number: Final[int]
+
+    def __init__(self, shared: SharedState, number: int) -> None:
+        self._shared = shared
+        self._number = number
+
+    def close_abandoned(self) -> None:
+        cancel_plan(self._shared, self._number)
+
+
+def cancel_plan(shared: SharedState, number: int) -> None:
+    if not shared.drop_plans.is_open(number):
+        return
+    shared.drop_plans.cancel(number)
+    if shared.journal is not None:
+        shared.journal.cancel_drop(number, shared.storage.digest.value)
+
+
+@final
+@mypyc_attr(native_class=True)
+class CommittedBlockDrop:
+    """Made by `KVCache.plan_committed_block_drop`. It outlives the sequence; it keeps no page from eviction."""
+
+    __slots__ = ("__rawref__", "_shared", "_number", "_is_done")
+
+    __rawref__: object
+    _shared: Final[SharedState]
+    _number: Final[int]
+    _is_done: bool
+
+    def __init__(self, shared: SharedState, number: int) -> None:
+        """Not for users."""
+        self._shared = shared
+        self._number = number
+        self._is_done = False
+
+    def __del__(self) -> None:
+        rawref.invalidate(self)
+        if not self._is_done and self._shared.drop_plans.is_open(self._number):
+            self._shared.guard.add_abandoned(AbandonedPlan(self._shared, self._number))
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def drop(self) -> int:
+        """Drop, of the pages at the published end, those that no other plan and no open sequence needs; how many.
+
+        These are the last block's pages, and of windowed layer groups the last window; what can only be reached through them
+        goes with them. 0 once `clear_reusable_blocks` or `shutdown` dropped everything. `LogicError` the second time.
+        """
+        shared = self._shared
+        guard = shared.guard
+        guard.enter()
+        try:
+            self._require_planned("drop")
+            if not shared.drop_plans.is_open(self._number):
+                self._is_done = True
+                return 0
+            guard.begin_change()
+            count = shared.drop_plans.drop(self._number)
+            guard.end_change()
+            self._is_done = True
+            if shared.journal is not None:
+                shared.journal.drop(self._number, shared.storage.digest.value)
+            return count
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
+    def cancel(self) -> None:
+        """Everything stays. Twice is fine; after `drop` it does nothing."""
+        shared = self._shared
+        guard = shared.guard
+        guard.enter()
+        try:
+            if self._is_done and not shared.drop_plans.is_open(self._number):
+                return
+            cancel_plan(shared, self._number)
+            self._is_done = True
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
+    def _require_planned(self, call: str) -> None:
+        if self._is_done:
+            raise LogicError(f"{call}() of a plan that was dropped or cancelled before; each plan drops once")
