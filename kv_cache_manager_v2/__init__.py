@@ -77,6 +77,8 @@ from .manager.kv_cache import KVCache
 from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
 from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_tokens
+from .metrics.prometheus_exporter import PrometheusExporter
+from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
 from .sequence.matched_tokens import MatchedTokens
 from .stats.drop_reason import DropReason
@@ -205,6 +207,7 @@ __all__ = [
     "PoolGroupDesc",
     "PoolView",
     "Priority",
+    "PrometheusExporter",
     "PromptStatistics",
     "Refusal",
     "ReuseScope",
@@ -216,6 +219,7 @@ __all__ = [
     "SsmLayerConfig",
     "SsmLifeCycle",
     "StorageIOError",
+    "StatisticsLog",
     "StorageStatistics",
     "StridedPages",
     "SwaScratchReuseConfig",

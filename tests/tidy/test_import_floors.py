@@ -25,13 +25,13 @@ FLOORS: Final = (
     ("sequence",),
     ("introspect",),
     ("manager",),
-    ("kernels",),
+    ("kernels", "metrics"),
     ("testing",),
     ("replay",),
 )
 LEVEL_OF_FOLDER: Final = {folder: level for level, row in enumerate(FLOORS) for folder in row}
 
-THIRD_PARTY: Final = {"numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly"}
+THIRD_PARTY: Final = {"numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client"}
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
 # random would let decisions depend on something else than the calls.
@@ -41,6 +41,7 @@ DOORS: Final = {
     "mmap": {"device", "testing"},
     "rich": {"replay"},
     "plotly": {"replay"},
+    "prometheus_client": {"metrics"},
     "argparse": {"replay", "testing"},
     "time": {"device", "testing", "replay"},
     "random": {"testing", "replay"},

@@ -1,0 +1,1 @@
+"""Statistics for those outside: metrics for Prometheus, lines for the log."""

@@ -1,0 +1,155 @@
+"""A manager's statistics as named samples, in the conventions of Prometheus: base units, counters that end in ``_total``.
+
+Raw counters rather than rates: whoever reads them divides, over the time that he wants. Durations are not among them, as the
+library never looks at a clock.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import CacheTier
+from ..events.event_manager import KVCacheEventManager
+from ..manager.kv_cache import KVCache
+from ..manager.kv_cache_manager import KVCacheManager
+from ..stats.drop_reason import DropReason
+from ..stats.miss_cause import MissCause
+from ..stats.usage_statistics import UsageStatistics
+
+PREFIX: Final = "kvcm_"
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
+
+TIER_LABELS: Final = {CacheTier.GPU_MEM: "gpu", CacheTier.HOST_MEM: "host", CacheTier.DISK: "disk"}
+
+
+@final
+@mypyc_attr(native_class=True)
+class MetricSamples:
+    """One metric: what it is, the names of its labels, and a value for each combination of them."""
+
+    __slots__ = ("name", "kind", "text", "label_names", "samples")
+
+    name: Final[str]
+    """Without the ``_total`` of a counter."""
+    kind: Final[str]
+    text: Final[str]
+    label_names: Final[tuple[str, ...]]
+    samples: Final[list[tuple[tuple[str, ...], float]]]
+
+    def __init__(self, name: str, kind: str, text: str, label_names: tuple[str, ...] = ()) -> None:
+        self.name = PREFIX + name
+        self.kind = kind
+        self.text = text
+        self.label_names = label_names
+        self.samples = []
+
+    def add(self, labels: tuple[str, ...], value: float) -> None:
+        self.samples.append((labels, value))
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}_total" if self.kind == COUNTER else self.name
+
+
+def take_samples(manager: KVCacheManager, event_manager: KVCacheEventManager | None) -> list[MetricSamples]:
+    """All metrics, now. `LogicError` with ``enable_stats=False``."""
+    usage = manager.get_statistics()
+    tiers = name_tiers(manager)
+    metrics = _sample_slots(manager, tiers)
+    metrics += _sample_sequences(manager, usage)
+    metrics += _sample_prompts(usage, tiers)
+    metrics += _sample_blocks(usage)
+    metrics += _sample_movements(usage, tiers)
+    if event_manager is not None:
+        dropped = MetricSamples("events_dropped", COUNTER, "KV events that were dropped because nobody took them in time")
+        dropped.add((), float(event_manager.num_dropped))
+        metrics.append(dropped)
+    return metrics
+
+
+def name_tiers(manager: KVCacheManager) -> list[str]:
+    """By level; numbered from the second one of a kind on."""
+    names: list[str] = []
+    for tier in manager.cache_tier_list:
+        label = TIER_LABELS[tier]
+        earlier = len([name for name in names if name.rstrip("0123456789") == label])
+        names.append(label if earlier == 0 else f"{label}{earlier + 1}")
+    return names
+
+
+def _sample_slots(manager: KVCacheManager, tiers: list[str]) -> list[MetricSamples]:
+    ratio = MetricSamples(
+        "cache_usage_ratio", GAUGE, "Slots that sequences need, over all; pages kept for reuse do not count", ("tier", "pool_group")
+    )
+    blocks = MetricSamples(
+        "blocks", GAUGE, "Slots by state: needed by sequences, kept for reuse, free", ("tier", "pool_group", "state")
+    )
+    for level, tier in enumerate(tiers):
+        for index, group in enumerate(manager.get_storage_statistics(level)):
+            ratio.add((tier, str(index)), group.unavailable / group.total if group.total > 0 else 0.0)
+            blocks.add((tier, str(index), "needed"), float(group.unavailable))
+            blocks.add((tier, str(index), "kept"), float(group.evictable))
+            blocks.add((tier, str(index), "free"), float(group.free))
+    return [ratio, blocks]
+
+
+def _sample_sequences(manager: KVCacheManager, usage: UsageStatistics) -> list[MetricSamples]:
+    sequences = MetricSamples("sequences", GAUGE, "Open sequences by status", ("status",))
+    for status in (KVCache.Status.ACTIVE, KVCache.Status.SUSPENDED):
+        number = len([kv_cache for kv_cache in manager.open_kv_caches if kv_cache.status is status])
+        sequences.add((status.value,), float(number))
+    requests = MetricSamples("requests", COUNTER, "Sequences that were resumed at least once")
+    requests.add((), float(usage.requests))
+    suspends = MetricSamples("suspends", COUNTER, "Times that a sequence was suspended")
+    suspends.add((), float(usage.suspends))
+    resumes = MetricSamples("resumes", COUNTER, "Times that a sequence was resumed")
+    resumes.add((), float(usage.resumes))
+    return [sequences, requests, suspends, resumes]
+
+
+def _sample_prompts(usage: UsageStatistics, tiers: list[str]) -> list[MetricSamples]:
+    queried = MetricSamples("prefix_tokens_queried", COUNTER, "Prompt tokens that were looked up")
+    queried.add((), float(usage.prompts.tokens))
+    hits = MetricSamples("prefix_tokens_hit", COUNTER, "Prompt tokens that were found, by the tier that had them", ("tier",))
+    for level, tier in enumerate(tiers):
+        hits.add((tier,), float(usage.prompts.hit_tokens[level]))
+    missed = MetricSamples("missed_tokens", COUNTER, "Prompt tokens that were not found, by cause", ("cause",))
+    for cause in MissCause:
+        missed.add((cause.name.lower(),), float(usage.prompts.missed_tokens.get(cause, 0)))
+    return [queried, hits, missed]
+
+
+def _sample_blocks(usage: UsageStatistics) -> list[MetricSamples]:
+    allocated = MetricSamples("allocated_blocks", COUNTER, "Pages made", ("layer_group",))
+    reused = MetricSamples("reused_blocks", COUNTER, "Blocks found, in full or in part", ("layer_group", "coverage"))
+    missed = MetricSamples("missed_blocks", COUNTER, "Pages made for tokens of prompts", ("layer_group",))
+    generated = MetricSamples("generated_blocks", COUNTER, "Pages made behind prompts", ("layer_group",))
+    for group in usage.layer_groups:
+        label = str(group.layer_group_id)
+        allocated.add((label,), float(group.allocated))
+        reused.add((label, "full"), float(group.reused_full))
+        reused.add((label, "partial"), float(group.reused_partial))
+        missed.add((label,), float(group.missed))
+        generated.add((label,), float(group.generated))
+    return [allocated, reused, missed, generated]
+
+
+def _sample_movements(usage: UsageStatistics, tiers: list[str]) -> list[MetricSamples]:
+    num_bytes = MetricSamples("transfer_bytes", COUNTER, "Bytes of pages copied between tiers or within one", ("src", "dst"))
+    blocks = MetricSamples("transfer_blocks", COUNTER, "Pages copied between tiers or within one", ("src", "dst"))
+    for source, source_name in enumerate(tiers):
+        for target, target_name in enumerate(tiers):
+            moved = [
+                transfer
+                for transfer in usage.transfers
+                if transfer.source_level == source and transfer.target_level == target
+            ]
+            num_bytes.add((source_name, target_name), float(sum([transfer.bytes for transfer in moved])))
+            blocks.add((source_name, target_name), float(sum([transfer.blocks for transfer in moved])))
+    evicted = MetricSamples("evicted_blocks", COUNTER, "Pages that are gone for good, by tier and reason", ("tier", "reason"))
+    for level, tier in enumerate(tiers):
+        for reason in DropReason:
+            dropped = [drop.blocks for drop in usage.drops if drop.level == level and drop.reason is reason]
+            evicted.add((tier, reason.name.lower()), float(sum(dropped)))
+    return [num_bytes, blocks, evicted]

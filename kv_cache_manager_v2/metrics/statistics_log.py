@@ -1,0 +1,58 @@
+"""What an iteration did, as one record of `logging`: a line for people, fields for machines."""
+
+import logging
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..manager.kv_cache_manager import KVCacheManager
+from ..stats.usage_statistics import UsageStatistics
+
+LOGGER_NAME: Final = "kv_cache_manager_v2.statistics"
+
+
+@final
+@mypyc_attr(native_class=True)
+class StatisticsLog:
+    """``write`` logs what happened since it was last called. The record's attribute ``kvcm`` is a dict of the same figures.
+
+    It takes the manager's iteration statistics, so nobody else should. ``logger`` None: ``kv_cache_manager_v2.statistics``.
+    """
+
+    __slots__ = ("_manager", "_logger", "_level")
+
+    def __init__(self, manager: KVCacheManager, logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
+        self._manager: Final = manager
+        self._logger: Final = logging.getLogger(LOGGER_NAME) if logger is None else logger
+        self._level: Final = level
+
+    def write(self) -> None:
+        """Costs next to nothing where the level is off; the iteration then goes on."""
+        if not self._logger.isEnabledFor(self._level):
+            return
+        fields = flatten(self._manager.get_iteration_statistics())
+        line = " ".join([f"{name}={value}" for name, value in fields.items() if value != 0])
+        self._logger.log(self._level, "%s", line or "nothing happened", extra={"kvcm": fields})
+
+
+def flatten(usage: UsageStatistics) -> dict[str, Any]:
+    """All figures by one name each, summed over layer groups and pool groups."""
+    fields: dict[str, Any] = {
+        "requests": usage.requests,
+        "prompt_tokens": usage.prompts.tokens,
+        "hit_tokens": usage.prompts.num_hit,
+        "allocated_blocks": usage.allocated,
+        "reused_blocks": usage.reused,
+        "missed_blocks": usage.missed,
+        "generated_blocks": usage.generated,
+        "suspends": usage.suspends,
+        "resumes": usage.resumes,
+    }
+    for cause, tokens in usage.prompts.missed_tokens.items():
+        fields[f"missed_{cause.name.lower()}"] = tokens
+    for kind in ("onboarded", "offloaded", "copied"):
+        fields[f"{kind}_blocks"] = usage.count_transfers(kind)
+    for drop in usage.drops:
+        name = f"dropped_{drop.reason.name.lower()}"
+        fields[name] = fields.get(name, 0) + drop.blocks
+    return fields

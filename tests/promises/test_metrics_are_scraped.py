@@ -1,0 +1,117 @@
+"""A Prometheus scrape gets the manager's figures under stable names, in base units; the log gets the same, structured."""
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from kv_cache_manager_v2 import (
+    HostDevice,
+    KVCacheEventManager,
+    KVCacheManager,
+    LogicError,
+    PrometheusExporter,
+    StatisticsLog,
+)
+from small_models import config_of, manager_of, run_prompt
+
+prometheus_client = pytest.importorskip("prometheus_client", reason="the extra metrics is not installed")
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "examples" / "grafana_dashboard.json"
+
+
+# Dashboards of others name them; a name here is never dropped or given another meaning.
+NAMES = {
+    "kvcm_cache_usage_ratio", "kvcm_blocks", "kvcm_sequences", "kvcm_requests_total", "kvcm_suspends_total", "kvcm_resumes_total",
+    "kvcm_prefix_tokens_queried_total", "kvcm_prefix_tokens_hit_total", "kvcm_missed_tokens_total",
+    "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
+    "kvcm_transfer_bytes_total", "kvcm_transfer_blocks_total", "kvcm_evicted_blocks_total", "kvcm_events_dropped_total",
+}  # fmt: skip
+
+
+def scrape(registry):
+    return prometheus_client.generate_latest(registry).decode()
+
+
+def value_of(text, sample):
+    found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+    assert found is not None, f"no {sample} in\n{text}"
+    return float(found.group(1))
+
+
+def test_a_scrape_shows_what_was_there_at_the_last_update():
+    registry = prometheus_client.CollectorRegistry()
+    with manager_of(num_slots=8) as manager:
+        exporter = PrometheusExporter(manager, registry=registry, labels={"model": "small"})
+        kv_cache = run_prompt(manager, list(range(8)))
+        assert value_of(scrape(registry), 'kvcm_prefix_tokens_queried_total{model="small"}') == 0
+        exporter.update()
+        text = scrape(registry)
+        assert value_of(text, 'kvcm_prefix_tokens_queried_total{model="small"}') == 8
+        assert value_of(text, 'kvcm_missed_tokens_total{cause="never_seen",model="small"}') == 8
+        assert value_of(text, 'kvcm_missed_blocks_total{layer_group="0",model="small"}') == 2
+        # 2 of 8 slots are locked.
+        assert value_of(text, 'kvcm_cache_usage_ratio{model="small",pool_group="0",tier="gpu"}') == 0.25
+        assert value_of(text, 'kvcm_sequences{model="small",status="active"}') == 1
+        kv_cache.close()
+        again = run_prompt(manager, list(range(8)))
+        again.close()
+        exporter.update()
+        text = scrape(registry)
+        assert value_of(text, 'kvcm_prefix_tokens_hit_total{model="small",tier="gpu"}') == 8
+        assert value_of(text, 'kvcm_cache_usage_ratio{model="small",pool_group="0",tier="gpu"}') == 0
+        assert value_of(text, 'kvcm_blocks{model="small",pool_group="0",state="kept",tier="gpu"}') == 2
+        exporter.close()
+        exporter.close()
+        assert scrape(registry) == ""
+
+
+def test_names_follow_the_conventions():
+    registry = prometheus_client.CollectorRegistry()
+    events = KVCacheEventManager(16)
+    with KVCacheManager(config_of(), device=HostDevice(), event_manager=events) as manager:
+        exporter = PrometheusExporter(manager, registry=registry, event_manager=events)
+        names = set()
+        for line in scrape(registry).splitlines():
+            if line.startswith("# TYPE"):
+                _, _, name, kind = line.split()
+                assert name.endswith("_total") is (kind == "counter"), line
+                names.add(name)
+        exporter.close()
+    assert names == NAMES
+
+
+def test_the_dashboard_asks_for_what_there_is():
+    registry = prometheus_client.CollectorRegistry()
+    with manager_of() as manager:
+        exporter = PrometheusExporter(manager, registry=registry)
+        names = set(re.findall(r"^# TYPE (\S+)", scrape(registry), re.MULTILINE))
+        exporter.close()
+    dashboard = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"kvcm_\w+", query)}
+    assert len(asked) > 8 and asked <= names, asked - names
+
+
+def test_without_statistics_there_is_nothing_to_export():
+    registry = prometheus_client.CollectorRegistry()
+    with manager_of(enable_stats=False) as manager:
+        with pytest.raises(LogicError):
+            PrometheusExporter(manager, registry=registry)
+    assert scrape(registry) == ""
+
+
+def test_the_log_has_a_line_and_fields(caplog):
+    with manager_of() as manager:
+        log = StatisticsLog(manager)
+        with caplog.at_level(logging.INFO, "kv_cache_manager_v2.statistics"):
+            kv_cache = run_prompt(manager, list(range(8)))
+            log.write()
+            log.write()
+            kv_cache.close()
+        first, second = caplog.records
+        fields = vars(first)["kvcm"]
+        assert (fields["prompt_tokens"], fields["missed_never_seen"], fields["missed_blocks"]) == (8, 8, 2)
+        assert "missed_blocks=2" in first.getMessage() and "suspends" not in first.getMessage()
+        assert second.getMessage() == "nothing happened"
