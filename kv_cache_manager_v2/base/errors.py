@@ -60,5 +60,10 @@ CuError = CudaError
 
 
 @mypyc_attr(native_class=False)
+class PageMoveError(KVCacheManagerError):
+    """Pages could not be copied from one cache level to another: names both, and what the device said. None is lost."""
+
+
+@mypyc_attr(native_class=False)
 class CorruptedError(KVCacheManagerError):
     """An invariant failed earlier; the manager is broken and this is the first reason."""

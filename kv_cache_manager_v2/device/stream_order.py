@@ -33,6 +33,10 @@ _EVENTS_KEPT: Final = 32
 _NO_TIMELINE: Final = -1
 
 
+def timeline_of_point(point: i64) -> i64:
+    return point >> _TICK_BITS
+
+
 @final
 @mypyc_attr(native_class=True)
 class Timeline:

@@ -20,40 +20,47 @@ def describe(shared: SharedState, states: Sequence[SequenceState]) -> Picture:
         "tokens_per_block": int(shared.tokens_per_block),
         "life_cycles": [repr(cycle) for cycle in shared.life_cycles],
         "pool_group_of": [int(pool_group) for pool_group in shared.storage.pool_group_of],
-        "levels": [_describe_level(shared)],
+        "levels": [_describe_level(shared, level) for level in range(shared.storage.num_levels)],
         "sequences": [_describe_sequence(state) for state in states],
         "tree": [_describe_scope(shared, index) for index in range(len(shared.tree.scopes()))],
     }
 
 
-def _describe_level(shared: SharedState) -> Picture:
+def _describe_level(shared: SharedState, level: int) -> Picture:
     storage = shared.storage
     groups: list[Picture] = []
     for pool_group in range(storage.num_pool_groups):
-        allocator = storage.allocators[pool_group]
-        group = storage.pool_groups[pool_group]
+        index = level * int(storage.num_pool_groups) + pool_group
+        allocator = storage.allocators[index]
+        group = storage.pool_groups[index]
         groups.append(
             {
                 "slot_bytes": [int(num_bytes) for num_bytes in group.slot_bytes],
                 "slots": int(allocator.num_slots),
                 "free": int(allocator.num_free),
-                "locked": int(storage.num_locked[pool_group]),
-                "eviction_queue": [int(page) for page in storage.queues[pool_group].collect()],
+                "locked": int(storage.num_locked[pool_group]) if level == 0 else 0,
+                "eviction_queue": [int(page) for page in storage.queues[index].collect()],
+                "held_queue": [int(page) for page in storage.held_queues[index].collect()],
             }
         )
-    return {"tier": storage.pool_groups[0].tier.name, "pool_groups": groups}
+    return {"tier": storage.pool_groups[level * int(storage.num_pool_groups)].tier.name, "pool_groups": groups}
 
 
 def _describe_sequence(state: SequenceState) -> Picture:
     rows = state.shared.storage.rows
     pages: list[list[int | None]] = []
+    levels: list[list[int | None]] = []
     for life_cycle in range(state.shared.num_life_cycles):
         slots: list[int | None] = []
+        on_levels: list[int | None] = []
         for ordinal in range(state.num_blocks):
             page = state.blocks[ordinal].first_page + life_cycle
             needed = state.holds_page(life_cycle, ordinal)
-            slots.append(int(rows.slot(page)) if needed and rows.has_page(page) else None)
+            needed = needed and rows.has_page(page)
+            slots.append(int(rows.slot(page)) if needed else None)
+            on_levels.append(int(rows.level(page)) if needed else None)
         pages.append(slots)
+        levels.append(on_levels)
     scratch = state.scratch
     picture: Picture = {
         "id": state.id,
@@ -68,6 +75,7 @@ def _describe_sequence(state: SequenceState) -> Picture:
         "is_committing": state.is_committing,
         "stream": state.stream,
         "page_slots": pages,
+        "page_levels": levels,
         "scratch": [
             {"blocks": [int(scratch.begins[group]), int(scratch.ends[group])], "slots": list(scratch.slots[group])}
             for group in range(state.shared.num_life_cycles)

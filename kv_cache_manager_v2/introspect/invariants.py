@@ -15,6 +15,7 @@ from ..base.ids import BAD_PAGE_INDEX
 from ..reuse.block import Block
 from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
+from ..storage.eviction_queue import EvictionQueue
 from .event_invariants import check_announcements
 
 
@@ -229,17 +230,24 @@ def _check_blocks(shared: SharedState, books: _Books) -> None:
             _require(root.num_pins == pins, f"the root of {scope} has {root.num_pins} pins, should have {pins}")
 
 
+def _collect_queues(queues: Sequence[EvictionQueue], name: str, place_of: dict[int, int]) -> None:
+    """By page, the index of the queue that it is in."""
+    for index, queue in enumerate(queues):
+        pages = queue.collect()
+        _require(len(pages) == queue.num_pages, f"{name} {index} miscounts")
+        for page in pages:
+            _require(page not in place_of, f"page {page} is queued twice")
+            place_of[page] = index
+
+
 def _check_pages(shared: SharedState, states: Sequence[SequenceState], books: _Books) -> None:
     storage = shared.storage
     rows = storage.rows
     num_life_cycles = shared.num_life_cycles
     queued: dict[int, int] = {}
-    for pool_group in range(storage.num_pool_groups):
-        pages = storage.queues[pool_group].collect()
-        _require(len(pages) == storage.queues[pool_group].num_pages, f"the queue of pool group {pool_group} miscounts")
-        for page in pages:
-            _require(page not in queued, f"page {page} is queued twice")
-            queued[page] = pool_group
+    _collect_queues(storage.queues, "eviction queue", queued)
+    held: dict[int, int] = {}
+    _collect_queues(storage.held_queues, "queue of held pages", held)
     num_locked = [0] * int(storage.num_pool_groups)
     for state in states:
         for life_cycle in range(num_life_cycles):
@@ -252,14 +260,23 @@ def _check_pages(shared: SharedState, states: Sequence[SequenceState], books: _B
             holds = books.holds.get(page, 0)
             locks = books.locks.get(page, 0)
             if not rows.has_page(page):
-                _require(holds == 0 and page not in queued, f"page {page} does not exist and is held or queued")
+                is_queued = page in queued or page in held
+                _require(holds == 0 and not is_queued, f"page {page} does not exist and is held or queued")
                 continue
             _require(rows.num_holds(page) == holds, f"page {page} has {rows.num_holds(page)} holds, should have {holds}")
             _require(rows.num_locks(page) == locks, f"page {page} has {rows.num_locks(page)} locks, should have {locks}")
             _require(is_published or holds > 0, f"page {page} is private and nobody's")
-            # On the last level a held page is in no queue.
-            _require(rows.is_queued(page) == (holds == 0), f"page {page} with {holds} holds: queued is {rows.is_queued(page)}")
-            _require(holds > 0 or queued.get(page) == pool_group, f"droppable page {page} is not in the queue of its pool group")
+            level = int(rows.level(page))
+            index = level * int(storage.num_pool_groups) + pool_group
+            _require(locks == 0 or level == 0, f"page {page} is locked on level {level}")
+            # A locked page is in no queue, nor a held one on the last level.
+            waits = holds > 0 and locks == 0 and level < storage.last_level
+            _require(held.get(page) == (index if waits else None), f"held page {page} is in queue {held.get(page)}")
+            _require(
+                queued.get(page) == (index if holds == 0 else None),
+                f"page {page} with {holds} holds is in eviction queue {queued.get(page)}",
+            )
+            _require(rows.is_queued(page) == (waits or holds == 0), f"page {page} with {holds} holds: queued is wrong")
             if locks > 0:
                 num_locked[pool_group] += 1
     for pool_group in range(storage.num_pool_groups):
@@ -270,26 +287,26 @@ def _check_pages(shared: SharedState, states: Sequence[SequenceState], books: _B
 def _check_slots(shared: SharedState, states: Sequence[SequenceState]) -> None:
     """Every slot is free, owned by exactly one page, or a scratch slot of one sequence."""
     storage = shared.storage
-    owners: list[dict[int, int]] = [{} for _ in range(storage.num_pool_groups)]
+    owners: list[dict[int, int]] = [{} for _ in storage.allocators]
     for block in shared.tree.pool.all_blocks():
         for life_cycle in range(shared.num_life_cycles):
             page = int(block.first_page + life_cycle)
             if storage.rows.has_page(page):
-                slots = owners[int(storage.pool_group_of[life_cycle])]
+                level = int(storage.rows.level(page))
+                slots = owners[level * int(storage.num_pool_groups) + int(storage.pool_group_of[life_cycle])]
                 slot = int(storage.rows.slot(page))
                 _require(slot not in slots, f"slot {slot} is owned by pages {slots.get(slot)} and {page}")
                 slots[slot] = page
     for state in states:
         _check_scratch(state, owners)
-    for pool_group in range(storage.num_pool_groups):
-        allocator = storage.allocators[pool_group]
+    for index, allocator in enumerate(storage.allocators):
         allocator.check()
-        slots = owners[pool_group]
+        slots = owners[index]
+        name = f"pool group {index % int(storage.num_pool_groups)} of level {index // int(storage.num_pool_groups)}"
         for slot in allocator.collect_free_slots():
-            _require(slot not in slots, f"slot {slot} of pool group {pool_group} is free and owned by page {slots.get(slot)}")
+            _require(slot not in slots, f"slot {slot} of {name} is free and owned by page {slots.get(slot)}")
         _require(
-            len(slots) == allocator.num_used,
-            f"pool group {pool_group}: {len(slots)} slots are owned, {allocator.num_used} are in use",
+            len(slots) == allocator.num_used, f"{name}: {len(slots)} slots are owned, {allocator.num_used} are in use"
         )
 
 

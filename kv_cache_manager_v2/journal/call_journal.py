@@ -14,6 +14,7 @@ from .journal_format import (
     DROP,
     FORK,
     PLAN_DROP,
+    PREFETCH,
     PROBE,
     RESIZE,
     RESUME,
@@ -101,6 +102,12 @@ class CallJournal:
         self.writer.operation(RESUME, serial)
         self._write_priorities()
         self.writer.number(stream)
+        self.writer.number(1 if result else 0)
+        self._end(digest)
+
+    def prefetch(self, serial: i64, level: i64, result: bool, digest: i64) -> None:
+        self.writer.operation(PREFETCH, serial)
+        self.writer.number(level)
         self.writer.number(1 if result else 0)
         self._end(digest)
 

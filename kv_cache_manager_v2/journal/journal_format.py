@@ -28,6 +28,7 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     CANCEL_DROP number of the plan                               returned, or a forgotten plan was cancelled
     PROBE       scope, tokens                                    returned
     CLEAR                                                        returned
+    PREFETCH    serial, level, result (0 / 1)                    returned True or False
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
 A scope is two parts, each a kind byte (NOTHING, NUMBER, TEXT) and its value: a number in zigzag, a text as length and UTF-8.
@@ -57,6 +58,7 @@ FORK: Final = 20
 PLAN_DROP: Final = 21
 DROP: Final = 22
 CANCEL_DROP: Final = 23
+PREFETCH: Final = 24
 
 PACKED: Final = 0
 MIXED: Final = 1

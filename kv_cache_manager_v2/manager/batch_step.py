@@ -6,6 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_counts, to_list
+from ..sequence.residency import settle_arrivals
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
@@ -65,6 +66,8 @@ class BatchStep:
             history = new_histories[position]
             if journal is not None:
                 journal.begin()
+            if len(state.arrivals) > 0:
+                settle_arrivals(state)
             result = try_resize(state, capacity, history)
             if journal is not None:
                 journal.resize(state.serial, capacity, history, result, self._shared.storage.digest.value)

@@ -72,7 +72,7 @@ class KernelAddresses:
 
     def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
         descs: list[PoolGroupDesc] = []
-        for index, group in enumerate(self._storage.pool_groups):
+        for index, group in enumerate(self._storage.pool_groups[: int(self._storage.num_pool_groups)]):
             pools = [
                 PoolDesc(PoolIndex(pool), MemAddress(int(address)), int(group.slot_bytes[pool]))
                 for pool, address in enumerate(group.base_addresses)

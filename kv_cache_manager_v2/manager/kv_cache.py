@@ -22,10 +22,10 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import MAX_COUNT, to_count, to_int
 from ..base.errors import LogicError, OutOfPagesError
-from ..base.ids import TokenIdExt
+from ..base.ids import GPU_LEVEL, TokenIdExt
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, single_token, unpack_tokens
 from ..sequence import commit as commit_steps
-from ..sequence import residency
+from ..sequence import prefetching, residency
 from ..sequence.call_guard import Abandoned
 from ..sequence.fork import try_fork
 from ..sequence.forked_blocks import validate_same_tokens
@@ -69,6 +69,8 @@ class AbandonedSequence(Abandoned):
 
     def close_abandoned(self) -> None:
         if self._state.status != CLOSED:
+            if len(self._state.arrivals) > 0:
+                residency.settle_arrivals(self._state)
             commit_steps.stop_committing(self._state, True)
             close_and_remove(self._state, self._open_sequences)
 
@@ -131,13 +133,17 @@ class KVCache(SequenceQueries):
 
     # -- states -------------------------------------------------------------------------------------------------------
 
-    def resume(self, cuda_stream: object = None) -> bool:
+    def resume(self, cuda_stream: object = None, wait: bool = True) -> bool:
         """Bring every needed page to level 0 and lock it, in order with ``cuda_stream`` from here on.
 
         ``cuda_stream``: an int handle, or an object with ``__cuda_stream__``; None: the stream of the last time, at first the
         device's default stream. A partially matched last block is copied into a page of the sequence's own. False, and
         nothing has changed, if there is no room or other sequences use more than `max_util_for_resume`
         (`KVCacheManager.last_refusal` says which). `LogicError` unless SUSPENDED.
+
+        ``wait``: the stream waits for pages that come up from lower levels, and this call for what a disk reads. Without it
+        neither waits: give the sequence work once `ready` is true (`resize` makes the stream wait for the rest). `PageMoveError`
+        or `StorageIOError` if pages cannot be brought up; the sequence is suspended as before.
         """
         state = self._state
         guard = state.shared.guard
@@ -147,10 +153,51 @@ class KVCache(SequenceQueries):
             stream = state.stream if cuda_stream is None else stream_handle(cuda_stream)
             journal = state.shared.journal
             if journal is None:
-                return residency.try_resume(state, stream)
+                return residency.try_resume(state, stream, wait)
             journal.begin()
-            result = residency.try_resume(state, stream)
+            result = residency.try_resume(state, stream, wait)
             journal.resume(state.serial, stream, result, state.shared.storage.digest.value)
+            return result
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pages of an ACTIVE sequence that `resume(wait=False)` did not wait for have all landed.
+
+        True at once where nothing had to come up from a lower level. `StorageIOError` if a disk could not read one:
+        the sequence cannot go on then, close it. `LogicError` unless ACTIVE.
+        """
+        state = self._state
+        guard = state.shared.guard
+        guard.enter()
+        try:
+            self._require(ACTIVE, "ready")
+            return residency.are_pages_here(state)
+        finally:
+            guard.leave()
+
+    def prefetch(self, target_level: SupportsIndex = GPU_LEVEL) -> bool:
+        """Bring the pages of a SUSPENDED sequence up to a level, so that `resume` finds them nearer; moves none down from above.
+
+        A hint: False, and nothing has changed, if there is no room for all of them. Waits for nothing. `ValueError` for a level
+        that does not exist, `LogicError` unless SUSPENDED, `PageMoveError` if the device refuses.
+        """
+        state = self._state
+        guard = state.shared.guard
+        guard.enter()
+        try:
+            self._require(SUSPENDED, "prefetch")
+            level = to_int(target_level, "target_level")
+            num_levels = int(state.shared.storage.num_levels)
+            if not 0 <= level < num_levels:
+                raise ValueError(f"target_level is {level}; there are {num_levels} cache levels")
+            result = prefetching.try_prefetch(state, level)
+            journal = state.shared.journal
+            if journal is not None:
+                journal.prefetch(state.serial, level, result, state.shared.storage.digest.value)
             return result
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -185,6 +232,8 @@ class KVCache(SequenceQueries):
         guard = state.shared.guard
         guard.enter()
         try:
+            if len(state.arrivals) > 0:
+                residency.settle_arrivals(state)
             commit_steps.stop_committing(state, True)
             close_and_remove(state, self._open_sequences)
         except AssertionError as error:
@@ -253,6 +302,8 @@ class KVCache(SequenceQueries):
             new_capacity = state.capacity if capacity is None else to_count(capacity, "capacity")
             new_history = state.history if history_length is None else to_count(history_length, "history_length")
             validate_resize(state, new_capacity, new_history)
+            if len(state.arrivals) > 0:
+                residency.settle_arrivals(state)
             journal = state.shared.journal
             if journal is None:
                 return try_resize(state, new_capacity, new_history)
@@ -312,6 +363,8 @@ class KVCache(SequenceQueries):
             self._require(ACTIVE, "commit")
             if not state.is_committing:
                 raise LogicError(f"sequence {state.id}: commit() after stop_committing()")
+            if len(state.arrivals) > 0:
+                residency.settle_arrivals(state)
             if token >= 0 and state.num_committed < state.capacity and state.forked_end <= state.num_published:
                 commit_steps.commit_token(state, token)
                 if state.shared.journal is not None:
@@ -374,6 +427,8 @@ class KVCache(SequenceQueries):
         guard.enter()
         try:
             self._require_open("stop_committing")
+            if len(state.arrivals) > 0:
+                residency.settle_arrivals(state)
             commit_steps.stop_committing(state, False)
             if state.shared.journal is not None:
                 state.shared.journal.stop_committing(state.serial, state.shared.storage.digest.value)

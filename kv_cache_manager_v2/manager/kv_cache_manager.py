@@ -32,7 +32,6 @@ from ..introspect.invariants import check_invariants
 from ..journal.call_journal import CallJournal
 from ..journal.journal_writer import JournalWriter
 from ..layout.registry import LifeCycleRegistry
-from ..layout.sizing import plan_slot_counts
 from ..layout.slot_layout import compute_slot_layout
 from ..reuse.match import Match, Matcher
 from ..reuse.radix_tree import RadixTree
@@ -47,7 +46,6 @@ from ..sequence.shared_state import SharedState
 from ..sequence.usage_books import make_usage_books
 from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
-from ..storage.page_storage import PageStorage
 from ..storage.refusal import Refusal
 from .event_groups import list_layer_groups
 from .batch_step import BatchStep
@@ -55,7 +53,7 @@ from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache
 from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
-from .supported_configurations import validate_supported
+from .open_storage import open_storage, plan_levels
 from .usage_queries import UsageQueries
 
 if TYPE_CHECKING:
@@ -97,7 +95,6 @@ class KVCacheManager(UsageQueries):
         self._is_open = False
         if not isinstance(config, KVCacheManagerConfig):
             raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
-        validate_supported(config)
         if debug_fill is not None and not isinstance(debug_fill, DebugFill):
             raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
         if event_manager is not None:
@@ -110,7 +107,7 @@ class KVCacheManager(UsageQueries):
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
         self._layout = compute_slot_layout(config, self._life_cycles)
-        num_slots = plan_slot_counts(self._layout, config, config.cache_tiers[0].quota, 0)
+        slots_by_level = plan_levels(self._layout, config)
         if device is not None and not isinstance(device, Device):
             raise TypeError(f"device must be a Device or None, not {type(device).__name__}")
         self._owns_device = device is None
@@ -121,7 +118,9 @@ class KVCacheManager(UsageQueries):
                 writer = JournalWriter(journal, encode_config(config))
             num_null_slots = 1 if config.reserve_null_slot else 0
             order = StreamOrder(self._device)
-            storage = PageStorage(self._device, order, self._layout, num_slots, num_null_slots, debug_fill)
+            storage, mover = open_storage(
+                self._device, order, self._layout, config, slots_by_level, num_null_slots, debug_fill
+            )
         except BaseException:
             if self._owns_device:
                 self._device.close()
@@ -134,6 +133,7 @@ class KVCacheManager(UsageQueries):
         self._shared = SharedState(
             self._device,
             storage,
+            mover,
             tree,
             matcher,
             self._life_cycles,
@@ -145,7 +145,7 @@ class KVCacheManager(UsageQueries):
         self._usage = make_usage_books(tree, self._life_cycles, config) if config.enable_stats else None
         self._iteration = None
         self._batch_number = 0
-        self._lease = MemoryLease(storage, self._device, self._owns_device)
+        self._lease = MemoryLease(storage, mover, self._device, self._owns_device)
         if writer is not None:
             self._shared.journal = CallJournal(writer)
         if event_manager is not None:
@@ -415,9 +415,9 @@ class KVCacheManager(UsageQueries):
         guard.enter()
         try:
             self._require_open()
-            self._require_level(level)
+            number = self._require_level(level)
             storage = self._shared.storage
-            return [storage.compute_statistics(pool_group) for pool_group in range(storage.num_pool_groups)]
+            return [storage.compute_statistics(number, pool_group) for pool_group in range(storage.num_pool_groups)]
         finally:
             guard.leave()
 

@@ -12,6 +12,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..device.port import Device
+from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
 
 _logger = logging.getLogger("kv_cache_manager_v2")
@@ -22,19 +23,21 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class MemoryLease:
     """Conservation: `num_views` is the number of `take` without `give_back`."""
 
-    __slots__ = ("num_views", "is_closed", "_storage", "_device", "_owns_device")
+    __slots__ = ("num_views", "is_closed", "_storage", "_mover", "_device", "_owns_device")
 
     num_views: int
     is_closed: bool
     """The manager is shut down: PENDING or CLOSED."""
     _storage: Final[PageStorage]
+    _mover: Final[PageMover]
     _device: Final[Device]
     _owns_device: Final[bool]
 
-    def __init__(self, storage: PageStorage, device: Device, owns_device: bool) -> None:
+    def __init__(self, storage: PageStorage, mover: PageMover, device: Device, owns_device: bool) -> None:
         self.num_views = 0
         self.is_closed = False
         self._storage = storage
+        self._mover = mover
         self._device = device
         self._owns_device = owns_device
 
@@ -60,6 +63,7 @@ class MemoryLease:
             )
 
     def _close_memory(self) -> None:
+        self._mover.close()
         self._storage.close()
         if self._owns_device:
             self._device.close()

@@ -191,5 +191,5 @@ class ModelQueries:
         if size < 1:
             raise ValueError("batch_size is 0; it must be at least 1")
         bound = to_count(token_num_upper_bound, "token_num_upper_bound")
-        slots = tuple([int(allocator.num_slots) for allocator in self._shared.storage.allocators])
+        slots = tuple([int(allocator.num_slots) for allocator in self._shared.storage.allocators[: self._layout.num_pool_groups]])
         return clamp_sequence_length(self._layout, self._config, slots, int(size), int(bound))

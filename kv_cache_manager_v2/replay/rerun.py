@@ -154,6 +154,9 @@ class _Rerun:
             self.read_priorities()
             stream = self.stream(reader.number())
             self.compare("result", bool(reader.number()), kv_cache.resume(stream))
+        elif operation == form.PREFETCH:
+            level = int(reader.number())
+            self.compare("result", bool(reader.number()), kv_cache.prefetch(level))
         elif operation == form.SUSPEND:
             kv_cache.suspend()
         elif operation == form.CLOSE:

@@ -225,15 +225,17 @@ class RadixTree(PageOwner):
         if not self._is_unbounded[life_cycle]:
             return NO_PAGE
         rows = self.storage.rows
+        level = rows.level(page)
         only_child = block.only_child
         if only_child is not None:
             below = only_child.first_page + life_cycle
-            return below if rows.has_page(below) else NO_PAGE
+            return below if rows.is_queued(below) and rows.level(below) == level else NO_PAGE
         children = block.children
         if children is not None:
             for child in children.by_key.values():
-                if rows.has_page(child.first_page + life_cycle):
-                    return child.first_page + life_cycle
+                below = child.first_page + life_cycle
+                if rows.is_queued(below) and rows.level(below) == level:
+                    return below
         return NO_PAGE
 
     def on_page_dropped(self, page: i64) -> None:

@@ -213,9 +213,15 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                 if is_active:
                     storage.set_ready(theirs, pool_group, mark)
             else:
-                storage.hold(theirs, pool_group)
                 if shared.uses_priorities:
                     storage.raise_priority(theirs, pool_group, storage.rows.priority(ours))
+                if is_active and storage.rows.level(theirs) > 0:
+                    # Ours is on level 0 already: it saves bringing theirs up.
+                    storage.replace_page(ours, theirs, pool_group)
+                    storage.set_ready(theirs, pool_group, mark)
+                    life_cycle += 1
+                    continue
+                storage.hold(theirs, pool_group)
                 if is_active:
                     slot = storage.lock(theirs, pool_group, state.timeline)
                     storage.free_page(ours, pool_group, mark)

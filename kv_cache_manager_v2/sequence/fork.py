@@ -21,13 +21,13 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
     needed = vec[i64]([0] * storage.num_pool_groups)
     if len(state.state_blocks) > 0:
         needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.state_blocks)
-        if storage.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
+        if shared.room.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
             return False
     if state.timeline != NO_TIMELINE:
         child.timeline = shared.order.enter(state.stream)
     if len(state.state_blocks) > 0:
         try:
-            storage.evict(needed)
+            shared.room.make_room(needed)
             _copy_state(state, child)
         except BaseException:
             shared.order.leave(child.timeline)
@@ -83,6 +83,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.scratch.is_enabled = state.scratch.is_enabled
     if state.counters is not None:
         child.counters = state.counters.make_fork()
+    child.arrivals = state.arrivals[:]
     child.status = state.status
     share_snapshot(state, child)
     ordinal = state.num_published

@@ -229,6 +229,11 @@ def _rebase_owners(
             else:
                 if state.shared.uses_priorities:
                     storage.raise_priority(theirs, storage.pool_group_of[life_cycle], rows.priority(ours))
+                if rows.num_locks(ours) > 0 and rows.level(theirs) > 0:
+                    # Ours is on level 0 already: it saves bringing theirs up.
+                    storage.replace_page(ours, theirs, storage.pool_group_of[life_cycle])
+                    life_cycle += 1
+                    continue
                 for owner in owners:
                     if owner.holds_page(life_cycle, ordinal):
                         _swap_page(owner, ordinal, life_cycle, ours, theirs)

@@ -17,8 +17,9 @@ def give_up_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64)
     is_active = state.timeline != NO_TIMELINE
     if state.is_published(ordinal):
         if is_active:
-            storage.unlock(page, pool_group, state.timeline, mark)
-        storage.release(page, pool_group)
+            storage.unlock_and_release(page, pool_group, state.timeline, mark)
+        else:
+            storage.release(page, pool_group)
     elif ordinal < state.forked_end:
         if is_active:
             storage.unlock(page, pool_group, state.timeline, mark)

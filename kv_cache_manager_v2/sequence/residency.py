@@ -10,11 +10,13 @@
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ..base.errors import PageMoveError, StorageIOError
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..device.stream_order import NO_POINT
 from ..reuse.match import Match
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import MATCH, REFUSAL
+from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
 from .forked_blocks import give_up_block, leave_family
 from .page_users import give_up_page
@@ -122,14 +124,15 @@ def ask_matched_priorities(state: SequenceState, match: Match) -> list[int]:
     return priorities
 
 
-def try_resume(state: SequenceState, stream: int) -> bool:
+def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
+    """``waits``: the stream waits for pages that are on their way, and the host for what a disk reads."""
     counters = state.counters
     if counters is None:
-        return _resume(state, stream)
+        return _resume(state, stream, waits)
     pages = state.shared.storage.counters
     pages.caller = counters.usage.pages
     try:
-        is_done = _resume(state, stream)
+        is_done = _resume(state, stream, waits)
     finally:
         pages.caller = None
     if is_done:
@@ -137,7 +140,7 @@ def try_resume(state: SequenceState, stream: int) -> bool:
     return is_done
 
 
-def _resume(state: SequenceState, stream: int) -> bool:
+def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
     shared = state.shared
     storage = shared.storage
     if _find_overuse(state):
@@ -146,42 +149,45 @@ def _resume(state: SequenceState, stream: int) -> bool:
     needs_tail_copy = state.copies_tail_on_resume
     begins_state = needs_state_slots(state)
     takes_tail_back = False
-    life_cycle: i64 = 0
+    wanted = list_pages(state, GPU_LEVEL) if storage.last_level > 0 else None
     needed = vec[i64]([0] * storage.num_pool_groups)
     if needs_tail_copy or begins_state or state.scratch.num_blocks > 0:
         add_needed_slots(state.scratch, needed)
         add_needed_state_slots(state, needed)
-        while life_cycle < shared.num_life_cycles:
-            if needs_tail_copy and state.holds_page(life_cycle, state.num_published):
-                needed[storage.pool_group_of[life_cycle]] += 1
-                if state.priority_callback is not None:
-                    priorities[int(life_cycle)] = int(state.ask_priority(state.num_published, life_cycle))
-            life_cycle += 1
-        nothing = vec[i64]([0] * storage.num_pool_groups)
-        if storage.find_refusal(needed, nothing):
-            if not needs_tail_copy or not can_take_tail_back(state):
-                return False
-            life_cycle = 0
-            while life_cycle < shared.num_life_cycles:
-                if state.holds_page(life_cycle, state.num_published):
-                    needed[storage.pool_group_of[life_cycle]] -= 1
-                life_cycle += 1
-            if storage.find_refusal(needed, nothing):
-                return False
-            takes_tail_back = True
+        if needs_tail_copy:
+            _add_tail_copy(state, needed, 1)
+            _ask_tail_priorities(state, priorities)
+    if _find_refusal(state, needed, wanted):
+        if not needs_tail_copy or not can_take_tail_back(state):
+            return False
+        _add_tail_copy(state, needed, -1)
+        if _find_refusal(state, needed, wanted):
+            return False
+        takes_tail_back = True
     timeline = shared.order.enter(stream)
     shared.guard.begin_change()
+    try:
+        if wanted is not None and wanted.needs_work(needed):
+            shared.onboarding.bring_up(wanted, needed, waits)
+        else:
+            shared.room.make_room(needed)
+    except (PageMoveError, StorageIOError):
+        shared.order.leave(timeline)
+        shared.guard.end_change()
+        raise
     if takes_tail_back:
         take_tail_back(state)
         needs_tail_copy = False
-    storage.evict(needed)
     old_stream = state.stream
     state.stream = stream
     state.timeline = timeline
     state.status = ACTIVE
-    life_cycle = 0
+    life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
-        _lock_pages(state, life_cycle)
+        if waits:
+            _lock_pages(state, life_cycle)
+        else:
+            _lock_pages_on_their_way(state, life_cycle)
         state.scratch.take(life_cycle, state.timeline)
         life_cycle += 1
     lock_state(state)
@@ -213,6 +219,56 @@ def _fill_private_pages(
             raise
 
 
+def list_pages(state: SequenceState, level: i64) -> OnboardList:
+    """Where the pages are that the sequence needs: on that level, or below it."""
+    storage = state.shared.storage
+    rows = storage.rows
+    wanted = OnboardList(storage.num_pool_groups, storage.num_levels, level)
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        pool_group = storage.pool_group_of[life_cycle]
+        ordinal: i64 = 0
+        while ordinal < state.num_blocks:
+            if state.holds_page(life_cycle, ordinal):
+                page = state.blocks[ordinal].first_page + life_cycle
+                wanted.add(page, rows.level(page), pool_group, rows.is_queued(page))
+            ordinal += 1
+        life_cycle += 1
+    blocks = state.state_blocks if state.matched_snapshot is None else [state.matched_snapshot]
+    for block in blocks:
+        page = block.first_page + state.shared.state_life_cycle
+        pool_group = storage.pool_group_of[state.shared.state_life_cycle]
+        wanted.add(page, rows.level(page), pool_group, rows.is_queued(page))
+    return wanted
+
+
+def _find_refusal(state: SequenceState, needed: vec[i64], wanted: OnboardList | None) -> bool:
+    room = state.shared.room
+    nothing = vec[i64]([0] * state.shared.storage.num_pool_groups)
+    if wanted is None:
+        return room.find_refusal(needed, nothing)
+    return room.find_onboard_refusal(needed, nothing, wanted.num_here, wanted.num_below)
+
+
+def _add_tail_copy(state: SequenceState, needed: vec[i64], count: i64) -> None:
+    storage = state.shared.storage
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, state.num_published):
+            needed[storage.pool_group_of[life_cycle]] += count
+        life_cycle += 1
+
+
+def _ask_tail_priorities(state: SequenceState, priorities: list[int]) -> None:
+    if state.priority_callback is None:
+        return
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, state.num_published):
+            priorities[int(life_cycle)] = int(state.ask_priority(state.num_published, life_cycle))
+        life_cycle += 1
+
+
 def _find_overuse(state: SequenceState) -> bool:
     """Whether other active sequences lock more of some pool group than `max_util_for_resume` allows; notes why."""
     storage = state.shared.storage
@@ -223,7 +279,7 @@ def _find_overuse(state: SequenceState) -> bool:
         total = storage.allocators[pool_group].num_slots
         if total > 0 and float(locked) / float(total) > limit:
             free = storage.allocators[pool_group].num_free
-            evictable = storage.queues[pool_group].num_pages
+            evictable = storage.queues[pool_group].num_pages + storage.held_queues[pool_group].num_pages
             text = (
                 f"level 0, pool group {pool_group}: {locked} of {total} slots are locked by active sequences, more than "
                 f"max_util_for_resume={limit} allows to resume another one. Suspend or close sequences first"
@@ -248,6 +304,44 @@ def _lock_pages(state: SequenceState, life_cycle: i64) -> None:
         ordinal += 1
 
 
+def _lock_pages_on_their_way(state: SequenceState, life_cycle: i64) -> None:
+    """Lock without making the stream wait for pages that the manager itself is still bringing up."""
+    storage = state.shared.storage
+    mover = state.shared.mover
+    pool_group = storage.pool_group_of[life_cycle]
+    ready = storage.allocators[pool_group].ready
+    table = state.tables[life_cycle]
+    ordinal: i64 = 0
+    while ordinal < state.num_blocks:
+        if state.holds_page(life_cycle, ordinal):
+            page = state.blocks[ordinal].first_page + life_cycle
+            point = ready[storage.rows.slot(page)]
+            if mover.owns(point):
+                table.set(ordinal, storage.lock_without_wait(page, pool_group))
+                state.note_arrival(point)
+            else:
+                table.set(ordinal, storage.lock(page, pool_group, state.timeline))
+        ordinal += 1
+
+
+def are_pages_here(state: SequenceState) -> bool:
+    """Whether all that `try_resume` did not wait for has landed; the disk's error if it has not and never will."""
+    order = state.shared.order
+    for point in state.arrivals:
+        if not order.is_done(point):
+            return False
+    settle_arrivals(state)
+    return True
+
+
+def settle_arrivals(state: SequenceState) -> None:
+    """From here on the stream is in order behind the pages that were on their way."""
+    order = state.shared.order
+    for point in state.arrivals:
+        order.wait(state.timeline, point)
+    state.arrivals = vec[i64]()
+
+
 def suspend(state: SequenceState) -> None:
     shared = state.shared
     shared.guard.begin_change()
@@ -267,6 +361,7 @@ def suspend(state: SequenceState) -> None:
     unlock_state(state, mark)
     shared.order.leave(state.timeline)
     state.timeline = NO_TIMELINE
+    state.arrivals = vec[i64]()
     state.status = SUSPENDED
     shared.guard.end_change()
 
@@ -276,6 +371,8 @@ def close(state: SequenceState) -> None:
     shared = state.shared
     shared.guard.begin_change()
     tree = shared.tree
+    if len(state.arrivals) > 0:
+        settle_arrivals(state)
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     state.scratch.give_all_back(mark)
     free_state(state, mark)

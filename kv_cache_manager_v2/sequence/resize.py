@@ -77,17 +77,18 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
         given_back[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
         life_cycle += 1
     takes_tail_back = False
-    if storage.find_refusal(needed, given_back):
+    if shared.room.find_refusal(needed, given_back):
         if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):
             return False
         _leave_out_copies(state, copies, capacity, history, needed)
-        if storage.find_refusal(needed, given_back):
+        if shared.room.find_refusal(needed, given_back):
             return False
         takes_tail_back = True
         copies = NO_ORDINALS
     priorities = _ask_priorities(state, num_blocks, capacity, history, copies)
     num_copies: i64 = len(copies)
 
+    _make_room_beforehand(state, needed, given_back)
     if len(copies) > 0 and _copy_first(state, copies, priorities):
         _leave_out_copies(state, copies, capacity, history, needed)
         copies = NO_ORDINALS
@@ -104,7 +105,7 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
         state.snapshot_plan.note_room(state.num_committed, state.capacity, capacity, history)
     state.history = history
     state.capacity = capacity
-    storage.evict(needed)
+    shared.room.make_room_surely(needed)
     if len(copies) > 0:
         copy_shared_blocks(state, copies, priorities)
     if first_written < state.forked_end:
@@ -117,6 +118,20 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
             life_cycle += 1
     shared.guard.end_change()
     return True
+
+
+def _make_room_beforehand(state: SequenceState, needed: vec[i64], given_back: vec[i64]) -> None:
+    """All moving of pages that the device may refuse comes before the first change.
+
+    What is missing afterwards is no more than the call gives back, and can be dropped where it cannot be moved.
+    """
+    storage = state.shared.storage
+    pool_group: i64 = 0
+    while pool_group < storage.num_pool_groups:
+        missing = needed[pool_group] - given_back[pool_group]
+        if missing > storage.allocators[pool_group].num_free:
+            state.shared.room.free_slots(0, pool_group, missing)
+        pool_group += 1
 
 
 def _count_copies(state: SequenceState, life_cycle: i64, copies: list[int], capacity: i64, history: i64) -> i64:
@@ -152,6 +167,7 @@ def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) 
     False if there is room for the copies only once the call has given its own pages back.
     """
     storage = state.shared.storage
+    room = state.shared.room
     needed = vec[i64]([0] * storage.num_pool_groups)
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
@@ -161,10 +177,10 @@ def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) 
         life_cycle += 1
     pool_group: i64 = 0
     while pool_group < storage.num_pool_groups:
-        if needed[pool_group] > storage.allocators[pool_group].num_free + storage.queues[pool_group].num_pages:
+        if not room.has_room(pool_group, needed[pool_group]):
             return False
         pool_group += 1
-    storage.evict(needed)
+    room.make_room(needed)
     copy_shared_blocks(state, copies, priorities)
     return True
 

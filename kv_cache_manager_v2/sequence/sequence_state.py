@@ -15,7 +15,7 @@ sequence is SUSPENDED or ACTIVE it holds the page of every other block, while AC
 
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_int
@@ -77,6 +77,7 @@ class SequenceState:
         "priority_callback",
         "batch_number",
         "counters",
+        "arrivals",
     )
 
     shared: Final[SharedState]
@@ -124,6 +125,8 @@ class SequenceState:
     """The last batch call that listed this sequence."""
     counters: SequenceCounters | None
     """None if there are no statistics."""
+    arrivals: vec[i64]
+    """Points after which pages land that the stream does not wait for yet; empty unless it was resumed so."""
 
     def __init__(
         self,
@@ -167,6 +170,7 @@ class SequenceState:
         self.priority_callback = priority_callback
         self.batch_number = 0
         self.counters = None
+        self.arrivals = vec[i64]()
         self.note_next_window_move()
 
     def note_next_window_move(self) -> None:
@@ -179,6 +183,10 @@ class SequenceState:
                 earliest = move
             life_cycle += 1
         self.next_window_move = earliest
+
+    def note_arrival(self, point: i64) -> None:
+        if len(self.arrivals) == 0 or self.arrivals[len(self.arrivals) - 1] != point:
+            self.arrivals = append(self.arrivals, point)
 
     def is_published(self, ordinal: i64) -> bool:
         if ordinal < self.num_published or (self.tail_is_shared and ordinal == self.num_published):

@@ -16,7 +16,10 @@ from ..reuse.drop_plans import DropPlans
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.state_match import StateMatcher
+from ..storage.onboarding import Onboarding
+from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
+from ..storage.room_maker import RoomMaker
 from .call_guard import CallGuard
 
 
@@ -27,6 +30,9 @@ class SharedState:
         "device",
         "order",
         "storage",
+        "room",
+        "mover",
+        "onboarding",
         "tree",
         "matcher",
         "drop_plans",
@@ -54,6 +60,9 @@ class SharedState:
     device: Final[Device]
     order: Final[StreamOrder]
     storage: Final[PageStorage]
+    room: Final[RoomMaker]
+    mover: Final[PageMover]
+    onboarding: Final[Onboarding]
     tree: Final[RadixTree]
     matcher: Final[Matcher]
     drop_plans: Final[DropPlans]
@@ -90,6 +99,7 @@ class SharedState:
         self,
         device: Device,
         storage: PageStorage,
+        mover: PageMover,
         tree: RadixTree,
         matcher: Matcher,
         life_cycles: LifeCycleRegistry,
@@ -98,6 +108,9 @@ class SharedState:
         self.device = device
         self.order = storage.order
         self.storage = storage
+        self.room = RoomMaker(storage, mover)
+        self.mover = mover
+        self.onboarding = Onboarding(storage, self.room, mover)
         self.tree = tree
         self.matcher = matcher
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)

@@ -9,14 +9,18 @@ block is a partial one, made for the snapshot if it is not there: its siblings m
     thin       too many on the path: one that nobody holds goes
 """
 
-from librt.vecs import vec
+import logging
+
 from mypy_extensions import i64
 
-from ..base.ids import PRIORITY_DEFAULT
+from ..base.errors import PageMoveError
+from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..events.removal_cause import SUPERSEDED
 from ..reuse.block import Block
 from .recurrent_state import live_block
 from .sequence_state import SequenceState
+
+_logger = logging.getLogger("kv_cache_manager_v2")
 
 
 def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
@@ -28,12 +32,15 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     storage = shared.storage
     life_cycle = shared.state_life_cycle
     pool_group = storage.pool_group_of[life_cycle]
-    if storage.allocators[pool_group].num_free + storage.queues[pool_group].num_pages == 0:
+    if not shared.room.has_room(pool_group, 1):
         return None
-    needed = vec[i64]([0] * storage.num_pool_groups)
-    needed[pool_group] = 1
     shared.guard.begin_change()
-    storage.evict(needed)
+    try:
+        shared.room.free_slots(GPU_LEVEL, pool_group, 1)
+    except PageMoveError as error:
+        _logger.warning("a snapshot of recurrent state is left out: %s", error)
+        shared.guard.end_change()
+        return None
     shared.guard.end_change()
     digest = storage.digest.value
     block = shared.tree.pool.take()

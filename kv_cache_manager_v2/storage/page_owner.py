@@ -11,7 +11,7 @@ class PageOwner(metaclass=ABCMeta):
 
     @abstractmethod
     def find_page_below(self, page: i64) -> i64:
-        """A page that would become useless with ``page`` and must go before it, or NO_PAGE; of the same pool group."""
+        """A queued page that would become useless with ``page`` and must go before it, or NO_PAGE; of its pool group and level."""
 
     @abstractmethod
     def on_page_dropped(self, page: i64) -> None:

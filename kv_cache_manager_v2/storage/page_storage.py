@@ -1,22 +1,22 @@
-"""All pages of a manager: makes them, holds and locks them, evicts them to make room, gives their slots back.
+"""All pages of a manager: makes them, holds and locks them, gives their slots back.
 
-Owns the page rows, and per level and pool group the pools and the eviction queue. Knows nothing of tokens or of the tree;
-tells the `PageOwner` when a published page is gone. The states of a page and what each guarantees are the table in
-`page_rows`; the ways from one to another:
+Owns the page rows, and per level and pool group the pools and the eviction queues; what belongs to pool group ``g`` at level
+``l`` is at index ``l * num_pool_groups + g``. Knows nothing of tokens or of the tree; tells the `PageOwner` when a published
+page is gone. The states of a page and what each guarantees are the table in `page_rows`; the ways from one to another:
 
     from        to          by
     (none)      LOCKED      make_locked_page
     DROPPABLE   HELD        hold
-    HELD        LOCKED      lock
+    HELD        LOCKED      lock (on level 0; `Onboarding` brings it there)
     LOCKED      HELD        unlock
     HELD        DROPPABLE   release (a published page)
     HELD        (none)      free_page (a private page: nobody else can want it), drop_hold (one that forks may share)
-    DROPPABLE   (none)      evict, drop
+    DROPPABLE   (none)      drop
 
-Making room is asked in two steps, `find_refusal` (changes nothing) and `evict`, so that a caller can refuse before it has
-changed anything.
+Who makes room, and which page has to go, is `RoomMaker`'s business.
 """
 
+from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import vec
@@ -33,8 +33,9 @@ from ..pools.slot_allocator import SlotAllocator
 from ..stats.page_counters import PageCounters
 from ..stats.storage_statistics import StorageStatistics
 from .debug_fill import DebugFill
-from .decision_digest import REFUSAL, SLOT, VICTIM, DecisionDigest
-from .eviction_queue import NO_VICTIM, NUM_PRIORITIES, EvictionQueue
+from .decision_digest import SLOT, DecisionDigest
+from .eviction_queue import NUM_PRIORITIES, EvictionQueue
+from .level_slots import LevelSlots
 from .page_fill import PageFiller, clear_at_start
 from .page_owner import PageOwner
 from .page_rows import (
@@ -69,8 +70,11 @@ class PageStorage:
         "pool_groups",
         "allocators",
         "queues",
+        "held_queues",
         "pool_group_of",
         "num_pool_groups",
+        "num_levels",
+        "last_level",
         "num_locked",
         "num_evicted",
         "counters",
@@ -89,13 +93,18 @@ class PageStorage:
     pool_groups: Final[list[PoolGroup]]
     allocators: Final[list[SlotAllocator]]
     queues: Final[list[EvictionQueue]]
+    """Droppable pages."""
+    held_queues: Final[list[EvictionQueue]]
+    """Held pages, which may go down but not vanish; none on the last level."""
     pool_group_of: Final[vec[i64]]
     """Pool group of each life cycle."""
     num_pool_groups: Final[i64]
+    num_levels: Final[i64]
+    last_level: Final[i64]
     num_locked: vec[i64]
     """Pages with a lock and scratch slots, per pool group."""
     num_evicted: vec[i64]
-    """Pages evicted since the start, per pool group."""
+    """Pages that left to make room, moved down or dropped, since the start, by index."""
     counters: Final[PageCounters]
     last_cause: i64
     """Why the latest dropped page went."""
@@ -115,20 +124,25 @@ class PageStorage:
         num_slots: tuple[int, ...],
         num_null_slots: int,
         debug_fill: DebugFill | None = None,
+        lower_levels: Sequence[LevelSlots] = (),
     ) -> None:
         self.device = device
         self.order = order
         self.layout = layout
         self.num_pool_groups = layout.num_pool_groups
+        self.num_levels = 1 + len(lower_levels)
+        self.last_level = len(lower_levels)
         self.pool_group_of = vec[i64](layout.pool_group_indices)
-        self.rows = PageRows(layout.num_life_cycles, layout.num_pool_groups * NUM_PRIORITIES)
+        num_places = layout.num_pool_groups * (1 + len(lower_levels))
+        self.rows = PageRows(layout.num_life_cycles, 2 * num_places * NUM_PRIORITIES)
         self.pool_groups = []
         self.allocators = []
         self.queues = []
+        self.held_queues = []
         self.num_locked = vec[i64]([0] * layout.num_pool_groups)
-        self.num_evicted = vec[i64]([0] * layout.num_pool_groups)
+        self.num_evicted = vec[i64]([0] * num_places)
         page_bytes = [sum(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)]
-        self.counters = PageCounters(1, vec[i64](page_bytes))
+        self.counters = PageCounters(1 + len(lower_levels), vec[i64](page_bytes))
         self.last_cause = CAPACITY
         self.digest = DecisionDigest()
         self.last_refusal = None
@@ -136,19 +150,26 @@ class PageStorage:
         self._owner = None
         self._filler = None
         try:
-            for index in range(layout.num_pool_groups):
-                group = PoolGroup(
-                    device, CacheTier.GPU_MEM, layout.slot_bytes(index), num_slots[index], num_null_slots
-                )
-                self.pool_groups.append(group)
-                self.allocators.append(group.allocator)
-                self.queues.append(EvictionQueue(self.rows, index * NUM_PRIORITIES))
+            self._add_level(LevelSlots(CacheTier.GPU_MEM, None, num_slots), num_null_slots)
             clear_at_start(device, self.pool_groups)
+            for level in lower_levels:
+                self._add_level(level, 0)
         except BaseException:
             self.close()
             raise
         if debug_fill is not None:
             self._filler = PageFiller(device, order, self.pool_groups, debug_fill)
+
+    def _add_level(self, level: LevelSlots, num_null_slots: int) -> None:
+        for index in range(self.layout.num_pool_groups):
+            group = PoolGroup(
+                self.device, level.tier, self.layout.slot_bytes(index), level.num_slots[index], num_null_slots, level.path
+            )
+            self.pool_groups.append(group)
+            self.allocators.append(group.allocator)
+            first_sentinel = 2 * NUM_PRIORITIES * len(self.queues)
+            self.queues.append(EvictionQueue(self.rows, first_sentinel))
+            self.held_queues.append(EvictionQueue(self.rows, first_sentinel + NUM_PRIORITIES))
 
     def set_owner(self, owner: PageOwner) -> None:
         self._owner = owner
@@ -183,27 +204,33 @@ class PageStorage:
         return slot
 
     def free_page(self, page: i64, pool_group: i64, mark: i64) -> None:
-        """A page that only its one user knew is gone; its slot may be touched after ``mark``."""
+        """A locked page that only its one user knew is gone; its slot may be touched after ``mark``."""
         words = self.rows.words
         at = page * ROW_WORDS
-        users = words[at + USERS]
+        assert words[at + USERS] == ONE_LOCKED_HOLD, "a page was freed that others hold"
+        self.num_locked[pool_group] -= 1
         slot = words[at + PLACE] & LOW_MASK
-        assert users & LOW_MASK == 1, "a page was freed that others hold"
-        if users >= ONE_LOCK:
-            self.num_locked[pool_group] -= 1
         words[at + PLACE] = NO_PAGE
         words[at + USERS] = 0
-        self._free_slot(pool_group, slot, mark)
-
-    def _free_slot(self, pool_group: i64, slot: i64, point: i64) -> None:
-        if self._filler is not None:
-            point = self._filler.fill_freed(pool_group, slot, point)
-        self.allocators[pool_group].free(slot, point)
+        self.free_slot(pool_group, slot, mark)
 
     def free_unlocked_page(self, page: i64, pool_group: i64) -> None:
         """The same for a page that is not locked: all that used its slot is in the slot's own point already."""
-        slot = self.rows.slot(page)
-        self.free_page(page, pool_group, self.allocators[pool_group].ready[slot])
+        words = self.rows.words
+        at = page * ROW_WORDS
+        assert words[at + USERS] == ONE_HOLD, "a page was freed that others need"
+        index = self.rows.level(page) * self.num_pool_groups + pool_group
+        if words[at + LINKS] != NOT_QUEUED:
+            self.held_queues[index].remove(page)
+        slot = words[at + PLACE] & LOW_MASK
+        words[at + PLACE] = NO_PAGE
+        words[at + USERS] = 0
+        self.free_slot(index, slot, self.allocators[index].ready[slot])
+
+    def free_slot(self, index: i64, slot: i64, point: i64) -> None:
+        if self._filler is not None and index < self.num_pool_groups:
+            point = self._filler.fill_freed(index, slot, point)
+        self.allocators[index].free(slot, point)
 
     def move_page(self, source: i64, target: i64) -> None:
         """A private page goes on under a row of the published block that lacked it; nothing is copied."""
@@ -211,14 +238,46 @@ class PageStorage:
         at_source = source * ROW_WORDS
         at_target = target * ROW_WORDS
         assert words[at_target + PLACE] == NO_PAGE, "a page was moved onto another"
-        assert words[at_source + LINKS] == NOT_QUEUED, "a queued page was moved"
-        words[at_target + PLACE] = words[at_source + PLACE]
+        place = words[at_source + PLACE]
+        queue: EvictionQueue | None = None
+        if words[at_source + LINKS] != NOT_QUEUED:
+            # A suspended sequence publishes its tail.
+            queue = self.held_queues[self.rows.level(source) * self.num_pool_groups + self._pool_group_of_row(source)]
+            queue.remove(source)
+        words[at_target + PLACE] = place
         words[at_target + USERS] = words[at_source + USERS]
         words[at_source + PLACE] = NO_PAGE
         words[at_source + USERS] = 0
+        if queue is not None:
+            queue.push(target)
         sink = self.sink
         if sink is not None:
             sink.on_page_published(target, self.rows.level(target), self.rows.priority(target))
+
+    def _pool_group_of_row(self, page: i64) -> i64:
+        rows = self.rows
+        return self.pool_group_of[(page - rows.first_page_of_blocks) % rows.num_life_cycles]
+
+    def replace_page(self, ours: i64, theirs: i64, pool_group: i64) -> None:
+        """A published page that lies on a lower level goes on in the slot of an equal locked page on level 0."""
+        words = self.rows.words
+        at_ours = ours * ROW_WORDS
+        at_theirs = theirs * ROW_WORDS
+        level = self.rows.level(theirs)
+        index = level * self.num_pool_groups + pool_group
+        users = words[at_theirs + USERS]
+        assert users < ONE_LOCK and level > 0, "a page was replaced that is in use"
+        if words[at_theirs + LINKS] != NOT_QUEUED:
+            (self.queues[index] if users == 0 else self.held_queues[index]).remove(theirs)
+        slot = words[at_theirs + PLACE] & LOW_MASK
+        self.free_slot(index, slot, self.allocators[index].ready[slot])
+        priority = priority_of_place(words[at_theirs + PLACE])
+        words[at_theirs + PLACE] = pack_place(words[at_ours + PLACE] & LOW_MASK, GPU, priority)
+        words[at_theirs + USERS] = users + words[at_ours + USERS]
+        words[at_ours + PLACE] = NO_PAGE
+        words[at_ours + USERS] = 0
+        if self.sink is not None:
+            self.sink.on_page_moved(theirs, level, GPU)
 
     # -- scratch slots ------------------------------------------------------------------------------------------------
 
@@ -235,65 +294,99 @@ class PageStorage:
 
     def free_scratch_slot(self, pool_group: i64, slot: i64, mark: i64) -> None:
         self.num_locked[pool_group] -= 1
-        self._free_slot(pool_group, slot, mark)
+        self.free_slot(pool_group, slot, mark)
 
     # -- holds and locks ----------------------------------------------------------------------------------------------
 
     def hold(self, page: i64, pool_group: i64) -> None:
         words = self.rows.words
-        at = page * ROW_WORDS + USERS
-        users = words[at]
-        words[at] = users + ONE_HOLD
+        at = page * ROW_WORDS
+        users = words[at + USERS]
+        words[at + USERS] = users + ONE_HOLD
         if users == 0:
-            self.queues[pool_group].remove(page)
+            level = (words[at + PLACE] >> 32) & 255
+            index = level * self.num_pool_groups + pool_group
+            self.queues[index].remove(page)
+            if level < self.last_level:
+                self.held_queues[index].push(page)
 
     def release(self, page: i64, pool_group: i64) -> None:
         """Drop a hold of a published page; the last one makes it droppable, as the most recently used."""
-        words = self.rows.words
-        at = page * ROW_WORDS + USERS
-        users = words[at] - ONE_HOLD
-        assert users >= 0 and (users >> 32) <= (users & LOW_MASK), "a hold was released twice"
-        words[at] = users
-        if users == 0:
-            self.queues[pool_group].push(page)
+        if self._take_hold_off(page, pool_group):
+            self.queues[self.rows.level(page) * self.num_pool_groups + pool_group].push(page)
 
     def release_first(self, page: i64, pool_group: i64) -> None:
         """Drop a hold of a published page; the last one puts it first in line for eviction."""
+        if self._take_hold_off(page, pool_group):
+            self.queues[self.rows.level(page) * self.num_pool_groups + pool_group].push_first(page)
+
+    def _take_hold_off(self, page: i64, pool_group: i64) -> bool:
+        """Whether it was the last one; then the page is in no queue."""
         words = self.rows.words
-        at = page * ROW_WORDS + USERS
-        users = words[at] - ONE_HOLD
+        at = page * ROW_WORDS
+        users = words[at + USERS] - ONE_HOLD
         assert users >= 0 and (users >> 32) <= (users & LOW_MASK), "a hold was released twice"
-        words[at] = users
-        if users == 0:
-            self.queues[pool_group].push_first(page)
+        words[at + USERS] = users
+        if users != 0:
+            return False
+        if words[at + LINKS] != NOT_QUEUED:
+            self.held_queues[self.rows.level(page) * self.num_pool_groups + pool_group].remove(page)
+        return True
 
     def lock(self, page: i64, pool_group: i64, timeline: i64) -> i64:
-        """Lock a held page; the stream waits until its bytes are there. Returns the slot id."""
+        """Lock a held page on level 0; the stream waits until its bytes are there. Returns the slot id."""
+        slot = self.lock_without_wait(page, pool_group)
+        ready = self.allocators[pool_group].ready[slot]
+        if ready != NO_POINT:
+            self.order.wait(timeline, ready)
+        return slot
+
+    def lock_without_wait(self, page: i64, pool_group: i64) -> i64:
+        """The same, where the caller sees to it that nobody touches the bytes before they are there."""
         words = self.rows.words
         at = page * ROW_WORDS
         users = words[at + USERS]
         assert users & LOW_MASK > users >> 32, "a page was locked that is not held"
         words[at + USERS] = users + ONE_LOCK
         if users < ONE_LOCK:
+            assert (words[at + PLACE] >> 32) & 255 == GPU, "a page was locked that is not on level 0"
             self.num_locked[pool_group] += 1
-        slot = words[at + PLACE] & LOW_MASK
-        ready = self.allocators[pool_group].ready[slot]
-        if ready != NO_POINT:
-            self.order.wait(timeline, ready)
-        return slot
+            if words[at + LINKS] != NOT_QUEUED:
+                self.held_queues[pool_group].remove(page)
+        return words[at + PLACE] & LOW_MASK
 
     def unlock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Drop a lock; whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
+        if self._drop_lock(page, pool_group, timeline, mark) and self.last_level > 0:
+            self.held_queues[pool_group].push(page)
+
+    def unlock_and_release(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
+        """Drop a lock and the hold that goes with it, of a published page."""
+        is_unlocked = self._drop_lock(page, pool_group, timeline, mark)
+        words = self.rows.words
+        at = page * ROW_WORDS + USERS
+        users = words[at] - ONE_HOLD
+        assert users >= 0, "a hold was released twice"
+        words[at] = users
+        if users == 0:
+            self.queues[pool_group].push(page)
+        elif is_unlocked and self.last_level > 0:
+            self.held_queues[pool_group].push(page)
+
+    def _drop_lock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> bool:
+        """Whether it was the last one; then the page is in no queue."""
         words = self.rows.words
         at = page * ROW_WORDS
         users = words[at + USERS] - ONE_LOCK
         assert users >= 0, "a page was unlocked twice"
         words[at + USERS] = users
-        if users < ONE_LOCK:
-            self.num_locked[pool_group] -= 1
         slot = words[at + PLACE] & LOW_MASK
         ready = self.allocators[pool_group].ready
         ready[slot] = self.order.advance(ready[slot], timeline, mark)
+        if users < ONE_LOCK:
+            self.num_locked[pool_group] -= 1
+            return True
+        return False
 
     def share_locked_page(self, page: i64) -> i64:
         """One more hold and lock, for a sequence on the stream of one that has the page locked; returns the slot id."""
@@ -305,15 +398,13 @@ class PageStorage:
 
     def drop_hold(self, page: i64, pool_group: i64) -> None:
         """A hold of a private page that several sequences may have; the last one frees its slot, at the slot's own point."""
-        words = self.rows.words
-        at = page * ROW_WORDS
-        users = words[at + USERS] - ONE_HOLD
-        assert users >= 0 and (users >> 32) <= (users & LOW_MASK), "a hold was dropped twice"
-        words[at + USERS] = users
-        if users == 0:
+        if self._take_hold_off(page, pool_group):
+            words = self.rows.words
+            at = page * ROW_WORDS
+            index = self.rows.level(page) * self.num_pool_groups + pool_group
             slot = words[at + PLACE] & LOW_MASK
             words[at + PLACE] = NO_PAGE
-            self._free_slot(pool_group, slot, self.allocators[pool_group].ready[slot])
+            self.free_slot(index, slot, self.allocators[index].ready[slot])
 
     def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
@@ -322,112 +413,106 @@ class PageStorage:
         allocator.ready[slot] = self.order.advance(allocator.ready[slot], timeline, mark)
 
     def set_ready(self, page: i64, pool_group: i64, point: i64) -> None:
-        """The page's bytes are there after ``point``."""
+        """The bytes of a page on level 0 are there after ``point``."""
         self.allocators[pool_group].ready[self.rows.words[page * ROW_WORDS + PLACE] & LOW_MASK] = point
 
     def raise_priority(self, page: i64, pool_group: i64, priority: i64) -> None:
         """A reused page keeps the higher of its priorities."""
+        if priority > self.rows.priority(page):
+            self.set_priority(page, pool_group, priority)
+
+    def set_priority(self, page: i64, pool_group: i64, priority: i64) -> None:
+        """A queued page becomes the most recently used of its new priority."""
         words = self.rows.words
         at = page * ROW_WORDS
         place = words[at + PLACE]
-        old = priority_of_place(place)
-        if priority <= old:
-            return
-        queued = words[at + LINKS] != NOT_QUEUED
-        if queued:
-            self.queues[pool_group].remove(page)
-        words[at + PLACE] = place + ((priority - old) << 40)
-        if queued:
-            self.queues[pool_group].push(page)
+        queue: EvictionQueue | None = None
+        if words[at + LINKS] != NOT_QUEUED:
+            index = self.rows.level(page) * self.num_pool_groups + pool_group
+            queue = self.queues[index] if words[at + USERS] == 0 else self.held_queues[index]
+            queue.remove(page)
+        words[at + PLACE] = place + ((priority - priority_of_place(place)) << 40)
+        if queue is not None:
+            queue.push(page)
         if self.sink is not None:
-            self.sink.on_priority_changed(page, old, priority)
+            self.sink.on_priority_changed(page, priority_of_place(place), priority)
 
-    # -- room ---------------------------------------------------------------------------------------------------------
+    # -- queues, for those who move pages -----------------------------------------------------------------------------
 
-    def find_refusal(self, needed: vec[i64], given_back: vec[i64]) -> bool:
-        """Whether ``needed`` slots per pool group, after ``given_back`` ones, are not to be had; notes why."""
-        pool_group: i64 = 0
-        while pool_group < self.num_pool_groups:
-            asked = needed[pool_group] - given_back[pool_group]
-            free = self.allocators[pool_group].num_free
-            if asked > free:
-                evictable = self.queues[pool_group].num_pages
-                if asked > free + evictable:
-                    self.digest.note(REFUSAL, asked)
-                    self.last_refusal = self._describe_refusal(pool_group, asked, free, evictable)
-                    return True
-            pool_group += 1
-        return False
-
-    def _describe_refusal(self, pool_group: i64, asked: i64, free: i64, evictable: i64) -> Refusal:
-        allocator = self.allocators[pool_group]
-        text = (
-            f"level 0, pool group {pool_group}: {asked} slots asked for, {free} free and {evictable} evictable of "
-            f"{allocator.num_slots}; {self.num_locked[pool_group]} are locked by active sequences. Suspend or close "
-            f"sequences, or enlarge the GPU tier's quota"
-        )
-        return Refusal(0, int(pool_group), int(asked), int(free), int(evictable), text)
-
-    def evict(self, needed: vec[i64]) -> None:
-        """Make ``needed`` slots per pool group free; `find_refusal` has said that they are to be had."""
-        pool_group: i64 = 0
-        while pool_group < self.num_pool_groups:
-            allocator = self.allocators[pool_group]
-            queue = self.queues[pool_group]
-            while allocator.num_free < needed[pool_group]:
-                page = queue.first()
-                assert page != NO_VICTIM, "no victim where one was counted"
-                self._evict_or_defer(page, pool_group)
-            pool_group += 1
-
-    def _evict_or_defer(self, page: i64, pool_group: i64) -> None:
-        """On one path of the tree the far end goes first: a page with others below it takes its place behind one of them."""
-        owner = self._owner
-        assert owner is not None
-        below = owner.find_page_below(page)
-        if below == NO_PAGE:
-            self._evict_page(page, pool_group)
-            return
-        queue = self.queues[pool_group]
-        queue.remove(page)
+    def take_out(self, page: i64, pool_group: i64) -> None:
+        """Take a page out of its queue, if it is in one: nobody may choose it as a victim until `put_back`."""
         words = self.rows.words
-        priority = priority_of_place(words[below * ROW_WORDS + PLACE])
-        at = page * ROW_WORDS + PLACE
-        old = priority_of_place(words[at])
-        if priority > old:
-            words[at] += (priority - old) << 40
-            if self.sink is not None:
-                self.sink.on_priority_changed(page, old, priority)
-        queue.push(page)
+        at = page * ROW_WORDS
+        if words[at + LINKS] != NOT_QUEUED:
+            index = self.rows.level(page) * self.num_pool_groups + pool_group
+            (self.queues[index] if words[at + USERS] == 0 else self.held_queues[index]).remove(page)
 
-    def _evict_page(self, page: i64, pool_group: i64) -> None:
-        self.digest.note(VICTIM, page)
-        self.drop(page, pool_group, CAPACITY)
-        owner = self._owner
-        assert owner is not None
-        owner.on_page_dropped(page)
+    def put_back(self, page: i64, pool_group: i64) -> None:
+        """Into the queue where an unlocked page belongs now, as the most recently used."""
+        level = self.rows.level(page)
+        index = level * self.num_pool_groups + pool_group
+        if self.rows.words[page * ROW_WORDS + USERS] == 0:
+            self.queues[index].push(page)
+        elif level < self.last_level:
+            self.held_queues[index].push(page)
+
+    def put_back_first(self, page: i64, pool_group: i64) -> None:
+        """The same, as the next to go."""
+        level = self.rows.level(page)
+        index = level * self.num_pool_groups + pool_group
+        if self.rows.words[page * ROW_WORDS + USERS] == 0:
+            self.queues[index].push_first(page)
+        elif level < self.last_level:
+            self.held_queues[index].push_first(page)
+
+    def place_page(self, page: i64, level: i64, slot: i64) -> None:
+        """The page, in no queue, has moved to that slot."""
+        words = self.rows.words
+        at = page * ROW_WORDS + PLACE
+        place = words[at]
+        words[at] = pack_place(slot, level, priority_of_place(place))
+        if self.sink is not None:
+            # A sink passes over what was never published.
+            self.sink.on_page_moved(page, level_of_place(place), level)
 
     def drop(self, page: i64, pool_group: i64, cause: i64) -> None:
         """A droppable page is gone, for a `removal_cause`; its slot is free."""
         words = self.rows.words
         at = page * ROW_WORDS
         assert words[at + USERS] == 0, "a page was dropped that somebody holds"
-        self.queues[pool_group].remove(page)
         place = words[at + PLACE]
+        level = level_of_place(place)
+        index = level * self.num_pool_groups + pool_group
+        self.queues[index].remove(page)
         slot = place & LOW_MASK
         words[at + PLACE] = NO_PAGE
         if cause == CAPACITY or cause == UNREACHABLE:
-            self.num_evicted[pool_group] += 1
+            self.num_evicted[index] += 1
         self.last_cause = cause
-        self.counters.note_dropped(level_of_place(place), pool_group, cause)
-        self._free_slot(pool_group, slot, self.allocators[pool_group].ready[slot])
+        self.counters.note_dropped(level, pool_group, cause)
+        self.free_slot(index, slot, self.allocators[index].ready[slot])
         if self.sink is not None:
             self.sink.on_page_removed(page, cause)
 
-    def compute_statistics(self, pool_group: i64) -> StorageStatistics:
-        allocator = self.allocators[pool_group]
+    def drop_with_owner(self, page: i64, pool_group: i64, cause: i64) -> None:
+        """The same, and the owner hears of it: what is useless without the page may go with it."""
+        self.drop(page, pool_group, cause)
+        owner = self._owner
+        assert owner is not None
+        owner.on_page_dropped(page)
+
+    def find_page_below(self, page: i64) -> i64:
+        owner = self._owner
+        assert owner is not None
+        return owner.find_page_below(page)
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def compute_statistics(self, level: i64, pool_group: i64) -> StorageStatistics:
+        index = level * self.num_pool_groups + pool_group
+        allocator = self.allocators[index]
         free = int(allocator.num_free)
-        evictable = int(self.queues[pool_group].num_pages)
+        evictable = int(self.queues[index].num_pages + self.held_queues[index].num_pages)
         total = int(allocator.num_slots)
         return StorageStatistics(
             slot_sizes=self.layout.slot_bytes(int(pool_group)),
@@ -437,7 +522,7 @@ class PageStorage:
             available=free + evictable,
             unavailable=total - free - evictable,
             peak_used=int(allocator.total_peak),
-            evicted=int(self.num_evicted[pool_group]),
+            evicted=int(self.num_evicted[index]),
         )
 
     # -- bytes --------------------------------------------------------------------------------------------------------

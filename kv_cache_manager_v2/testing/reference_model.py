@@ -44,16 +44,18 @@ class SlotNeed:
     """Pages that a call takes and gives back, per layer group. Between ``least`` and ``most`` the library may
     choose."""
 
-    __slots__ = ("least", "most", "given_back")
+    __slots__ = ("least", "most", "given_back", "newly_locked")
 
     least: Final[list[int]]
     most: Final[list[int]]
     given_back: Final[list[int]]
+    newly_locked: Final[list[int]]  # pages that exist and that no active sequence needed so far
 
     def __init__(self, num_groups: int) -> None:
         self.least = [0] * num_groups
         self.most = [0] * num_groups
         self.given_back = [0] * num_groups
+        self.newly_locked = [0] * num_groups
 
     def add(self, group: int, num_slots: int) -> None:
         self.least[group] += num_slots
@@ -63,10 +65,10 @@ class SlotNeed:
 @final
 @mypyc_attr(native_class=True)
 class ReferenceModel:
-    """See the module's docstring. ``statuses`` and ``slots`` are what was seen last of each page in the tree."""
+    """See the module's docstring. ``statuses`` and ``places`` are what was seen last of each page in the tree."""
 
     __slots__ = (
-        "tokens_per_block", "rules", "tree", "sequences", "statuses", "slots", "_with_partial_blocks", "_must_come",
+        "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
     )  # fmt: skip
 
@@ -75,7 +77,7 @@ class ReferenceModel:
     tree: Final[ReferenceTree]
     sequences: Final[dict[int, ReferenceSequence]]
     statuses: dict[Page, str]
-    slots: dict[Page, int]
+    places: dict[Page, tuple[int, int]]  # level and slot
     _with_partial_blocks: Final[bool]
     _must_come: Final[set[Page]]
     _may_come: Final[set[Page]]
@@ -105,7 +107,7 @@ class ReferenceModel:
         self.tree = ReferenceTree(size, self.rules)
         self.sequences = {}
         self.statuses = {}
-        self.slots = {}
+        self.places = {}
         self._with_partial_blocks = config.enable_partial_reuse
         self._must_come = set()
         self._may_come = set()
@@ -144,7 +146,7 @@ class ReferenceModel:
 
     def _read_tree(self, picture: Picture) -> None:
         self.statuses = {}
-        self.slots = {}
+        self.places = {}
         for scope_picture in picture["tree"]:
             path = [self.tree.root((scope_picture["lora_id"], scope_picture["salt"]))]
             for block in scope_picture["blocks"]:
@@ -155,7 +157,7 @@ class ReferenceModel:
                 for group, page in enumerate(block["pages"]):
                     if page is not None:
                         self.statuses[(node, group)] = page["status"]
-                        self.slots[(node, group)] = page["slot"]
+                        self.places[(node, group)] = (page["level"], page["slot"])
 
     def _adopt_published(self, picture: Picture) -> None:
         """What became of private last blocks whose owner ended, and that forks share: published for all of them, or not."""
@@ -254,6 +256,11 @@ class ReferenceModel:
 
     def slots_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
         need = SlotNeed(len(self.rules))
+        locked = {page for page, status in self._needed_pages().items() if status == LOCKED}
+        for group in range(len(self.rules)):
+            for ordinal in range(self.num_blocks(sequence)):
+                if self.is_needed(sequence, group, ordinal) and (sequence.node(ordinal), group) not in locked:
+                    need.newly_locked[group] += 1
         self._count_tail_copy(sequence, sequence.history, sequence.is_matched_tail, need)
         for group in range(len(self._scratch_rules)):
             need.add(group, self._scratch_rules[group].compute_num_slots(sequence.scratch[group]))
@@ -354,10 +361,12 @@ class ReferenceModel:
 
     def _find_tail(self, candidates: list[int], sequence_picture: Picture) -> int:
         """Which of the blocks that begin alike was taken: the one whose slots the sequence names."""
-        last = [slots[-1] for slots in sequence_picture["page_slots"]]
+        slots = [slots[-1] for slots in sequence_picture["page_slots"]]
+        levels = [levels[-1] for levels in sequence_picture["page_levels"]]
+        last = list(zip(levels, slots))
         for node in candidates:
-            groups = [group for group in range(len(self.rules)) if last[group] is not None]
-            if all([self.slots.get((node, group)) == last[group] for group in groups]):
+            groups = [group for group in range(len(self.rules)) if slots[group] is not None]
+            if all([self.places.get((node, group)) == last[group] for group in groups]):
                 return node
         raise ModelDisagreement(f"sequence {sequence_picture['id']}: its partial last block is none that could serve")
 
@@ -369,6 +378,10 @@ class ReferenceModel:
             sequence.shared_tail = None
         sequence.is_matched_tail = False
         sequence.is_active = True
+        self._may_all_go = True
+
+    def make_room(self) -> None:
+        """A call that changes nothing else has made room."""
         self._may_all_go = True
 
     def suspend(self, sequence: ReferenceSequence) -> None:

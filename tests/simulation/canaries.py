@@ -28,8 +28,8 @@ CANARIES = (
     Canary(
         "reader does not wait for the writer",
         "storage/page_storage.py",
-        "            self.order.wait(timeline, ready)\n        return slot\n\n    def unlock",
-        "            pass\n        return slot\n\n    def unlock",
+        "            self.order.wait(timeline, ready)\n        return slot\n\n    def lock_without_wait",
+        "            pass\n        return slot\n\n    def lock_without_wait",
     ),
     Canary(
         "scratch slot does not wait for the slot's last use",
@@ -40,14 +40,14 @@ CANARIES = (
     Canary(
         "slot is free before its last use is over",
         "storage/page_storage.py",
-        "        self._free_slot(pool_group, slot, mark)\n\n    def _free_slot",
-        "        self._free_slot(pool_group, slot, 0)\n\n    def _free_slot",
+        "        self.free_slot(pool_group, slot, mark)\n\n    def free_unlocked_page",
+        "        self.free_slot(pool_group, slot, 0)\n\n    def free_unlocked_page",
     ),
     Canary(
         "scratch slot is free before its last use is over",
         "storage/page_storage.py",
-        "        self.num_locked[pool_group] -= 1\n        self._free_slot(pool_group, slot, mark)\n",
-        "        self.num_locked[pool_group] -= 1\n        self._free_slot(pool_group, slot, 0)\n",
+        "        self.num_locked[pool_group] -= 1\n        self.free_slot(pool_group, slot, mark)\n",
+        "        self.num_locked[pool_group] -= 1\n        self.free_slot(pool_group, slot, 0)\n",
     ),
     Canary(
         "a reader that leaves is forgotten",
@@ -126,8 +126,8 @@ CANARIES = (
     Canary(
         "matched page stays in the eviction queue",
         "storage/page_storage.py",
-        "        words[at] = users + ONE_HOLD\n        if users == 0:\n",
-        "        words[at] = users + ONE_HOLD\n        if users < 0:\n",
+        "        words[at + USERS] = users + ONE_HOLD\n        if users == 0:\n",
+        "        words[at + USERS] = users + ONE_HOLD\n        if users < 0:\n",
     ),
     Canary(
         "moved page loses its users",
@@ -155,9 +155,9 @@ CANARIES = (
     ),
     Canary(
         "refusal counts what can be evicted twice",
-        "storage/page_storage.py",
-        "                if asked > free + evictable:\n",
-        "                if asked > free + 2 * evictable:\n",
+        "storage/room_maker.py",
+        "                if asked > free + droppable + held:\n",
+        "                if asked > free + 2 * droppable + held:\n",
     ),
     Canary(
         "shrunk sequence keeps its slots",
@@ -231,8 +231,8 @@ CANARIES = (
     Canary(
         "a shared page's slot is freed with its first owner",
         "storage/page_storage.py",
-        "        words[at + USERS] = users\n        if users == 0:\n            slot = ",
-        "        words[at + USERS] = users\n        if True:\n            slot = ",
+        "        if self._take_hold_off(page, pool_group):\n            words = ",
+        "        if self._take_hold_off(page, pool_group) or True:\n            words = ",
     ),
     Canary(
         "publishing for a fork forgets its pin",
@@ -282,5 +282,54 @@ CANARIES = (
         "events/event_assembler.py",
         "            self._drafts[self._first_draft].num_dropped = lost\n",
         "            pass\n",
+    ),
+    # -- levels -------------------------------------------------------------------------------------------------------
+    Canary(
+        "a page that came up is taken to be there at once",
+        "storage/room_maker.py",
+        "        storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point\n",
+        "        storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = 0\n",
+    ),
+    Canary(
+        "slot is free while its page is still being copied away",
+        "storage/room_maker.py",
+        "        storage.free_slot(source_index, self.sources[position], point)\n",
+        "        storage.free_slot(source_index, self.sources[position], 0)\n",
+    ),
+    Canary(
+        "page is copied down before it is written",
+        "storage/page_mover.py",
+        "            self._order.wait(timeline, source.allocator.ready[sources[position]])\n",
+        "",
+    ),
+    Canary(
+        "page is copied over one that is still read",
+        "storage/page_mover.py",
+        "            self._order.wait(timeline, target.allocator.ready[targets[position]])\n",
+        "",
+    ),
+    Canary(
+        "swap does not bring the second page back",
+        "storage/bounce.py",
+        "            self._copy(stream, high.tier, high_address, CacheTier.HOST_MEM, bounce_address, num_bytes)\n        except",
+        "            pass\n        except",
+    ),
+    Canary(
+        "held pages are counted as room below",
+        "storage/room_maker.py",
+        "            room += storage.allocators[index].num_free + storage.queues[index].num_pages\n",
+        "            room += storage.allocators[index].num_slots\n",
+    ),
+    Canary(
+        "published page on a lower level keeps its slot when ours replaces it",
+        "storage/page_storage.py",
+        "        self.free_slot(index, slot, self.allocators[index].ready[slot])\n        priority",
+        "        priority",
+    ),
+    Canary(
+        "a sequence goes on before its pages have landed",
+        "sequence/residency.py",
+        "    for point in state.arrivals:\n        order.wait(state.timeline, point)\n",
+        "",
     ),
 )

@@ -1,7 +1,8 @@
 """Whether a manager may refuse, or grant, what takes slots: counted from the model, pool group by pool group.
 
-With one level every page that no open sequence needs can be dropped to make room. So a call must pass if what it takes
-fits beside what is needed, and must be refused if it does not.
+Every page that no open sequence needs can be dropped to make room, and what suspended ones need can go to any lower level.
+So a call must pass if what it takes fits beside what is needed, on all levels together, and beside what is locked, on level 0;
+and it must be refused if it does not.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,12 @@ from ..reference_model import ModelDisagreement, SlotNeed, ReferenceModel
 class RoomJudge:
     """Constant but for the model, which it asks."""
 
-    __slots__ = ("_model", "_pool_group_of", "_num_slots", "_max_util_for_resume")
+    __slots__ = ("_model", "_pool_group_of", "_num_slots", "_num_all_slots", "_max_util_for_resume")
 
     _model: Final[ReferenceModel]
     _pool_group_of: Final[Sequence[int]]  # by layer group
-    _num_slots: Final[Sequence[int]]  # by pool group
+    _num_slots: Final[Sequence[int]]  # by pool group, of level 0
+    _num_all_slots: Final[Sequence[int]]  # of all levels
     _max_util_for_resume: Final[float]
 
     def __init__(
@@ -29,11 +31,13 @@ class RoomJudge:
         model: ReferenceModel,
         pool_group_of: Sequence[int],
         num_slots: Sequence[int],
+        num_all_slots: Sequence[int],
         max_util_for_resume: float,
     ) -> None:
         self._model = model
         self._pool_group_of = pool_group_of
         self._num_slots = num_slots
+        self._num_all_slots = num_all_slots
         self._max_util_for_resume = max_util_for_resume
 
     def num_used(self, pool_group: int) -> int:
@@ -55,7 +59,10 @@ class RoomJudge:
         numbers: list[str] = []
         for pool_group, num_slots in enumerate(self._num_slots):
             groups = self._groups(pool_group)
-            room = num_slots - sum([self._model.num_needed_slots(group) - need.given_back[group] for group in groups])
+            given_back = sum([need.given_back[group] for group in groups])
+            needed = sum([self._model.num_needed_slots(group) for group in groups])
+            locked = sum([self._model.num_locked_slots(group) + need.newly_locked[group] for group in groups])
+            room = min(self._num_all_slots[pool_group] - needed, num_slots - locked) + given_back
             least = sum([need.least[group] for group in groups])
             most = sum([need.most[group] for group in groups])
             must_pass = must_pass and most <= room

@@ -11,7 +11,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ...base.ids import LayerId
-from ...config.cache_tier_config import GpuCacheTierConfig
+from ...config.cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
 from ...config.layer_config import AttentionLayerConfig, BufferConfig
 from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
@@ -26,6 +26,7 @@ _LIKELIHOODS: Final = {
     "rewind": 3.0,
     "move_history": 2.0,
     "suspend": 5.0,
+    "prefetch": 1.5,
     "stop_committing": 3.0,
     "close": 8.0,
     "fork": 5.0,
@@ -127,13 +128,24 @@ def _draw_config(random: Random) -> KVCacheManagerConfig:
     num_slots = random.choice((5, 8, 12, 20, 40))
     return KVCacheManagerConfig(
         tokens_per_block,
-        [GpuCacheTierConfig(num_slots * bytes_per_block)],
+        [GpuCacheTierConfig(num_slots * bytes_per_block), *_draw_lower_tiers(random, bytes_per_block)],
         layers,
         max_util_for_resume=random.choice((0.5, 0.9, 0.97, 1.0)),
         enable_partial_reuse=random.random() < 0.8,
         reserve_null_slot=random.random() < 0.1,
         swa_scratch_reuse=SwaScratchReuseConfig(random.choice((0, 0, 1, 5))) if uses_scratch else None,
     )
+
+
+def _draw_lower_tiers(random: Random, bytes_per_block: int) -> list[HostCacheTierConfig | DiskCacheTierConfig]:
+    """None, one or two levels, small enough to be full often."""
+    tiers: list[HostCacheTierConfig | DiskCacheTierConfig] = []
+    has_disk = False
+    for _level in range(random.choice((0, 0, 1, 1, 2))):
+        quota = random.choice((3, 6, 12, 30)) * bytes_per_block
+        has_disk = has_disk or random.random() < 0.4
+        tiers.append(DiskCacheTierConfig(quota, "/tmp") if has_disk else HostCacheTierConfig(quota))
+    return tiers
 
 
 def _draw_layer_kind(

@@ -76,7 +76,11 @@ class SimulatedRun:
         slot_sizes = [counts.slot_sizes for counts in statistics]
         self._pool_group_of = find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
         num_slots = [counts.total for counts in statistics]
-        self._judge = RoomJudge(self._model, self._pool_group_of, num_slots, config.max_util_for_resume)
+        num_all_slots = [0] * len(num_slots)
+        for level in range(len(config.cache_tiers)):
+            for pool_group, counts in enumerate(self.manager.get_storage_statistics(level)):
+                num_all_slots[pool_group] += counts.total
+        self._judge = RoomJudge(self._model, self._pool_group_of, num_slots, num_all_slots, config.max_util_for_resume)
         self._streams = [self.device.default_stream()]
         while len(self._streams) < scenario.num_streams:
             self._streams.append(self.device.create_stream())
@@ -117,7 +121,7 @@ class SimulatedRun:
 
     def _perform_on_sequence(self, kind: str, random: Random) -> bool:
         """False if there is no sequence that it could be done to."""
-        wants_suspended = kind == "resume"
+        wants_suspended = kind in ("resume", "prefetch")
         wants_active = kind in ("step", "commit", "rewind", "move_history", "suspend")
         candidates = [
             sequence
@@ -132,6 +136,8 @@ class SimulatedRun:
         self.num_performed += 1
         if kind == "resume":
             self._resume(sequence, random)
+        elif kind == "prefetch":
+            self._prefetch(sequence, random)
         elif kind == "step":
             self._step(sequence, random)
         elif kind == "commit":
@@ -188,11 +194,23 @@ class SimulatedRun:
         if random.random() < 0.6:
             self._resume(sequence, random)
 
+    def _prefetch(self, sequence: SimulatedSequence, random: Random) -> None:
+        picture = self.manager.describe()
+        level = int(random.random() * len(self._scenario.config.cache_tiers))
+        if sequence.handle.prefetch(level):
+            self._model.make_room()
+        else:
+            _require_unchanged(picture, self.manager.describe())
+
     def _resume(self, sequence: SimulatedSequence, random: Random) -> None:
         is_overused = self._judge.is_overused()
         need = self._model.slots_to_resume(sequence.model)
         stream = random.choice(self._streams) if random.random() < 0.9 else None
-        passed = sequence.handle.resume(stream)
+        waits = random.random() < 0.6
+        passed = sequence.handle.resume(stream, waits)
+        for _poll in range(0 if waits or not passed else int(random.random() * 4)):
+            if sequence.handle.ready:
+                break
         if is_overused and passed:
             raise ModelDisagreement(f"sequence {sequence.name} was resumed beyond max_util_for_resume")
         if not is_overused:
@@ -423,9 +441,12 @@ class SimulatedRun:
         self.manager.clear_reusable_blocks()
         self._model.clear()
         self._check()
-        for counts in self.manager.get_storage_statistics():
-            if counts.free != counts.total:
-                raise ModelDisagreement(f"{counts.total - counts.free} slots are not free after everything was closed")
+        for level in range(len(self._scenario.config.cache_tiers)):
+            for counts in self.manager.get_storage_statistics(level):
+                if counts.free != counts.total:
+                    raise ModelDisagreement(
+                        f"{counts.total - counts.free} slots of level {level} are not free after everything was closed"
+                    )
         self.manager.shutdown()
         for stream in self._streams[1:]:
             self.device.destroy_stream(stream)

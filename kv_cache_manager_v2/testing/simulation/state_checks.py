@@ -109,10 +109,12 @@ def _name_page(sequence: SimulatedSequence, group: int, ordinal: int) -> PageNam
 
 
 def _check_statistics(manager: KVCacheManager, judge: RoomJudge) -> None:
-    statistics: Sequence[Any] = manager.get_storage_statistics()
-    for pool_group, counts in enumerate(statistics):
+    levels: Sequence[Any] = [manager.get_storage_statistics(level) for level in range(len(manager.cache_tier_list))]
+    for pool_group in range(len(levels[0])):
+        counts = [groups[pool_group] for groups in levels]
         used = judge.num_used(pool_group)
-        if counts.total - counts.free != used:
+        if sum([count.total - count.free for count in counts]) != used:
             raise ModelDisagreement(
-                f"pool group {pool_group} has {counts.free} free of {counts.total} slots, but {used} pages exist"
+                f"pool group {pool_group} has {[count.free for count in counts]} free of {[count.total for count in counts]} "
+                f"slots by level, but {used} pages exist"
             )

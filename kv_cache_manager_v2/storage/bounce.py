@@ -1,0 +1,111 @@
+"""One slot of host memory for each pool group, outside every quota: where two levels are full, pages swap through it.
+
+Without it a suspended sequence whose pages lie below could never come up again while every level is full of pages that
+must stay.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import CacheTier
+from ..device.memory_range import MemoryRange
+from ..device.port import CopyBatch, Device
+from ..pools.pool_group import PoolGroup
+
+
+@final
+@mypyc_attr(native_class=True)
+class BounceSlots:
+    """Owns its memory from `open` until `close`. Used by one stream: in stream order nobody finds it taken."""
+
+    __slots__ = ("_device", "_ranges")
+
+    _device: Final[Device]
+    _ranges: Final[list[list[MemoryRange]]]
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._ranges = []
+
+    def open(self, slot_bytes: list[tuple[int, ...]]) -> None:
+        try:
+            for group_bytes in slot_bytes:
+                ranges: list[MemoryRange] = []
+                self._ranges.append(ranges)
+                for num_bytes in group_bytes:
+                    memory = MemoryRange(self._device, CacheTier.HOST_MEM, num_bytes)
+                    ranges.append(memory)
+                    memory.resize(num_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def swap(
+        self,
+        stream: int,
+        pool_group: i64,
+        low: PoolGroup,
+        low_slot: i64,
+        high: PoolGroup,
+        high_slot: i64,
+        waits: bool,
+    ) -> None:
+        """Enqueue the exchange; where the device refuses a copy, the exchange is undone and its error raised.
+
+        ``waits``: not before what ``low`` holds was read for certain.
+        """
+        pool: i64 = 0
+        try:
+            while pool < len(low.slot_bytes):
+                self._swap_pool(stream, pool_group, pool, low, low_slot, high, high_slot, waits)
+                pool += 1
+        except Exception:
+            # Swapped again, what was swapped is back.
+            while pool > 0:
+                pool -= 1
+                self._swap_pool(stream, pool_group, pool, low, low_slot, high, high_slot, False)
+            raise
+
+    def _swap_pool(
+        self,
+        stream: int,
+        pool_group: i64,
+        pool: i64,
+        low: PoolGroup,
+        low_slot: i64,
+        high: PoolGroup,
+        high_slot: i64,
+        waits: bool,
+    ) -> None:
+        num_bytes = low.slot_bytes[pool]
+        bounce_address: i64 = self._ranges[pool_group][pool].address
+        low_address = low.base_addresses[pool] + low_slot * num_bytes
+        high_address = high.base_addresses[pool] + high_slot * num_bytes
+        self._copy(stream, CacheTier.HOST_MEM, bounce_address, low.tier, low_address, num_bytes)
+        if waits:
+            self._device.synchronize_stream(stream)
+        try:
+            self._copy(stream, low.tier, low_address, high.tier, high_address, num_bytes)
+        except Exception:
+            self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
+            raise
+        try:
+            self._copy(stream, high.tier, high_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
+        except Exception:
+            self._copy(stream, high.tier, high_address, low.tier, low_address, num_bytes)
+            self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
+            raise
+
+    def _copy(
+        self, stream: int, target_tier: CacheTier, target: i64, source_tier: CacheTier, source: i64, num_bytes: i64
+    ) -> None:
+        batch = CopyBatch(target_tier, source_tier, num_bytes)
+        batch.add(target, source)
+        self._device.copy_batch(stream, batch)
+
+    def close(self) -> None:
+        for ranges in self._ranges:
+            for memory in ranges:
+                memory.close()
+        self._ranges.clear()

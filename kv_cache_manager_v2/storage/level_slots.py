@@ -1,0 +1,24 @@
+"""What a level below level 0 is made of: a value."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import CacheTier
+
+
+@final
+@mypyc_attr(native_class=True)
+class LevelSlots:
+    """``path``: the folder of a disk level's files. ``num_slots`` by pool group."""
+
+    __slots__ = ("tier", "path", "num_slots")
+
+    tier: Final[CacheTier]
+    path: Final[str | None]
+    num_slots: Final[tuple[int, ...]]
+
+    def __init__(self, tier: CacheTier, path: str | None, num_slots: tuple[int, ...]) -> None:
+        self.tier = tier
+        self.path = path
+        self.num_slots = num_slots

@@ -1,0 +1,210 @@
+"""Bringing held pages up to a level, in waves: what fits goes up in batches, which frees slots below, and so on.
+
+Where nothing is free on any level, a page swaps with one of level 0 through the bounce slot. `RoomMaker` has said before that
+all of it fits. Whoever asks has taken the pages, and those of its own that must not be chosen as victims, out of their
+queues; they stay out.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import CacheTier
+from ..device.stream_order import StreamOrder
+from .decision_digest import VICTIM
+from .page_mover import PageMover
+from .page_storage import PageStorage
+from .room_maker import RoomMaker
+
+_TOP: Final = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class OnboardList:
+    """Held pages that a sequence needs: where they are now."""
+
+    __slots__ = ("num_pool_groups", "target_level", "pages", "here", "num_here", "num_below", "points")
+
+    num_pool_groups: Final[i64]
+    target_level: Final[i64]
+    pages: Final[list[vec[i64]]]
+    """By index (level and pool group): those below the target level."""
+    here: Final[list[vec[i64]]]
+    """By pool group: those on the target level already, in a queue of victims."""
+    num_here: vec[i64]
+    num_below: vec[i64]
+    points: vec[i64]
+    """After which all that was brought up is there."""
+
+    def __init__(self, num_pool_groups: i64, num_levels: i64, target_level: i64) -> None:
+        self.num_pool_groups = num_pool_groups
+        self.target_level = target_level
+        self.pages = [vec[i64]() for _ in range(num_pool_groups * num_levels)]
+        self.here = [vec[i64]() for _ in range(num_pool_groups)]
+        self.num_here = vec[i64]([0] * int(num_pool_groups))
+        self.num_below = vec[i64]([0] * int(num_pool_groups))
+        self.points = vec[i64]()
+
+    def add(self, page: i64, level: i64, pool_group: i64, is_queued: bool) -> None:
+        if level > self.target_level:
+            index = level * self.num_pool_groups + pool_group
+            self.pages[index] = append(self.pages[index], page)
+            self.num_below[pool_group] += 1
+        elif level == self.target_level and is_queued:
+            self.here[pool_group] = append(self.here[pool_group], page)
+            self.num_here[pool_group] += 1
+
+    def needs_work(self, extra: vec[i64]) -> bool:
+        """Whether anything must be brought up, or room made beside pages that must stay."""
+        pool_group: i64 = 0
+        while pool_group < self.num_pool_groups:
+            if self.num_below[pool_group] > 0 or extra[pool_group] > 0:
+                return True
+            pool_group += 1
+        return False
+
+
+@final
+@mypyc_attr(native_class=True)
+class Onboarding:
+    __slots__ = ("_storage", "_room", "_mover", "_order")
+
+    _storage: Final[PageStorage]
+    _room: Final[RoomMaker]
+    _mover: Final[PageMover]
+    _order: Final[StreamOrder]
+
+    def __init__(self, storage: PageStorage, room: RoomMaker, mover: PageMover) -> None:
+        self._storage = storage
+        self._room = room
+        self._mover = mover
+        self._order = storage.order
+
+    def bring_up(self, wanted: OnboardList, extra: vec[i64], verify: bool) -> None:
+        """Bring all listed pages to the target level and have ``extra`` slots per pool group free there besides.
+
+        ``verify``: wait for what a disk reads, so that an error of its is raised here. `PageMoveError` or the disk's error
+        leaves every page whole, some on the target level already, and all of the list in their queues again. Without an
+        error none of them is in a queue.
+        """
+        self._take_out(wanted)
+        try:
+            pool_group: i64 = 0
+            while pool_group < wanted.num_pool_groups:
+                self._bring_up_group(wanted, pool_group, extra[pool_group], verify)
+                pool_group += 1
+        except BaseException:
+            self.put_back(wanted)
+            raise
+
+    def _take_out(self, wanted: OnboardList) -> None:
+        index: i64 = 0
+        for pages in wanted.pages:
+            for page in pages:
+                self._storage.take_out(page, index % wanted.num_pool_groups)
+            index += 1
+        index = 0
+        for pages in wanted.here:
+            for page in pages:
+                self._storage.take_out(page, index)
+            index += 1
+
+    def put_back(self, wanted: OnboardList) -> None:
+        """The pages of the list, where nobody locked them, belong in their queues again."""
+        index: i64 = 0
+        for pages in wanted.pages:
+            for page in pages:
+                self._storage.put_back(page, index % wanted.num_pool_groups)
+            index += 1
+        index = 0
+        for pages in wanted.here:
+            for page in pages:
+                self._storage.put_back(page, index)
+            index += 1
+
+    def _bring_up_group(self, wanted: OnboardList, pool_group: i64, extra: i64, verify: bool) -> None:
+        storage = self._storage
+        target_level = wanted.target_level
+        allocator = storage.allocators[target_level * wanted.num_pool_groups + pool_group]
+        remaining = wanted.num_below[pool_group]
+        level = target_level + 1
+        position: i64 = 0
+        while True:
+            if allocator.num_free < remaining + extra:
+                self._room.free_slots(target_level, pool_group, remaining + extra)
+            if remaining == 0:
+                assert allocator.num_free >= extra, "no room where it was counted"
+                return
+            pages = wanted.pages[level * wanted.num_pool_groups + pool_group]
+            if position == len(pages):
+                level += 1
+                position = 0
+                continue
+            count = len(pages) - position
+            if count > allocator.num_free:
+                count = allocator.num_free
+            if count > 0:
+                self._move_up(wanted, pages, position, count, level, pool_group, verify)
+            else:
+                self._swap_up(wanted, pages[position], level, pool_group, verify)
+                count = 1
+            position += count
+            remaining -= count
+
+    def _move_up(
+        self, wanted: OnboardList, pages: vec[i64], first: i64, count: i64, level: i64, pool_group: i64, verify: bool
+    ) -> None:
+        room = self._room
+        target_level = wanted.target_level
+        source_index = level * wanted.num_pool_groups + pool_group
+        room.begin_moves()
+        position: i64 = 0
+        while position < count:
+            room.add_move(pages[first + position], target_level * wanted.num_pool_groups + pool_group)
+            position += 1
+        try:
+            point = self._mover.move(pool_group, level, room.sources, target_level, room.targets, count)
+            if verify and self._storage.pool_groups[source_index].tier == CacheTier.DISK:
+                self._order.synchronize(point)
+        except BaseException:
+            room.undo_moves(level, pool_group, target_level, count)
+            raise
+        position = 0
+        while position < count:
+            room.settle_move(position, source_index, target_level, pool_group, point)
+            position += 1
+        wanted.points = append(wanted.points, point)
+
+    def _swap_up(self, wanted: OnboardList, page: i64, level: i64, pool_group: i64, verify: bool) -> None:
+        """Every level is full of pages that must stay: a held page of level 0 goes where ``page`` comes from."""
+        storage = self._storage
+        assert wanted.target_level == _TOP, "pages are swapped with level 0 only"
+        held = storage.held_queues[pool_group]
+        assert held.num_pages > 0, "nothing to swap with where it was counted"
+        victim = held.first()
+        held.remove(victim)
+        low_slot = storage.rows.slot(page)
+        high_slot = storage.rows.slot(victim)
+        low_ready = storage.allocators[level * wanted.num_pool_groups + pool_group].ready
+        high_ready = storage.allocators[pool_group].ready
+        try:
+            point = self._mover.swap(pool_group, level, low_slot, high_slot, verify)
+        except BaseException:
+            timeline = self._mover.timeline(1, 0)
+            mark = self._order.mark(timeline)
+            low_ready[low_slot] = self._order.advance(low_ready[low_slot], timeline, mark)
+            high_ready[high_slot] = self._order.advance(high_ready[high_slot], timeline, mark)
+            held.push_first(victim)
+            raise
+        storage.digest.note(VICTIM, victim)
+        storage.num_evicted[pool_group] += 1
+        storage.counters.note_copied(level, _TOP, pool_group, 1)
+        storage.counters.note_copied(_TOP, level, pool_group, 1)
+        storage.place_page(page, _TOP, high_slot)
+        storage.place_page(victim, level, low_slot)
+        low_ready[low_slot] = point
+        high_ready[high_slot] = point
+        storage.put_back(victim, pool_group)
+        wanted.points = append(wanted.points, point)

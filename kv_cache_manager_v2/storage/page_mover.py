@@ -1,0 +1,147 @@
+"""Copies pages from level to level, in stream order, on streams of the manager's own.
+
+Moves bytes only: which page has which slot is the caller's business, before and after. Each pair of levels has a stream, so
+that what comes up does not wait for what goes down unless it takes over its slot. One call is one batch for each pool:
+pages of one pool group, from one level to another. The host waits for nothing here.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import PageMoveError
+from ..base.ids import CacheTier
+from ..device.port import CopyBatch, Device
+from ..device.stream_order import NO_POINT, StreamOrder, timeline_of_point
+from ..pools.pool_group import PoolGroup
+from .bounce import BounceSlots
+
+_NO_TIMELINE: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class PageMover:
+    """Owns its streams, each from the first page that goes its way until `close`, and the bounce slots."""
+
+    __slots__ = (
+        "_device", "_order", "_pool_groups", "_num_pool_groups", "_num_levels", "_timelines", "_streams", "_bounce"
+    )  # fmt: skip
+
+    _device: Final[Device]
+    _order: Final[StreamOrder]
+    _pool_groups: Final[list[PoolGroup]]
+    _num_pool_groups: Final[i64]
+    _num_levels: Final[i64]
+    _timelines: vec[i64]
+    """By source level * number of levels + target level."""
+    _streams: Final[list[int]]
+    _bounce: Final[BounceSlots]
+
+    def __init__(
+        self, device: Device, order: StreamOrder, pool_groups: list[PoolGroup], num_pool_groups: i64, num_levels: i64
+    ) -> None:
+        self._device = device
+        self._order = order
+        self._pool_groups = pool_groups
+        self._num_pool_groups = num_pool_groups
+        self._num_levels = num_levels
+        self._timelines = vec[i64]([_NO_TIMELINE] * int(num_levels * num_levels))
+        self._streams = []
+        self._bounce = BounceSlots(device)
+
+    def open_bounce(self, slot_bytes: list[tuple[int, ...]]) -> None:
+        """Get the memory through which two full levels swap; `OutOfMemoryError` leaves nothing behind."""
+        self._bounce.open(slot_bytes)
+
+    def move(
+        self, pool_group: i64, source_level: i64, sources: vec[i64], target_level: i64, targets: vec[i64], count: i64
+    ) -> i64:
+        """Enqueue copies of the first ``count`` slots; returns the point after them.
+
+        They wait for whatever any of these slots waits for. `PageMoveError`, naming the levels, if the device refuses;
+        some of the target slots may be written to then, until a mark of that `timeline`.
+        """
+        timeline = self.timeline(source_level, target_level)
+        source = self._pool_groups[source_level * self._num_pool_groups + pool_group]
+        target = self._pool_groups[target_level * self._num_pool_groups + pool_group]
+        position: i64 = 0
+        while position < count:
+            self._order.wait(timeline, source.allocator.ready[sources[position]])
+            self._order.wait(timeline, target.allocator.ready[targets[position]])
+            position += 1
+        stream = self._order.stream_of(timeline)
+        try:
+            pool: i64 = 0
+            while pool < len(source.slot_bytes):
+                num_bytes = source.slot_bytes[pool]
+                batch = CopyBatch(target.tier, source.tier, num_bytes)
+                position = 0
+                while position < count:
+                    batch.add(
+                        target.base_addresses[pool] + targets[position] * num_bytes,
+                        source.base_addresses[pool] + sources[position] * num_bytes,
+                    )
+                    position += 1
+                self._device.copy_batch(stream, batch)
+                pool += 1
+        except Exception as error:
+            raise PageMoveError(
+                f"moving {count} pages of pool group {pool_group} from level {source_level} ({source.tier.name}) to level "
+                f"{target_level} ({target.tier.name}) failed: {error}"
+            ) from error
+        return self._order.mark(timeline)
+
+    def timeline(self, source_level: i64, target_level: i64) -> i64:
+        """The one on which pages go from one level to the other."""
+        index = source_level * self._num_levels + target_level
+        timeline = self._timelines[index]
+        if timeline == _NO_TIMELINE:
+            stream = self._device.create_stream()
+            try:
+                timeline = self._order.enter(stream)
+            except BaseException:
+                self._device.destroy_stream(stream)
+                raise
+            self._timelines[index] = timeline
+            self._streams.append(stream)
+        return timeline
+
+    def swap(self, pool_group: i64, level: i64, low_slot: i64, high_slot: i64, verify: bool) -> i64:
+        """Enqueue the exchange of a slot of ``level`` with one of level 0, both full, through the bounce slot.
+
+        Returns the point after it. `PageMoveError` if the device refuses; then the slots hold what they held, in stream
+        order, from a mark of ``timeline(1, 0)`` on. ``verify``: wait for what is read from a disk before it is relied on.
+        """
+        high = self._pool_groups[pool_group]
+        low = self._pool_groups[level * self._num_pool_groups + pool_group]
+        # All swaps on one stream: the next one finds the bounce slot free.
+        timeline = self.timeline(1, 0)
+        self._order.wait(timeline, low.allocator.ready[low_slot])
+        self._order.wait(timeline, high.allocator.ready[high_slot])
+        stream = self._order.stream_of(timeline)
+        try:
+            self._bounce.swap(stream, pool_group, low, low_slot, high, high_slot, verify and low.tier == CacheTier.DISK)
+        except Exception as error:
+            raise PageMoveError(
+                f"swapping a page of pool group {pool_group} between level 0 and level {level} ({low.tier.name}) failed: {error}"
+            ) from error
+        return self._order.mark(timeline)
+
+    def owns(self, point: i64) -> bool:
+        """Whether it is a point of the mover's own: some page is on its way until then."""
+        if len(self._streams) == 0 or point == NO_POINT:
+            return False
+        timeline = timeline_of_point(point)
+        for own in self._timelines:
+            if own == timeline:
+                return True
+        return False
+
+    def close(self) -> None:
+        """Give back the streams and the bounce slots. Nothing that was enqueued is running."""
+        for stream in self._streams:
+            self._device.destroy_stream(stream)
+        self._streams.clear()
+        self._bounce.close()
