@@ -10,7 +10,6 @@ Importing this module imports nothing of CUDA. Where a test brings its own ``dri
 of `cuda.bindings.driver`.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final, final
 
@@ -20,7 +19,8 @@ from ..base.errors import KVCacheManagerError, LogicError
 from ..base.ids import CacheTier
 from .copy_runs import CopyRuns
 from .cuda_context import CudaContext
-from .cuda_driver import NOT_SUPPORTED, SUCCESS, CudaDriver, load_driver_module
+from .cuda_copies import CudaCopies
+from .cuda_driver import CudaDriver, load_driver_module
 from .cuda_host_memory import CudaHostMemory
 from .cuda_kernel import CudaCompiler, CudaKernel, load_nvrtc_module
 from .cuda_memory import CudaMemory
@@ -29,13 +29,10 @@ from .host_memory import release_addresses, reserve_addresses, total_host_bytes
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
 
-_logger: Final = logging.getLogger(__name__)
-
 _DEFAULT_STREAM: Final = 0
 _LAST_SPECIAL_STREAM: Final = 2
 """0, 1 and 2 name the default streams of whichever context is current; every other stream knows its own."""
 
-_LAST_LEGACY_STREAM: Final = 1
 _STREAM_NON_BLOCKING: Final = 1
 _EVENT_DISABLE_TIMING: Final = 2
 _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
@@ -68,8 +65,7 @@ class CudaDevice(Device):
         "_events",
         "_event_objects",
         "_kernels",
-        "_copy_attributes",
-        "_has_batch_copies",
+        "_copies",
         "_is_closed",
     )
 
@@ -90,8 +86,7 @@ class CudaDevice(Device):
     _events: Final[HandleTable]
     _event_objects: Final[list[Any]]  # by the handle's index; the pool
     _kernels: Final[list[CudaKernel]]
-    _copy_attributes: Final[list[Any]]
-    _has_batch_copies: bool
+    _copies: Final[CudaCopies]
     _is_closed: bool
 
     def __init__(
@@ -144,8 +139,7 @@ class CudaDevice(Device):
         self._events = HandleTable("event")
         self._event_objects = []
         self._kernels = []
-        self._copy_attributes = [_make_copy_attributes(checked.module)]
-        self._has_batch_copies = _has_batch_copies(checked)
+        self._copies = CudaCopies(checked, self._gpu_ranges, self._host_memory)
         self._is_closed = False
         # Last, so that a failure above has nothing to give back.
         self._context = CudaContext(checked, device)
@@ -289,28 +283,17 @@ class CudaDevice(Device):
         if batch.count == 0:
             return
         runs = CopyRuns(batch)
-        pointer = self._driver.module.CUdeviceptr
-        dsts: list[Any] = []
-        srcs: list[Any] = []
+        dsts: list[int] = []
+        srcs: list[int] = []
         sizes: list[int] = []
         index: i64 = 0
         while index < runs.count:
-            dst: int = runs.dst_addresses[index]
-            src: int = runs.src_addresses[index]
-            left: int = runs.sizes[index]
-            while left > 0:
-                num_bytes = min(
-                    left, self._piece_end(batch.dst_tier, dst) - dst, self._piece_end(batch.src_tier, src) - src
-                )
-                dsts.append(pointer(dst))
-                srcs.append(pointer(src))
-                sizes.append(num_bytes)
-                dst += num_bytes
-                src += num_bytes
-                left -= num_bytes
+            dsts.append(runs.dst_addresses[index])
+            srcs.append(runs.src_addresses[index])
+            sizes.append(runs.sizes[index])
             index += 1
         with self._context:
-            self._enqueue_copies(stream, dsts, srcs, sizes)
+            self._copies.enqueue(stream, batch.dst_tier, batch.src_tier, dsts, srcs, sizes)
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._require_open()
@@ -358,29 +341,6 @@ class CudaDevice(Device):
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _enqueue_copies(self, stream: int, dsts: list[Any], srcs: list[Any], sizes: list[int]) -> None:
-        count = len(sizes)
-        # The driver takes no batch on the legacy default stream.
-        if count > 1 and self._has_batch_copies and stream > _LAST_LEGACY_STREAM:
-            status = self._driver.status_of(
-                "cuMemcpyBatchAsync", dsts, srcs, sizes, count, self._copy_attributes, [0], 1, stream
-            )
-            number = int(status)
-            if number == SUCCESS:
-                return
-            if number != NOT_SUPPORTED:
-                raise self._driver.make_error("cuMemcpyBatchAsync", status)
-            _logger.info("%s takes no batches of copies; they are enqueued one by one", self._name)
-            self._has_batch_copies = False
-        for index in range(count):
-            self._driver.call("cuMemcpyAsync", dsts[index], srcs[index], sizes[index], stream)
-
-    def _piece_end(self, tier: CacheTier, address: int) -> int:
-        """How far a single copy may reach: pieces of memory that were made apart may be neighbours, but are no unit."""
-        if tier == CacheTier.GPU_MEM:
-            return self._gpu_ranges.mapped_end(address)
-        return self._host_memory.registration_end(address)
-
     def _event_object(self, event: i64) -> Any:
         self._events.require_live(event)
         return self._event_objects[handle_index(event)]
@@ -402,24 +362,3 @@ class CudaDevice(Device):
     def _require_open(self) -> None:
         if self._is_closed:
             raise LogicError("this device is closed; make a new one")
-
-
-def _make_copy_attributes(module: Any) -> Any:
-    """Sources are read in stream order; None where this cuda-python has no batches."""
-    if not hasattr(module, "CUmemcpyAttributes"):
-        return None
-    attributes = module.CUmemcpyAttributes()
-    attributes.srcAccessOrder = module.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-    return attributes
-
-
-def _has_batch_copies(driver: CudaDriver) -> bool:
-    """Whether cuda-python and the driver both have `cuMemcpyBatchAsync`, and the same form of it.
-
-    CUDA 12.8 brought it and 13.0 changed its form. cuda-python hides the difference, but not from an older driver.
-    """
-    if not hasattr(driver.module, "cuMemcpyBatchAsync"):
-        return False
-    driver_version: int = driver.call("cuDriverGetVersion")
-    bindings_version: int = driver.module.CUDA_VERSION
-    return driver_version >= (13000 if bindings_version >= 13000 else 12080)

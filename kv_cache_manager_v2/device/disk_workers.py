@@ -1,10 +1,11 @@
 """The threads that move bytes from and to disk files: a queue of tasks, and jobs that wait for other jobs.
 
 The caller's thread starts jobs and sees when they are done; the workers touch nothing but bytes, their queue and the rescue
-table. Several tasks are under way at once, of one job or of several; a job that was started behind others that it conflicts
-with begins when they are done, without the caller's help. Threads are made with the first job.
+table. Several tasks are under way at once, of one job or of several. A job that was started behind others that it conflicts
+with begins when they are done, and one with gates when these are open, without the caller's help. Threads are made with the
+first job.
 
-Conservation: every job that was started is waiting for others, or has tasks queued or running, or is done.
+Conservation: every job that was started waits for other jobs, or for its gates, or has tasks queued or running, or is done.
 """
 
 from collections import deque
@@ -19,19 +20,27 @@ from .disk_job import DiskJob
 from .disk_transfers import DiskTransfers
 from .staging_memory import StagingMemory
 
+_GATE_SECONDS: Final = 0.0002
+"""How often gates are looked at while there is nothing else to do."""
+
 
 @final
 @mypyc_attr(native_class=True)
 class DiskWorkers:
     """Who creates it calls `close`, after the last job is done."""
 
-    __slots__ = ("transfers", "num_done", "_num_threads", "_threads", "_tasks", "_work", "_progress", "_is_closing")
+    __slots__ = (
+        "transfers", "num_done", "_num_threads", "_threads", "_tasks", "_gated", "_is_watched", "_work", "_progress",
+        "_is_closing",
+    )  # fmt: skip
 
     transfers: Final[DiskTransfers]
     num_done: int  # jobs; grows under the lock
     _num_threads: Final[int]
     _threads: Final[list[Thread]]
     _tasks: Final[deque[tuple[DiskJob, int]]]
+    _gated: list[DiskJob]  # that wait for nothing but their gates
+    _is_watched: bool  # a worker looks at the gates from time to time
     _work: Final[Condition]  # of the one lock: there is something to do
     _progress: Final[Condition]  # of the same: a job is done
     _is_closing: bool
@@ -42,6 +51,8 @@ class DiskWorkers:
         self._num_threads = num_threads
         self._threads = []
         self._tasks = deque()
+        self._gated = []
+        self._is_watched = False
         lock = Lock()
         self._work = Condition(lock)
         self._progress = Condition(lock)
@@ -60,7 +71,13 @@ class DiskWorkers:
                     earlier.followers.append(job)
                     job.num_blockers += 1
             if job.num_blockers == 0:
-                self._queue_tasks(job)
+                self._let_begin(job)
+
+    def wait(self, job: DiskJob) -> None:
+        """Block until the job, which was started, is done."""
+        with self._progress:
+            while not job.is_done:
+                self._progress.wait()
 
     def wait_beyond(self, num_done: int) -> None:
         """Block until more than ``num_done`` jobs are done."""
@@ -87,9 +104,20 @@ class DiskWorkers:
         staging.close()
 
     def _take(self) -> tuple[DiskJob, int] | None:
+        """The next task; None when the workers are closing."""
         with self._work:
+            self._open_gates()
             while not self._tasks and not self._is_closing:
-                self._work.wait()
+                if self._gated and not self._is_watched:
+                    self._is_watched = True
+                    self._work.wait(_GATE_SECONDS)
+                    self._is_watched = False
+                    self._open_gates()
+                else:
+                    self._work.wait()
+            if self._gated and not self._is_watched:
+                # Whoever watches takes a task now; another one is to watch.
+                self._work.notify()
             return self._tasks.popleft() if self._tasks else None
 
     def _carry_out(self, job: DiskJob, index: int, staging: StagingMemory) -> None:
@@ -109,13 +137,45 @@ class DiskWorkers:
             if job.num_left == 0:
                 self._finish(job)
 
+    # -- under the lock -----------------------------------------------------------------------------------------------
+
+    def _let_begin(self, job: DiskJob) -> None:
+        if job.gates:
+            self._gated.append(job)
+            self._work.notify()
+        else:
+            self._queue_tasks(job)
+
+    def _open_gates(self) -> None:
+        if not self._gated:
+            return
+        waiting = self._gated
+        self._gated = []
+        for job in waiting:
+            if not self._try_begin(job):
+                self._gated.append(job)
+
+    def _try_begin(self, job: DiskJob) -> bool:
+        try:
+            for gate in job.gates:
+                if not gate.is_open():
+                    return False
+        except Exception as error:
+            job.read_error = StorageIOError(f"copies of the DISK tier were not made, for what they wait for failed: {error}")
+            self._finish(job)
+            return True
+        self._queue_tasks(job)
+        return True
+
     def _finish(self, job: DiskJob) -> None:
+        if job.signal is not None:
+            job.signal.give()
         job.is_done = True
         self.num_done += 1
         for follower in job.followers:
             follower.num_blockers -= 1
             if follower.num_blockers == 0:
-                self._queue_tasks(follower)
+                self._let_begin(follower)
         job.followers.clear()
         self._progress.notify_all()
 

@@ -19,7 +19,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import LogicError, StorageIOError
 from ..base.ids import CacheTier
-from .disk_job import DiskJob
+from .disk_plan import plan_job
 from .disk_ranges import DISK_TOTAL_BYTES, DiskRanges
 from .disk_workers import DiskWorkers
 from .file_port import FilePort
@@ -232,7 +232,7 @@ class HostDevice(Device):
         src_ranges.require_accessible(batch.src_addresses, batch.count, batch.num_bytes)
         if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
             if batch.count > 0:
-                self._pending.copy_with_disk(stream, DiskJob(batch, self._disk_ranges))
+                self._pending.copy_with_disk(stream, plan_job(batch, self._disk_ranges))
         elif self._pending.is_busy:
             self._pending.copy(stream, batch)
         else:

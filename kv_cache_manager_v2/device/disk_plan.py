@@ -1,0 +1,80 @@
+"""From a batch of copies to what is to be moved where on which disk file, in as few pieces as possible."""
+
+from mypy_extensions import i64
+
+from ..base.ids import CacheTier
+from .copy_runs import CopyRuns
+from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
+from .disk_job import DiskJob
+from .disk_ranges import DiskRanges
+from .port import CopyBatch
+
+
+def plan_job(batch: CopyBatch, ranges: DiskRanges) -> DiskJob:
+    """One job for a batch between disk and memory that the host can address, or from disk to disk.
+
+    ``batch`` has at least one copy, and all its addresses are mapped.
+    """
+    runs = CopyRuns(batch)
+    sources: list[DiskExtent] = []
+    targets: list[DiskExtent] = []
+    if batch.src_tier != CacheTier.DISK:
+        targets = plan_extents(runs, ranges, True)
+    elif batch.dst_tier != CacheTier.DISK:
+        sources = plan_extents(runs, ranges, False)
+    else:
+        _plan_pairs(runs, ranges, sources, targets)
+    for extent in sources:
+        extent.make_ready()
+    for extent in targets:
+        extent.make_ready()
+    return DiskJob(sources, targets, runs)
+
+
+def plan_extents(runs: CopyRuns, ranges: DiskRanges, to_disk: bool) -> list[DiskExtent]:
+    """Copies that are neighbours on the disk together, wherever their bytes are in memory."""
+    extents: list[DiskExtent] = []
+    for disk, memory, size in _sort_runs(runs, to_disk):
+        moved = 0
+        while moved < size:
+            num_bytes = min(size - moved, MAX_EXTENT_BYTES)
+            if not extents or not extents[-1].takes(disk + moved, num_bytes):
+                extents.append(DiskExtent(ranges.file_of(disk), disk + moved))
+            extents[-1].add(memory + moved, num_bytes)
+            moved += num_bytes
+    return extents
+
+
+def _sort_runs(runs: CopyRuns, to_disk: bool) -> list[tuple[int, int, int]]:
+    """Disk address, memory address and size of each run, in the order of the disk."""
+    sorted_runs: list[tuple[int, int, int]] = []
+    index: i64 = 0
+    while index < runs.count:
+        dst: int = runs.dst_addresses[index]
+        src: int = runs.src_addresses[index]
+        size: int = runs.sizes[index]
+        sorted_runs.append((dst, src, size) if to_disk else (src, dst, size))
+        index += 1
+    sorted_runs.sort()
+    return sorted_runs
+
+
+def _plan_pairs(runs: CopyRuns, ranges: DiskRanges, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:
+    """From disk to disk; where the memory is, shows when a worker brings it."""
+    index: i64 = 0
+    while index < runs.count:
+        dst: int = runs.dst_addresses[index]
+        src: int = runs.src_addresses[index]
+        left: int = runs.sizes[index]
+        while left > 0:
+            num_bytes = min(left, MAX_EXTENT_BYTES)
+            source = DiskExtent(ranges.file_of(src), src)
+            source.add(0, num_bytes)
+            target = DiskExtent(ranges.file_of(dst), dst)
+            target.add(0, num_bytes)
+            sources.append(source)
+            targets.append(target)
+            dst += num_bytes
+            src += num_bytes
+            left -= num_bytes
+        index += 1
