@@ -15,17 +15,22 @@ from typing import Any, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.errors import KVCacheManagerError, LogicError
+from ..base.errors import KVCacheManagerError, LogicError, StorageIOError
 from ..base.ids import CacheTier
 from .copy_runs import CopyRuns
 from .cuda_context import CudaContext
 from .cuda_copies import CudaCopies
+from .cuda_disk import CudaDisk
 from .cuda_driver import CudaDriver, load_driver_module
 from .cuda_host_memory import CudaHostMemory
 from .cuda_kernel import CudaCompiler, CudaKernel, load_nvrtc_module
 from .cuda_memory import CudaMemory
+from .cuda_staging import STAGING_SLOT_BYTES
+from .disk_ranges import DISK_TOTAL_BYTES
+from .file_port import FilePort
 from .handle_table import HandleTable, handle_index
 from .host_memory import release_addresses, reserve_addresses, total_host_bytes
+from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
 
@@ -37,6 +42,8 @@ _STREAM_NON_BLOCKING: Final = 1
 _EVENT_DISABLE_TIMING: Final = 2
 _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
 _MAX_REGISTRATION_BYTES: Final = 1 << 30
+_DEFAULT_DISK_THREADS: Final = 4
+_DEFAULT_STAGING_BYTES: Final = 32 << 20
 
 
 @final
@@ -45,7 +52,9 @@ class CudaDevice(Device):
     """See the module's docstring. One thread at a time, any thread.
 
     ``granularity_bytes`` is the smallest unit in which memory is mapped; a GPU whose driver has a larger one uses that.
-    Host memory is pinned in pieces of ``max_registration_bytes`` at most.
+    Host memory is pinned in pieces of ``max_registration_bytes`` at most. ``files``: in place of the operating system's.
+    ``num_disk_threads`` transfers from and to disks are under way at a time; what they move between disk and GPU passes
+    through ``staging_bytes`` of pinned memory, which is taken with the first range of the DISK tier.
     """
 
     __slots__ = (
@@ -56,6 +65,7 @@ class CudaDevice(Device):
         "_capability",
         "_total_bytes",
         "_context",
+        "_disk",
         "_host_granularity_bytes",
         "_gpu_memory",
         "_host_memory",
@@ -77,6 +87,7 @@ class CudaDevice(Device):
     _capability: Final[int]
     _total_bytes: Final[int]
     _context: Final[CudaContext]
+    _disk: Final[CudaDisk]
     _host_granularity_bytes: Final[int]
     _gpu_memory: Final[CudaMemory]
     _host_memory: Final[CudaHostMemory]
@@ -97,6 +108,9 @@ class CudaDevice(Device):
         nvrtc: Any = None,
         granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
         max_registration_bytes: int = _MAX_REGISTRATION_BYTES,
+        files: FilePort | None = None,
+        num_disk_threads: int = _DEFAULT_DISK_THREADS,
+        staging_bytes: int = _DEFAULT_STAGING_BYTES,
     ) -> None:
         if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
             raise ValueError(f"granularity_bytes is {granularity_bytes}: it must be a power of two")
@@ -105,6 +119,10 @@ class CudaDevice(Device):
                 f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of the granularity,"
                 f" {granularity_bytes}"
             )
+        if num_disk_threads < 1:
+            raise ValueError(f"num_disk_threads is {num_disk_threads}: it must be at least 1")
+        if staging_bytes < STAGING_SLOT_BYTES or staging_bytes % STAGING_SLOT_BYTES != 0:
+            raise ValueError(f"staging_bytes is {staging_bytes}: it must be a multiple of {STAGING_SLOT_BYTES}")
         checked = CudaDriver(load_driver_module() if driver is None else driver)
         checked.call("cuInit", 0)
         num_devices: int = checked.call("cuDeviceGetCount")
@@ -143,6 +161,16 @@ class CudaDevice(Device):
         self._is_closed = False
         # Last, so that a failure above has nothing to give back.
         self._context = CudaContext(checked, device)
+        self._disk = CudaDisk(
+            checked,
+            self._context,
+            self._host_memory,
+            self._copies,
+            OsFiles() if files is None else files,
+            granularity_bytes,
+            num_disk_threads,
+            staging_bytes // STAGING_SLOT_BYTES,
+        )
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -162,11 +190,15 @@ class CudaDevice(Device):
         return self._host_granularity_bytes
 
     def total_bytes(self, tier: CacheTier) -> int:
+        if tier == CacheTier.DISK:
+            return DISK_TOTAL_BYTES
         return self._total_bytes if self._is_gpu(tier) else total_host_bytes()
 
     def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
         self._require_open()
         ranges = self._ranges(tier)
+        if tier == CacheTier.DISK:
+            raise ValueError("a range of DISK needs a folder for its file; use reserve_disk_range")
         ranges.validate_num_bytes(num_bytes)
         if self._is_gpu(tier):
             address = self._gpu_memory.reserve(num_bytes)
@@ -175,8 +207,19 @@ class CudaDevice(Device):
         ranges.add(address, num_bytes)
         return address
 
+    def reserve_disk_range(self, path: str, num_bytes: int) -> int:
+        self._require_open()
+        return self._disk.reserve(path, num_bytes)
+
+    def disk_failure(self, address: int) -> StorageIOError | None:
+        self._require_open()
+        return self._disk.failure_of(address)
+
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
+        if tier == CacheTier.DISK:
+            self._disk.ranges.release(address, num_bytes)
+            return
         ranges = self._ranges(tier)
         ranges.require_releasable(address, num_bytes)
         if self._is_gpu(tier):
@@ -187,6 +230,9 @@ class CudaDevice(Device):
 
     def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
+        if tier == CacheTier.DISK:
+            self._disk.ranges.map(address, num_bytes)
+            return
         reserved = self._ranges(tier).require_unmapped(address, num_bytes)
         if self._is_gpu(tier):
             self._gpu_memory.map(address, num_bytes)
@@ -197,6 +243,13 @@ class CudaDevice(Device):
 
     def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
+        if self._disk.is_busy:
+            # To unmap may be to wait for the GPU, which may wait for the workers.
+            self._disk.drain()
+        if tier == CacheTier.DISK:
+            self._ranges(tier).require_mapped(address, num_bytes)
+            self._disk.unmap(address, num_bytes)
+            return
         reserved = self._ranges(tier).require_mapped(address, num_bytes)
         if self._is_gpu(tier):
             self._gpu_memory.unmap(address, num_bytes)
@@ -226,11 +279,18 @@ class CudaDevice(Device):
         with self._context:
             self._driver.call("cuStreamDestroy", self._streams[stream])
         del self._streams[stream]
+        if self._disk.is_busy:
+            self._disk.note_destroy(stream)
 
     def synchronize_stream(self, stream: int) -> None:
         self._require_open()
+        is_busy = self._disk.is_busy
+        if is_busy:
+            self._disk.wait_before_stream(stream)
         with self._context:
             self._driver.call("cuStreamSynchronize", stream)
+        if is_busy:
+            self._disk.tell_stream(stream)
 
     def record_event(self, stream: int) -> int:
         self._require_open()
@@ -248,6 +308,8 @@ class CudaDevice(Device):
         except KVCacheManagerError:
             self._events.free(handle)
             raise
+        if self._disk.is_busy:
+            self._disk.note_record(stream, handle)
         return handle
 
     def wait_event(self, stream: int, event: int) -> None:
@@ -258,19 +320,32 @@ class CudaDevice(Device):
                 self._driver.wait_event(stream, event_object)
         else:
             self._driver.wait_event(stream, event_object)
+        if self._disk.is_busy:
+            self._disk.note_wait(stream, event)
 
     def is_event_done(self, event: int) -> bool:
         self._require_open()
-        return self._driver.is_event_done(self._event_object(event))
+        is_done = self._driver.is_event_done(self._event_object(event))
+        if is_done and self._disk.is_busy:
+            self._disk.tell_event(event)
+        return is_done
 
     def synchronize_event(self, event: int) -> None:
         self._require_open()
-        self._driver.call("cuEventSynchronize", self._event_object(event))
+        event_object = self._event_object(event)
+        is_busy = self._disk.is_busy
+        if is_busy:
+            self._disk.wait_before_event(event)
+        self._driver.call("cuEventSynchronize", event_object)
+        if is_busy:
+            self._disk.tell_event(event)
 
     def release_event(self, event: int) -> None:
         """Back to the pool. Waits that were enqueued refer to what had been recorded, not to the driver's object."""
         self._require_open()
         self._events.free(event)
+        if self._disk.is_busy:
+            self._disk.note_release(event)
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
@@ -281,6 +356,9 @@ class CudaDevice(Device):
         self._ranges(batch.dst_tier).require_accessible(batch.dst_addresses, batch.count, batch.num_bytes)
         self._ranges(batch.src_tier).require_accessible(batch.src_addresses, batch.count, batch.num_bytes)
         if batch.count == 0:
+            return
+        if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
+            self._disk.copy(stream, batch)
             return
         runs = CopyRuns(batch)
         dsts: list[int] = []
@@ -321,10 +399,14 @@ class CudaDevice(Device):
         """Give everything back that the device made. Where the driver refuses, it raises and may be called again."""
         if self._is_closed:
             return
-        num_ranges = self._gpu_ranges.num_ranges() + self._host_ranges.num_ranges()
+        num_ranges = 0
+        num_bytes = 0
+        for ranges in (self._gpu_ranges, self._host_ranges, self._disk.ranges.table):
+            num_ranges += ranges.num_ranges()
+            num_bytes += ranges.reserved_bytes()
         if num_ranges > 0:
-            num_bytes = self._gpu_ranges.reserved_bytes() + self._host_ranges.reserved_bytes()
             raise LogicError(f"{num_ranges} ranges with {num_bytes} bytes are still reserved; release_range them first")
+        self._disk.close()
         while self._kernels:
             self._kernels[-1].close()
             self._kernels.pop()
@@ -350,14 +432,12 @@ class CudaDevice(Device):
             self._event_objects.append(self._driver.call("cuEventCreate", _EVENT_DISABLE_TIMING))
 
     def _is_gpu(self, tier: CacheTier) -> bool:
-        if tier == CacheTier.GPU_MEM:
-            return True
-        if tier == CacheTier.HOST_MEM:
-            return False
-        raise ValueError(f"{self._name} has no tier {tier.name}; it has GPU_MEM and HOST_MEM")
+        return tier == CacheTier.GPU_MEM
 
     def _ranges(self, tier: CacheTier) -> RangeTable:
-        return self._gpu_ranges if self._is_gpu(tier) else self._host_ranges
+        if tier == CacheTier.DISK:
+            return self._disk.ranges.table
+        return self._gpu_ranges if tier == CacheTier.GPU_MEM else self._host_ranges
 
     def _require_open(self) -> None:
         if self._is_closed:

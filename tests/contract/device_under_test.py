@@ -7,8 +7,6 @@ through its host tier. The device over the strict fake driver moves no bytes; th
 import ctypes
 from typing import Any
 
-import pytest
-
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.port import CopyBatch, Device
@@ -22,7 +20,6 @@ class DeviceUnderTest:
     ) -> None:
         self.device = device
         self.folder = folder
-        self.has_disk = device.is_software
         self.moves_bytes = moves_bytes
         self.fake_driver = fake_driver
         self._ranges: list[MemoryRange] = []
@@ -30,7 +27,6 @@ class DeviceUnderTest:
         self._stream = device.create_stream()
 
     def granules(self, tier: CacheTier, count: int) -> int:
-        self.require_tier(tier)
         return count * self.device.granularity_bytes(tier)
 
     def memory(self, tier: CacheTier, num_bytes: int) -> int:
@@ -40,21 +36,15 @@ class DeviceUnderTest:
         return memory_range.address
 
     def memory_range(self, tier: CacheTier, max_bytes: int) -> MemoryRange:
-        self.require_tier(tier)
         memory_range = MemoryRange(self.device, tier, max_bytes, self.folder if tier == DISK else None)
         self._ranges.append(memory_range)
         return memory_range
 
     def reserve(self, tier: CacheTier, num_bytes: int) -> int:
         """A bare range, which the test releases."""
-        self.require_tier(tier)
         if tier == DISK:
             return self.device.reserve_disk_range(self.folder, num_bytes)
         return self.device.reserve_range(tier, num_bytes)
-
-    def require_tier(self, tier: CacheTier) -> None:
-        if tier == DISK and not self.has_disk:
-            pytest.skip(f"{self.device.name} has no disk tier")
 
     def write(self, tier: CacheTier, address: int, data: bytes) -> None:
         if not self.moves_bytes:

@@ -1,18 +1,23 @@
 """Random copies among memory and disk on several streams, ordered by events where they must be, equal copies made at once.
 
-On the host device with real files, with files that move few bytes at a time, and with a disk that takes no writes; and on the
-simulated device, which would also report a missing wait.
+On the host device with real files, with files that move few bytes at a time, and with a disk that refuses writes; on CUDA over a
+driver that runs its streams late; and on the simulated device, which would also report a missing wait.
 """
 
 import ctypes
 import errno
+import importlib
+import importlib.util
 import os
 import random
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kv_cache_manager_v2 import CacheTier, CopyBatch, Device, HostDevice
+from kv_cache_manager_v2.device.cuda_device import CudaDevice
 from kv_cache_manager_v2.device.file_port import FilePort
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.os_files import OsFiles
@@ -72,14 +77,14 @@ class Interleaving:
                 memory.resize(SLOTS * slot_bytes)
                 self.ranges[tier].append(memory)
         self.streams = [device.default_stream(), device.create_stream(), device.create_stream()]
-        self.values: dict[int, int | None] = {}  # by address; None: never written
+        self.values: dict[int, int] = {}  # by address
         self.users: dict[int, dict[int, int]] = {}  # by address: stream -> the event behind its last use
         self.last_event: dict[int, int] = {}
         for tier in TIERS:
             for memory in self.ranges[tier]:
                 for slot in range(SLOTS):
-                    self.values[memory.address + slot * slot_bytes] = None
                     self.users[memory.address + slot * slot_bytes] = {}
+        self.write_everything()
 
     def run(self, num_operations: int) -> None:
         for _ in range(num_operations):
@@ -97,6 +102,22 @@ class Interleaving:
                     self.device.is_event_done(event)
                 else:
                     self.device.synchronize_event(event)
+
+    def write_everything(self) -> None:
+        """Each slot a value of its own."""
+        stream = self.streams[0]
+        gpu = self.ranges[GPU][0].address
+        for value, address in enumerate(self.addresses(GPU) + self.addresses(HOST) + self.addresses(DISK)):
+            self.values[address] = value
+        for tier in (HOST, DISK, GPU):
+            for address in self.addresses(tier):
+                target = address if tier == GPU else gpu
+                self.device.fill(stream, target, self.slot_bytes, self.values[address])
+                if tier != GPU:
+                    batch = CopyBatch(tier, GPU, self.slot_bytes)
+                    batch.add(address, gpu)
+                    self.device.copy_batch(stream, batch)
+        self.device.synchronize_stream(stream)
 
     def fill(self, stream: int) -> None:
         address = self.random.choice(self.addresses(GPU))
@@ -149,13 +170,11 @@ class Interleaving:
         host.resize(self.slot_bytes)
         for tier in TIERS:
             for address in self.addresses(tier):
-                value = self.values[address]
-                if value is not None:
-                    batch = CopyBatch(HOST, tier, self.slot_bytes)
-                    batch.add(host.address, address)
-                    self.device.copy_batch(self.streams[0], batch)
-                    self.device.synchronize_stream(self.streams[0])
-                    assert set(ctypes.string_at(host.address, self.slot_bytes)) == {value}
+                batch = CopyBatch(HOST, tier, self.slot_bytes)
+                batch.add(host.address, address)
+                self.device.copy_batch(self.streams[0], batch)
+                self.device.synchronize_stream(self.streams[0])
+                assert set(ctypes.string_at(host.address, self.slot_bytes)) == {self.values[address]}
         host.close()
 
     def close(self) -> None:
@@ -165,7 +184,27 @@ class Interleaving:
         self.device.close()
 
 
+def make_async_driver(seed: int, can_wait_for_values: bool) -> Any:
+    """It lives with the tests of `CudaDevice`, which are no package that this one could name."""
+    folder = Path(__file__).parents[2] / "unit" / "device"
+    name = "device_tests"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+    driver = importlib.import_module(f"{name}.async_cuda_driver").AsyncCudaDriver(seed)
+    driver.can_wait_for_values = can_wait_for_values
+    return driver
+
+
 def make_device(kind: str, seed: int) -> Device:
+    if kind.startswith("cuda"):
+        driver = make_async_driver(seed, kind != "cuda, blocking")
+        files = UnreliableFiles(seed, 0.3, 0.3) if kind == "cuda, failing writes" else None
+        # One or two staging slots, which are always in somebody's use.
+        return CudaDevice(driver=driver, granularity_bytes=PAGE, files=files, staging_bytes=(1 + seed % 2) << 20)
     if kind == "simulated":
         return SimulatedDevice(seed)
     if kind == "short transfers":
@@ -175,12 +214,18 @@ def make_device(kind: str, seed: int) -> Device:
     return HostDevice(PAGE, num_disk_threads=1 if kind == "one thread" else 4)
 
 
-@pytest.mark.parametrize("slot_bytes", [PAGE, 1000, 3 * PAGE])
-@pytest.mark.parametrize("kind", ["threads", "one thread", "short transfers", "failing writes", "simulated"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("slot_bytes", [PAGE, 1000, 3 * PAGE, 75 * PAGE])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("threads", "one thread", "short transfers", "failing writes"),
+        *("cuda", "cuda, blocking", "cuda, failing writes", "simulated"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
 def test_copies_through_disk_equal_copies_made_at_once(tmp_path: Path, kind: str, slot_bytes: int, seed: int) -> None:
     interleaving = Interleaving(make_device(kind, seed), tmp_path, slot_bytes, seed)
-    interleaving.run(60 if kind == "simulated" else 250)
+    interleaving.run({"simulated": 60}.get(kind, 100 if kind.startswith("cuda") else 250))
     interleaving.check()
     interleaving.close()
     assert list(tmp_path.iterdir()) == []

@@ -73,6 +73,7 @@ class FakeCudaDriver:
         self.num_devices = num_devices
         self.takes_batches = True
         self.are_events_done = True
+        self.can_wait_for_values = True
         self.is_initialised = False
         self.calls: list[str] = []
         self.copies: list[tuple[int, int, int]] = []  # destination, source, bytes
@@ -342,6 +343,13 @@ class FakeCudaDriver:
         del self.registrations[p]
         return (CUresult.CUDA_SUCCESS,)
 
+    @driver_call
+    def cuMemHostGetDevicePointer(self, p: int, flags: int) -> tuple[Any, ...]:
+        self._require_context()
+        beg = require_int(p, "p")
+        require(any(r <= beg < r + n for r, n in self.registrations.items()) and flags == 0, "memory is not pinned")
+        return (CUresult.CUDA_SUCCESS, CUdeviceptr(beg))
+
     # -- streams and events -------------------------------------------------------------------------------------------
 
     @driver_call
@@ -397,6 +405,16 @@ class FakeCudaDriver:
     @driver_call
     def cuEventSynchronize(self, event: object) -> tuple[Any, ...]:
         require(self.events[self._require_event(event)] > 0, "an event that was never recorded")
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuStreamWaitValue32(self, stream: object, addr: object, value: int, flags: int) -> tuple[Any, ...]:
+        self._require_stream(stream)
+        address = require_handle(addr, CUdeviceptr, "addr")
+        require(any(r <= address and address + 4 <= r + n for r, n in self.registrations.items()), "a word that is not pinned")
+        require(0 <= require_int(value, "value") < 1 << 32 and flags == 0 and address % 4 == 0, "value, flags or address")
+        if not self.can_wait_for_values:
+            return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
         return (CUresult.CUDA_SUCCESS,)
 
     # -- work ---------------------------------------------------------------------------------------------------------

@@ -241,6 +241,20 @@ static int cuEventRecord(void *event, void *stream) {
 static int cuEventQuery(void *event) { return object(EVENT, event) ? OK : INVALID_HANDLE; }
 static int cuEventSynchronize(void *event) { return object(EVENT, event) ? OK : INVALID_HANDLE; }
 
+/* Streams are eager, so the wait is one here and now; for a flag that nobody raises it is an error. From 12090 on. */
+static int cuStreamWaitValue32(void *stream, uintptr_t address, unsigned value, unsigned flags) {
+    if (!is_stream(stream) || flags || address % 4 || !around(REGISTRATION, address, 4)) return INVALID_VALUE;
+    for (int i = 0; i < 1000000; i++) {
+        if ((int)(*(volatile unsigned *)address - value) >= 0) return OK;
+        usleep(10);
+    }
+    return INVALID_VALUE;
+}
+static int cuMemHostGetDevicePointer(uintptr_t *address, void *p, unsigned flags) {
+    *address = (uintptr_t)p;
+    return pushed && around(REGISTRATION, (uintptr_t)p, 1) && !flags ? OK : INVALID_VALUE;
+}
+
 static int cuMemsetD8Async(uintptr_t address, unsigned char value, size_t num_bytes, void *stream) {
     if (!pushed || !is_stream(stream) || !is_copyable(address, num_bytes)) return INVALID_VALUE;
     memset((void *)address, value, num_bytes);
@@ -298,7 +312,7 @@ static const struct { const char *name; void *function; } entries[] = {
     ENTRY(cuCtxPopCurrent), ENTRY(cuCtxGetCurrent), ENTRY(cuCtxGetDevice), ENTRY(cuCtxSynchronize),
     ENTRY(cuMemGetAllocationGranularity), ENTRY(cuMemAddressReserve), ENTRY(cuMemAddressFree), ENTRY(cuMemCreate),
     ENTRY(cuMemRelease), ENTRY(cuMemMap), ENTRY(cuMemSetAccess), ENTRY(cuMemUnmap), ENTRY(cuMemHostRegister),
-    ENTRY(cuMemHostUnregister), ENTRY(cuStreamCreate), ENTRY(cuStreamDestroy), ENTRY(cuStreamSynchronize),
+    ENTRY(cuMemHostUnregister), ENTRY(cuMemHostGetDevicePointer), ENTRY(cuStreamCreate), ENTRY(cuStreamDestroy), ENTRY(cuStreamSynchronize),
     ENTRY(cuStreamWaitEvent), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
     ENTRY(cuEventQuery), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync),
     ENTRY(cuModuleLoadData), ENTRY(cuModuleUnload), ENTRY(cuModuleGetFunction), ENTRY(cuLaunchKernel),
@@ -310,6 +324,8 @@ int cuGetProcAddress_v2(const char *symbol, void **function, int asked_version, 
         *function = asked_version >= 13000 ? (void *)copy_batch : (void *)cuMemcpyBatchAsync_v1;
     else if (!strcmp(symbol, "cuGetProcAddress"))
         *function = (void *)cuGetProcAddress_v2;
+    else if (!strcmp(symbol, "cuStreamWaitValue32") && version() >= 12090)
+        *function = (void *)cuStreamWaitValue32;
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
         if (!strcmp(symbol, entries[i].name)) *function = entries[i].function;
     if (status) *status = *function ? 0 : 1;

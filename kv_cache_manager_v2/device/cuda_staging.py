@@ -1,0 +1,78 @@
+"""Pinned memory between disk and GPU: slots used in turn, and the words of the flags.
+
+State of a slot: what its next user has to wait for. ``job``: a job that writes its bytes to a disk (or, after a failure, one
+that reads into it); ``event``: behind the copies that took its bytes to the GPU. Both None: free at once.
+"""
+
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .cuda_driver import CudaDriver
+from .cuda_flags import CudaFlags
+from .cuda_host_memory import CudaHostMemory
+from .disk_extent import MAX_EXTENT_BYTES
+from .disk_job import DiskJob
+from .host_memory import PAGE_BYTES, release_addresses, reserve_addresses
+
+STAGING_SLOT_BYTES: Final = MAX_EXTENT_BYTES
+
+
+@final
+@mypyc_attr(native_class=True)
+class StagingSlot:
+    __slots__ = ("address", "job", "event")
+
+    address: Final[int]
+    job: DiskJob | None
+    event: Any
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.job = None
+        self.event = None
+
+
+@final
+@mypyc_attr(native_class=True)
+class CudaStaging:
+    """The caller has made the GPU's context current. Who creates it calls `close`, when nothing uses it any more."""
+
+    __slots__ = ("flags", "slots", "_host_memory", "_address", "_num_bytes", "_next")
+
+    flags: Final[CudaFlags]
+    slots: Final[list[StagingSlot]]
+    _host_memory: Final[CudaHostMemory]
+    _address: Final[int]
+    _num_bytes: Final[int]
+    _next: int
+
+    def __init__(self, driver: CudaDriver, host_memory: CudaHostMemory, num_slots: int) -> None:
+        num_bytes = num_slots * STAGING_SLOT_BYTES + PAGE_BYTES
+        address = reserve_addresses(num_bytes, PAGE_BYTES)
+        is_mapped = False
+        try:
+            host_memory.map(address, num_bytes)
+            is_mapped = True
+            flags = CudaFlags(driver, address + num_bytes - PAGE_BYTES, PAGE_BYTES)
+        except BaseException:
+            if is_mapped:
+                host_memory.unmap(address, num_bytes)
+            release_addresses(address, num_bytes)
+            raise
+        self.flags = flags
+        self.slots = [StagingSlot(address + index * STAGING_SLOT_BYTES) for index in range(num_slots)]
+        self._host_memory = host_memory
+        self._address = address
+        self._num_bytes = num_bytes
+        self._next = 0
+
+    def next_slot(self) -> StagingSlot:
+        """The one that was used longest ago."""
+        slot = self.slots[self._next]
+        self._next = (self._next + 1) % len(self.slots)
+        return slot
+
+    def close(self) -> None:
+        self._host_memory.unmap(self._address, self._num_bytes)
+        release_addresses(self._address, self._num_bytes)
