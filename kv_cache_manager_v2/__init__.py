@@ -102,25 +102,35 @@ if TYPE_CHECKING:
     from .kernels.offset_table import OffsetTable
     from .kernels.page_family import DensePages, StridedPages
     from .kernels.slot_mapping import SlotMapping
+    from .publishing.event_publisher import KVCacheEventPublisher
+    from .publishing.wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
+    from .publishing.wire_reader import WireBatch, read_batch
 
-_KERNEL_SIDE: Final = {
-    "BatchPageTable": "batch_page_table",
-    "BlockTable": "block_table",
-    "CsrTable": "csr_table",
-    "DensePages": "page_family",
-    "DevicePageIndices": "device_page_indices",
-    "OffsetTable": "offset_table",
-    "SlotMapping": "slot_mapping",
-    "StridedPages": "page_family",
+_ON_FIRST_USE: Final = {
+    "AllBlocksCleared": "publishing.wire_event",
+    "BatchPageTable": "kernels.batch_page_table",
+    "BlockRemoved": "publishing.wire_event",
+    "BlockStored": "publishing.wire_event",
+    "BlockTable": "kernels.block_table",
+    "CsrTable": "kernels.csr_table",
+    "DensePages": "kernels.page_family",
+    "DevicePageIndices": "kernels.device_page_indices",
+    "KVCacheEventPublisher": "publishing.event_publisher",
+    "OffsetTable": "kernels.offset_table",
+    "SlotMapping": "kernels.slot_mapping",
+    "StridedPages": "kernels.page_family",
+    "WireBatch": "publishing.wire_reader",
+    "WireEvent": "publishing.wire_event",
+    "read_batch": "publishing.wire_reader",
 }
-"""Names that need numpy, which takes longer to import than all the rest; the first use of one imports its module."""
+"""Where names are that serving does without, and that take longer to import than all the rest (numpy, for one)."""
 
 
 def __getattr__(name: str) -> object:
-    module = _KERNEL_SIDE.get(name)
+    module = _ON_FIRST_USE.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.kernels.{module}"), name)
+    value: object = getattr(import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 
@@ -132,6 +142,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AggregatedPageDesc",
+    "AllBlocksCleared",
     "AttentionLayerConfig",
     "AttnLifeCycle",
     "BAD_PAGE_INDEX",
@@ -140,7 +151,9 @@ __all__ = [
     "BeamIndex",
     "BlockHash",
     "BlockOrdinal",
+    "BlockRemoved",
     "BlockStatistics",
+    "BlockStored",
     "BlockTable",
     "BufferConfig",
     "BufferId",
@@ -179,6 +192,7 @@ __all__ = [
     "KVCacheEventDiff",
     "KVCacheEventIndex",
     "KVCacheEventManager",
+    "KVCacheEventPublisher",
     "KVCacheEventSnapshot",
     "KVCacheManager",
     "KVCacheManagerConfig",
@@ -227,6 +241,8 @@ __all__ = [
     "TokenIdExt",
     "TransferStatistics",
     "UsageStatistics",
+    "WireBatch",
+    "WireEvent",
     "_KVCache",
     "__version__",
     "compute_block_hashes",
@@ -235,4 +251,5 @@ __all__ = [
     "gen_multimodal_cache_key_tokens",
     "is_compiled",
     "plan_capacity",
+    "read_batch",
 ]

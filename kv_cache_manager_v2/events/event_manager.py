@@ -15,6 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count, to_int
 from ..base.errors import LogicError
+from ..base.ids import CacheTier
 from .block_digest import HASH_ALGORITHMS, SHA256
 from .event_assembler import EventAssembler
 from .event_backlog import EventBacklog
@@ -37,7 +38,9 @@ class KVCacheEventManager:
     ``attention_dp_rank``: goes into each event.
     """
 
-    __slots__ = ("_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups")
+    __slots__ = (
+        "_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups", "_tokens_per_block", "_cache_tiers"
+    )  # fmt: skip
 
     _max_events: Final[int]
     _hash_algo: Final[str]
@@ -46,6 +49,8 @@ class KVCacheEventManager:
     _backlog: EventBacklog | None
     _groups: list[LayerGroupFacts] | None
     """None: UNBOUND."""
+    _tokens_per_block: int
+    _cache_tiers: tuple[CacheTier, ...]
 
     def __init__(
         self,
@@ -62,6 +67,8 @@ class KVCacheEventManager:
         self._log = None
         self._backlog = None
         self._groups = None
+        self._tokens_per_block = 0
+        self._cache_tiers = ()
 
     # -- what the manager calls ---------------------------------------------------------------------------------------
 
@@ -69,10 +76,14 @@ class KVCacheEventManager:
         if self._groups is not None:
             raise LogicError("this event_manager follows another KVCacheManager already; make a new one for each")
 
-    def bind(self, groups: Sequence[LayerGroupFacts], first_page: i64) -> PageEventSink | None:
+    def bind(
+        self, groups: Sequence[LayerGroupFacts], first_page: i64, tokens_per_block: int, cache_tiers: Sequence[CacheTier]
+    ) -> PageEventSink | None:
         """Not for users: `KVCacheManager` does it. The sink for its page storage; None if events are off."""
         self.require_unbound()
         self._groups = list(groups)
+        self._tokens_per_block = tokens_per_block
+        self._cache_tiers = tuple(cache_tiers)
         if self._max_events == 0:
             return None
         assembler = EventAssembler(groups, first_page, self._hash_algo, self._attention_dp_rank, self._max_events)
@@ -108,6 +119,16 @@ class KVCacheEventManager:
         groups = self._groups
         return () if groups is None else tuple([group.kind for group in groups])
 
+    @property
+    def tokens_per_block(self) -> int:
+        """Of the manager that it follows; 0 before there is one."""
+        return self._tokens_per_block
+
+    @property
+    def cache_tiers(self) -> tuple[CacheTier, ...]:
+        """What each cache level is made of; empty before a manager has it."""
+        return self._cache_tiers
+
     def flush_iteration_events(self) -> None:
         """Let drainers see what the calls so far have changed. One caller at a time with the manager's own calls."""
         log = self._log
@@ -127,10 +148,10 @@ class KVCacheEventManager:
             backlog.wait(timeout_s)
         return backlog.drain()
 
-    def snapshot(self) -> KVCacheEventSnapshot:
+    def snapshot(self, flush: bool = True) -> KVCacheEventSnapshot:
         """The whole present state, and the id of the last event that is in it; flushes first, so it is called like a flush.
 
-        Events that are drained later and have an id up to that one are in it already. `LogicError` if events are off, or no
+        With ``flush=False`` it is the state at the last flush, and any thread may ask for it. Events that are drained later and have an id up to that one are in it already. `LogicError` if events are off, or no
         manager has this event manager yet.
         """
         backlog = self._backlog
@@ -140,7 +161,8 @@ class KVCacheEventManager:
                 if self._max_events == 0
                 else "snapshot: give this event manager to a KVCacheManager first"
             )
-        self.flush_iteration_events()
+        if flush:
+            self.flush_iteration_events()
         return backlog.snapshot()
 
 

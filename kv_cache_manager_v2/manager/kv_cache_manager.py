@@ -149,7 +149,12 @@ class KVCacheManager(UsageQueries):
         if writer is not None:
             self._shared.journal = CallJournal(writer)
         if event_manager is not None:
-            storage.sink = event_manager.bind(list_layer_groups(self._shared), storage.rows.first_page_of_blocks)
+            storage.sink = event_manager.bind(
+                list_layer_groups(self._shared),
+                storage.rows.first_page_of_blocks,
+                config.tokens_per_block,
+                [tier.tier for tier in config.cache_tiers],
+            )
         self._is_open = True
 
     # -- life ---------------------------------------------------------------------------------------------------------

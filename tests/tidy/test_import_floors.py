@@ -25,13 +25,15 @@ FLOORS: Final = (
     ("sequence",),
     ("introspect",),
     ("manager",),
-    ("kernels", "metrics"),
+    ("kernels", "metrics", "publishing"),
     ("testing",),
     ("replay",),
 )
 LEVEL_OF_FOLDER: Final = {folder: level for level, row in enumerate(FLOORS) for folder in row}
 
-THIRD_PARTY: Final = {"numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client"}
+THIRD_PARTY: Final = {
+    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec"
+}  # fmt: skip
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
 # random would let decisions depend on something else than the calls.
@@ -43,10 +45,12 @@ DOORS: Final = {
     "plotly": {"replay"},
     "prometheus_client": {"metrics"},
     "argparse": {"replay", "testing"},
-    "time": {"device", "testing", "replay"},
+    "zmq": {"publishing"},
+    "msgspec": {"publishing"},
+    "time": {"device", "publishing", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
-    "threading": {"device", "events", "testing", "replay"},
+    "threading": {"device", "events", "publishing", "testing", "replay"},
     "weakref": set[str](),
 }
 

@@ -1,0 +1,332 @@
+"""`KVCacheEventPublisher`: drains a manager's events on a thread of its own and publishes them over ZeroMQ.
+
+A message is three frames: topic, sequence number (8 bytes, big-endian), payload (`wire_writer`). A consumer who finds a number
+missing asks the replay socket: ``[b"", first number as 8 bytes]``; it answers each batch from there on as ``[b"", topic, number,
+payload]``, and then ``[b"", b"", -1, b""]``. What is asked for and too old to be remembered is answered from the index of all that
+was told: cleared, then everything that is there.
+
+    state      guaranteed                                          ways out
+    RUNNING    flushed events are published within milliseconds    close -> CLOSED; an error in the thread -> FAILED
+    FAILED     `error` says why; nothing is published any more     close -> CLOSED
+    CLOSED     all flushed events were published, no socket open   none
+
+The manager's thread is never waited for, and never waits: what it flushes faster than this is published is dropped by the event
+manager's own buffer. Then a sequence number is used up, so that consumers see the gap, and everything that is there follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, SupportsIndex, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.checks import to_count, to_int
+from ..base.errors import LogicError
+from ..events.event_manager import KVCacheEventManager
+from .replay_buffer import PublishedBatch, ReplayBuffer
+from .wire_event import AllBlocksCleared, WireEvent
+from .wire_translator import WireTranslator
+from .wire_writer import DIALECTS, MAP, WireWriter
+
+END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
+MAX_SEQUENCE: Final = 2**63 - 1
+_POLL_MS: Final = 10
+_MAX_EVENTS_PER_BATCH: Final = 256
+_MAX_REQUESTS_AT_ONCE: Final = 16
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheEventPublisher:
+    """Publishes from its creation until `close`; a context manager. The event manager is drained by nobody else.
+
+    ``endpoint``, ``replay_endpoint``: where to bind (`*`, `::`, ipc, inproc) or else connect; a TCP port counts up by
+    ``data_parallel_rank``. No replay endpoint: no replays. ``topic``: llm-d wants ``kv@<pod>@<model>``. ``dialect``: "map", or
+    "array" for consumers of vLLM up to 0.23. ``first_sequence``: a number, or "epoch" for microseconds since 1970, so that numbers
+    grow over restarts. ``buffer_batches``: how many are remembered for replays. ``lora_names``: by LoRA id. ``linger_ms``: how long
+    `close` waits for slow consumers.
+
+    `ImportError` without the extra ``events``; `LogicError` unless the event manager has been given to a manager, and is on.
+    """
+
+    __slots__ = (
+        "_event_manager", "_topic", "_rank", "_translator", "_writer", "_buffer", "_sequence", "_context", "_socket",
+        "_replay_socket", "_endpoint", "_replay_endpoint", "_stop", "_thread", "_error", "_num_batches", "_num_lost", "_linger_ms",
+    )  # fmt: skip
+
+    _event_manager: Final[KVCacheEventManager]
+    _topic: Final[bytes]
+    _rank: Final[int | None]
+    _translator: Final[WireTranslator]
+    _writer: Final[WireWriter]
+    _buffer: Final[ReplayBuffer]
+    _sequence: int
+    """Of the next batch."""
+    _context: Any
+    _socket: Any
+    _replay_socket: Any
+    _endpoint: str
+    _replay_endpoint: str | None
+    _stop: Final[threading.Event]
+    _thread: threading.Thread | None
+    _error: BaseException | None
+    _num_batches: int
+    _num_lost: int
+    _linger_ms: Final[int]
+
+    def __init__(
+        self,
+        event_manager: KVCacheEventManager,
+        *,
+        endpoint: str = "tcp://*:5557",
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        data_parallel_rank: SupportsIndex | None = None,
+        dialect: str = MAP,
+        first_sequence: SupportsIndex | str = 0,
+        buffer_batches: SupportsIndex = 10_000,
+        high_water_mark: SupportsIndex = 100_000,
+        lora_names: Mapping[int, str] | None = None,
+        linger_ms: SupportsIndex = 1000,
+    ) -> None:
+        # First of all: `close` and `__del__` of one that could not be made find it.
+        self._thread = None
+        self._context = None
+        self._socket = None
+        self._replay_socket = None
+        self._stop = threading.Event()
+        self._error = None
+        if not isinstance(event_manager, KVCacheEventManager):
+            raise TypeError(f"event_manager must be a KVCacheEventManager, not {type(event_manager).__name__}")
+        if event_manager.max_kv_event_entries == 0 or event_manager.tokens_per_block == 0:
+            raise LogicError(
+                "the event manager has nothing to publish: "
+                + (
+                    "its max_kv_event_entries is 0"
+                    if event_manager.max_kv_event_entries == 0
+                    else "give it to a KVCacheManager first"
+                )
+            )
+        if dialect not in DIALECTS:
+            raise ValueError(f"dialect is {dialect!r}; there are {', '.join(DIALECTS)}")
+        if not isinstance(topic, str):
+            raise TypeError(f"topic must be a str, not {type(topic).__name__}")
+        rank = None if data_parallel_rank is None else int(to_count(data_parallel_rank, "data_parallel_rank"))
+        import msgspec
+
+        self._event_manager = event_manager
+        self._topic = topic.encode()
+        self._rank = rank
+        self._sequence = _to_first_sequence(first_sequence)
+        self._translator = WireTranslator(
+            event_manager.tokens_per_block,
+            event_manager.cache_tiers,
+            event_manager.layer_group_kinds,
+            {} if lora_names is None else dict(lora_names),
+        )
+        self._writer = WireWriter(msgspec.msgpack.Encoder(), dialect, self._translator.has_groups)
+        self._buffer = ReplayBuffer(int(to_count(buffer_batches, "buffer_batches")), self._sequence)
+        self._num_batches = 0
+        self._num_lost = 0
+        self._linger_ms = int(to_count(linger_ms, "linger_ms"))
+        self._endpoint = endpoint
+        self._replay_endpoint = replay_endpoint
+        self._open(int(to_count(high_water_mark, "high_water_mark")))
+        thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
+        self._thread = thread
+        thread.start()
+
+    def _open(self, high_water_mark: int) -> None:
+        import zmq
+
+        rank = 0 if self._rank is None else self._rank
+        self._context = zmq.Context()
+        try:
+            self._socket = self._context.socket(zmq.PUB)
+            self._socket.set_hwm(high_water_mark)
+            self._endpoint = _attach(self._socket, offset_port(self._endpoint, rank))
+            if self._replay_endpoint is not None:
+                self._replay_socket = self._context.socket(zmq.ROUTER)
+                self._replay_socket.set_hwm(0)  # a replay is sent whole
+                self._replay_endpoint = _attach(self._replay_socket, offset_port(self._replay_endpoint, rank))
+        except BaseException:
+            self._close_sockets(0)
+            raise
+
+    def _close_sockets(self, linger_ms: int) -> None:
+        for socket in (self._socket, self._replay_socket):
+            if socket is not None:
+                socket.close(linger=linger_ms)
+        if self._context is not None:
+            self._context.term()
+        self._socket = None
+        self._replay_socket = None
+        self._context = None
+
+    # -- what the user sees -------------------------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> str:
+        """Where consumers find it; a port that was left to the system is in it."""
+        return self._endpoint
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        return self._replay_endpoint
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next batch."""
+        return self._sequence
+
+    @property
+    def num_batches_published(self) -> int:
+        return self._num_batches
+
+    @property
+    def num_batches_lost(self) -> int:
+        """Numbers that were used up because events came faster than they could be published."""
+        return self._num_lost
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it has stopped publishing, if it has."""
+        return self._error
+
+    def __enter__(self) -> KVCacheEventPublisher:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Publish what is flushed, then stop. Twice is fine."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+            self._thread = None
+        self._close_sockets(self._linger_ms)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._publish([AllBlocksCleared()])
+            while not self._stop.is_set():
+                self._publish_latest(_POLL_MS)
+                self._answer_requests()
+            self._publish_latest(0)
+            self._answer_requests()
+        except BaseException as error:
+            self._error = error
+            _logger.exception("publishing of KV events has stopped")
+
+    def _publish_latest(self, timeout_ms: int) -> None:
+        events = self._event_manager.get_latest_events(timeout_ms)
+        if len(events) == 0:
+            return
+        self._publish_in_batches(self._translator.translate(events))
+        if self._translator.needs_snapshot:
+            # A number without a batch shows the gap; what was before it does not lead on to what comes.
+            self._buffer.forget_up_to(self._sequence)
+            self._sequence += 1
+            self._num_lost += 1
+            self._translator.begin_anew(self._event_manager.snapshot(flush=False))
+            self._publish_in_batches(self._translator.tell_all())
+
+    def _publish_in_batches(self, events: list[WireEvent]) -> None:
+        for begin in range(0, len(events), _MAX_EVENTS_PER_BATCH):
+            self._publish(events[begin : begin + _MAX_EVENTS_PER_BATCH])
+
+    def _publish(self, events: list[WireEvent]) -> None:
+        payload = self._writer.write_batch(time.time(), events, self._rank)
+        self._buffer.add(PublishedBatch(self._sequence, payload))
+        self._socket.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), payload))
+        self._sequence += 1
+        self._num_batches += 1
+
+    # -- replays ------------------------------------------------------------------------------------------------------
+
+    def _answer_requests(self) -> None:
+        if self._replay_socket is None:
+            return
+        for _request in range(_MAX_REQUESTS_AT_ONCE):
+            if self._replay_socket.poll(0) == 0:
+                return
+            frames: list[bytes] = self._replay_socket.recv_multipart()
+            self._answer(frames)
+
+    def _answer(self, frames: list[bytes]) -> None:
+        consumer = frames[0]
+        if len(frames) != 3 or frames[1] != b"" or len(frames[2]) != 8:
+            _logger.warning("a replay was asked for in %d frames; it must be an empty one and 8 bytes", len(frames) - 1)
+        else:
+            for batch in self._find_answer(int.from_bytes(frames[2], "big")):
+                number = batch.sequence.to_bytes(8, "big")
+                self._replay_socket.send_multipart((consumer, b"", self._topic, number, batch.payload))
+        self._replay_socket.send_multipart((consumer, b"", b"", END_OF_REPLAY, b""))
+
+    def _find_answer(self, sequence: int) -> list[PublishedBatch]:
+        if self._buffer.has_all_from(sequence):
+            return self._buffer.since(sequence)
+        # As many batches as there are numbers that the consumer has not seen, so that the last one's is the last published.
+        events = self._translator.tell_all()
+        num_batches = -(-len(events) // _MAX_EVENTS_PER_BATCH)
+        num_batches = max(min(num_batches, self._sequence - sequence), 1)
+        size = -(-len(events) // num_batches)
+        first = self._sequence - num_batches
+        answer: list[PublishedBatch] = []
+        for index in range(num_batches):
+            part = events[index * size : (index + 1) * size]
+            answer.append(PublishedBatch(first + index, self._writer.write_batch(time.time(), part, self._rank)))
+        return answer
+
+
+def _to_first_sequence(value: object) -> int:
+    if isinstance(value, str):
+        if value != "epoch":
+            raise ValueError(f'first_sequence is {value!r}; it is a number or "epoch"')
+        return time.time_ns() // 1000
+    number = to_int(value, "first_sequence")
+    if not 0 <= number <= MAX_SEQUENCE:
+        raise ValueError(f"first_sequence is {number}; it must be from 0 to {MAX_SEQUENCE}")
+    return number
+
+
+def offset_port(endpoint: str, rank: int) -> str:
+    """The endpoint of that rank: the TCP port counts up, other endpoints get the rank as their end."""
+    if not isinstance(endpoint, str):
+        raise TypeError(f"an endpoint must be a str, not {type(endpoint).__name__}")
+    if rank == 0:
+        return endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{rank}"
+    host, _colon, port = endpoint.rpartition(":")
+    if port == "*":
+        return endpoint
+    if not port.isdigit():
+        raise ValueError(f"endpoint {endpoint!r} has no port to which data_parallel_rank could be added")
+    return f"{host}:{int(port) + rank}"
+
+
+def _attach(socket: Any, endpoint: str) -> str:
+    """Bind or connect; where the socket is then."""
+    import zmq
+
+    is_ours = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+    if not is_ours:
+        socket.connect(endpoint)
+        return endpoint
+    socket.bind(endpoint)
+    last: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
+    return last.rstrip(b"\0").decode()

@@ -1,0 +1,103 @@
+"""What one message says: the three events of the wire form, as values.
+
+Routers count, per medium and layer group, one removal for each store. `hashes` are the first 8 bytes of the blocks' SHA-256.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+
+@mypyc_attr(native_class=True)
+class WireEvent:
+    """One of the three classes below."""
+
+    __slots__ = ()
+
+
+@final
+@mypyc_attr(native_class=True)
+class BlockStored(WireEvent):
+    """Blocks of one path are on ``medium`` now: ``block_size`` tokens each, the first one's parent is ``parent_hash``."""
+
+    __slots__ = (
+        "hashes", "parent_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group", "kind", "window"
+    )  # fmt: skip
+
+    hashes: Final[list[int]]
+    parent_hash: Final[int | None]
+    token_ids: Final[list[int]]
+    block_size: Final[int]
+    lora_id: Final[int | None]
+    medium: Final[str | None]
+    lora_name: Final[str | None]
+    extra_keys: Final[list[list[str] | None] | None]
+    """Per block the multimodal digests in it as hex digits, or None; None: there is none in any."""
+    group: Final[int | None]
+    kind: Final[str | None]
+    window: Final[int | None]
+
+    def __init__(
+        self,
+        hashes: list[int],
+        parent_hash: int | None,
+        token_ids: list[int],
+        block_size: int,
+        lora_id: int | None,
+        medium: str | None,
+        lora_name: str | None,
+        extra_keys: list[list[str] | None] | None = None,
+        group: int | None = None,
+        kind: str | None = None,
+        window: int | None = None,
+    ) -> None:
+        self.hashes = hashes
+        self.parent_hash = parent_hash
+        self.token_ids = token_ids
+        self.block_size = block_size
+        self.lora_id = lora_id
+        self.medium = medium
+        self.lora_name = lora_name
+        self.extra_keys = extra_keys
+        self.group = group
+        self.kind = kind
+        self.window = window
+
+    def __repr__(self) -> str:
+        return (
+            f"BlockStored({self.hashes}, parent={self.parent_hash}, tokens={self.token_ids}, medium={self.medium}, "
+            f"group={self.group})"
+        )
+
+
+@final
+@mypyc_attr(native_class=True)
+class BlockRemoved(WireEvent):
+    """Blocks are no longer on ``medium``."""
+
+    __slots__ = ("hashes", "medium", "group")
+
+    hashes: Final[list[int]]
+    medium: Final[str | None]
+    group: Final[int | None]
+
+    def __init__(self, hashes: list[int], medium: str | None, group: int | None = None) -> None:
+        self.hashes = hashes
+        self.medium = medium
+        self.group = group
+
+    def __repr__(self) -> str:
+        return f"BlockRemoved({self.hashes}, medium={self.medium}, group={self.group})"
+
+
+@final
+@mypyc_attr(native_class=True)
+class AllBlocksCleared(WireEvent):
+    """Nothing is anywhere. The first event of every stream, so that what a consumer knew before a restart is void."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "AllBlocksCleared()"

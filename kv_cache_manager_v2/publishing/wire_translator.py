@@ -1,0 +1,219 @@
+"""From a manager's events to those of the wire form, which know media instead of levels, and no moves.
+
+Keeps an index of all that was told so far: it says where a removed block was, what a moved one consists of, and is the answer to
+a consumer who missed more than anybody remembers.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import CacheTier, TokenIdExt
+from ..events.block_digest import BlockHash
+from ..events.event_index import IndexedBlock, KVCacheEventIndex
+from ..events.event_snapshot import KVCacheEventSnapshot
+from ..events.kv_cache_event import (
+    KVCacheEvent,
+    KVCacheRemovedData,
+    KVCacheStoredBlockData,
+    KVCacheStoredData,
+    KVCacheUpdatedData,
+)
+from ..events.layer_group_facts import FULL_ATTENTION
+from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
+
+
+def to_wire_hash(block_hash: BlockHash) -> int:
+    """The first 8 bytes of the SHA-256."""
+    return block_hash if isinstance(block_hash, int) else int(block_hash[:16], 16)
+
+
+def to_wire_token(token: TokenIdExt) -> int:
+    """Where a multimodal digest stands for a token: an id that depends on the digest, so that other items look different."""
+    if isinstance(token, int):
+        return token
+    return int.from_bytes(hashlib.sha256(token).digest()[:4], "big") & 0x7FFFFFFF
+
+
+_MEDIUM: Final = {CacheTier.GPU_MEM: "GPU", CacheTier.HOST_MEM: "CPU", CacheTier.DISK: "DISK"}
+
+
+@final
+@mypyc_attr(native_class=True)
+class WireTranslator:
+    __slots__ = ("has_groups", "_index", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names")
+
+    has_groups: Final[bool]
+    """Layer groups are told unless all the model is one that reads everything; the same in every message of a stream."""
+    _index: KVCacheEventIndex
+    _tokens_per_block: Final[int]
+    _media: Final[list[str]]
+    """By cache level."""
+    _kinds: Final[list[str]]
+    _windows: Final[dict[int, int | None]]
+    _lora_names: Final[Mapping[int, str]]
+
+    def __init__(
+        self, tokens_per_block: int, cache_tiers: Sequence[CacheTier], kinds: Sequence[str], lora_names: Mapping[int, str]
+    ) -> None:
+        self.has_groups = len(kinds) > 1 or list(kinds) != [FULL_ATTENTION]
+        self._index = KVCacheEventIndex()
+        self._tokens_per_block = tokens_per_block
+        self._media = [_MEDIUM[tier] for tier in cache_tiers]
+        self._kinds = list(kinds)
+        self._windows = {}
+        self._lora_names = lora_names
+
+    @property
+    def needs_snapshot(self) -> bool:
+        return self._index.needs_snapshot
+
+    def translate(self, events: Sequence[KVCacheEvent]) -> list[WireEvent]:
+        """The same in the wire form; events that the index knows already are passed over. Stops where events are missing."""
+        found: list[WireEvent] = []
+        cleared: list[WireEvent] = []
+        for event in events:
+            if event.event_id <= self._index.last_event_id:
+                continue
+            data = event.data
+            is_clearing = isinstance(data, KVCacheRemovedData) and data.reason == "cleared"
+            if not is_clearing:
+                self._add_cleared(found, cleared)
+                cleared = []
+            said: list[WireEvent] = []
+            if event.num_dropped == 0:
+                said = self._say(event)
+            self._index.apply([event])
+            if self._index.needs_snapshot:
+                return found
+            if is_clearing:
+                cleared.extend(said)
+            else:
+                found.extend(said)
+        self._add_cleared(found, cleared)
+        return found
+
+    def _add_cleared(self, found: list[WireEvent], cleared: list[WireEvent]) -> None:
+        if len(cleared) > 0 and len(self._index) == 0:
+            found.append(AllBlocksCleared())
+        else:
+            found.extend(cleared)
+
+    def _say(self, event: KVCacheEvent) -> list[WireEvent]:
+        data = event.data
+        group = event.layer_group_id
+        self._windows[group] = event.window_size
+        if isinstance(data, KVCacheStoredData):
+            return self._say_stored(data, group)
+        if isinstance(data, KVCacheRemovedData):
+            hashes: dict[str, list[int]] = {}
+            for block_hash in data.block_hashes:
+                block = self._index.find(block_hash)
+                place = None if block is None else block.places.get(group)
+                if place is not None:
+                    hashes.setdefault(self._media[place[0]], []).append(to_wire_hash(block_hash))
+            return [BlockRemoved(hashes[medium], medium, self._group(group)) for medium in hashes]
+        if isinstance(data, KVCacheUpdatedData) and data.cache_level is not None:
+            old = self._media[data.cache_level.old_value]
+            new = self._media[data.cache_level.new_value]
+            moved = self._index.find(data.block_hash)
+            if old != new and moved is not None:
+                # First the new place, so that nobody believes it gone in between.
+                gone = BlockRemoved([to_wire_hash(data.block_hash)], old, self._group(group))
+                return [self._stored([moved], moved.parent_hash, moved.lora_id, new, group), gone]
+        return []
+
+    def _say_stored(self, data: KVCacheStoredData, group: int) -> list[WireEvent]:
+        """One event for each stretch of blocks on one medium."""
+        found: list[WireEvent] = []
+        run: list[IndexedBlock] = []
+        medium = ""
+        parent_hash = data.parent_hash
+        for block in data.blocks:
+            medium_of_block = self._media[block.cache_level]
+            if len(run) > 0 and medium_of_block != medium:
+                found.append(self._stored(run, run[0].parent_hash, data.lora_id, medium, group))
+                run = []
+            medium = medium_of_block
+            run.append(IndexedBlock(block.block_hash, parent_hash, block.tokens, data.lora_id))
+            parent_hash = block.block_hash
+        if len(run) > 0:
+            found.append(self._stored(run, run[0].parent_hash, data.lora_id, medium, group))
+        return found
+
+    def _stored(
+        self, blocks: list[IndexedBlock], parent_hash: BlockHash | None, lora_id: int | None, medium: str, group: int
+    ) -> BlockStored:
+        tokens: list[int] = []
+        keys: list[list[str] | None] = []
+        has_keys = False
+        for block in blocks:
+            digests: list[str] = []
+            for token in block.tokens:
+                tokens.append(to_wire_token(token))
+                if isinstance(token, bytes):
+                    digests.append(token.hex())
+            keys.append(digests if len(digests) > 0 else None)
+            has_keys = has_keys or len(digests) > 0
+        return BlockStored(
+            [to_wire_hash(block.block_hash) for block in blocks],
+            None if parent_hash is None else to_wire_hash(parent_hash),
+            tokens,
+            self._tokens_per_block,
+            lora_id,
+            medium,
+            None if lora_id is None else self._lora_names.get(lora_id),
+            keys if has_keys else None,
+            self._group(group),
+            self._kinds[group],
+            self._windows.get(group),
+        )
+
+    def _group(self, group: int) -> int | None:
+        return group if self.has_groups else None
+
+    def begin_anew(self, snapshot: KVCacheEventSnapshot) -> None:
+        """Events are lost: this is how things are."""
+        self._index.apply_snapshot(snapshot)
+
+    def tell_all(self) -> list[WireEvent]:
+        """Everything that was told so far, from the beginning: cleared, then all blocks, parents first."""
+        found: list[WireEvent] = [AllBlocksCleared()]
+        blocks = self._index.blocks()
+        for group in sorted({group for block in blocks for group in block.places}):
+            for run in self._runs_of(blocks, group):
+                found.extend(self._say_stored(run, group))
+        return found
+
+    def _runs_of(self, blocks: list[IndexedBlock], group: int) -> list[KVCacheStoredData]:
+        """The group's blocks as paths, a parent before its children."""
+        members = {block.block_hash: block for block in blocks if group in block.places}
+        children: dict[BlockHash, list[BlockHash]] = {}
+        pending: list[BlockHash] = []
+        for block_hash in reversed(list(members)):
+            parent = members[block_hash].parent_hash
+            if parent is None or parent not in members:
+                pending.append(block_hash)
+            else:
+                children.setdefault(parent, []).append(block_hash)
+        runs: list[KVCacheStoredData] = []
+        run: list[KVCacheStoredBlockData] = []
+        run_parent: BlockHash | None = None
+        run_lora_id: int | None = None
+        while len(pending) > 0:
+            block_hash = pending.pop()
+            block = members[block_hash]
+            if len(run) > 0 and run[-1].block_hash != block.parent_hash:
+                runs.append(KVCacheStoredData(run_parent, run, run_lora_id))
+                run = []
+            if len(run) == 0:
+                run_parent = block.parent_hash
+                run_lora_id = block.lora_id
+            level, priority = block.places[group]
+            run.append(KVCacheStoredBlockData(block_hash, block.tokens, level, priority))
+            pending.extend(children.get(block_hash, []))
+        if len(run) > 0:
+            runs.append(KVCacheStoredData(run_parent, run, run_lora_id))
+        return runs

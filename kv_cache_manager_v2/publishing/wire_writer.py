@@ -1,0 +1,108 @@
+"""Batches as msgpack: `[timestamp, events, data parallel rank]`, the events in one of two dialects.
+
+map      `{"type": tag, field: value, ...}`; what is None is left out, but for the fields that consumers expect always
+array    `[tag, field 1, field 2, ...]`, all positions present
+
+Values are packed by msgspec; the frames around them here, so that the bytes are those of vLLM's own classes.
+"""
+
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
+
+MAP: Final = "map"
+ARRAY: Final = "array"
+DIALECTS: Final = (MAP, ARRAY)
+
+
+@final
+@mypyc_attr(native_class=True)
+class WireWriter:
+    """``pack``: msgspec's encoder. ``has_groups``: whether layer groups are told; always or never in one stream."""
+
+    __slots__ = ("_pack", "_dialect", "_has_groups")
+
+    _pack: Final[Any]
+    _dialect: Final[str]
+    _has_groups: Final[bool]
+
+    def __init__(self, pack: Any, dialect: str, has_groups: bool) -> None:
+        self._pack = pack
+        self._dialect = dialect
+        self._has_groups = has_groups
+
+    def write_batch(self, timestamp: float, events: list[WireEvent], rank: int | None) -> bytes:
+        parts: list[bytes] = [b"\x93", self._pack_value(timestamp), _array_header(len(events))]
+        for event in events:
+            parts.append(self._write_map(event) if self._dialect == MAP else self._write_array(event))
+        parts.append(self._pack_value(rank))
+        return b"".join(parts)
+
+    def _pack_value(self, value: object) -> bytes:
+        packed: bytes = self._pack.encode(value)
+        return packed
+
+    def _write_map(self, event: WireEvent) -> bytes:
+        fields: dict[str, object]
+        if isinstance(event, BlockStored):
+            fields = {
+                "type": "BlockStored",
+                "block_hashes": event.hashes,
+                "parent_block_hash": event.parent_hash,
+                "token_ids": event.token_ids,
+                "block_size": event.block_size,
+                "lora_id": event.lora_id,
+                "medium": event.medium,
+                "lora_name": event.lora_name,
+            }
+            if event.extra_keys is not None:
+                fields["extra_keys"] = event.extra_keys
+            if self._has_groups:
+                fields["group_idx"] = event.group
+                fields["kv_cache_spec_kind"] = event.kind
+                if event.window is not None:
+                    fields["kv_cache_spec_sliding_window"] = event.window
+            # vLLM's class has so many optional fields that its header has two bytes for their number.
+            return b"\xde" + len(fields).to_bytes(2, "big") + self._pack_fields(fields)
+        if isinstance(event, BlockRemoved):
+            fields = {"type": "BlockRemoved", "block_hashes": event.hashes, "medium": event.medium}
+            if self._has_groups:
+                fields["group_idx"] = event.group
+        else:
+            fields = {"type": "AllBlocksCleared"}
+        return self._pack_value(fields)
+
+    def _pack_fields(self, fields: dict[str, object]) -> bytes:
+        parts: list[bytes] = []
+        for name, value in fields.items():
+            parts.append(self._pack_value(name))
+            parts.append(self._pack_value(value))
+        return b"".join(parts)
+
+    def _write_array(self, event: WireEvent) -> bytes:
+        fields: list[object]
+        if isinstance(event, BlockStored):
+            fields = ["BlockStored", event.hashes, event.parent_hash, event.token_ids, event.block_size]
+            fields += [event.lora_id, event.medium, event.lora_name]
+            if self._has_groups:
+                fields += [event.extra_keys, event.group, event.kind, event.window]
+            elif event.extra_keys is not None:
+                fields.append(event.extra_keys)
+        elif isinstance(event, BlockRemoved):
+            fields = ["BlockRemoved", event.hashes, event.medium]
+            if self._has_groups:
+                fields.append(event.group)
+        else:
+            assert isinstance(event, AllBlocksCleared)
+            fields = ["AllBlocksCleared"]
+        return self._pack_value(fields)
+
+
+def _array_header(count: int) -> bytes:
+    if count < 16:
+        return bytes([0x90 | count])
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
