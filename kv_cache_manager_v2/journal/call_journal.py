@@ -10,6 +10,7 @@ from .journal_format import (
     CLOSE,
     COMMIT,
     COMMIT_ONE,
+    COMMIT_TREE,
     CREATE,
     DROP,
     FORK,
@@ -136,10 +137,24 @@ class CallJournal:
     def commit(self, serial: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64) -> None:
         """``tokens`` if there are digests among them, else ``packed`` says it all."""
         self.writer.operation(COMMIT, serial)
+        self._tokens(tokens, packed)
+        self._end(digest)
+
+    def _tokens(self, tokens: list[int | bytes] | None, packed: bytes) -> None:
         if tokens is None:
             self.writer.packed_tokens(packed)
         else:
             self.writer.mixed_tokens(tokens)
+
+    def commit_tree(
+        self, serial: i64, positions: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64
+    ) -> None:
+        self.writer.operation(COMMIT_TREE, serial)
+        self.writer.number(num_heads)
+        self.writer.number(len(positions))
+        for position in positions:
+            self.writer.number(position)
+        self._tokens(tokens, packed)
         self._end(digest)
 
     def stop_committing(self, serial: i64, digest: i64) -> None:

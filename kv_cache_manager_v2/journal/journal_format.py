@@ -26,6 +26,7 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     PLAN_DROP   serial; plans are numbered from 0 on             returned a plan
     DROP        number of the plan                               returned
     CANCEL_DROP number of the plan                               returned, or a forgotten plan was cancelled
+    COMMIT_TREE serial, heads, count, positions, tokens          returned
     PROBE       scope, tokens                                    returned
     CLEAR                                                        returned
     PREFETCH    serial, level, result (0 / 1)                    returned True or False
@@ -39,7 +40,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 4
+VERSION: Final = 5
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -59,6 +60,7 @@ PLAN_DROP: Final = 21
 DROP: Final = 22
 CANCEL_DROP: Final = 23
 PREFETCH: Final = 24
+COMMIT_TREE: Final = 25
 
 PACKED: Final = 0
 MIXED: Final = 1

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 
 import rawref
-from mypy_extensions import mypyc_attr
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import MAX_COUNT, to_count, to_int
 from ..base.errors import LogicError, OutOfPagesError
@@ -35,6 +37,8 @@ from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_commit, try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize
 from ..sequence.stream_handle import stream_handle
+from ..sequence.tree_commit import compact_tree, validate_tree
+from ..storage.token_copy import TokenCopies
 from .committed_block_drop import CommittedBlockDrop
 from .open_sequences import OpenSequences
 from .sequence_queries import SequenceQueries, SequenceStatus
@@ -378,6 +382,16 @@ class KVCache(SequenceQueries):
 
     def _commit_any(self, tokens: Tokens) -> None:
         state = self._state
+        packed = self._pack(tokens)
+        commit_steps.commit_packed(state, packed)
+        journal = state.shared.journal
+        if journal is not None:
+            mixed = unpack_tokens(packed, state.shared.tree.digests) if has_digest(packed) else None
+            journal.commit(state.serial, mixed, packed, state.shared.storage.digest.value)
+
+    def _pack(self, tokens: Tokens) -> bytes:
+        """The tokens of a commit, validated; their digests are counted for this sequence."""
+        state = self._state
         tree = state.shared.tree
         num_tokens = len(tokens)
         if state.num_committed + num_tokens > state.capacity:
@@ -386,9 +400,9 @@ class KVCache(SequenceQueries):
                 f"{state.capacity}; resize() first"
             )
         packed = pack_tokens(tokens, tree.digests, True)
-        if state.num_committed + len(packed) // TOKEN_BYTES > state.capacity:
+        if len(packed) // TOKEN_BYTES != num_tokens:
             tree.digests.release(memoryview(packed).cast("i"))
-            raise ValueError(f"sequence {state.id}: there are more tokens than their len(), {num_tokens}")
+            raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")
         if state.forked_end > state.num_published:
             try:
                 validate_same_tokens(state, packed)
@@ -397,11 +411,52 @@ class KVCache(SequenceQueries):
                 raise
         if len(tree.digests) > 0:
             tree.has_digests = True
-        commit_steps.commit_packed(state, packed)
-        journal = state.shared.journal
-        if journal is not None:
-            mixed = unpack_tokens(packed, tree.digests) if has_digest(packed) else None
-            journal.commit(state.serial, mixed, packed, state.shared.storage.digest.value)
+        return packed
+
+    def commit_tree(self, tokens: Tokens, accepted_positions: Sequence[SupportsIndex], num_heads: SupportsIndex = 1) -> None:
+        """Commit the accepted nodes of a flattened tree of drafts: ``tokens[i]`` was computed at ``accepted_positions[i]``.
+
+        Positions count from the sequence's first token, ascend, and lie between the committed tokens and the capacity, which
+        counts the whole tree. The nodes' keys and values are moved together on the sequence's stream; then it is a `commit`. The
+        capacity stays: the next `resize` says what becomes of the rest. ``num_heads``: 1 if a token's bytes lie together in a
+        page (NHD), else the heads of a page that is laid out head by head (HND).
+
+        `ValueError` as for `commit`, for positions that do not fit, or if a buffer's bytes cannot be shared out to its tokens;
+        `LogicError` unless ACTIVE, after `stop_committing`, with recurrent layers (a state cannot be put together from nodes),
+        with beams, where a fork shares the block, or where a node is in scratch slots.
+        """
+        state = self._state
+        guard = state.shared.guard
+        guard.enter()
+        try:
+            self._require(ACTIVE, "commit_tree")
+            if not state.is_committing:
+                raise LogicError(f"sequence {state.id}: commit_tree() after stop_committing()")
+            if state.shared.has_state:
+                raise LogicError(f"sequence {state.id}: commit_tree() with recurrent layers; their state is of the whole tree")
+            positions = vec[i64]()
+            for position in accepted_positions:
+                positions = append(positions, to_count(position, "an accepted position"))
+            heads = to_count(num_heads, "num_heads")
+            if heads == 0:
+                raise ValueError("num_heads is 0; 1 says that a token's bytes lie together")
+            validate_tree(state, positions, len(tokens))
+            copies = TokenCopies(state.shared.storage, state.shared.tokens_per_block, heads)
+            packed = self._pack(tokens)
+            guard.begin_change()
+            compact_tree(state, positions, copies)
+            commit_steps.commit_packed(state, packed)
+            guard.end_change()
+            if state.shared.journal is not None:
+                mixed = unpack_tokens(packed, state.shared.tree.digests) if has_digest(packed) else None
+                listed = [int(position) for position in positions]
+                state.shared.journal.commit_tree(
+                    state.serial, listed, heads, mixed, packed, state.shared.storage.digest.value
+                )
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
 
     @property
     def num_committed_tokens(self) -> int:

@@ -178,6 +178,10 @@ class _Rerun:
         elif operation == form.FORK:
             self.sequences[self.num_created] = kv_cache.fork()
             self.num_created += 1
+        elif operation == form.COMMIT_TREE:
+            num_heads = reader.number()
+            positions = [reader.number() for _ in range(reader.number())]
+            kv_cache.commit_tree(reader.tokens(), positions, num_heads)
         elif operation == form.PLAN_DROP:
             self.plans.append(kv_cache.plan_committed_block_drop())
         else:

@@ -1,0 +1,107 @@
+"""`commit_tree`: of a flattened tree of drafts the accepted nodes are moved together, in stream order, and committed.
+
+    positions   8   9  10  11  12  13        the root and five drafts; accepted are 8, 10, 13
+                r   a   b   c   d   e
+                r   b   e                    10 -> 9, 13 -> 10: each moves towards the front, over what is not needed any more
+
+A target is never the source of a move that comes later, so the moves go in order; a run of moves none of which overwrites what
+another one of the run reads is enqueued at once.
+"""
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+from ..base.errors import LogicError
+from ..base.ids import BAD_PAGE_INDEX
+from ..storage.token_copy import TokenCopies
+from .sequence_state import SequenceState
+
+
+def validate_tree(state: SequenceState, positions: vec[i64], num_tokens: i64) -> None:
+    """The caller's mistakes; changes nothing."""
+    count: i64 = len(positions)
+    if count != num_tokens:
+        raise ValueError(f"sequence {state.id}: {num_tokens} tokens and {count} accepted positions; give one for each")
+    least = state.num_committed
+    index: i64 = 0
+    while index < count:
+        position = positions[index]
+        if position < least or position >= state.capacity:
+            raise ValueError(
+                f"sequence {state.id}: accepted position {position} (number {index}) is not from {least} to "
+                f"{state.capacity - 1}; positions ascend, from the committed tokens to the capacity"
+            )
+        least = position + 1
+        index += 1
+    _validate_pages(state, positions)
+
+
+def _validate_pages(state: SequenceState, positions: vec[i64]) -> None:
+    size = state.shared.tokens_per_block
+    history = state.num_committed + len(positions)
+    target = state.num_committed
+    for position in positions:
+        if position != target:
+            if target < state.history:
+                raise ValueError(
+                    f"sequence {state.id}: position {position} would move to {target}, which is history already (of "
+                    f"{state.history} tokens); the tree begins behind the history"
+                )
+            block = state.blocks[target // size]
+            if block.parent is not None or block.num_co_owners > 0:
+                raise LogicError(
+                    f"sequence {state.id}: block {target // size} is shared with a fork; commit_tree() before fork(), or begin "
+                    f"a step of its own with a resize"
+                )
+            life_cycle: i64 = 0
+            while life_cycle < state.shared.num_life_cycles:
+                if _needs_move(state, life_cycle, target // size, history) and (
+                    state.tables[life_cycle].entries[position // size] == BAD_PAGE_INDEX
+                    or state.tables[life_cycle].entries[target // size] == BAD_PAGE_INDEX
+                ):
+                    raise LogicError(
+                        f"sequence {state.id}: position {position} or {target} of layer group {life_cycle} is in scratch slots; "
+                        f"configure swa_scratch_reuse with max_rewind_len at least the size of the tree"
+                    )
+                life_cycle += 1
+        target += 1
+
+
+def _needs_move(state: SequenceState, life_cycle: i64, ordinal: i64, history: i64) -> bool:
+    if not state.shared.life_cycles[life_cycle].has_page_per_block:
+        return False
+    if ordinal < state.shared.num_sink_blocks[life_cycle]:
+        return True
+    return ordinal >= state.shared.compute_window_begin(life_cycle, history)
+
+
+def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies) -> None:
+    """Move the accepted positions to where the committed tokens end; the caller has validated, and commits afterwards."""
+    shared = state.shared
+    size = shared.tokens_per_block
+    history = state.num_committed + len(positions)
+    target = state.num_committed
+    sources = vec[i64]()
+    for position in positions:
+        if position != target:
+            if _contains(sources, target):
+                copies.enqueue(state.stream)
+                sources = vec[i64]()
+            sources = append(sources, position)
+            life_cycle: i64 = 0
+            while life_cycle < shared.num_life_cycles:
+                if _needs_move(state, life_cycle, target // size, history):
+                    entries = state.tables[life_cycle].entries
+                    source_slot = i64(entries[position // size])
+                    target_slot = i64(entries[target // size])
+                    copies.add(life_cycle, source_slot, position % size, target_slot, target % size)
+                life_cycle += 1
+        target += 1
+    copies.enqueue(state.stream)
+
+
+def _contains(values: vec[i64], wanted: i64) -> bool:
+    for value in values:
+        if value == wanted:
+            return True
+    return False
