@@ -18,6 +18,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
@@ -206,7 +207,8 @@ def _note_ready(state: SequenceState, block: Block, mark: i64) -> None:
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
         page = block.first_page + life_cycle
-        if storage.rows.has_page(page):
+        # A page that only a suspended owner needs may have gone down.
+        if storage.rows.has_page(page) and storage.rows.level(page) == GPU_LEVEL:
             storage.advance_ready(page, storage.pool_group_of[life_cycle], state.timeline, mark)
         life_cycle += 1
 
