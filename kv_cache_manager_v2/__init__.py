@@ -74,6 +74,7 @@ from .layout.windows import compute_scratch_range
 from .manager.capacity import CapacityPlan, plan_capacity
 from .manager.committed_block_drop import CommittedBlockDrop
 from .manager.kv_cache import KVCache
+from .manager.transfer_lease import TransferLease
 from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
 from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_tokens
@@ -248,6 +249,7 @@ __all__ = [
     "compute_block_hashes",
     "compute_scratch_range",
     "default_device",
+    "TransferLease",
     "gen_multimodal_cache_key_tokens",
     "is_compiled",
     "plan_capacity",

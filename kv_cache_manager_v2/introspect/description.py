@@ -22,6 +22,10 @@ def describe(shared: SharedState, states: Sequence[SequenceState]) -> Picture:
         "pool_group_of": [int(pool_group) for pool_group in shared.storage.pool_group_of],
         "levels": [_describe_level(shared, level) for level in range(shared.storage.num_levels)],
         "sequences": [_describe_sequence(state) for state in states],
+        "leases": [
+            {"number": lease.number, "sequence": lease.sequence_id, "slots": [list(slots) for slots in lease.slots]}
+            for lease in shared.leases.open_leases()
+        ],
         "tree": [_describe_scope(shared, index) for index in range(len(shared.tree.scopes()))],
     }
 

@@ -15,6 +15,7 @@ from ..base.ids import BAD_PAGE_INDEX
 from ..reuse.block import Block
 from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
+from ..sequence.transfer_leases import TransferLeaseState
 from ..storage.eviction_queue import EvictionQueue
 from .event_invariants import check_announcements
 
@@ -55,6 +56,8 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_tree(shared, books)
         for state in states:
             _check_sequence(state, books)
+        for lease in shared.leases.open_leases():
+            _check_lease(shared, lease, books)
         for plan in shared.drop_plans.open_plans():
             last = int(plan.blocks[-1].first_page)
             _require(last in books.published, f"the plan to drop {plan.num_tokens} tokens ends outside the tree")
@@ -67,6 +70,21 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _require(count == books.num_digests, f"{books.num_digests} digests are in use, {count} are counted")
     except AssertionError as error:
         raise CorruptedError(str(error)) from error
+
+
+def _check_lease(shared: SharedState, lease: TransferLeaseState, books: _Books) -> None:
+    """Its pages are where it says, held and locked; private blocks count it as an owner, published ones have its pin."""
+    rows = shared.storage.rows
+    for life_cycle in range(shared.num_life_cycles):
+        for page, slot in zip(lease.pages[life_cycle], lease.slots[life_cycle], strict=True):
+            _require(rows.has_page(page), f"page {page} of lease {lease.number} does not exist")
+            _require(rows.slot(page) == slot, f"page {page} of lease {lease.number} is in slot {rows.slot(page)}, not {slot}")
+            books.holds[page] = books.holds.get(page, 0) + 1
+            books.locks[page] = books.locks.get(page, 0) + 1
+    for block in lease.private_blocks:
+        first_page = int(block.first_page)
+        counts = books.private_owners if block.parent is None else books.pins
+        counts[first_page] = counts.get(first_page, 0) + 1
 
 
 def _require(condition: bool, text: str) -> None:

@@ -17,9 +17,11 @@ from .journal_format import (
     PLAN_DROP,
     PREFETCH,
     PROBE,
+    RESERVE,
     RESIZE,
     RESUME,
     SCRATCH,
+    SETTLE,
     STOP,
     STREAM,
     SUSPEND,
@@ -185,6 +187,17 @@ class CallJournal:
 
     def cancel_drop(self, number: i64, digest: i64) -> None:
         self.writer.operation(CANCEL_DROP, number)
+        self._end(digest)
+
+    def reserve(self, serial: i64, begin: i64, end: i64, digest: i64) -> None:
+        self.writer.operation(RESERVE, serial)
+        self.writer.number(begin)
+        self.writer.number(end)
+        self._end(digest)
+
+    def settle(self, number: i64, stream: int | None, digest: i64) -> None:
+        self.writer.operation(SETTLE, number)
+        self.writer.number(0 if stream is None else stream + 1)
         self._end(digest)
 
     def clear(self, digest: i64) -> None:

@@ -27,6 +27,8 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     DROP        number of the plan                               returned
     CANCEL_DROP number of the plan                               returned, or a forgotten plan was cancelled
     COMMIT_TREE serial, heads, count, positions, tokens          returned
+    RESERVE     serial, first block, end; leases are numbered    returned
+    SETTLE      number of the lease, stream + 1 or 0             returned
     PROBE       scope, tokens                                    returned
     CLEAR                                                        returned
     PREFETCH    serial, level, result (0 / 1)                    returned True or False
@@ -40,7 +42,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 5
+VERSION: Final = 6
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -61,6 +63,8 @@ DROP: Final = 22
 CANCEL_DROP: Final = 23
 PREFETCH: Final = 24
 COMMIT_TREE: Final = 25
+RESERVE: Final = 26
+SETTLE: Final = 27
 
 PACKED: Final = 0
 MIXED: Final = 1

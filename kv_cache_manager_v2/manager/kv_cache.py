@@ -31,7 +31,6 @@ from ..sequence import prefetching, residency
 from ..sequence.call_guard import Abandoned
 from ..sequence.fork import try_fork
 from ..sequence.forked_blocks import validate_same_tokens
-from ..sequence.published_end import list_published_blocks
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_commit, try_small_resize
@@ -39,9 +38,9 @@ from ..sequence.step_validation import validate_fork, validate_resize
 from ..sequence.stream_handle import stream_handle
 from ..sequence.tree_commit import compact_tree, validate_tree
 from ..storage.token_copy import TokenCopies
-from .committed_block_drop import CommittedBlockDrop
 from .open_sequences import OpenSequences
-from .sequence_queries import SequenceQueries, SequenceStatus
+from .sequence_queries import SequenceStatus
+from .sequence_transfers import SequenceTransfers
 
 if TYPE_CHECKING:
     from ..reuse.token_packing import Tokens
@@ -81,7 +80,7 @@ class AbandonedSequence(Abandoned):
 
 @final
 @mypyc_attr(native_class=True)
-class KVCache(SequenceQueries):
+class KVCache(SequenceTransfers):
     """One sequence. Made by `KVCacheManager.create_kv_cache`, suspended; see the module for its states.
 
     A context manager; leaving it closes. A handle that is dropped without `close` warns (`ResourceWarning`), and the next
@@ -492,35 +491,6 @@ class KVCache(SequenceQueries):
         finally:
             guard.leave()
 
-
-    def plan_committed_block_drop(self) -> CommittedBlockDrop | None:
-        """A plan to drop the published end of this sequence later, by `CommittedBlockDrop.drop`; None if nothing is published.
-
-        The plan holds no page and outlives the sequence. `LogicError` before `stop_committing`, and once closed.
-        """
-        state = self._state
-        shared = state.shared
-        shared.guard.enter()
-        try:
-            self._require_open("plan_committed_block_drop")
-            if state.is_committing:
-                raise LogicError(
-                    f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; "
-                    f"stop_committing() first"
-                )
-            blocks = list_published_blocks(state)
-            if len(blocks) == 0:
-                return None
-            is_partial = len(blocks) > state.num_published
-            num_tokens = state.num_committed if is_partial else state.num_published * shared.tokens_per_block
-            number = shared.drop_plans.make(blocks, num_tokens)
-            if shared.journal is not None:
-                shared.journal.plan_drop(state.serial, shared.storage.digest.value)
-            return CommittedBlockDrop(shared, number)
-        except AssertionError as error:
-            raise shared.guard.fail(error) from error
-        finally:
-            shared.guard.leave()
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ from .kv_cache import KVCache
 from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
 from .open_storage import open_storage, plan_levels
+from .transfer_lease import TransferLease
 from .usage_queries import UsageQueries
 
 if TYPE_CHECKING:
@@ -235,6 +236,17 @@ class KVCacheManager(UsageQueries):
         count = len(self._open_sequences)
         if count > 0:
             raise LogicError(f"{call}: {count} sequence{'s are' if count > 1 else ' is'} still open; close() them first")
+        count = len(self._shared.leases)
+        if count > 0:
+            raise LogicError(
+                f"{call}: {count} transfer lease{'s are' if count > 1 else ' is'} still open; settle() them once the other side is "
+                f"done, open_leases has them"
+            )
+
+    @property
+    def open_leases(self) -> list[TransferLease]:
+        """A handle for each lease that is not settled, in the order of their making; also for those that were forgotten."""
+        return [TransferLease(self._shared, lease) for lease in self._shared.leases.open_leases()]
 
     # -- sequences ----------------------------------------------------------------------------------------------------
 

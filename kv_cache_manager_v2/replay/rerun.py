@@ -20,6 +20,7 @@ from .. import (
     KVCacheManagerError,
     LifeCycle,
     ReuseScope,
+    TransferLease,
 )
 from ..config.config_codec import decode_config
 from ..journal import journal_format as form
@@ -64,7 +65,7 @@ class _Rerun:
     """One journal on its way through a new manager."""
 
     __slots__ = (
-        "reader", "device", "check_invariants", "manager", "sequences", "plans", "num_created", "streams", "priorities", "num_calls",
+        "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "streams", "priorities", "num_calls",
         "num_digests", "stop_after", "picture",
     )  # fmt: skip
 
@@ -74,6 +75,7 @@ class _Rerun:
     manager: Final[KVCacheManager]
     sequences: Final[dict[int, KVCache]]
     plans: Final[list[CommittedBlockDrop | None]]
+    leases: Final[dict[int, TransferLease]]
     num_created: int
     streams: Final[dict[int, int]]
     priorities: list[int]
@@ -94,6 +96,7 @@ class _Rerun:
             raise JournalError(f"the configuration in the journal cannot be used: {error}") from error
         self.sequences = {}
         self.plans = []
+        self.leases = {}
         self.num_created = 0
         self.streams = {}
         self.priorities = []
@@ -121,6 +124,8 @@ class _Rerun:
         finally:
             for kv_cache in self.sequences.values():
                 kv_cache.close()
+            for lease in self.leases.values():
+                lease.settle()
             self.manager.shutdown()
             for stream in self.streams.values():
                 if stream != self.device.default_stream():
@@ -138,6 +143,12 @@ class _Rerun:
         elif operation == form.PROBE:
             scope, tokens = self.text()
             self.manager.probe_reuse(scope, tokens)
+        elif operation == form.SETTLE:
+            number = int(reader.number())
+            if number not in self.leases:
+                raise JournalError(f"byte {reader.position}: lease {number} is not open")
+            stream = reader.number()
+            self.leases.pop(number).settle(None if stream == 0 else self.stream(stream - 1))
         elif operation == form.DROP:
             self.plan().drop()
         elif operation == form.CANCEL_DROP:
@@ -178,6 +189,9 @@ class _Rerun:
         elif operation == form.FORK:
             self.sequences[self.num_created] = kv_cache.fork()
             self.num_created += 1
+        elif operation == form.RESERVE:
+            lease = kv_cache.reserve_transfer(reader.number(), reader.number())
+            self.leases[lease.number] = lease
         elif operation == form.COMMIT_TREE:
             num_heads = reader.number()
             positions = [reader.number() for _ in range(reader.number())]

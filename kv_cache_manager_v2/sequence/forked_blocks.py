@@ -2,8 +2,8 @@
 
 A fork lists the blocks of its parent. Published ones are shared as always: by holds and a pin. A private one then has several
 owners (`Block.num_co_owners` counts those beyond the first), each with its own holds and locks on the pages. For a sequence all
-such blocks lie in ``[num_published, forked_end)``, and since a block is left only together with all that follow it, whoever still
-shares a block shares everything before it.
+such blocks lie in ``[num_published, forked_end)``, and since a block is left only together with all that follow it, what forks still
+share of their own begins with the first such block. A lease (`transfer_leases`) is an owner that never writes, commits or rebases.
 
     event, for one owner                      the block
     a resize whose step writes into it        is copied for the writer, or, for the last owner, written in place
@@ -182,8 +182,10 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
         state.shared.storage.digest.note(REBASE, ordinal)
         _rebase_owners(state, owners, block, published, mark)
         published.num_pins += len(owners) - 1
-        block.num_co_owners = 0
-        tree.pool.give_back(block)
+        num_leases = block.num_co_owners + 1 - len(owners)
+        block.num_co_owners = num_leases - 1 if num_leases > 0 else 0
+        if num_leases == 0:
+            tree.pool.give_back(block)
     for owner in owners:
         if owner is not state and owner.num_published == ordinal:
             owner.tail_is_shared = True
@@ -228,12 +230,14 @@ def _rebase_owners(
         if rows.has_page(ours):
             if not rows.has_page(theirs):
                 storage.move_page(ours, theirs)
+                state.shared.leases.note_moved(ours, theirs, life_cycle)
             else:
                 if state.shared.uses_priorities:
                     storage.raise_priority(theirs, storage.pool_group_of[life_cycle], rows.priority(ours))
                 if rows.num_locks(ours) > 0 and rows.level(theirs) > 0:
                     # Ours is on level 0 already: it saves bringing theirs up.
                     storage.replace_page(ours, theirs, storage.pool_group_of[life_cycle])
+                    state.shared.leases.note_moved(ours, theirs, life_cycle)
                     life_cycle += 1
                     continue
                 for owner in owners:

@@ -21,6 +21,7 @@ from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
 from ..storage.room_maker import RoomMaker
 from .call_guard import CallGuard
+from .transfer_leases import TransferLeases
 
 
 @final
@@ -36,6 +37,7 @@ class SharedState:
         "tree",
         "matcher",
         "drop_plans",
+        "leases",
         "guard",
         "life_cycles",
         "num_life_cycles",
@@ -66,6 +68,7 @@ class SharedState:
     tree: Final[RadixTree]
     matcher: Final[Matcher]
     drop_plans: Final[DropPlans]
+    leases: Final[TransferLeases]
     guard: Final[CallGuard]
     life_cycles: Final[list[LifeCycle]]
     num_life_cycles: Final[i64]
@@ -114,6 +117,7 @@ class SharedState:
         self.tree = tree
         self.matcher = matcher
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
+        self.leases = TransferLeases(storage, tree)
         self.guard = CallGuard()
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)

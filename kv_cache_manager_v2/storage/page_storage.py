@@ -406,6 +406,18 @@ class PageStorage:
             words[at + PLACE] = NO_PAGE
             self.free_slot(index, slot, self.allocators[index].ready[slot])
 
+    def unlock_at_rest(self, page: i64, pool_group: i64) -> None:
+        """Drop a lock of somebody who does nothing with the bytes any more."""
+        words = self.rows.words
+        at = page * ROW_WORDS
+        users = words[at + USERS] - ONE_LOCK
+        assert users >= 0, "a page was unlocked twice"
+        words[at + USERS] = users
+        if users < ONE_LOCK:
+            self.num_locked[pool_group] -= 1
+            if self.last_level > 0:
+                self.held_queues[pool_group].push(page)
+
     def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
         slot = self.rows.words[page * ROW_WORDS + PLACE] & LOW_MASK

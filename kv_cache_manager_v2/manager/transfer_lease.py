@@ -1,0 +1,106 @@
+"""`TransferLease`: pages lent to another machine, which reads or writes them behind the manager's back.
+
+    state      ways out
+    OPEN       settle() -> SETTLED. A handle that is dropped is reported; its lease stays open, `open_leases` has it
+    SETTLED    none
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from types import TracebackType
+from typing import Final, SupportsIndex, final
+
+import rawref
+from mypy_extensions import mypyc_attr
+
+from ..base.checks import to_int
+from ..base.errors import LogicError
+from ..sequence.shared_state import SharedState
+from ..sequence.stream_handle import stream_handle
+from ..sequence.transfer_leases import TransferLeaseState
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@final
+@mypyc_attr(native_class=True)
+class TransferLease:
+    """Made by `KVCache.reserve_transfer`, and listed by `KVCacheManager.open_leases`. Leaving a ``with`` settles it."""
+
+    __slots__ = ("__rawref__", "_shared", "_lease")
+
+    __rawref__: object
+    _shared: Final[SharedState]
+    _lease: Final[TransferLeaseState]
+
+    def __init__(self, shared: SharedState, lease: TransferLeaseState) -> None:
+        """Not for users."""
+        self._shared = shared
+        self._lease = lease
+
+    def __del__(self) -> None:
+        rawref.invalidate(self)
+        lease = self._lease
+        if not lease.is_reported and self._shared.leases.is_open(lease.number):
+            lease.is_reported = True
+            text = (
+                f"lease {lease.number} on pages of sequence {lease.sequence_id} was dropped without settle(); its pages stay reserved: "
+                f"settle it through open_leases once the other side is done"
+            )
+            _logger.warning("%s", text)
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+
+    def __enter__(self) -> TransferLease:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # After an error nobody knows what the other side still does.
+        if error is None and self.is_open:
+            self.settle()
+
+    @property
+    def number(self) -> int:
+        """Counts the manager's leases, from 0 on."""
+        return self._lease.number
+
+    @property
+    def is_open(self) -> bool:
+        return self._shared.leases.is_open(self._lease.number)
+
+    @property
+    def sequence_id(self) -> int:
+        """The `id` of the sequence that the pages were taken from; it may be closed."""
+        return self._lease.sequence_id
+
+    def get_page_indices(self, layer_group_id: SupportsIndex) -> list[int]:
+        """Slot ids of the leased blocks of that group in order, without those that it needs no page for."""
+        group = to_int(layer_group_id, "layer_group_id")
+        if not 0 <= group < len(self._lease.slots):
+            raise ValueError(f"layer_group_id is {group}; there are {len(self._lease.slots)} layer groups")
+        return list(self._lease.slots[group])
+
+    def settle(self, cuda_stream: object = None) -> None:
+        """The other side is done: the pages are the manager's again. `LogicError` the second time.
+
+        ``cuda_stream``: it is done after what is enqueued on that stream so far; None: by now.
+        """
+        shared = self._shared
+        guard = shared.guard
+        guard.enter()
+        try:
+            if not self.is_open:
+                raise LogicError(f"settle() of lease {self._lease.number}, which was settled before")
+            stream = None if cuda_stream is None else stream_handle(cuda_stream)
+            guard.begin_change()
+            shared.leases.settle(self._lease, stream)
+            guard.end_change()
+            if shared.journal is not None:
+                shared.journal.settle(self._lease.number, stream, shared.storage.digest.value)
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()

@@ -1,0 +1,138 @@
+"""Pages that another machine reads or writes: leased, they are not used again before the lease is settled.
+
+A lease has a hold and a lock on each of its pages, as an active sequence has, so they stay on level 0 and keep their slots, whatever
+becomes of the sequence that they were taken from. Of private blocks a lease is one more owner (`Block.num_co_owners`): a sequence
+that is going to write there gets a copy, and a block that is published meanwhile is pinned for the lease.
+
+    event                                     what the lease has
+    reserve                                   holds and locks; co-ownership of the blocks that are private
+    such a block is published                 a pin instead of the co-ownership
+    its sequence takes over an equal block    a page that goes over keeps its holds and locks under its new row
+    settle                                    nothing
+
+Nobody but `settle` ends a lease.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..device.stream_order import StreamOrder
+from ..reuse.block import Block
+from ..reuse.radix_tree import RadixTree
+from ..storage.page_storage import PageStorage
+
+
+@final
+@mypyc_attr(native_class=True)
+class TransferLeaseState:
+    """``slots``: by life cycle, those of its blocks in order. ``pages``: by life cycle, the rows of the same."""
+
+    __slots__ = ("number", "sequence_id", "private_blocks", "pages", "slots", "is_reported")
+
+    number: Final[int]
+    sequence_id: Final[int]
+    private_blocks: Final[list[Block]]
+    """Those that were private when the lease was made."""
+    pages: Final[list[list[int]]]
+    slots: Final[list[list[int]]]
+    is_reported: bool
+    """That its handle is gone has been said."""
+
+    def __init__(self, number: int, sequence_id: int, num_life_cycles: i64) -> None:
+        self.number = number
+        self.sequence_id = sequence_id
+        self.private_blocks = []
+        self.pages = [[] for _ in range(num_life_cycles)]
+        self.slots = [[] for _ in range(num_life_cycles)]
+        self.is_reported = False
+
+
+@final
+@mypyc_attr(native_class=True)
+class TransferLeases:
+    """The open leases of one manager. Conservation: a lease is here from `open` until `settle`."""
+
+    __slots__ = ("_storage", "_tree", "_order", "_open", "_num_made")
+
+    _storage: Final[PageStorage]
+    _tree: Final[RadixTree]
+    _order: Final[StreamOrder]
+    _open: Final[dict[int, TransferLeaseState]]
+    _num_made: int
+
+    def __init__(self, storage: PageStorage, tree: RadixTree) -> None:
+        self._storage = storage
+        self._tree = tree
+        self._order = storage.order
+        self._open = {}
+        self._num_made = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, sequence_id: int) -> TransferLeaseState:
+        """A lease of nothing; `add_page` and `add_private_block` follow."""
+        lease = TransferLeaseState(self._num_made, sequence_id, self._storage.rows.num_life_cycles)
+        self._open[lease.number] = lease
+        self._num_made += 1
+        return lease
+
+    def add_page(self, lease: TransferLeaseState, life_cycle: i64, page: i64) -> None:
+        """A page that an active sequence has locked."""
+        lease.slots[life_cycle].append(int(self._storage.share_locked_page(page)))
+        lease.pages[life_cycle].append(int(page))
+
+    def add_private_block(self, lease: TransferLeaseState, block: Block, num_tokens: i64) -> None:
+        """``num_tokens``: what its sequence has room for in it."""
+        if block.num_co_owners == 0 or block.num_shared_tokens < num_tokens:
+            block.num_shared_tokens = num_tokens
+        block.num_co_owners += 1
+        lease.private_blocks.append(block)
+
+    def is_open(self, number: int) -> bool:
+        return number in self._open
+
+    def find(self, number: int) -> TransferLeaseState | None:
+        return self._open.get(number)
+
+    def open_leases(self) -> list[TransferLeaseState]:
+        return list(self._open.values())
+
+    def note_moved(self, old_page: i64, new_page: i64, life_cycle: i64) -> None:
+        """A page goes on under another row, with all its holds and locks."""
+        for lease in self._open.values():
+            pages = lease.pages[life_cycle]
+            if int(old_page) in pages:
+                pages[pages.index(int(old_page))] = int(new_page)
+
+    def settle(self, lease: TransferLeaseState, stream: int | None) -> None:
+        """Give everything back. ``stream``: the slots may be touched after what is enqueued there; None: at once."""
+        storage = self._storage
+        life_cycle: i64 = 0
+        timeline: i64 = -1
+        mark: i64 = 0
+        if stream is not None:
+            timeline = self._order.enter(stream)
+            mark = self._order.mark(timeline)
+        while life_cycle < storage.rows.num_life_cycles:
+            pool_group = storage.pool_group_of[life_cycle]
+            for page in lease.pages[life_cycle]:
+                if timeline >= 0:
+                    storage.advance_ready(page, pool_group, timeline, mark)
+                storage.unlock_at_rest(page, pool_group)
+                if self._tree.pool.block_of_page(page).parent is None:
+                    storage.drop_hold(page, pool_group)
+                else:
+                    storage.release(page, pool_group)
+            life_cycle += 1
+        for block in lease.private_blocks:
+            if block.parent is not None:
+                self._tree.unpin(block)
+            elif block.num_co_owners > 0:
+                block.num_co_owners -= 1
+            else:
+                self._tree.pool.give_back(block)
+        if timeline >= 0:
+            self._order.leave(timeline)
+        del self._open[lease.number]

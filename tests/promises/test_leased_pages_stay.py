@@ -1,0 +1,172 @@
+"""Pages lent to another machine are not used again before the lease is settled, whatever becomes of their sequence."""
+
+import gc
+import random
+from typing import Any
+
+import pytest
+from small_models import config_of, free_slots, manager_of, run_prompt, used_slots
+
+from kv_cache_manager_v2 import HostDevice, KVCacheManager, LogicError
+
+
+def test_leased_slots_survive_their_sequence() -> None:
+    with manager_of(num_slots=4) as manager:
+        kv_cache = run_prompt(manager, [1, 2, 3, 4, 5, 6])
+        lease = kv_cache.reserve_transfer()
+        slots = lease.get_page_indices(0)
+        assert slots == kv_cache.get_base_page_indices(0).tolist()
+        kv_cache.close()
+        manager.check_invariants()
+        assert lease.sequence_id == 0 and lease.is_open
+        with manager.create_kv_cache() as other:
+            assert other.resume()
+            assert not other.resize(9)
+            assert other.resize(8)
+            assert not {*slots} & {*other.get_base_page_indices(0).tolist()}
+            assert not other.resize(12)
+            lease.settle()
+            manager.check_invariants()
+            assert other.resize(12)
+        manager.clear_reusable_blocks()
+        assert free_slots(manager) == 4
+
+
+def test_a_private_block_is_kept_and_never_written_in_place() -> None:
+    """A decode side that is closed while the other machine still writes; and one that goes on, which gets a copy."""
+    with manager_of(num_slots=8) as manager:
+        for closes in (True, False):
+            kv_cache = manager.create_kv_cache()
+            assert kv_cache.resume() and kv_cache.resize(6, 6)
+            lease = kv_cache.reserve_transfer(1)
+            (slot,) = lease.get_page_indices(0)
+            if closes:
+                kv_cache.close()
+            else:
+                assert kv_cache.resize(7, 6)
+                assert kv_cache.get_base_page_indices(0)[1] != slot
+                kv_cache.close()
+            manager.check_invariants()
+            assert used_slots(manager) == 1
+            lease.settle()
+            manager.check_invariants()
+            assert used_slots(manager) == 0
+
+
+def test_leases_count_where_they_stand_in_the_way() -> None:
+    manager = manager_of()
+    with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+        leases = [kv_cache.reserve_transfer() for _ in range(2)]
+    for call in (manager.clear_reusable_blocks, manager.shutdown):
+        with pytest.raises(LogicError, match="2 transfer leases"):
+            call()
+    assert [lease.number for lease in manager.open_leases] == [0, 1]
+    for lease in leases:
+        lease.settle()
+        with pytest.raises(LogicError):
+            lease.settle()
+    manager.shutdown()
+
+
+def test_an_abandoned_lease_is_reported_and_never_freed() -> None:
+    with manager_of() as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+            lease = kv_cache.reserve_transfer()
+        with pytest.warns(ResourceWarning, match="lease 0"):
+            del lease
+            gc.collect()
+        manager.check_invariants()
+        with pytest.raises(LogicError):
+            manager.clear_reusable_blocks()
+        (found,) = manager.open_leases
+        found.settle(manager.device.default_stream())
+        assert manager.open_leases == []
+
+
+def test_with_settles_unless_something_went_wrong() -> None:
+    with manager_of() as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+            with kv_cache.reserve_transfer():
+                pass
+            assert manager.open_leases == []
+            with pytest.raises(KeyError):
+                with kv_cache.reserve_transfer() as lease:
+                    raise KeyError("the transfer failed")
+            assert lease.is_open
+            lease.settle()
+
+
+def test_mistakes_change_nothing() -> None:
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+        before = manager.describe()
+        for blocks in ((0, 3), (2, 1), (-1, 1)):
+            with pytest.raises(ValueError):
+                kv_cache.reserve_transfer(*blocks)
+        kv_cache.suspend()
+        with pytest.raises(LogicError):
+            kv_cache.reserve_transfer()
+        assert kv_cache.resume()
+        assert manager.describe() == before
+        with kv_cache.reserve_transfer() as lease, pytest.raises(ValueError):
+            lease.get_page_indices(1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_leases_with_forks_commits_and_rebases_in_any_order(seed: int) -> None:
+    """Nothing leaks; a leased slot belongs to nobody else while its lease is open."""
+    rng = random.Random(seed)
+    with manager_of([None, 6], num_slots=200) as manager:
+        sequences: list[Any] = []
+        leases: list[Any] = []
+        for _ in range(150):
+            kind = rng.random()
+            if kind < 0.15 or not sequences:
+                text = [rng.randrange(2) * 100 + i for i in range(24)]
+                if len(sequences) < 6:
+                    kv_cache = manager.create_kv_cache(input_tokens=text[: rng.randrange(24)])
+                    assert kv_cache.resume()
+                    sequences.append(kv_cache)
+                continue
+            kv_cache = rng.choice(sequences)
+            if kind < 0.25:
+                kv_cache.close()
+                sequences.remove(kv_cache)
+            elif kind < 0.35 and len(sequences) < 6:
+                sequences.append(kv_cache.fork())
+            elif kind < 0.5:
+                leases.append(kv_cache.reserve_transfer(rng.randrange(kv_cache.num_blocks + 1)))
+            elif kind < 0.6 and leases:
+                leases.pop(rng.randrange(len(leases))).settle()
+            elif kind < 0.75:
+                room = kv_cache.capacity - kv_cache.num_committed_tokens
+                # One text for all: forks never disagree, and equal blocks meet in the tree.
+                start = kv_cache.num_committed_tokens
+                try:
+                    kv_cache.commit([start + i for i in range(rng.randrange(room + 1))])
+                except ValueError:
+                    pass
+            else:
+                assert kv_cache.resize(kv_cache.capacity + rng.randrange(6), kv_cache.capacity)
+            manager.check_invariants()
+        while sequences:
+            sequences.pop(rng.randrange(len(sequences))).close()
+            manager.check_invariants()
+        while leases:
+            leases.pop().settle()
+            manager.check_invariants()
+        manager.clear_reusable_blocks()
+        assert free_slots(manager) == 200
+
+
+def test_leases_are_recorded_and_run_again(tmp_path: Any) -> None:
+    from kv_cache_manager_v2.replay.rerun import rerun
+
+    path = tmp_path / "journal"
+    with KVCacheManager(config_of(), device=HostDevice(), journal=path) as manager:
+        kv_cache = run_prompt(manager, [1, 2, 3, 4, 5])
+        first, second = kv_cache.reserve_transfer(), kv_cache.reserve_transfer(1)
+        kv_cache.close()
+        second.settle()
+        first.settle(manager.device.default_stream())
+        digest = manager.state_digest()
+    assert rerun(path, HostDevice(), True).digest == digest
