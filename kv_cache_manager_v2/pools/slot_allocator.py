@@ -10,12 +10,13 @@ for it on his own stream.
 
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..device.stream_order import NO_POINT
 
 NO_SLOT: Final = -1
+MOST_RESERVED: Final = 1 << 24
 
 
 @final
@@ -41,8 +42,10 @@ class SlotAllocator:
         self.first_slot = first_slot
         self.peak_used = 0
         self._past_peak = 0
-        self.ready = vec[i64]([0] * first_slot)
-        self._stack = vec[i64]()
+        # Addresses for all slots, memory only for those that are used: nothing is copied as the numbers grow.
+        reserved = num_slots if num_slots < MOST_RESERVED else MOST_RESERVED
+        self.ready = extend(vec[i64](capacity=first_slot + reserved), vec[i64]([NO_POINT] * first_slot))
+        self._stack = vec[i64](capacity=reserved)
         self._num_stacked = 0
         self._next_unused = first_slot
 

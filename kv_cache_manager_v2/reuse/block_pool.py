@@ -11,24 +11,33 @@ from .block import Block
 @final
 @mypyc_attr(native_class=True)
 class BlockPool:
-    __slots__ = ("_rows", "_blocks", "_free")
+    __slots__ = ("_rows", "_blocks", "_num_used", "_free")
 
     _rows: Final[PageRows]
     _blocks: Final[list[Block]]
+    """By number; those from ``_num_used`` on were made in advance and never taken."""
+    _num_used: i64
     _free: Final[list[Block]]
 
     def __init__(self, rows: PageRows) -> None:
         self._rows = rows
         self._blocks = []
+        self._num_used = 0
         self._free = []
 
     def take(self) -> Block:
         """A private block without pages."""
         if len(self._free) > 0:
             return self._free.pop()
-        block = Block(self._rows.add_block())
-        self._blocks.append(block)
+        self.make(self._num_used + 1)
+        block = self._blocks[self._num_used]
+        self._num_used += 1
         return block
+
+    def make(self, num_blocks: i64) -> None:
+        """Make blocks in advance, until there are that many. Which one `take` returns does not depend on it."""
+        while len(self._blocks) < num_blocks:
+            self._blocks.append(Block(self._rows.add_block()))
 
     def give_back(self, block: Block) -> None:
         """The block has no page, no parent, no child, no pin."""
@@ -52,7 +61,8 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        return len(self._blocks)
+        """Blocks that were ever taken."""
+        return int(self._num_used)
 
     @property
     def num_free(self) -> int:
@@ -62,4 +72,5 @@ class BlockPool:
         return list(self._free)
 
     def all_blocks(self) -> list[Block]:
-        return list(self._blocks)
+        """Those that were ever taken."""
+        return self._blocks[: int(self._num_used)]
