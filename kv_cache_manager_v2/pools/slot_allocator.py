@@ -81,6 +81,34 @@ class SlotAllocator:
             self.ready = append(self.ready, NO_POINT)
         return slot
 
+    def allocate_many(self, count: i64) -> vec[i64]:
+        """``count`` free slots, those that as many calls of `allocate` would have returned."""
+        assert self.num_free >= count, "slots were taken where none are free"
+        slots = vec[i64]([0] * count)
+        stack = self._stack
+        num_stacked = self._num_stacked
+        position: i64 = 0
+        while position < count and num_stacked > 0:
+            num_stacked -= 1
+            slots[position] = stack[num_stacked]
+            position += 1
+        self._num_stacked = num_stacked
+        ready = self.ready
+        slot = self._next_unused
+        while position < count:
+            slots[position] = slot
+            slot += 1
+            if slot > len(ready):
+                ready = append(ready, NO_POINT)
+            position += 1
+        self.ready = ready
+        self._next_unused = slot
+        self.num_free -= count
+        used = self.num_slots - self.num_free
+        if used > self.peak_used:
+            self.peak_used = used
+        return slots
+
     def free(self, slot: i64, point: i64) -> None:
         """Give the slot back; its bytes may be touched again after ``point``."""
         assert self.num_free < self.num_slots, "more slots were freed than taken"

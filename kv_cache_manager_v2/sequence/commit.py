@@ -10,6 +10,7 @@ from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
+from .block_runs import publish_fresh
 from .forked_blocks import join_tree, may_publish_partial, note_published
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshots import publish_snapshot, stage_snapshot
@@ -53,6 +54,12 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
     fresh_from = state.num_published
     while position < num_bytes:
         if tail.count == 0 and position + block_bytes <= num_bytes:
+            if mark == NO_POINT:
+                mark = state.shared.order.mark(state.timeline)
+            num_fresh_bytes = publish_fresh(state, packed, position, mark)
+            position += num_fresh_bytes
+            if num_fresh_bytes > 0:
+                continue
             key = packed[position : position + block_bytes]
             position += block_bytes
         else:

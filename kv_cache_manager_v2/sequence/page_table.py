@@ -46,6 +46,34 @@ class PageTable:
             reader.note(ordinal, slot)
             reader = reader.following
 
+    def set_run(self, first: i64, slots: vec[i32]) -> None:
+        """The same for consecutive entries."""
+        entries = self.entries
+        ordinal = first
+        for slot in slots:
+            entries[ordinal] = slot
+            ordinal += 1
+        buffer = self._buffer
+        if buffer is not None:
+            buffer[first:ordinal] = memoryview(slots)
+        if self._reader is not None:
+            self._tell_readers(first, slots)
+
+    def _tell_readers(self, first: i64, slots: vec[i32]) -> None:
+        reader = self._reader
+        while reader is not None:
+            ordinal = first
+            for slot in slots:
+                reader.note(ordinal, slot)
+                ordinal += 1
+            reader = reader.following
+
+    def set_bad_run(self, begin: i64, end: i64) -> None:
+        """What is there is needed no more."""
+        if begin < end:
+            bad: i32 = BAD_PAGE_INDEX
+            self.set_run(begin, vec[i32]([bad] * (end - begin)))
+
     def add_reader(self, reader: ChangedBlocks) -> None:
         """``reader``, which is in no other table, is told of every entry that changes until `remove_reader`."""
         reader.following = self._reader
@@ -73,18 +101,12 @@ class PageTable:
                 wanted = num_blocks
             bad: i32 = BAD_PAGE_INDEX
             self.entries = extend(self.entries, vec[i32]([bad] * (wanted - length)))
-        ordinal = num_blocks
-        while ordinal < self.num_blocks:
-            self.set(ordinal, BAD_PAGE_INDEX)
-            ordinal += 1
+        self.set_bad_run(num_blocks, self.num_blocks)
         self.num_blocks = num_blocks
 
     def clear(self) -> None:
         """Every entry is bad: the sequence is not on the device."""
-        ordinal: i64 = 0
-        while ordinal < self.num_blocks:
-            self.set(ordinal, BAD_PAGE_INDEX)
-            ordinal += 1
+        self.set_bad_run(0, self.num_blocks)
 
     def view(self) -> memoryview:
         """A read-only int32 view of the entries of the present blocks, no copy."""

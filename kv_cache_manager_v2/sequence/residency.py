@@ -18,6 +18,7 @@ from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
+from .block_runs import give_back_published, hold_pages, list_first_pages, lock_pages
 from .forked_blocks import give_up_block, leave_family
 from .page_users import give_up_page
 from .recurrent_state import (
@@ -72,24 +73,24 @@ def hold_match(state: SequenceState, match: Match) -> None:
     while life_cycle < shared.num_life_cycles:
         state.window_begins[life_cycle] = shared.compute_window_begin(life_cycle, num_tokens)
         state.tables[life_cycle].resize(state.num_blocks)
-        _hold_pages(state, life_cycle)
         life_cycle += 1
+    hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
+    if shared.uses_priorities and state.priority_callback is None:
+        _raise_to_default(state)
     state.note_next_window_move()
 
 
-def _hold_pages(state: SequenceState, life_cycle: i64) -> None:
+def _raise_to_default(state: SequenceState) -> None:
     storage = state.shared.storage
-    pool_group = storage.pool_group_of[life_cycle]
-    blocks = state.blocks
-    raises = state.shared.uses_priorities and state.priority_callback is None
-    ordinal: i64 = 0
-    while ordinal < state.num_blocks:
-        if state.holds_page(life_cycle, ordinal):
-            page = blocks[ordinal].first_page + life_cycle
-            storage.hold(page, pool_group)
-            if raises:
-                storage.raise_priority(page, pool_group, PRIORITY_DEFAULT)
-        ordinal += 1
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        ordinal: i64 = 0
+        while ordinal < state.num_blocks:
+            if state.holds_page(life_cycle, ordinal):
+                page = state.blocks[ordinal].first_page + life_cycle
+                storage.raise_priority(page, storage.pool_group_of[life_cycle], PRIORITY_DEFAULT)
+            ordinal += 1
+        life_cycle += 1
 
 
 def raise_matched_priorities(state: SequenceState, priorities: list[int]) -> None:
@@ -182,9 +183,12 @@ def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
     state.stream = stream
     state.timeline = timeline
     state.status = ACTIVE
+    first_pages = list_first_pages(state.blocks, 0, state.num_blocks)
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
-        if waits:
+        if waits and state.scratch.num_blocks == 0:
+            lock_pages(state, first_pages, life_cycle)
+        elif waits:
             _lock_pages(state, life_cycle)
         else:
             _lock_pages_on_their_way(state, life_cycle)
@@ -376,8 +380,9 @@ def close(state: SequenceState) -> None:
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     state.scratch.give_all_back(mark)
     free_state(state, mark)
+    goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
     ordinal = state.num_blocks - 1
-    while ordinal >= 0:
+    while ordinal >= (state.num_published if goes_by_runs else 0):
         life_cycle: i64 = 0
         while life_cycle < shared.num_life_cycles:
             if state.holds_page(life_cycle, ordinal):
@@ -386,6 +391,8 @@ def close(state: SequenceState) -> None:
         if ordinal >= state.num_published:
             give_up_block(state, ordinal)
         ordinal -= 1
+    if goes_by_runs:
+        give_back_published(state, mark)
     if tree.has_digests and state.tail.count > 0:
         tree.digests.release(memoryview(state.tail.packed()).cast("i"))
     leave_family(state)

@@ -8,6 +8,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
+from .block_runs import list_first_pages, make_pages
 from .forked_blocks import (
     NO_ORDINALS,
     cut_forked,
@@ -303,19 +304,24 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], nu
         state.blocks.append(pool.take())
         ordinal += 1
     state.num_blocks = num_blocks
+    first_pages = list_first_pages(state.blocks, old_num_blocks, num_blocks)
     asked = state.priority_callback is not None
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         pool_group = storage.pool_group_of[life_cycle]
         table = state.tables[life_cycle]
         table.resize(num_blocks)
+        if not asked and state.scratch.num_blocks == 0:
+            make_pages(state, first_pages, old_num_blocks, life_cycle)
+            life_cycle += 1
+            continue
         ordinal = old_num_blocks
         while ordinal < num_blocks:
             if state.holds_page(life_cycle, ordinal):
                 priority: i64 = PRIORITY_DEFAULT
                 if asked:
                     priority = priorities[(ordinal - old_num_blocks + num_copies) * shared.num_life_cycles + life_cycle]
-                page = state.blocks[ordinal].first_page + life_cycle
+                page = first_pages[ordinal - old_num_blocks] + life_cycle
                 table.set(ordinal, storage.make_locked_page(page, pool_group, priority, state.timeline))
             ordinal += 1
         life_cycle += 1

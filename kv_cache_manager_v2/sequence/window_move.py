@@ -3,6 +3,7 @@
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX
+from .block_runs import give_back_fresh, give_back_stale
 from .page_users import give_up_page
 from .sequence_state import SequenceState
 
@@ -30,14 +31,24 @@ def move_windows(state: SequenceState, history: i64, mark: i64, fresh_from: i64)
 def _give_up_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin: i64, mark: i64, fresh_from: i64) -> None:
     end = new_begin if new_begin < state.num_blocks else state.num_blocks
     table = state.tables[life_cycle]
+    runs_end = begin
+    if state.scratch.num_blocks == 0:
+        runs_end = end if end < state.num_published else state.num_published
     # The far end of a path is always evicted first, hence last block first here and first block first at the front.
     ordinal = (end if end < fresh_from else fresh_from) - 1
-    while ordinal >= begin:
+    while ordinal >= begin and ordinal >= runs_end:
         if state.holds_page(life_cycle, ordinal):
             give_up_page(state, life_cycle, ordinal, mark)
             table.set(ordinal, BAD_PAGE_INDEX)
         ordinal -= 1
+    if ordinal >= begin:
+        give_back_stale(state, life_cycle, begin, ordinal + 1, mark)
+        table.set_bad_run(begin, ordinal + 1)
     ordinal = begin if begin > fresh_from else fresh_from
+    if ordinal < runs_end:
+        give_back_fresh(state, life_cycle, ordinal, runs_end, mark)
+        table.set_bad_run(ordinal, runs_end)
+        ordinal = runs_end
     while ordinal < end:
         if state.holds_page(life_cycle, ordinal):
             _give_up_fresh_page(state, life_cycle, ordinal, mark)

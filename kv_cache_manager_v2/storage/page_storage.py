@@ -182,6 +182,11 @@ class PageStorage:
             group.close()
         self._owner = None
 
+    @property
+    def fills_pages(self) -> bool:
+        """Whether slots are filled with a debug pattern as they are handed out."""
+        return self._filler is not None
+
     # -- making and freeing pages -------------------------------------------------------------------------------------
 
     def make_locked_page(self, page: i64, pool_group: i64, priority: i64, timeline: i64) -> i64:

@@ -1,0 +1,161 @@
+"""The steps of a sequence that go through many blocks: the runs in which it holds a page, and `page_runs` on each.
+
+For one life cycle these are two: the sinks, and everything from the window's beginning on. For all life cycles together the
+borders of either cut the sequence into runs in which the same life cycles hold a page. All this is so while no block is scratch;
+the callers go page by page where one is, and where a page has a priority of its own.
+"""
+
+from librt.vecs import append, vec
+from mypy_extensions import i64
+
+from ..base.ids import PRIORITY_DEFAULT
+from ..reuse.block import Block
+from ..storage.page_runs import (
+    give_back_run,
+    give_back_run_first,
+    hold_run,
+    lock_run,
+    make_locked_run,
+    set_ready_run,
+)
+from .sequence_state import SequenceState
+
+
+def list_first_pages(blocks: list[Block], begin: i64, end: i64) -> vec[i64]:
+    first_pages = vec[i64]([0] * (end - begin))
+    ordinal = begin
+    while ordinal < end:
+        first_pages[ordinal - begin] = blocks[ordinal].first_page
+        ordinal += 1
+    return first_pages
+
+
+def _sinks_end(state: SequenceState, life_cycle: i64) -> i64:
+    sinks_end = state.shared.num_sink_blocks[life_cycle]
+    return sinks_end if sinks_end < state.num_blocks else state.num_blocks
+
+
+def _window_begin(state: SequenceState, life_cycle: i64) -> i64:
+    begin = state.window_begins[life_cycle]
+    return begin if begin < state.num_blocks else state.num_blocks
+
+
+def hold_pages(state: SequenceState, first_pages: vec[i64]) -> None:
+    """Hold what the sequence, which has just got its blocks, is going to need."""
+    storage = state.shared.storage
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        hold_run(storage, first_pages, life_cycle, 0, _sinks_end(state, life_cycle))
+        hold_run(storage, first_pages, life_cycle, _window_begin(state, life_cycle), state.num_blocks)
+        life_cycle += 1
+
+
+def lock_pages(state: SequenceState, first_pages: vec[i64], life_cycle: i64) -> None:
+    storage = state.shared.storage
+    table = state.tables[life_cycle]
+    sinks_end = _sinks_end(state, life_cycle)
+    if sinks_end > 0:
+        table.set_run(0, lock_run(storage, first_pages, life_cycle, 0, sinks_end, state.timeline))
+    begin = _window_begin(state, life_cycle)
+    if begin < state.num_blocks:
+        table.set_run(begin, lock_run(storage, first_pages, life_cycle, begin, state.num_blocks, state.timeline))
+
+
+def make_pages(state: SequenceState, first_pages: vec[i64], first_block: i64, life_cycle: i64) -> None:
+    """A locked page for each of the last blocks, from ``first_block`` on, that the life cycle will read."""
+    storage = state.shared.storage
+    table = state.tables[life_cycle]
+    timeline = state.timeline
+    end = _sinks_end(state, life_cycle) - first_block
+    if end > 0:
+        table.set_run(first_block, make_locked_run(storage, first_pages, life_cycle, 0, end, PRIORITY_DEFAULT, timeline))
+    begin = _window_begin(state, life_cycle) - first_block
+    if begin < 0:
+        begin = 0
+    end = len(first_pages)
+    if begin < end:
+        slots = make_locked_run(storage, first_pages, life_cycle, begin, end, PRIORITY_DEFAULT, timeline)
+        table.set_run(first_block + begin, slots)
+
+
+def give_back_published(state: SequenceState, mark: i64) -> None:
+    """All pages of the published path of an active sequence, the last block first."""
+    storage = state.shared.storage
+    first_pages = list_first_pages(state.blocks, 0, state.num_published)
+    end = state.num_published
+    while end > 0:
+        life_cycles = _list_holders(state, end - 1)
+        begin = _find_run_begin(state, end - 1)
+        if len(life_cycles) > 0:
+            give_back_run(storage, first_pages, life_cycles, begin, end, state.timeline, mark)
+        end = begin
+
+
+def _list_holders(state: SequenceState, ordinal: i64) -> vec[i64]:
+    """The life cycles that hold a page of the block."""
+    life_cycles = vec[i64]()
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, ordinal):
+            life_cycles = append(life_cycles, life_cycle)
+        life_cycle += 1
+    return life_cycles
+
+
+def _find_run_begin(state: SequenceState, ordinal: i64) -> i64:
+    """The first block of those up to ``ordinal`` of which the same life cycles hold a page."""
+    begin: i64 = 0
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        border = state.window_begins[life_cycle]
+        if border > ordinal:
+            border = state.shared.num_sink_blocks[life_cycle]
+        if begin < border <= ordinal:
+            begin = border
+        life_cycle += 1
+    return begin
+
+
+def give_back_stale(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
+    """Pages of published blocks that the window has passed, the last block first."""
+    first_pages = list_first_pages(state.blocks, begin, end)
+    give_back_run(state.shared.storage, first_pages, vec[i64]([life_cycle]), 0, end - begin, state.timeline, mark)
+
+
+def give_back_fresh(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
+    """The same for blocks published in the same call: first in line for eviction, the last one before all others."""
+    first_pages = list_first_pages(state.blocks, begin, end)
+    give_back_run_first(state.shared.storage, first_pages, life_cycle, 0, end - begin, state.timeline, mark)
+
+
+def publish_fresh(state: SequenceState, packed: bytes, position: i64, mark: i64) -> i64:
+    """Publish the whole blocks of ``packed`` from ``position`` on where nobody can have published the same: below a block
+    without children every one is new. How many bytes that are; 0 where it takes a closer look."""
+    shared = state.shared
+    tree = shared.tree
+    parent = state.path_end
+    if tree.has_digests or state.forked_end > 0 or parent.only_child is not None or parent.children is not None:
+        return 0
+    block_bytes = tree.block_bytes
+    num_bytes: i64 = len(packed)
+    blocks = state.blocks
+    first_block = state.num_published
+    ordinal = first_block
+    end = position
+    while end + block_bytes <= num_bytes:
+        block = blocks[ordinal]
+        tree.attach(parent, block, packed[end : end + block_bytes])
+        parent = block
+        end += block_bytes
+        ordinal += 1
+    if ordinal == first_block:
+        return 0
+    tree.move_pin(state.path_end, parent)
+    state.path_end = parent
+    state.num_published = ordinal
+    first_pages = list_first_pages(blocks, first_block, ordinal)
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        set_ready_run(shared.storage, first_pages, life_cycle, mark)
+        life_cycle += 1
+    return end - position

@@ -1,0 +1,192 @@
+"""The steps of `PageStorage` for the pages of a run of blocks, with what they share looked up once per run.
+
+A run is given by the first page ids of its blocks and a life cycle; which steps are taken, and in which order, is the same as
+page by page. Callers use these where a prompt's worth of blocks goes through at once: a call per page costs ten times its work.
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i32, i64
+
+from ..device.stream_order import NO_POINT
+from .decision_digest import SLOT
+from .page_rows import (
+    LOW_MASK,
+    NO_PAGE,
+    ONE_HOLD,
+    ONE_LOCK,
+    ONE_LOCKED_HOLD,
+    PLACE,
+    ROW_WORDS,
+    USERS,
+    pack_place,
+)
+from .page_storage import GPU, PageStorage
+
+
+def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64) -> None:
+    """`hold` the pages of ``first_pages[begin:end]``."""
+    words = storage.rows.words
+    pool_group = storage.pool_group_of[life_cycle]
+    queue = storage.queues[pool_group]
+    is_only_level = storage.last_level == 0
+    position = begin
+    while position < end:
+        page = first_pages[position] + life_cycle
+        at_users = page * ROW_WORDS + USERS
+        users = words[at_users]
+        if users > 0:
+            words[at_users] = users + ONE_HOLD
+        elif is_only_level:
+            words[at_users] = ONE_HOLD
+            queue.remove(page)
+        else:
+            storage.hold(page, pool_group)
+        position += 1
+
+
+def lock_run(
+    storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, timeline: i64
+) -> vec[i32]:
+    """`lock` the pages, which are on level 0; their slots."""
+    order = storage.order
+    words = storage.rows.words
+    pool_group = storage.pool_group_of[life_cycle]
+    ready = storage.allocators[pool_group].ready
+    is_only_level = storage.last_level == 0
+    slots = vec[i32]([0] * (end - begin))
+    num_newly_locked: i64 = 0
+    awaited: i64 = NO_POINT
+    position = begin
+    while position < end:
+        page = first_pages[position] + life_cycle
+        at = page * ROW_WORDS
+        users = words[at + USERS]
+        if users >= ONE_LOCK or is_only_level:
+            assert users & LOW_MASK > users >> 32, "a page was locked that is not held"
+            words[at + USERS] = users + ONE_LOCK
+            if users < ONE_LOCK:
+                num_newly_locked += 1
+        else:
+            storage.lock_without_wait(page, pool_group)
+        slot: int = words[at + PLACE] & LOW_MASK
+        slots[position - begin] = slot
+        point = ready[slot]
+        if point != awaited and point != NO_POINT:
+            order.wait(timeline, point)
+            awaited = point
+        position += 1
+    storage.num_locked[pool_group] += num_newly_locked
+    return slots
+
+
+def make_locked_run(
+    storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, priority: i64, timeline: i64
+) -> vec[i32]:
+    """`make_locked_page` for each block, all with one priority; their slots."""
+    pool_group = storage.pool_group_of[life_cycle]
+    count = end - begin
+    slots = vec[i32]([0] * count)
+    position: i64 = 0
+    if storage.fills_pages:
+        while position < count:
+            page = first_pages[begin + position] + life_cycle
+            filled: int = storage.make_locked_page(page, pool_group, priority, timeline)
+            slots[position] = filled
+            position += 1
+        return slots
+    order = storage.order
+    words = storage.rows.words
+    allocator = storage.allocators[pool_group]
+    taken = allocator.allocate_many(count)
+    ready = allocator.ready
+    digest = storage.digest
+    place_of_slot_0 = pack_place(0, GPU, priority)
+    awaited: i64 = NO_POINT
+    while position < count:
+        at = (first_pages[begin + position] + life_cycle) * ROW_WORDS
+        assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
+        slot: int = taken[position]
+        digest.note(SLOT, slot)
+        words[at + PLACE] = place_of_slot_0 + slot
+        words[at + USERS] = ONE_LOCKED_HOLD
+        slots[position] = slot
+        point = ready[slot]
+        if point != awaited and point != NO_POINT:
+            order.wait(timeline, point)
+            awaited = point
+        position += 1
+    storage.num_locked[pool_group] += count
+    return slots
+
+
+def set_ready_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, point: i64) -> None:
+    """`set_ready` for those of the blocks that have a page."""
+    words = storage.rows.words
+    ready = storage.allocators[storage.pool_group_of[life_cycle]].ready
+    for first_page in first_pages:
+        place = words[(first_page + life_cycle) * ROW_WORDS + PLACE]
+        if place != NO_PAGE:
+            ready[place & LOW_MASK] = point
+
+
+def give_back_run(
+    storage: PageStorage, first_pages: vec[i64], life_cycles: vec[i64], begin: i64, end: i64, timeline: i64, mark: i64
+) -> None:
+    """`unlock_and_release` all pages of published blocks, the last block first."""
+    order = storage.order
+    words = storage.rows.words
+    num_locked = storage.num_locked
+    has_lower_levels = storage.last_level > 0
+    pool_group: i64 = storage.pool_group_of[life_cycles[0]]
+    ready = storage.allocators[pool_group].ready
+    queue = storage.queues[pool_group]
+    position = end - 1
+    while position >= begin:
+        first_page = first_pages[position]
+        for life_cycle in life_cycles:
+            if storage.pool_group_of[life_cycle] != pool_group:
+                pool_group = storage.pool_group_of[life_cycle]
+                ready = storage.allocators[pool_group].ready
+                queue = storage.queues[pool_group]
+            page = first_page + life_cycle
+            at = page * ROW_WORDS
+            users = words[at + USERS] - ONE_LOCKED_HOLD
+            assert users >= 0, "a hold was released twice"
+            words[at + USERS] = users
+            slot = words[at + PLACE] & LOW_MASK
+            ready[slot] = order.advance(ready[slot], timeline, mark)
+            if users < ONE_LOCK:
+                num_locked[pool_group] -= 1
+                if users == 0:
+                    queue.push(page)
+                elif has_lower_levels:
+                    storage.held_queues[pool_group].push(page)
+        position -= 1
+
+
+def give_back_run_first(
+    storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, timeline: i64, mark: i64
+) -> None:
+    """`unlock` and `release_first` the pages of published blocks, the first block first."""
+    order = storage.order
+    words = storage.rows.words
+    pool_group = storage.pool_group_of[life_cycle]
+    ready = storage.allocators[pool_group].ready
+    queue = storage.queues[pool_group]
+    num_unlocked: i64 = 0
+    position = begin
+    while position < end:
+        page = first_pages[position] + life_cycle
+        at = page * ROW_WORDS
+        users = words[at + USERS]
+        if users == ONE_LOCKED_HOLD:
+            words[at + USERS] = 0
+            num_unlocked += 1
+            slot = words[at + PLACE] & LOW_MASK
+            ready[slot] = order.advance(ready[slot], timeline, mark)
+            queue.push_first(page)
+        else:
+            storage.unlock(page, pool_group, timeline, mark)
+            storage.release_first(page, pool_group)
+        position += 1
+    storage.num_locked[pool_group] -= num_unlocked
