@@ -34,6 +34,7 @@ def try_small_resize(state: SequenceState, capacity: i64) -> bool:
         and shared.journal is None
         and not state.scratch.is_enabled
         and state.snapshot_plan is None
+        and len(state.arrivals) == 0
         and state.history <= capacity
         and stays_within_blocks(state, capacity, state.history)
     ):
@@ -52,6 +53,7 @@ def try_small_commit(state: SequenceState, token: i32) -> bool:
         and shared.journal is None
         and state.is_committing
         and not shared.has_state
+        and len(state.arrivals) == 0
         and num_committed <= state.capacity
         and num_committed < state.next_window_move
         and state.tail.count + 1 < shared.tokens_per_block
