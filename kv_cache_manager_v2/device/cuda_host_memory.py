@@ -1,4 +1,5 @@
-"""Pinned host memory: committed like any host memory, then registered with CUDA so that copies run asynchronously.
+"""Pinned host memory: committed like any host memory, touched by many threads, then registered with CUDA so that copies run
+asynchronously.
 
 A *registration* is a piece that was registered in one call, at most ``max_registration_bytes`` long: some kernels fail
 to pin more than 2 GiB at a time. CUDA unregisters only whole registrations, so taking back a part of one waits for the
@@ -17,6 +18,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
 from .cuda_driver import OPERATING_SYSTEM, OUT_OF_MEMORY, SUCCESS, CudaDriver
 from .host_memory import commit_memory, decommit_memory
+from .memory_touch import available_host_bytes, touch_memory
 
 _logger: Final = logging.getLogger(__name__)
 _PORTABLE_AND_MAPPED: Final = 1 | 2
@@ -42,10 +44,18 @@ class CudaHostMemory:
 
     def map(self, address: int, num_bytes: int) -> None:
         """All of it or nothing."""
+        available_bytes = available_host_bytes()
+        if available_bytes is not None and num_bytes > available_bytes:
+            # Said here, before the kernel looks for a process to kill.
+            raise OutOfMemoryError(
+                f"{num_bytes} bytes of host memory are to be pinned, and {available_bytes} are available; lower the quota of"
+                " the host tier, or give the machine or its control group more memory"
+            )
         commit_memory(address, num_bytes)
         try:
+            touch_memory(address, num_bytes)
             self._register(address, address + num_bytes)
-        except KVCacheManagerError:
+        except BaseException:
             decommit_memory(address, num_bytes)
             raise
 
