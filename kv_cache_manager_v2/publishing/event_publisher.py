@@ -58,7 +58,7 @@ class KVCacheEventPublisher:
 
     __slots__ = (
         "_event_manager", "_topic", "_rank", "_translator", "_writer", "_buffer", "_sequence", "_context", "_socket",
-        "_replay_socket", "_endpoint", "_replay_endpoint", "_stop", "_thread", "_error", "_num_batches", "_num_lost", "_linger_ms",
+        "_replay_socket", "_endpoint", "_replay_endpoint", "_stop", "_sender", "_error", "_num_batches", "_num_lost", "_linger_ms",
     )  # fmt: skip
 
     _event_manager: Final[KVCacheEventManager]
@@ -75,7 +75,7 @@ class KVCacheEventPublisher:
     _endpoint: str
     _replay_endpoint: str | None
     _stop: Final[threading.Event]
-    _thread: threading.Thread | None
+    _sender: threading.Thread | None
     _error: BaseException | None
     _num_batches: int
     _num_lost: int
@@ -97,7 +97,7 @@ class KVCacheEventPublisher:
         linger_ms: SupportsIndex = 1000,
     ) -> None:
         # First of all: `close` and `__del__` of one that could not be made find it.
-        self._thread = None
+        self._sender = None
         self._context = None
         self._socket = None
         self._replay_socket = None
@@ -140,7 +140,7 @@ class KVCacheEventPublisher:
         self._replay_endpoint = replay_endpoint
         self._open(int(to_count(high_water_mark, "high_water_mark")))
         thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
-        self._thread = thread
+        self._sender = thread
         thread.start()
 
     def _open(self, high_water_mark: int) -> None:
@@ -211,10 +211,10 @@ class KVCacheEventPublisher:
     def close(self) -> None:
         """Publish what is flushed, then stop. Twice is fine."""
         self._stop.set()
-        thread = self._thread
+        thread = self._sender
         if thread is not None:
             thread.join()
-            self._thread = None
+            self._sender = None
         self._close_sockets(self._linger_ms)
 
     # -- the thread ---------------------------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ FORBIDDEN_NAMES: Final = {"common"}  # alone; `common_prefix` says what is commo
 # Public names that were given elsewhere.
 GIVEN_NAMES: Final = {"match_info"}
 
+# mypyc puts an underscore before each attribute's name: `_thread` becomes a word of C that no struct can have as a field.
+C_WORDS: Final = {"__thread", "__asm", "__inline", "__const", "__volatile", "__signed", "__restrict", "__typeof", "__label__"}
+
 FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "testing"}
 
 # Bases that mypyc cannot compile into native classes, or that make the class one of its special kinds.
@@ -188,6 +191,16 @@ def test_names_say_what_they_mean() -> None:
         found += [f"{place}: {name}" for name, place in sorted(defined_names(source)) if name in FORBIDDEN_WORDS]
         if source.path.stem in FORBIDDEN_WORDS | FORBIDDEN_NAMES:
             found.append(source.name)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_attributes_are_no_words_of_c() -> None:
+    found = [
+        f"{place}: {name}"
+        for source in compiled_sources()
+        for name, place in sorted(defined_names(source))
+        if "_" + name in C_WORDS
+    ]
     assert not found, "\n" + "\n".join(found)
 
 
