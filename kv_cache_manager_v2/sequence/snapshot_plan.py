@@ -15,7 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 @final
 @mypyc_attr(native_class=True)
 class SnapshotPlan:
-    __slots__ = ("_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until")
+    __slots__ = ("_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until", "peak_capacity")
 
     _positions: Final[list[int]]
     """In order, each once."""
@@ -25,6 +25,8 @@ class SnapshotPlan:
     _num_checkpoints: Final[i64]
     _ahead_until: i64
     """A commit that ends before this length says nothing of the state."""
+    peak_capacity: i64
+    """The most room that there ever was: so far the state may have gone, and overwritten what is older than its checkpoints."""
 
     def __init__(self, positions: set[int], interval: int, prompt_length: int, num_checkpoints: int) -> None:
         self._positions = sorted(positions)
@@ -32,10 +34,12 @@ class SnapshotPlan:
         self._prompt_length = prompt_length
         self._num_checkpoints = num_checkpoints
         self._ahead_until = 0
+        self.peak_capacity = 0
 
     def copy(self) -> "SnapshotPlan":
         plan = SnapshotPlan(set(self._positions), int(self._interval), int(self._prompt_length), int(self._num_checkpoints))
         plan._ahead_until = self._ahead_until
+        plan.peak_capacity = self.peak_capacity
         return plan
 
     def find_next(self, num_tokens: i64) -> int | None:
@@ -51,11 +55,13 @@ class SnapshotPlan:
         """A resize has made room up to ``capacity``."""
         if history > num_committed or (capacity > old_capacity and old_capacity > num_committed):
             self._ahead_until = capacity
+        if capacity > self.peak_capacity:
+            self.peak_capacity = capacity
 
-    def is_due(self, position: i64, capacity: i64) -> bool:
+    def is_due(self, position: i64) -> bool:
         """Whether a commit that ends at ``position`` leaves a snapshot: it is planned there, and the state is certain."""
         if position == 0 or self.find_next(position - 1) != position:
             return False
-        if capacity - position <= self._num_checkpoints:
+        if self.peak_capacity - position <= self._num_checkpoints:
             return True
         return position <= self._prompt_length and position >= self._ahead_until

@@ -26,7 +26,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     """A private block with a copy of the state at ``position``, where the commit will end; None if none is due or no room."""
     plan = state.snapshot_plan
-    if plan is None or not plan.is_due(position, state.capacity):
+    if plan is None or not plan.is_due(position):
         return None
     shared = state.shared
     storage = shared.storage

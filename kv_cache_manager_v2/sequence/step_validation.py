@@ -15,7 +15,7 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
         raise ValueError(f"sequence {state.id}: history_length {history} is under the present {state.history}; it never shrinks")
     if capacity < history:
         raise ValueError(f"sequence {state.id}: capacity {capacity} is under the history length {history}")
-    if capacity < state.capacity and state.shared.has_state:
+    if capacity < state.capacity and state.snapshot_plan is not None:
         _validate_state_rewind(state, capacity)
     if state.scratch.is_enabled and capacity != state.capacity:
         _validate_scratch_step(state, capacity, history)
@@ -29,11 +29,12 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
 
 def _validate_state_rewind(state: SequenceState, capacity: i64) -> None:
     """Tokens that may have been computed are taken back: the state before them must still be there."""
+    plan = state.snapshot_plan
     num_checkpoints = state.shared.num_state_slots - 1
-    if state.capacity - capacity > num_checkpoints:
+    if plan is not None and plan.peak_capacity - capacity > num_checkpoints:
         raise LogicError(
-            f"sequence {state.id}: capacity {capacity} takes back up to {state.capacity - capacity} tokens, and the recurrent state "
-            f"can go back by {num_checkpoints} only; raise state_checkpoints in KVCacheManagerConfig, ask for less room ahead, or "
+            f"sequence {state.id}: capacity {capacity} takes back what is {plan.peak_capacity - capacity} tokens behind the most that "
+            f"there ever was room for, {plan.peak_capacity}, and the recurrent state can go back by {num_checkpoints} only; raise state_checkpoints in KVCacheManagerConfig, ask for less room ahead, or "
             f"begin again with create_kv_cache"
         )
 

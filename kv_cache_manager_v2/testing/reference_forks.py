@@ -33,6 +33,9 @@ def make_fork(sequence: ReferenceSequence, name: int, num_blocks: int, next_numb
     child.shared_tail = sequence.shared_tail
     child.is_matched_tail = sequence.is_matched_tail
     child.adopted = dict(sequence.adopted)
+    child.has_state = sequence.has_state
+    child.snapshot_node = sequence.snapshot_node
+    child.peak_capacity = sequence.peak_capacity
     for ordinal in range(len(sequence.path), num_blocks):
         if sequence.node(ordinal) is None:
             sequence.shared_private.setdefault(ordinal, next_number + ordinal)

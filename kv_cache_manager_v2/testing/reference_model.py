@@ -24,6 +24,7 @@ from ..config.manager_config import KVCacheManagerConfig
 from .reference_forks import list_sharers, make_fork, num_first_written
 from .reference_scratch import ScratchRule
 from .reference_sequence import ReferenceSequence
+from .reference_state import StateRule, group_layers, make_rules
 from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
 
 Picture: TypeAlias = dict[str, Any]
@@ -31,6 +32,9 @@ Picture: TypeAlias = dict[str, Any]
 DROPPABLE: Final = "droppable"
 HELD: Final = "held"
 LOCKED: Final = "locked"
+NO_SNAPSHOT: Final = "no snapshot"
+MAY_SNAPSHOT: Final = "may leave a snapshot"
+MUST_SNAPSHOT: Final = "must leave a snapshot"
 
 
 @mypyc_attr(native_class=False)
@@ -70,6 +74,7 @@ class ReferenceModel:
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
+        "state",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -86,25 +91,23 @@ class ReferenceModel:
     _scratch_rules: Final[list[ScratchRule]]  # by group; none at all where scratch slots are not configured
     _maybe_published: Final[dict[int, int]]  # by the number of a shared private block, the node that it may be by now
     _next_private: int
+    state: Final[StateRule]
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
         self.tokens_per_block = size
-        layers: dict[int, Any] = {layer.layer_id: layer for layer in config.layers}
-        self.rules = []
-        for group in layer_grouping:
-            rules = {_rule_of(layers[layer_id], size) for layer_id in group}
-            if len(rules) != 1:
-                raise ModelDisagreement(f"layers {list(group)} form a group, but their windows and sinks are {rules}")
-            window, num_sink_blocks = rules.pop()
-            self.rules.append(GroupRule(window, num_sink_blocks))
+        layers = group_layers(config)
+        expected = [[layer.layer_id for layer in members] for members in layers]
+        if [list(group) for group in layer_grouping] != expected:
+            raise ModelDisagreement(f"the layer groups are {layer_grouping}, must be {expected}")
+        self.rules = make_rules(config)
         self._scratch_rules = []
         if config.swa_scratch_reuse is not None:
             max_rewind_len = config.swa_scratch_reuse.max_rewind_len
-            for rule, group in zip(self.rules, layer_grouping):
-                members = [layers[layer_id] for layer_id in group]
+            for rule, members in zip(self.rules, layers):
                 self._scratch_rules.append(ScratchRule(rule, members, size, max_rewind_len))
         self.tree = ReferenceTree(size, self.rules)
+        self.state = StateRule(config, self.rules, self.tree)
         self.sequences = {}
         self.statuses = {}
         self.places = {}
@@ -181,6 +184,9 @@ class ReferenceModel:
                     statuses[page] = LOCKED
                 elif page not in statuses:
                     statuses[page] = HELD
+            snapshot = self.state.held_snapshot(sequence)
+            if snapshot is not None:
+                statuses[snapshot] = HELD
         return statuses
 
     def _published_pages(self, sequence: ReferenceSequence) -> list[Page]:
@@ -195,7 +201,7 @@ class ReferenceModel:
 
     def _check_reachable(self) -> None:
         """Below a block that lacks the page of a group without a window nothing can ever be matched."""
-        unbounded = [group for group, rule in enumerate(self.rules) if rule.window is None]
+        unbounded = [group for group, rule in enumerate(self.rules) if rule.window is None and not rule.is_state]
         for page in self.statuses:
             parent = self.tree.parent(page[0])
             if self.tree.parent(parent) >= 0:
@@ -248,11 +254,12 @@ class ReferenceModel:
                 for ordinal in range(self.num_blocks(sequence)):
                     if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
                         private.add(sequence.private_name(ordinal))
-        return count + len(private)
+        return count + len(private) + self.state.num_private_slots(list(self.sequences.values()), group, active_only)
 
     def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
         """What `create_kv_cache` and `probe_reuse` may answer now."""
-        return self.tree.match(scope, text, self.statuses.keys(), self._with_partial_blocks)
+        present = self.statuses.keys()
+        return self.state.narrow(self.tree.match(scope, text, present, self._with_partial_blocks), scope, text, present)
 
     def slots_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
         need = SlotNeed(len(self.rules))
@@ -264,6 +271,8 @@ class ReferenceModel:
         self._count_tail_copy(sequence, sequence.history, sequence.is_matched_tail, need)
         for group in range(len(self._scratch_rules)):
             need.add(group, self._scratch_rules[group].compute_num_slots(sequence.scratch[group]))
+        if self.state.group >= 0:
+            self.state.count_resume(sequence, need.newly_locked, need.least, need.most)
         return need
 
     def slots_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> SlotNeed:
@@ -336,7 +345,10 @@ class ReferenceModel:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def create(self, name: int, scope: Scope, text: Text, num_matched: int, picture: Picture) -> ReferenceSequence:
+    def create(
+        self, name: int, scope: Scope, text: Text, num_matched: int, picture: Picture, state_tokens: int = 0
+    ) -> ReferenceSequence:
+        """``state_tokens``: what its recurrent state is said to begin with."""
         size = self.tokens_per_block
         match = self.expect_match(scope, text)
         if not match.allows(num_matched):
@@ -349,6 +361,8 @@ class ReferenceModel:
         for ordinal in range(num_matched // size):
             node = self.tree.child(node, text[ordinal * size : (ordinal + 1) * size])
             sequence.path.append(node)
+        if self.state.group >= 0:
+            self._begin_state(sequence, text, num_matched, state_tokens)
         sequence.committed = list(text[:num_matched])
         sequence.history = num_matched
         sequence.capacity = num_matched
@@ -358,6 +372,16 @@ class ReferenceModel:
             sequence.is_matched_tail = True
         self.sequences[name] = sequence
         return sequence
+
+    def _begin_state(self, sequence: ReferenceSequence, text: Text, num_matched: int, state_tokens: int) -> None:
+        present = self.statuses.keys()
+        start = self.state.find_replay_start(sequence.scope, text, num_matched, present)
+        if state_tokens != (num_matched if start is None else start):
+            raise ModelDisagreement(f"the state of {num_matched} matched tokens begins at {state_tokens}, must at {start}")
+        if not self.state.has_snapshot(sequence.scope, text, state_tokens, present):
+            raise ModelDisagreement(f"the state of sequence {sequence.name} begins at {state_tokens}, where no snapshot is")
+        if state_tokens > 0:
+            sequence.snapshot_node = self.tree.find_exact(sequence.scope, text[:state_tokens])
 
     def _find_tail(self, candidates: list[int], sequence_picture: Picture) -> int:
         """Which of the blocks that begin alike was taken: the one whose slots the sequence names."""
@@ -378,6 +402,7 @@ class ReferenceModel:
             sequence.shared_tail = None
         sequence.is_matched_tail = False
         sequence.is_active = True
+        sequence.has_state = self.state.group >= 0
         self._may_all_go = True
 
     def make_room(self) -> None:
@@ -398,6 +423,7 @@ class ReferenceModel:
         sequence.leave_shared(-(-capacity // self.tokens_per_block))
         sequence.scratch = self._scratch_after_resize(sequence, capacity, history)
         sequence.capacity = capacity
+        sequence.peak_capacity = max(sequence.peak_capacity, capacity)
         sequence.history = history
         self._may_all_go = True
 
@@ -416,8 +442,11 @@ class ReferenceModel:
                 return True
         return False
 
-    def commit(self, sequence: ReferenceSequence, tokens: Sequence[TokenIdExt]) -> None:
-        """Blocks that become full are published with the pages that they have before the window moves."""
+    def commit(self, sequence: ReferenceSequence, tokens: Sequence[TokenIdExt], snapshot: str = NO_SNAPSHOT) -> None:
+        """Blocks that become full are published with the pages that they have before the window moves.
+
+        ``snapshot``: whether one of the recurrent state has to come at the new end, may come, or must not.
+        """
         size = self.tokens_per_block
         sequence.committed.extend(tokens)
         while (len(sequence.path) + 1) * size <= len(sequence.committed):
@@ -426,6 +455,20 @@ class ReferenceModel:
             self._share_node(sequence, ordinal, node)
             sequence.grow_path(node)
         sequence.history = max(sequence.history, len(sequence.committed))
+        if snapshot != NO_SNAPSHOT:
+            self._expect_snapshot(sequence, snapshot == MUST_SNAPSHOT)
+
+    def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool) -> None:
+        """A page of the recurrent group on the block that ends where the committed tokens do; it may make room first."""
+        tail = tuple(sequence.committed[len(sequence.path) * self.tokens_per_block :])
+        node = self.tree.child(self._path_end(sequence), tail) if tail else self._path_end(sequence)
+        page = (node, self.state.group)
+        self.tree.ever_published.add(page)
+        if must_come:
+            self._must_come.add(page)
+        else:
+            self._may_come.add(page)
+        self._may_all_go = True
 
     def stop_committing(self, sequence: ReferenceSequence, picture: Picture) -> None:
         """The partial last block is published, unless a longer one with its text and all its pages is there already.
@@ -520,8 +563,9 @@ class ReferenceModel:
         for sibling in self.tree.children(parent):
             beginning = self.tree.tokens(sibling)
             if len(beginning) < len(tokens) and tokens[: len(beginning)] == beginning:
-                for group in range(len(self.rules)):
-                    self._may_go.add((sibling, group))
+                for group, rule in enumerate(self.rules):
+                    if not rule.is_state:
+                        self._may_go.add((sibling, group))
         return node
 
 
@@ -531,9 +575,3 @@ def _picture_of(picture: Picture, name: int) -> Picture:
             found: Picture = sequence_picture
             return found
     raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")
-
-
-def _rule_of(layer: Any, tokens_per_block: int) -> tuple[int | None, int]:
-    window: int | None = layer.sliding_window_size
-    num_sink_tokens: int = layer.num_sink_tokens or 0
-    return window, -(-num_sink_tokens // tokens_per_block)

@@ -39,6 +39,8 @@ class ScratchRule:
 
     def compute_range(self, history: int, capacity: int) -> tuple[int, int]:
         """First and one past the last scratch block; (0, 0) if there is none."""
+        if self._rule.is_state:
+            return (0, 0)
         size = self._tokens_per_block
         inputs = range(-(-history // size), -(-capacity // size))
         kept = max(capacity - self._max_rewind_len, 0)

@@ -19,7 +19,8 @@ class ReferenceSequence:
 
     __slots__ = (
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
-        "is_matched_tail", "scratch", "adopted", "shared_private",
+        "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
+        "peak_capacity",
     )  # fmt: skip
 
     name: Final[int]
@@ -34,6 +35,9 @@ class ReferenceSequence:
     is_matched_tail: bool  # it came from another sequence's text, so that `resume` must copy it
     adopted: dict[int, int]
     shared_private: dict[int, int]
+    has_state: bool  # it was active once, and has slots of recurrent state since
+    snapshot_node: int | None  # the block whose snapshot its recurrent state begins with; None: with zeros
+    peak_capacity: int  # the most room that it ever had
     scratch: list[tuple[int, int]]  # by group, the blocks of the present step that share slots; (0, 0) for none
 
     def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
@@ -49,6 +53,9 @@ class ReferenceSequence:
         self.is_matched_tail = False
         self.adopted = {}
         self.shared_private = {}
+        self.has_state = False
+        self.snapshot_node = None
+        self.peak_capacity = 0
         self.scratch = [(0, 0)] * num_groups
 
     def node(self, ordinal: int) -> int | None:

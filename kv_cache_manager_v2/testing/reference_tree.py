@@ -32,17 +32,21 @@ SIBLINGS_SEARCHED: Final = 8
 class GroupRule:
     """Which blocks the layers of one group still read."""
 
-    __slots__ = ("window", "num_sink_blocks")
+    __slots__ = ("window", "num_sink_blocks", "is_state")
 
     window: Final[int | None]
     num_sink_blocks: Final[int]
+    is_state: Final[bool]  # recurrent layers read no block at all
 
-    def __init__(self, window: int | None, num_sink_blocks: int) -> None:
+    def __init__(self, window: int | None, num_sink_blocks: int, is_state: bool = False) -> None:
         self.window = window
         self.num_sink_blocks = num_sink_blocks
+        self.is_state = is_state
 
     def is_stale(self, ordinal: int, history: int, tokens_per_block: int) -> bool:
         """The next token is at position ``history`` and reads positions ``history + 1 - window .. history``."""
+        if self.is_state:
+            return True
         if self.window is None:
             return False
         first_read = history + 1 - self.window
@@ -139,6 +143,15 @@ class ReferenceTree:
             depth += 1
             node = self._parents[node]
         return depth
+
+    def find_exact(self, scope: Scope, text: Text) -> int | None:
+        """The node whose tokens, with those above it, are just this text, if there ever was one."""
+        node = self._roots.get(scope)
+        for begin in range(0, len(text), self._tokens_per_block):
+            if node is None:
+                return None
+            node = self._by_text.get((node, text[begin : begin + self._tokens_per_block]))
+        return node
 
     # -- matching -----------------------------------------------------------------------------------------------------
 

@@ -104,3 +104,14 @@ def test_checkpoints_are_counted_in_plans() -> None:
         used = [counts.total - counts.free for counts in rig.manager.get_storage_statistics()]
         assert used[states.pool_group_index] == 6
         assert len(sequences) == 2
+
+
+def test_going_back_twice_adds_up() -> None:
+    """After 14 tokens the slots hold the states at 11 to 14; that at 8 is overwritten, even if 11 is the end by now."""
+    with Rig(state_checkpoints=3) as rig:
+        kv_cache = rig.prefill(text(1, 8))
+        rig.step(kv_cache, text(1, 8), 8, 8)
+        assert kv_cache.resize(14)
+        assert kv_cache.resize(11)
+        with pytest.raises(LogicError, match="room for, 14"):
+            kv_cache.resize(8)

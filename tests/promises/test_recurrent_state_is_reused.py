@@ -4,7 +4,7 @@ branch and where they end."""
 import pytest
 from hybrid_models import Rig
 
-from kv_cache_manager_v2 import KVCache, MatchedTokens, SnapshotPolicy
+from kv_cache_manager_v2 import GpuCacheTierConfig, HostCacheTierConfig, KVCache, MatchedTokens, SnapshotPolicy
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 ONLY_EXPLICIT = SnapshotPolicy(at_prompt_end=False, at_branches=False)
@@ -284,3 +284,26 @@ def test_copies_are_in_stream_order(seed: int) -> None:
             kv_cache.close()
         rig.engine.synchronize()
         assert not device.races
+
+
+def test_states_and_snapshots_go_down_and_come_up_again() -> None:
+    """More suspended states, and more snapshots, than level 0 has slots for."""
+    tiers = [GpuCacheTierConfig(1 << 12), HostCacheTierConfig(1 << 15)]
+    with Rig(cache_tiers=tiers) as rig:
+        sequences = []
+        for seed in range(20):
+            kv_cache = rig.prefill(text(seed, 9))
+            kv_cache.suspend()
+            sequences.append(kv_cache)
+            rig.manager.check_invariants()
+        for seed, kv_cache in enumerate(sequences):
+            assert kv_cache.resume()
+            rig.step(kv_cache, text(seed, 10), 9, 10)
+            kv_cache.close()
+        num_found = 0
+        for seed in range(20):
+            kv_cache = rig.create(text(seed, 9) + [7])
+            num_found += kv_cache.num_committed_tokens == 9
+            rig.step(kv_cache, text(seed, 9) + [7], kv_cache.num_committed_tokens, 10)
+            kv_cache.close()
+        assert num_found == 20

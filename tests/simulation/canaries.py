@@ -332,4 +332,47 @@ CANARIES = (
         "    for point in state.arrivals:\n        order.wait(state.timeline, point)\n",
         "",
     ),
+    # -- recurrent state ----------------------------------------------------------------------------------------------
+    Canary(
+        "snapshot of the future",
+        "sequence/snapshot_plan.py",
+        "        if self.peak_capacity - position <= self._num_checkpoints:\n",
+        "        if position > 0:\n",
+    ),
+    Canary(
+        "snapshot is taken from the wrong slot",
+        "sequence/snapshots.py",
+        "live_block(state, position)",
+        "live_block(state, position + 1)",
+    ),
+    Canary(
+        "state goes back further than its checkpoints",
+        "sequence/snapshot_plan.py",
+        "        if capacity > self.peak_capacity:\n            self.peak_capacity = capacity\n",
+        "        self.peak_capacity = capacity\n",
+    ),
+    Canary(
+        "matched state is not copied",
+        "sequence/recurrent_state.py",
+        "        storage.copy_page(source, target, pool_group, state.stream)\n",
+        "",
+    ),
+    Canary(
+        "snapshot is overwritten while it is copied",
+        "sequence/recurrent_state.py",
+        "        storage.unlock(source, pool_group, state.timeline, state.shared.order.mark(state.timeline))\n",
+        "        storage.unlock(source, pool_group, state.timeline, 0)\n",
+    ),
+    Canary(
+        "state is taken for that of a longer text",
+        "reuse/state_match.py",
+        "                block = attention.blocks[ordinal - 1]\n                num_tokens = ordinal * size\n",
+        "                block = attention.blocks[len(attention.blocks) - 1]\n                num_tokens = ordinal * size\n",
+    ),
+    Canary(
+        "fuller block takes a snapshot along",
+        "reuse/radix_tree.py",
+        "            if self._has_page_per_block[life_cycle] and storage.rows.has_page(page):\n",
+        "            if storage.rows.has_page(page):\n",
+    ),
 )

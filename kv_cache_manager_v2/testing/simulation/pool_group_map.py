@@ -2,23 +2,22 @@
 for."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...config.manager_config import KVCacheManagerConfig
 from ..reference_model import ModelDisagreement
+from ..reference_state import group_layers
 
 
 def find_pool_groups(
     config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]], slot_sizes: Sequence[Sequence[int]]
 ) -> list[int]:
     """For each layer group the pool group, given the slot sizes of the pool groups: equal lists of sizes share one."""
-    layers: dict[int, Any] = {layer.layer_id: layer for layer in config.layers}
     pool_group_of: list[int] = []
     known = [tuple(sizes) for sizes in slot_sizes]
-    for group in layer_grouping:
+    for group, members in zip(layer_grouping, group_layers(config)):
         count_of_size: dict[int, int] = {}
-        for layer_id in group:
-            for buffer in layers[layer_id].buffers:
+        for layer in members:
+            for buffer in layer.buffers:
                 kernel_blocks = config.tokens_per_block // (buffer.tokens_per_block_override or config.tokens_per_block)
                 size: int = buffer.size * kernel_blocks
                 count_of_size[size] = count_of_size.get(size, 0) + 1

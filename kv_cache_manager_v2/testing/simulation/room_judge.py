@@ -52,6 +52,13 @@ class RoomJudge:
                 return True
         return False
 
+    def has_room(self, group: int) -> bool:
+        """Whether there is a slot for one more page of that layer group."""
+        pool_group = self._pool_group_of[group]
+        needed = sum([self._model.num_needed_slots(other) for other in self._groups(pool_group)])
+        locked = sum([self._model.num_locked_slots(other) for other in self._groups(pool_group)])
+        return self._num_all_slots[pool_group] > needed and self._num_slots[pool_group] > locked
+
     def judge(self, call: str, need: SlotNeed, passed: bool) -> None:
         """Raises if the call should have gone the other way."""
         must_pass = True

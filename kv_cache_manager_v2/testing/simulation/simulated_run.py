@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from ...base.errors import LogicError
+from ...base.errors import LogicError, OutOfPagesError
 from ...base.ids import CudaStream, TokenIdExt
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache import KVCache
@@ -22,7 +22,7 @@ from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
-from ..reference_model import ModelDisagreement, Picture, ReferenceModel
+from ..reference_model import NO_SNAPSHOT, ModelDisagreement, Picture, ReferenceModel, SlotNeed
 from ..simulated_device import SimulatedDevice
 from ..step_batch import Step
 from .misuse import misuse_manager, misuse_sequence
@@ -30,6 +30,7 @@ from .pool_group_map import find_pool_groups
 from .room_judge import RoomJudge
 from .scenario import Action, Scenario
 from .simulated_sequence import SimulatedSequence
+from .snapshot_judge import expect_snapshot, keep_off
 from .state_checks import check_state
 from .text_source import TextSource, draw_token_container
 
@@ -181,15 +182,20 @@ class SimulatedRun:
         probed = self.manager.probe_reuse(scope, tokens)
         name = self._next_name
         self._next_name += 1
-        handle = self.manager.create_kv_cache(scope, tokens, name)
+        positions = self._draw_snapshot_positions(random)
+        handle = self.manager.create_kv_cache(scope, tokens, name, snapshot_positions=positions)
         num_matched = handle.num_committed_tokens
+        state_tokens = handle.match_info.state_tokens
         _check_prompt(handle, len(text))
         if probed != num_matched:
             raise ModelDisagreement(f"probe_reuse said {probed} tokens, create_kv_cache matched {num_matched}")
-        model = self._model.create(name, (lora_id, salt), text, num_matched, self.manager.describe())
+        model = self._model.create(name, (lora_id, salt), text, num_matched, self.manager.describe(), state_tokens)
         to_compute = list(text[num_matched:])
         max_committed = len(text) if random.random() < 0.4 else self._scenario.max_tokens * 1000
         sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), to_compute, max_committed)
+        sequence.state_tokens = state_tokens
+        sequence.prompt_length = len(text)
+        sequence.snapshot_positions = positions
         self._sequences.append(sequence)
         if random.random() < 0.6:
             self._resume(sequence, random)
@@ -201,6 +207,11 @@ class SimulatedRun:
             self._model.make_room()
         else:
             _require_unchanged(picture, self.manager.describe())
+
+    def _draw_snapshot_positions(self, random: Random) -> list[int]:
+        if self._model.state.group < 0:
+            return []
+        return [int(random.random() * self._scenario.max_tokens) for _position in range(random.choice((0, 0, 1, 3)))]
 
     def _resume(self, sequence: SimulatedSequence, random: Random) -> None:
         is_overused = self._judge.is_overused()
@@ -216,7 +227,11 @@ class SimulatedRun:
         if not is_overused:
             self._judge.judge(f"resume of sequence {sequence.name}", need, passed)
         if passed:
+            had_state = sequence.model.has_state
             self._model.resume(sequence.model, self.manager.describe())
+            if sequence.model.has_state and not had_state and sequence.state_tokens < len(sequence.text):
+                # Of these tokens only attention was found: the recurrent layers run them again.
+                self._engine.replay_states(sequence.handle, list(sequence.text), sequence.state_tokens)
         else:
             self.num_refused += 1
 
@@ -229,20 +244,38 @@ class SimulatedRun:
         if len(self._sequences) >= self._scenario.max_sequences:
             return
         name = self._next_name
+        call = f"fork of sequence {sequence.name}"
+        has_state = sequence.model.has_state
+        is_misuse = self._model.has_history_in_scratch(sequence.model) or (has_state and not sequence.model.is_active)
+        need = SlotNeed(len(self._model.rules))
+        if has_state:
+            need.add(self._model.state.group, self._model.state.num_slots)
         try:
             handle = sequence.handle.fork(name)
         except LogicError:
-            if not self._model.has_history_in_scratch(sequence.model):
+            if not is_misuse:
                 raise
             return
-        if self._model.has_history_in_scratch(sequence.model):
-            raise ModelDisagreement(f"sequence {sequence.name} was forked with history in scratch slots")
+        except OutOfPagesError:
+            self._judge.judge(call, need, False)
+            self.num_refused += 1
+            return
+        if is_misuse:
+            raise ModelDisagreement(f"{call} passed with history in scratch slots, or with its state not on the device")
+        if has_state:
+            self._judge.judge(call, need, True)
+            self._model.make_room()
         self._next_name += 1
         model = self._model.fork(sequence.model, name)
         text, to_compute = list(sequence.text), list(sequence.to_compute)
         self._sequences.append(
             SimulatedSequence(name, handle, model, text, to_compute, sequence.max_committed)
         )
+        child = self._sequences[-1]
+        child.num_computed = sequence.num_computed
+        child.state_tokens = sequence.state_tokens
+        child.prompt_length = sequence.prompt_length
+        child.snapshot_positions = sequence.snapshot_positions
 
     def _abandon(self, sequence: SimulatedSequence) -> None:
         """The user forgets the sequence; the next call on the manager closes it."""
@@ -287,17 +320,27 @@ class SimulatedRun:
             if random.random() < 0.2:
                 capacity += int(random.random() * 2 * size)
             history = written if random.random() < 0.8 else model.history
-            return num_tokens, max(capacity, model.capacity if random.random() < 0.5 else 0), history
+            least_capacity = max(model.capacity if random.random() < 0.5 else 0, self._least_state_capacity(sequence))
+            return num_tokens, max(capacity, least_capacity), history
         # The step's inputs begin at its history, and nearly all that there is room for must be computed.
         history = written
         if random.random() < 0.2:
-            low = self._least_history(sequence)
+            low = min(self._least_history(sequence), written)
             history = low + int(random.random() * (written - low + 1))
-        return num_tokens, history + num_tokens + int(random.random() * (scratch_reuse.max_rewind_len + 1)), history
+        capacity = history + num_tokens + int(random.random() * (scratch_reuse.max_rewind_len + 1))
+        return num_tokens, max(capacity, self._least_state_capacity(sequence)), history
+
+    def _least_state_capacity(self, sequence: SimulatedSequence) -> int:
+        """Room that cannot be taken back: the recurrent state may have gone so far."""
+        if self._model.state.group < 0:
+            return 0
+        return sequence.model.peak_capacity - self._scenario.config.state_checkpoints
 
     def _least_history(self, sequence: SimulatedSequence) -> int:
         """How far tokens may be taken back."""
         least = max(sequence.model.history, len(sequence.model.committed))
+        if self._model.state.group >= 0:
+            least = max(least, self._least_state_capacity(sequence))
         scratch_reuse = self._scenario.config.swa_scratch_reuse
         return least if scratch_reuse is None else max(least, sequence.model.capacity - scratch_reuse.max_rewind_len)
 
@@ -355,6 +398,7 @@ class SimulatedRun:
                 inputs.append(self._texts.draw_token(random))
             steps.append(Step(sequence.handle, inputs, list(sequence.text)))
             sequence.text.extend(inputs)
+            sequence.num_computed = max(sequence.num_computed, len(sequence.text))
         self._engine.execute(steps)
 
     def _commit(self, sequence: SimulatedSequence, random: Random) -> None:
@@ -364,9 +408,14 @@ class SimulatedRun:
         num_committed = len(sequence.model.committed)
         if random.random() < 0.3:
             count = int(random.random() * (count + 1))
+        snapshot = NO_SNAPSHOT
+        if self._model.state.group >= 0:
+            config = self._scenario.config
+            count = keep_off(config, sequence, count)
+            snapshot = expect_snapshot(config, sequence, count, self._judge.has_room(self._model.state.group))
         tokens: list[TokenIdExt] = sequence.text[num_committed : num_committed + count]
         sequence.handle.commit(draw_token_container(random, tuple(tokens)))
-        self._model.commit(sequence.model, tokens)
+        self._model.commit(sequence.model, tokens, snapshot)
         self._texts.keep(random, tuple(sequence.model.committed))
 
     def _rewind(self, sequence: SimulatedSequence, random: Random) -> None:
@@ -375,6 +424,8 @@ class SimulatedRun:
         if self._scenario.config.swa_scratch_reuse is None:
             capacity = low + int(random.random() * (sequence.model.capacity - low + 1))
             history = sequence.model.history
+        elif low > len(sequence.text):
+            return  # the recurrent state cannot be rewound so far
         else:
             capacity = low + int(random.random() * (len(sequence.text) - low + 1))
             history = capacity

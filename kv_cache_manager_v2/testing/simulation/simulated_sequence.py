@@ -19,7 +19,10 @@ class SimulatedSequence:
     No more than ``max_committed`` tokens are ever committed: the rest is a train of thought that nobody will repeat.
     """
 
-    __slots__ = ("name", "model", "max_committed", "text", "to_compute", "buffers", "_handle")
+    __slots__ = (
+        "name", "model", "max_committed", "text", "to_compute", "buffers", "num_computed", "state_tokens", "prompt_length",
+        "snapshot_positions", "_handle",
+    )  # fmt: skip
 
     name: Final[int]
     model: Final[ReferenceSequence]
@@ -27,6 +30,13 @@ class SimulatedSequence:
     text: list[TokenIdExt]
     to_compute: list[TokenIdExt]
     buffers: Final[dict[int, npt.NDArray[np.int32]]]
+    num_computed: int
+    """The longest that the text ever was."""
+    state_tokens: int
+    """Of how many tokens of the text the recurrent state is; less than all only before the first resume."""
+    prompt_length: int
+    snapshot_positions: list[int]
+    """Lengths at which the user asked for a snapshot of its recurrent state."""
     _handle: KVCache | None
 
     def __init__(
@@ -45,6 +55,10 @@ class SimulatedSequence:
         self.text = text
         self.to_compute = to_compute
         self.buffers = {}
+        self.num_computed = len(text)
+        self.state_tokens = len(text)
+        self.prompt_length = 0
+        self.snapshot_positions = []
 
     @property
     def handle(self) -> KVCache:

@@ -14,7 +14,7 @@ from .room_judge import RoomJudge
 from .simulated_sequence import SimulatedSequence
 
 PageName: TypeAlias = tuple[str, int, int, int]
-"""("tree", node, group, 0), ("private", sequence, ordinal, group) or ("scratch", sequence, slot, group)"""
+"""("tree", node, group, 0), ("private", sequence, ordinal, group), ("scratch" or "state", sequence, slot, group)"""
 
 
 def check_state(
@@ -40,6 +40,15 @@ def check_state(
                             f"slot {slot} of pool group {place[0]} is {page} for sequence {sequence.name} and "
                             f"{page_in_slot[place]} for another; {page} is in {slot_of_page.get(page)} as well"
                         )
+            if group == model.state.group and sequence.model.is_active:
+                for length in range(model.state.num_slots):
+                    slot = sequence.handle.get_ssm_block_base_index(group, 0, length)
+                    place = (pool_group_of[group], slot)
+                    if place in page_in_slot:
+                        raise ModelDisagreement(
+                            f"slot {slot} is recurrent state of sequence {sequence.name} and {page_in_slot[place]}"
+                        )
+                    page_in_slot[place] = ("state", sequence.name, slot, group)
             if sequence.model.is_active:
                 for slot in _check_scratch(model, sequence, group):
                     place = (pool_group_of[group], slot)

@@ -1,0 +1,133 @@
+"""The rules of recurrent state, for the reference model: who has which slots, what can be matched, where snapshots may come.
+
+Written from the design: a sequence has its slots from its first resume on. A prefix of ``n`` tokens can be had if its attention
+can and a snapshot of exactly ``n`` tokens is there; or, where the state may be replayed, all of the attention if a snapshot is not
+too far behind, and no window has moved past a block in between.
+"""
+
+from collections.abc import Sequence, Set
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..config.layer_config import SsmLayerConfig
+from ..config.manager_config import KVCacheManagerConfig
+from .reference_sequence import ReferenceSequence
+from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
+
+
+def group_layers(config: KVCacheManagerConfig) -> list[list[Any]]:
+    """The configured layers by layer group: equal windows and sinks, or recurrent, in order of first appearance."""
+    groups: dict[object, list[Any]] = {}
+    for layer in config.layers:
+        groups.setdefault(_key_of(layer, config.tokens_per_block), []).append(layer)
+    return list(groups.values())
+
+
+def make_rules(config: KVCacheManagerConfig) -> list[GroupRule]:
+    """One for each layer group."""
+    rules: list[GroupRule] = []
+    for members in group_layers(config):
+        key = _key_of(members[0], config.tokens_per_block)
+        rules.append(GroupRule(None, 0, True) if key is None else GroupRule(key[0], key[1], False))
+    return rules
+
+
+def _key_of(layer: Any, tokens_per_block: int) -> tuple[int | None, int] | None:
+    """(window, sink blocks), or None for recurrent state."""
+    if isinstance(layer, SsmLayerConfig):
+        return None
+    num_sink_tokens: int = layer.num_sink_tokens or 0
+    return layer.sliding_window_size, -(-num_sink_tokens // tokens_per_block)
+
+
+@final
+@mypyc_attr(native_class=True)
+class StateRule:
+    """``group``: the layer group of the recurrent layers, negative if there are none."""
+
+    __slots__ = ("group", "num_slots", "max_replay_tokens", "_tokens_per_block", "_rules", "_tree")
+
+    group: Final[int]
+    num_slots: Final[int]
+    max_replay_tokens: Final[int]
+    _tokens_per_block: Final[int]
+    _rules: Final[Sequence[GroupRule]]
+    _tree: Final[ReferenceTree]
+
+    def __init__(self, config: KVCacheManagerConfig, rules: Sequence[GroupRule], tree: ReferenceTree) -> None:
+        groups = [group for group, rule in enumerate(rules) if rule.is_state]
+        self.group = groups[0] if groups else -1
+        self.num_slots = config.state_checkpoints + 1 if groups else 0
+        self.max_replay_tokens = config.max_state_replay_tokens
+        self._tokens_per_block = config.tokens_per_block
+        self._rules = rules
+        self._tree = tree
+
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    def num_private_slots(self, sequences: Sequence[ReferenceSequence], group: int, active_only: bool) -> int:
+        if group != self.group:
+            return 0
+        return self.num_slots * len([s for s in sequences if s.has_state and (s.is_active or not active_only)])
+
+    def count_resume(
+        self, sequence: ReferenceSequence, newly_locked: list[int], least: list[int], most: list[int]
+    ) -> None:
+        """The first resume takes the slots, beside the snapshot that it copies; later ones lock what is there."""
+        if sequence.has_state:
+            newly_locked[self.group] += self.num_slots
+            return
+        least[self.group] += self.num_slots
+        most[self.group] += self.num_slots
+        if sequence.snapshot_node is not None:
+            newly_locked[self.group] += 1
+
+    def held_snapshot(self, sequence: ReferenceSequence) -> Page | None:
+        """What a sequence will begin with at its first resume."""
+        if sequence.snapshot_node is None or sequence.has_state:
+            return None
+        return (sequence.snapshot_node, self.group)
+
+    # -- matching -----------------------------------------------------------------------------------------------------
+
+    def narrow(self, match: ReferenceMatch, scope: Scope, text: Text, present: Set[Page]) -> ReferenceMatch:
+        """What remains of a match of attention."""
+        if self.group < 0:
+            return match
+        lengths = {length for length in match.lengths if self.has_snapshot(scope, text, length, present)}
+        is_certain = match.least == match.best
+        best = self._best_of(match.best, lengths, scope, text, present)
+        if is_certain:
+            return ReferenceMatch(best, best, {best})
+        for length in match.lengths:
+            lengths.add(self._best_of(length, lengths, scope, text, present))
+        return ReferenceMatch(best, 0, lengths)
+
+    def _best_of(self, attention_tokens: int, lengths: set[int], scope: Scope, text: Text, present: Set[Page]) -> int:
+        if self.find_replay_start(scope, text, attention_tokens, present) is not None:
+            return attention_tokens
+        return max([length for length in lengths if length <= attention_tokens])
+
+    def has_snapshot(self, scope: Scope, text: Text, num_tokens: int, present: Set[Page]) -> bool:
+        """Of no tokens there always is one: zeros."""
+        if num_tokens == 0:
+            return True
+        node = self._tree.find_exact(scope, text[:num_tokens])
+        return node is not None and (node, self.group) in present
+
+    def find_replay_start(self, scope: Scope, text: Text, attention_tokens: int, present: Set[Page]) -> int | None:
+        """The latest snapshot from which a match of so many tokens may replay its state; itself, if that is there."""
+        for start in range(attention_tokens, max(0, attention_tokens - self.max_replay_tokens - 1), -1):
+            if self.max_replay_tokens > 0 and self.has_snapshot(scope, text, start, present):
+                if not self._moves_window(start, attention_tokens):
+                    return start
+        return None
+
+    def _moves_window(self, num_tokens: int, later_tokens: int) -> bool:
+        size = self._tokens_per_block
+        for rule in self._rules:
+            for ordinal in range(-(-num_tokens // size)):
+                if not rule.is_stale(ordinal, num_tokens, size) and rule.is_stale(ordinal, later_tokens, size):
+                    return True
+        return False

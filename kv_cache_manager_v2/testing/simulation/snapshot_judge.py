@@ -1,0 +1,38 @@
+"""When a commit leaves a snapshot of the recurrent state, as far as it can be told from outside."""
+
+from ...config.manager_config import KVCacheManagerConfig
+from ..reference_model import MAY_SNAPSHOT, MUST_SNAPSHOT, NO_SNAPSHOT
+from .simulated_sequence import SimulatedSequence
+
+
+def is_planned(config: KVCacheManagerConfig, sequence: SimulatedSequence, end: int) -> str:
+    """Whether the sequence leaves a snapshot at that length, if it can. Where its text branches off is not known here."""
+    policy = config.snapshot_policy
+    size = config.tokens_per_block
+    due = sequence.handle.next_snapshot_position
+    if end == due or end in sequence.snapshot_positions or (policy.at_prompt_end and end == sequence.prompt_length):
+        return MUST_SNAPSHOT
+    if policy.every_num_blocks is not None and end % (policy.every_num_blocks * size) == 0:
+        return MUST_SNAPSHOT
+    if due is None or end < due:
+        return NO_SNAPSHOT
+    return MAY_SNAPSHOT if policy.at_branches and end % size == 0 and end < sequence.prompt_length else NO_SNAPSHOT
+
+
+def keep_off(config: KVCacheManagerConfig, sequence: SimulatedSequence, count: int) -> int:
+    """Fewer tokens to commit: a commit in the prompt that ends where a snapshot is due says that the state is there."""
+    while count > 0:
+        end = len(sequence.model.committed) + count
+        is_there = sequence.num_computed - end <= config.state_checkpoints
+        if is_there or is_planned(config, sequence, end) == NO_SNAPSHOT:
+            break
+        count -= 1
+    return count
+
+
+def expect_snapshot(config: KVCacheManagerConfig, sequence: SimulatedSequence, count: int, has_room: bool) -> str:
+    """What a commit of so many tokens does: surely leaves one only if all room is committed then and there is a slot."""
+    end = len(sequence.model.committed) + count
+    planned = is_planned(config, sequence, end) if count > 0 and end > 0 else NO_SNAPSHOT
+    is_certain = sequence.model.peak_capacity - end <= config.state_checkpoints
+    return MAY_SNAPSHOT if planned == MUST_SNAPSHOT and not (is_certain and has_room) else planned
