@@ -29,6 +29,8 @@ TRACE_MEMORY_BYTES: Final = 40 << 30
 """Of a model in full size: about what an 80 GB GPU has left beside the weights."""
 WORKLOAD_MEMORY_BYTES: Final = 8 << 30
 """The same for the small made workloads: scarce on purpose, so that pages are evicted and requests preempted."""
+STATES_PER_REQUEST: Final = 4
+"""Where memory is unlimited: of a model with recurrent layers, the live state and snapshots."""
 
 
 @dataclass(frozen=True)
@@ -96,4 +98,11 @@ class ReplayPlan:
         capacity = num_blocks * self.tokens_per_block
         slack = 64 * device.granularity_bytes(CacheTier.GPU_MEM)
         num_bytes = capacity * self.model.bytes_per_token(self.shrink) + slack
-        return num_bytes, [BatchDesc([KVCacheDesc(capacity=capacity, history_length=0)])]
+        batch = [KVCacheDesc(capacity=capacity, history_length=0)]
+        bytes_per_state = self.model.bytes_per_state(self.shrink)
+        if bytes_per_state > 0:
+            # Empty sequences have a state each: as many as there may be snapshots, of prompts' ends and branches, and live ones.
+            num_states = STATES_PER_REQUEST * summary.num_requests
+            num_bytes += (num_states + 1) * bytes_per_state
+            batch.extend([KVCacheDesc(capacity=0, history_length=0)] * num_states)
+        return num_bytes, [BatchDesc(batch)]

@@ -1,7 +1,8 @@
 """Models by their public shapes: what the cache of each must hold, nothing about their weights.
 
-A preset lists its layers in order: key/value heads, head size, window and sink tokens. Sizes are those of one GPU that
-holds the whole model with 16-bit keys and values. `shrink` scales the bytes of a token down for a small machine, never
+A preset lists its layers in order: key/value heads, head size, window and sink tokens, or the bytes of a recurrent state;
+layers that store nothing are left out. Sizes are those of one GPU that holds the whole model with 16-bit keys and values, 16-bit
+convolution states and 32-bit recurrent ones. `shrink` scales the bytes of a token down for a small machine, never
 below `MIN_BYTES_PER_TOKEN` per buffer (what the fake engine needs to tell tokens apart); which blocks a layer needs and
 when does not change by it.
 
@@ -10,11 +11,12 @@ gpt-oss has *attention sinks* that are learned logits, which occupy no cache. Th
 windowed layers keep one sink token, hence the first block.
 """
 
+from collections.abc import Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import AttentionLayerConfig, BufferConfig, LayerId
+from .. import AttentionLayerConfig, BufferConfig, LayerConfig, LayerId, SsmLayerConfig
 
 MIN_BYTES_PER_TOKEN: Final = 8
 """Per buffer."""
@@ -44,6 +46,21 @@ class LayerShape:
 
 @final
 @mypyc_attr(native_class=True)
+class StateShape:
+    """What one recurrent layer stores for a sequence, in bytes."""
+
+    __slots__ = ("conv_bytes", "ssm_bytes")
+
+    conv_bytes: Final[int]
+    ssm_bytes: Final[int]
+
+    def __init__(self, conv_bytes: int, ssm_bytes: int) -> None:
+        self.conv_bytes = conv_bytes
+        self.ssm_bytes = ssm_bytes
+
+
+@final
+@mypyc_attr(native_class=True)
 class ModelPreset:
     """A model's layers, in order."""
 
@@ -51,34 +68,56 @@ class ModelPreset:
 
     name: Final[str]
     source: Final[str]
-    layers: Final[tuple[LayerShape, ...]]
+    layers: Final[tuple[LayerShape | StateShape, ...]]
     bytes_per_element: Final[int]
 
-    def __init__(self, name: str, source: str, layers: tuple[LayerShape, ...], bytes_per_element: int = 2) -> None:
+    def __init__(
+        self, name: str, source: str, layers: Sequence[LayerShape | StateShape], bytes_per_element: int = 2
+    ) -> None:
         self.name = name
         self.source = source
-        self.layers = layers
+        self.layers = tuple(layers)
         self.bytes_per_element = bytes_per_element
 
     def buffer_bytes_per_token(self, layer: LayerShape, shrink: int) -> int:
         """Of its keys, or of its values: a multiple of `MIN_BYTES_PER_TOKEN`."""
-        full = layer.num_kv_heads * layer.head_dim * self.bytes_per_element
-        return max(full // shrink // MIN_BYTES_PER_TOKEN, 1) * MIN_BYTES_PER_TOKEN
+        return _shrunk(layer.num_kv_heads * layer.head_dim * self.bytes_per_element, shrink)
 
     def bytes_per_token(self, shrink: int = 1) -> int:
         """Of a token that every layer keeps."""
-        return sum(2 * self.buffer_bytes_per_token(layer, shrink) for layer in self.layers)
+        return sum([2 * self.buffer_bytes_per_token(layer, shrink) for layer in self._attention_layers])
+
+    def bytes_per_state(self, shrink: int = 1) -> int:
+        """Of the recurrent state of one sequence, all layers together; 0 where none is recurrent."""
+        sizes = [_shrunk(size, shrink) for layer in self._state_layers for size in (layer.conv_bytes, layer.ssm_bytes)]
+        return sum(sizes)
+
+    @property
+    def _attention_layers(self) -> list[LayerShape]:
+        return [layer for layer in self.layers if isinstance(layer, LayerShape)]
+
+    @property
+    def _state_layers(self) -> list[StateShape]:
+        return [layer for layer in self.layers if isinstance(layer, StateShape)]
 
     @property
     def max_shrink(self) -> int:
         """A ``shrink`` at which every buffer is as small as it gets."""
-        return max(self.buffer_bytes_per_token(layer, 1) for layer in self.layers) // MIN_BYTES_PER_TOKEN
+        largest = max([self.buffer_bytes_per_token(layer, 1) for layer in self._attention_layers])
+        for state in self._state_layers:
+            largest = max(largest, state.conv_bytes, state.ssm_bytes)
+        return largest // MIN_BYTES_PER_TOKEN
 
-    def layer_configs(self, tokens_per_block: int, shrink: int = 1) -> list[AttentionLayerConfig]:
+    def layer_configs(self, tokens_per_block: int, shrink: int = 1) -> list[LayerConfig]:
         if shrink < 1:
             raise ValueError(f"shrink is {shrink}; 1 is the full size, larger is smaller")
-        configs: list[AttentionLayerConfig] = []
+        configs: list[LayerConfig] = []
         for layer_id, layer in enumerate(self.layers):
+            if isinstance(layer, StateShape):
+                conv = BufferConfig(role="conv", size=_shrunk(layer.conv_bytes, shrink))
+                ssm = BufferConfig(role="ssm", size=_shrunk(layer.ssm_bytes, shrink))
+                configs.append(SsmLayerConfig(LayerId(layer_id), [conv, ssm]))
+                continue
             size = self.buffer_bytes_per_token(layer, shrink) * tokens_per_block
             configs.append(
                 AttentionLayerConfig(
@@ -91,7 +130,11 @@ class ModelPreset:
         return configs
 
 
-def _periodic(num_layers: int, period: tuple[LayerShape, ...]) -> tuple[LayerShape, ...]:
+def _shrunk(num_bytes: int, shrink: int) -> int:
+    return max(num_bytes // shrink // MIN_BYTES_PER_TOKEN, 1) * MIN_BYTES_PER_TOKEN
+
+
+def _periodic(num_layers: int, period: Sequence[LayerShape | StateShape]) -> tuple[LayerShape | StateShape, ...]:
     return tuple([period[ordinal % len(period)] for ordinal in range(num_layers)])
 
 
@@ -99,6 +142,14 @@ _GEMMA_WINDOWED: Final = LayerShape(num_kv_heads=8, head_dim=256, sliding_window
 _GEMMA_FULL: Final = LayerShape(num_kv_heads=8, head_dim=256)
 _GPT_OSS_WINDOWED: Final = LayerShape(num_kv_heads=8, head_dim=64, sliding_window_size=128, num_sink_tokens=1)
 _GPT_OSS_FULL: Final = LayerShape(num_kv_heads=8, head_dim=64)
+# Gated delta net: 16 key and 32 value heads of 128; the convolution keeps 3 inputs of 2 * 16 * 128 + 32 * 128 channels.
+_QWEN_NEXT_LINEAR: Final = StateShape(conv_bytes=3 * 8192 * 2, ssm_bytes=32 * 128 * 128 * 4)
+_QWEN_NEXT_FULL: Final = LayerShape(num_kv_heads=2, head_dim=256)
+# Mamba 2: 128 heads of 64 with a state of 128; the convolution keeps 3 inputs of 128 * 64 + 2 * 8 * 128 channels.
+_NEMOTRON_MAMBA: Final = StateShape(conv_bytes=3 * 10240 * 2, ssm_bytes=128 * 64 * 128 * 4)
+_NEMOTRON_FULL: Final = LayerShape(num_kv_heads=8, head_dim=128)
+_NEMOTRON_PATTERN: Final = "MMMM*MMMMM*MMMMM*MMMMM*MMMMM"
+"""Of its 52 layers those that store something: the others are MLPs."""
 
 PRESETS: Final[dict[str, ModelPreset]] = {
     preset.name: preset
@@ -118,6 +169,14 @@ PRESETS: Final[dict[str, ModelPreset]] = {
         ModelPreset(
             "qwen3-32b", "Qwen/Qwen3-32B",
             _periodic(64, (LayerShape(num_kv_heads=8, head_dim=128),)),
+        ),
+        ModelPreset(
+            "qwen3-next", "Qwen/Qwen3-Next-80B-A3B-Instruct",
+            _periodic(48, (*([_QWEN_NEXT_LINEAR] * 3), _QWEN_NEXT_FULL)),
+        ),
+        ModelPreset(
+            "nemotron-h-8b", "nvidia/Nemotron-H-8B-Base-8K",
+            [_NEMOTRON_MAMBA if kind == "M" else _NEMOTRON_FULL for kind in _NEMOTRON_PATTERN],
         ),
     )
 }  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import KVCache
+from .. import KVCache, SsmLayerConfig
 from ..testing import FakeEngine, Step
 from .prefix_ledger import PrefixLedger
 from .served_request import ServedRequest
@@ -58,7 +58,7 @@ class Scheduler:
     """Call `step` until it is False, then `close`. Counts into its `tally`."""
 
     __slots__ = (
-        "tally", "census", "_calls", "_line", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers",
+        "tally", "census", "_calls", "_line", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers", "_has_state",
         "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step",
     )  # fmt: skip
 
@@ -77,6 +77,9 @@ class Scheduler:
         self._ledger: Final = PrefixLedger()
         self._tokens_per_block: Final[int] = calls.manager.tokens_per_block
         self._has_colder_tiers: Final[bool] = len(calls.manager.cache_tier_list) > 1
+        self._has_state: Final[bool] = any(
+            [isinstance(layer, SsmLayerConfig) for layer in calls.manager.init_config.layers]
+        )
         self._running: Final[list[ServedRequest]] = []
         """Oldest first, as `_preempted`."""
         self._preempted: Final[list[ServedRequest]] = []
@@ -144,7 +147,13 @@ class Scheduler:
             self._has_partial_prompt = True
 
     def _chunk_of(self, served: ServedRequest, budget: int) -> int:
-        return min(served.num_known - served.position, self._limits.chunk_tokens, budget)
+        num_inputs = min(served.num_known - served.position, self._limits.chunk_tokens, budget)
+        if self._has_state:
+            # Where the chunk ends there, a snapshot of the recurrent state is left for others.
+            due = served.open_kv_cache().next_snapshot_position
+            if due is not None and served.position < due:
+                return min(num_inputs, due - served.position)
+        return num_inputs
 
     def _skip_pause(self) -> bool:
         """Nothing to compute: go to the end of the next pause, or see that all is done."""

@@ -54,7 +54,7 @@ class _GroupCensus:
 class SlotCensus:
     """``num_used == slots with a user``, per layer group."""
 
-    __slots__ = ("_tokens_per_block", "_groups", "_steps_that_move", "_slots_of")
+    __slots__ = ("_tokens_per_block", "_groups", "_steps_that_move", "_slots_of", "_state_group")
 
     def __init__(self, manager: KVCacheManager) -> None:
         self._tokens_per_block: Final[int] = manager.tokens_per_block
@@ -65,6 +65,9 @@ class SlotCensus:
             if isinstance(layer, AttentionLayerConfig) and layer.window_size is not None:
                 self._steps_that_move.add((layer.window_size - 1) % self._tokens_per_block)
         self._slots_of: Final[dict[int, list[SlotArray]]] = {}
+        groups = range(len(manager.layer_grouping))
+        states = [group for group in groups if not manager.life_cycle_of_group(group).has_page_per_block]
+        self._state_group: Final[int] = states[0] if states else -1
 
     def must_look(self, ticket: int, position: int) -> bool:
         """Whether a step of one token at ``position`` may have changed the slots of that sequence."""
@@ -75,7 +78,10 @@ class SlotCensus:
         self.leave(ticket)
         slots_of: list[SlotArray] = []
         for group, census in enumerate(self._groups):
-            indices = np.array(kv_cache.get_base_page_indices(LayerGroupId(group)), dtype=np.int64)
+            if group == self._state_group:
+                indices = np.array([kv_cache.get_ssm_block_base_index(LayerGroupId(group))], dtype=np.int64)
+            else:
+                indices = np.array(kv_cache.get_base_page_indices(LayerGroupId(group)), dtype=np.int64)
             slots = indices[indices >= 0]
             scratch = kv_cache.get_scratch_desc(LayerGroupId(group))
             if scratch is not None:

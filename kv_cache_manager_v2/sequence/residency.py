@@ -215,6 +215,8 @@ def _fill_private_pages(
     if begins_state:
         begin_state(state)
     if needs_tail_copy:
+        # The copy reads pages that may be on their way still.
+        settle_arrivals(state)
         try:
             copy_shared_blocks(state, [int(state.num_published)], priorities)
         except BaseException:
