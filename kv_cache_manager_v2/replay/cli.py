@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
+from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
 from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
 from .replay_command import (
     EXIT_BAD_INPUT,
@@ -42,12 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_plan_options(plan_parser)
     inspect_parser = commands.add_parser("inspect", help=INSPECT_HELP, description=INSPECT_HELP)
     add_inspect_options(inspect_parser)
+    compare_parser = commands.add_parser(
+        "compare-policies", help=COMPARE_HELP, description=COMPARE_HELP, epilog=_EXIT_CODES
+    )
+    add_compare_options(compare_parser)
     try:
         options = parser.parse_args(argv)
         if options.command == "plan":
             return run_plan_command(options, plan_parser)
         if options.command == "inspect":
             return run_inspect_command(options, inspect_parser, EXIT_BAD_INPUT)
+        if options.command == "compare-policies":
+            return run_compare_command(options, compare_parser)
         if options.command == "rerun":
             return run_rerun_command(options, EXIT_WRONG, EXIT_BAD_INPUT)
         return run_replay_command(options, replay_parser)

@@ -85,17 +85,18 @@ def format_bytes(num_bytes: int) -> str:
 
 def plain_report(report: ReplayReport) -> str:
     """Aligned columns without any library."""
-    lines = _aligned([list(row) for row in figure_rows(report)])
+    lines = aligned([list(row) for row in figure_rows(report)])
     lines.append("")
-    lines.extend(_aligned([list(POOL_GROUP_HEADER), *[list(row) for row in pool_group_rows(report)]]))
+    lines.extend(aligned([list(POOL_GROUP_HEADER), *[list(row) for row in pool_group_rows(report)]]))
     lines.append("")
-    lines.extend(_aligned([list(LAYER_GROUP_HEADER), *[list(row) for row in layer_group_rows(report)]]))
+    lines.extend(aligned([list(LAYER_GROUP_HEADER), *[list(row) for row in layer_group_rows(report)]]))
     lines.append("")
-    lines.extend(_aligned([list(CALL_HEADER), *[list(row) for row in call_rows(report)]]))
+    lines.extend(aligned([list(CALL_HEADER), *[list(row) for row in call_rows(report)]]))
     return "\n".join(lines) + "\n"
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
+    """The rows as lines, each column as wide as its widest cell."""
     widths = [max([len(row[column]) for row in rows]) for column in range(len(rows[0]))]
     lines: list[str] = []
     for row in rows:

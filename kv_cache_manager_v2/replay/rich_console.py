@@ -97,6 +97,13 @@ class RichConsole(Console):
         console.print(_table(CALL_HEADER, call_rows(report)))
 
 
+def print_table(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """On the output, which is a terminal."""
+    console = rich.console.Console()
+    console.print(rich.text.Text(title))
+    console.print(_table(header, rows))
+
+
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> rich.table.Table:
     table = rich.table.Table()
     table.add_column(header[0])

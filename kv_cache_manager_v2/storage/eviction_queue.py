@@ -9,20 +9,17 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
-
-NUM_PRIORITIES: Final = 101
-NO_VICTIM: Final = -1
+from .victim_queue import NO_VICTIM, NUM_PRIORITIES, VictimQueue
 
 
 @final
 @mypyc_attr(native_class=True)
-class EvictionQueue:
-    __slots__ = ("_rows", "_first_sentinel", "_lowest", "num_pages")
+class EvictionQueue(VictimQueue):
+    __slots__ = ("_rows", "_first_sentinel", "_lowest")
 
     _rows: Final[PageRows]
     _first_sentinel: Final[i64]
     _lowest: i64  # no page of a lower priority is queued
-    num_pages: i64
 
     def __init__(self, rows: PageRows, first_sentinel: i64) -> None:
         self._rows = rows
@@ -65,6 +62,23 @@ class EvictionQueue:
         at_first = first * ROW_WORDS + LINKS
         words[at_first] = (words[at_first] & LOW_MASK) | (page << 32)
         self.num_pages += 1
+
+    def use(self, page: i64) -> None:
+        self.remove(page)
+
+    def evict(self, page: i64) -> None:
+        self.remove(page)
+
+    def requeue(self, page: i64) -> None:
+        self.remove(page)
+        self.push(page)
+
+    def defer(self, page: i64, below: i64) -> None:
+        self.remove(page)
+        self.push(page)
+
+    def set_capacity(self, num_slots: i64) -> None:
+        pass
 
     def remove(self, page: i64) -> None:
         words = self._rows.words

@@ -34,7 +34,7 @@ from ..stats.page_counters import PageCounters
 from ..stats.storage_statistics import StorageStatistics
 from .debug_fill import DebugFill
 from .decision_digest import SLOT, DecisionDigest
-from .eviction_queue import NUM_PRIORITIES, EvictionQueue
+from .eviction_queue import EvictionQueue
 from .level_slots import LevelSlots
 from .page_fill import PageFiller, clear_at_start
 from .page_owner import PageOwner
@@ -55,6 +55,7 @@ from .page_rows import (
     priority_of_place,
 )
 from .refusal import Refusal
+from .victim_queue import NUM_PRIORITIES
 
 GPU: Final = 0
 

@@ -21,11 +21,11 @@ from ..base.errors import PageMoveError
 from ..device.stream_order import StreamOrder
 from ..events.removal_cause import CAPACITY
 from .decision_digest import REFUSAL, VICTIM
-from .eviction_queue import NO_VICTIM
 from .page_mover import PageMover
 from .page_rows import NO_PAGE, PLACE, ROW_WORDS, priority_of_place
 from .page_storage import PageStorage
 from .refusal import Refusal
+from .victim_queue import NO_VICTIM
 
 _TOP: Final = 0
 _logger = logging.getLogger("kv_cache_manager_v2")

@@ -1,0 +1,125 @@
+"""A cache of blocks that is nothing but books: which blocks of each prompt an eviction policy would still have had.
+
+One prompt after the other. Its hits are its longest prefix of cached blocks; then all of it is cached, as far as there are slots,
+and lies there for reuse, the far end first in line. The policy is the manager's own queue, used as the manager uses it: a
+hit block leaves the queue and comes back when the prompt is done, room is made before new blocks come, and a block with
+others below it never goes before them.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..storage.eviction.make_queue import make_queue
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
+from ..storage.victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
+from .block_requests import BlockIds, BlockRequests
+
+_PRIORITY: Final = 35
+_KEY_FACTOR: Final = 0x9E3779B97F4A7C15 & ((1 << 61) - 1)
+_KEY_MASK: Final = (1 << 62) - 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class _BlockKeys(ContentKeys):
+    """A block's id says what it holds; mixed, as a key of real content is."""
+
+    __slots__ = ()
+
+    def content_key(self, page: i64) -> i64:
+        key = ((page + 1) * _KEY_FACTOR) & _KEY_MASK
+        key = ((key ^ (key >> 31)) * _KEY_FACTOR) & _KEY_MASK
+        return key if key != 0 else 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class BlockCache:
+    """``num_cached`` blocks have a slot, never more than ``num_slots``."""
+
+    __slots__ = ("num_slots", "num_cached", "num_hits", "num_evicted", "queue", "_rows", "_parents", "_children", "_num_below")
+
+    num_slots: Final[i64]
+    num_cached: i64
+    num_hits: i64
+    num_evicted: i64
+    queue: Final[VictimQueue]
+    _rows: Final[PageRows]
+    _parents: Final[list[int]]
+    _num_below: vec[i64]
+    """Cached blocks right below each one."""
+
+    def __init__(self, policy: str, num_slots: int, blocks: BlockRequests) -> None:
+        self.num_slots = num_slots
+        self.num_cached = 0
+        self.num_hits = 0
+        self.num_evicted = 0
+        self._rows = PageRows(1, NUM_PRIORITIES)
+        self.queue = make_queue(policy, self._rows, 0, _BlockKeys())
+        self.queue.set_capacity(num_slots)
+        self._parents = blocks.parents
+        self._children: Final[list[list[int]]] = [[] for _ in blocks.parents]
+        for block, parent in enumerate(blocks.parents):
+            self._rows.add_block()
+            if parent >= 0:
+                self._children[parent].append(block)
+        self._num_below = vec[i64]([0] * blocks.num_blocks)
+
+    def serve(self, blocks: BlockIds) -> None:
+        words = self._rows.words
+        queue = self.queue
+        num_kept: i64 = min(len(blocks), int(self.num_slots))
+        num_new: i64 = 0
+        is_hit = True
+        place: i64 = 0
+        while place < num_kept:
+            page: i64 = blocks[place] + NUM_PRIORITIES
+            if words[page * ROW_WORDS + PLACE] == NO_PAGE:
+                is_hit = False
+                num_new += 1
+            else:
+                assert is_hit, "a block is cached without the one before it"
+                self.num_hits += 1
+                queue.use(page)
+            place += 1
+        self._make_room(num_new)
+        while place > 0:
+            place -= 1
+            block: i64 = blocks[place]
+            page = block + NUM_PRIORITIES
+            if words[page * ROW_WORDS + PLACE] == NO_PAGE:
+                words[page * ROW_WORDS + PLACE] = pack_place(0, 0, _PRIORITY)
+                self._count_below(block, 1)
+            queue.push(page)
+        self.num_cached += num_new
+
+    def _make_room(self, num_new: i64) -> None:
+        queue = self.queue
+        words = self._rows.words
+        while self.num_cached + num_new > self.num_slots:
+            page = queue.first()
+            assert page != NO_VICTIM, "no victim among cached blocks"
+            block = page - NUM_PRIORITIES
+            if self._num_below[block] > 0:
+                queue.defer(page, self._find_below(block) + NUM_PRIORITIES)
+                continue
+            queue.evict(page)
+            words[page * ROW_WORDS + PLACE] = NO_PAGE
+            self._count_below(block, -1)
+            self.num_cached -= 1
+            self.num_evicted += 1
+
+    def _find_below(self, block: i64) -> i64:
+        """A cached block right below this one; there is one."""
+        words = self._rows.words
+        for child in self._children[block]:
+            if words[(child + NUM_PRIORITIES) * ROW_WORDS + PLACE] != NO_PAGE:
+                return child
+        raise AssertionError("cached blocks were counted below a block that has none")
+
+    def _count_below(self, block: i64, change: i64) -> None:
+        parent: i64 = self._parents[block]
+        if parent >= 0:
+            self._num_below[parent] += change

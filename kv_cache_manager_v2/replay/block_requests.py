@@ -1,0 +1,67 @@
+"""A workload as lists of block ids: what a comparison of eviction policies needs to know of it, and no more.
+
+A block is a run of tokens together with all that came before it; equal blocks have equal ids, from 0 on in the order in which they
+first appear. Of a trace a block is one of its hash ids (512 tokens, the last one may be cut); of a made workload it is
+``block_tokens`` tokens of the prompt.
+"""
+
+from typing import Final, TypeAlias, final
+
+from mypy_extensions import mypyc_attr
+
+from .tokens import make_tokens
+from .trace import TraceWorkload
+from .workload import Workload
+
+BlockIds: TypeAlias = list[int]
+_ROOT: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class BlockRequests:
+    """``requests[i]``: the blocks of the i-th prompt. ``parents[b]``: the block before block ``b``, or -1."""
+
+    __slots__ = ("name", "requests", "parents", "num_accesses")
+
+    name: Final[str]
+    requests: Final[list[BlockIds]]
+    parents: Final[list[int]]
+    num_accesses: Final[int]
+
+    def __init__(self, name: str, requests: list[BlockIds], parents: list[int]) -> None:
+        self.name = name
+        self.requests = requests
+        self.parents = parents
+        self.num_accesses = sum([len(blocks) for blocks in requests])
+
+    @property
+    def num_blocks(self) -> int:
+        """Different ones: the working set."""
+        return len(self.parents)
+
+
+def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
+    """``block_tokens`` is that of the trace where the workload is one."""
+    ids: dict[tuple[int, int | bytes], int] = {}
+    parents: list[int] = []
+    requests: list[BlockIds] = []
+    is_trace = isinstance(workload, TraceWorkload)
+    for request in workload.requests():
+        parent = _ROOT
+        blocks: BlockIds = []
+        contents: list[int | bytes] = []
+        if is_trace:
+            contents.extend(request.segment_codes.tolist())
+        else:
+            tokens = make_tokens(request.segment_codes, request.segment_lengths)
+            for begin in range(0, len(tokens), block_tokens):
+                contents.append(tokens[begin : begin + block_tokens].tobytes())
+        for content in contents:
+            block = ids.setdefault((parent, content), len(parents))
+            if block == len(parents):
+                parents.append(parent)
+            blocks.append(block)
+            parent = block
+        requests.append(blocks)
+    return BlockRequests(workload.name, requests, parents)

@@ -1,0 +1,174 @@
+"""The command ``compare-policies``: hit rates of eviction policies on traces and made workloads. See `cli` for exit codes."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+from ..storage.eviction.make_queue import POLICY_NAMES
+from .block_requests import BlockRequests, read_blocks
+from .comparison_progress import ComparisonProgress
+from .generators import WORKLOAD_NAMES, make_workload
+from .policy_comparison import (
+    Comparison,
+    SourceComparison,
+    compare_source,
+    comparison_header,
+    comparison_rows,
+    source_title,
+)
+from .report_rows import aligned
+from .trace import BLOCK_TOKENS, TraceWorkload
+
+COMPARE_HELP: Final = "hit rates of eviction policies, beside the optimum, on traces and made workloads"
+DEFAULT_SIZES: Final = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
+_DEFAULT_NUM_REQUESTS: Final = 3_000
+_DEFAULT_BLOCK_TOKENS: Final = 64
+_EXIT_OK: Final = 0
+_EXIT_BAD_INPUT: Final = 3
+
+
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("traces", nargs="*", metavar="TRACE", help="traces in the Mooncake format (JSON lines)")
+    parser.add_argument(
+        "--workload", action="append", choices=WORKLOAD_NAMES, default=[], help="made workloads; may be given several times"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the workloads (default: 0)")
+    parser.add_argument(
+        "--limit", type=_positive, metavar="N",
+        help=f"the first N requests (default: all of a trace, {_DEFAULT_NUM_REQUESTS} of a workload)",
+    )  # fmt: skip
+    parser.add_argument("--skip-bad", action="store_true", help="report bad lines of a trace and go on without them")
+    parser.add_argument(
+        "--blocks", type=_sizes, metavar="N,N,...",
+        help="sizes of the cache in blocks, or in percent of the working set: 5000,20000 or 1%%,10%% (default: "
+        + ",".join([str(size) for size in DEFAULT_SIZES]) + " for traces, 1%%,2%%,5%%,10%%,20%% for workloads)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trace-block", type=_positive, default=BLOCK_TOKENS, metavar="TOKENS",
+        help="tokens per hash id of the traces (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workload-block", type=_positive, default=_DEFAULT_BLOCK_TOKENS, metavar="TOKENS",
+        help="tokens per block of the workloads (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policies", type=_policies, default=list(POLICY_NAMES), metavar="P,P,...",
+        help=f"of {', '.join(POLICY_NAMES)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is the output, without the tables")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Returns the exit code; usage errors leave through ``parser.error``."""
+    if len(options.traces) == 0 and len(options.workload) == 0:
+        parser.error("give at least one TRACE or --workload")
+    if options.json not in (None, "-") and not Path(options.json).parent.is_dir():
+        parser.error(f"--json {options.json}: there is no such folder")
+    traces: list[TraceWorkload] = []
+    for path in options.traces:
+        trace = TraceWorkload(path, options.limit, options.trace_block)
+        if not _is_usable(trace, options.skip_bad):
+            return _EXIT_BAD_INPUT
+        traces.append(trace)
+    num_sources = len(traces) + len(options.workload)
+    num_sizes = len(options.blocks or DEFAULT_SIZES)
+    progress = ComparisonProgress(sys.stderr, num_sources * num_sizes * (len(options.policies) + 1), options.quiet)
+    results: list[SourceComparison] = []
+    try:
+        for source in traces:
+            blocks = read_blocks(source, options.trace_block)
+            sizes = _sizes_for(blocks, options.blocks or [str(size) for size in DEFAULT_SIZES])
+            results.append(compare_source(blocks, sizes, options.policies, progress))
+        for name in options.workload:
+            workload = make_workload(name, options.seed, options.limit or _DEFAULT_NUM_REQUESTS)
+            blocks = read_blocks(workload, options.workload_block)
+            sizes = _sizes_for(blocks, options.blocks or ["1%", "2%", "5%", "10%", "20%"])
+            results.append(compare_source(blocks, sizes, options.policies, progress))
+    finally:
+        progress.stop()
+    comparison = Comparison(tuple(results))
+    if options.json == "-":
+        sys.stdout.write(comparison.to_json())
+        return _EXIT_OK
+    for position, result in enumerate(results):
+        if position > 0:
+            sys.stdout.write("\n")
+        _show(result)
+    if options.json is not None:
+        Path(options.json).write_text(comparison.to_json(), encoding="utf-8")
+    return _EXIT_OK
+
+
+def _is_usable(trace: TraceWorkload, skip_bad: bool) -> bool:
+    try:
+        scan = trace.scan()
+    except OSError as failure:
+        sys.stderr.write(f"{trace.path}: {failure.strerror}\n")
+        return False
+    for bad_line in scan.bad_lines:
+        sys.stderr.write(f"{bad_line}\n")
+    if scan.num_bad_lines > len(scan.bad_lines):
+        sys.stderr.write(f"... and {scan.num_bad_lines - len(scan.bad_lines)} more bad lines\n")
+    if scan.num_bad_lines > 0 and not skip_bad:
+        sys.stderr.write("nothing was compared; --skip-bad takes the other lines\n")
+        return False
+    return True
+
+
+def _show(result: SourceComparison) -> None:
+    """A table where rich is installed and the output is a terminal, aligned columns otherwise."""
+    if sys.stdout.isatty():
+        try:
+            from .rich_console import print_table
+        except ImportError:
+            pass
+        else:
+            print_table(source_title(result), comparison_header(result), comparison_rows(result))
+            return
+    sys.stdout.write(source_title(result) + "\n")
+    rows = [list(comparison_header(result))]
+    rows.extend([list(row) for row in comparison_rows(result)])
+    sys.stdout.write("\n".join(aligned(rows)) + "\n")
+
+
+def _sizes_for(blocks: BlockRequests, texts: list[str]) -> list[int]:
+    """Ascending, each once; a share of the working set is at least one block."""
+    sizes: set[int] = set()
+    for text in texts:
+        if text.endswith("%"):
+            sizes.add(max(int(blocks.num_blocks * float(text[:-1]) / 100.0), 1))
+        else:
+            sizes.add(int(text))
+    return sorted(sizes)
+
+
+def _sizes(text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        try:
+            value = float(part[:-1]) if part.endswith("%") else float(int(part))
+        except ValueError:
+            value = 0.0
+        if not 0.0 < value < 1e9:
+            raise argparse.ArgumentTypeError(f"{part!r} is no number of blocks; say 5000, or 10% of the working set")
+    return parts
+
+
+def _policies(text: str) -> list[str]:
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in POLICY_NAMES:
+            raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(POLICY_NAMES)}")
+    return names
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value

@@ -1,0 +1,90 @@
+"""Hit rates of eviction policies side by side: the same prompts, the same numbers of blocks, and what could be had at all."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from .. import __version__, is_compiled
+from .block_cache import BlockCache
+from .block_requests import BlockRequests
+from .comparison_progress import ComparisonProgress
+from .offline_caches import count_hits_of_reused, count_optimal_hits, count_reusable, next_uses
+
+SCHEMA_VERSION: Final = 1
+REUSED_ONLY: Final = "lru-of-reused"
+OPTIMUM: Final = "optimum"
+INFINITE: Final = "infinite"
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One size of the cache. ``hit_rates``: per policy and yardstick, hit blocks over all blocks of all prompts."""
+
+    num_slots: int
+    hit_rates: dict[str, float]
+
+
+@dataclass(frozen=True)
+class SourceComparison:
+    """One trace or workload; ``num_blocks`` different blocks are its working set."""
+
+    name: str
+    requests: int
+    accesses: int
+    num_blocks: int
+    rows: tuple[ComparisonRow, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    sources: tuple[SourceComparison, ...]
+
+    def to_json(self) -> str:
+        values: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "version": __version__, "compiled": is_compiled()}
+        values.update(asdict(self))
+        return json.dumps(values, indent=2) + "\n"
+
+
+def compare_source(
+    blocks: BlockRequests, sizes: list[int], policies: list[str], progress: ComparisonProgress
+) -> SourceComparison:
+    uses = next_uses(blocks)
+    total = max(blocks.num_accesses, 1)
+    rows: list[ComparisonRow] = []
+    for num_slots in sizes:
+        rates: dict[str, float] = {}
+        for policy in policies:
+            progress.begin(blocks.name, num_slots, policy)
+            cache = BlockCache(policy, num_slots, blocks)
+            for request in blocks.requests:
+                cache.serve(request)
+            rates[policy] = int(cache.num_hits) / total
+        progress.begin(blocks.name, num_slots, OPTIMUM)
+        rates[REUSED_ONLY] = count_hits_of_reused(blocks, uses, num_slots) / total
+        rates[OPTIMUM] = count_optimal_hits(blocks, uses, num_slots) / total
+        rates[INFINITE] = count_reusable(blocks) / total
+        rows.append(ComparisonRow(num_slots, rates))
+    return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, tuple(rows))
+
+
+def comparison_header(source: SourceComparison) -> tuple[str, ...]:
+    names = list(source.rows[0].hit_rates) if len(source.rows) > 0 else []
+    return ("blocks", "of all", *names)
+
+
+def comparison_rows(source: SourceComparison) -> list[tuple[str, ...]]:
+    """Percentages; the best policy of a row is for the reader to see."""
+    return [
+        (
+            f"{row.num_slots:,}", f"{row.num_slots / max(source.num_blocks, 1):.1%}",
+            *[f"{100.0 * rate:.1f}" for rate in row.hit_rates.values()],
+        )
+        for row in source.rows
+    ]  # fmt: skip
+
+
+def source_title(source: SourceComparison) -> str:
+    return (
+        f"{source.name}: {source.requests:,} prompts of {source.accesses:,} blocks, {source.num_blocks:,} different ones; "
+        f"hits in percent"
+    )

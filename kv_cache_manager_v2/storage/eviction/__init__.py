@@ -1,0 +1,1 @@
+"""Eviction policies beyond recency, and what they are made of. All of them are `VictimQueue`s."""

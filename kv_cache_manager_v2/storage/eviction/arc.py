@@ -1,0 +1,131 @@
+"""ARC, adaptive replacement (Megiddo and Modha, FAST 2003): pages seen once against pages seen again, as the misses teach.
+
+Two lines, each by recency: ONCE, pages that came and were not reused since, and AGAIN. Two lists of ghosts: content that either line
+gave up. Content that comes back from ONCE's ghosts says that ONCE is too short, from AGAIN's that AGAIN is: the target
+length of ONCE moves accordingly, by the ratio of the two lists of ghosts.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..page_rows import LINKS, NOT_QUEUED, ROW_WORDS, PageRows
+from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
+from .ghost_list import GhostList
+from .page_lists import NO_PAGE, PageLists
+
+ONCE: Final = 0
+AGAIN: Final = 1
+_IN_LINE: Final = 0
+_KEY_SHIFT: Final = 1
+_KEY_MASK: Final = (1 << 45) - 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class ArcQueue(VictimQueue):
+    """The note of a page: bit 0 says whether it goes to AGAIN; above it 45 bits of its content key, 0 before its first push."""
+
+    __slots__ = ("_rows", "_keys", "_lists", "_ghosts_of_once", "_ghosts_of_again", "_capacity", "_target")
+
+    _capacity: i64
+    _target: i64
+    """The length that ONCE should have."""
+
+    def __init__(self, rows: PageRows, keys: ContentKeys) -> None:
+        self.num_pages = 0
+        self._rows: Final = rows
+        self._keys: Final = keys
+        self._lists: Final = PageLists(rows, 2)
+        self._ghosts_of_once: Final = GhostList()
+        self._ghosts_of_again: Final = GhostList()
+        self._capacity = 0
+        self._target = 0
+
+    def push(self, page: i64) -> None:
+        self._lists.push_last(page, self._note_of(page) & AGAIN)
+        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
+        self.num_pages += 1
+
+    def _note_of(self, page: i64) -> i64:
+        """The page's note; made where the page is new, when its ghost, if there is one, teaches the target."""
+        note = self._lists.note(page)
+        if note >> _KEY_SHIFT != 0:
+            return note
+        key = fold_key(self._keys.content_key(page))
+        once = self._ghosts_of_once
+        again = self._ghosts_of_again
+        line: i64 = ONCE
+        if once.contains(key):
+            step = again.num_keys // once.num_keys
+            self._target = min(self._target + (step if step > 1 else 1), self._capacity)
+            once.take(key)
+            line = AGAIN
+        elif again.contains(key):
+            step = once.num_keys // again.num_keys
+            self._target = max(self._target - (step if step > 1 else 1), 0)
+            again.take(key)
+            line = AGAIN
+        note = (key << _KEY_SHIFT) | line
+        self._lists.set_note(page, note)
+        return note
+
+    def push_first(self, page: i64) -> None:
+        self._note_of(page)
+        self._lists.push_first(page, ONCE)
+        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
+        self.num_pages += 1
+
+    def use(self, page: i64) -> None:
+        self._lists.unlink(page)
+        self._lists.set_note(page, self._lists.note(page) | AGAIN)
+        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+        self.num_pages -= 1
+
+    def remove(self, page: i64) -> None:
+        self._lists.unlink(page)
+        self._lists.set_note(page, 0)
+        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+        self.num_pages -= 1
+
+    def evict(self, page: i64) -> None:
+        key = self._lists.note(page) >> _KEY_SHIFT
+        ghosts = self._ghosts_of_once if self._lists.list_of(page) == ONCE else self._ghosts_of_again
+        self.remove(page)
+        ghosts.add(key)
+        # ONCE and its ghosts are one cache's worth, and everything together two.
+        self._ghosts_of_once.set_limit(max(self._capacity - self._lists.counts[ONCE], 1))
+        rest = 2 * self._capacity - self.num_pages - self._ghosts_of_once.num_keys
+        self._ghosts_of_again.set_limit(max(rest, 1))
+
+    def requeue(self, page: i64) -> None:
+        self._lists.push_last(page, self._lists.unlink(page))
+
+    def defer(self, page: i64, below: i64) -> None:
+        self._lists.put_behind(page, below)
+
+    def first(self) -> i64:
+        if self.num_pages == 0:
+            return NO_VICTIM
+        lists = self._lists
+        priority = lists.lowest_priority()
+        page = lists.first(ONCE, priority)
+        if page != NO_PAGE and lists.counts[ONCE] > self._target:
+            return page
+        other = lists.first(AGAIN, priority)
+        return page if other == NO_PAGE else other
+
+    def set_capacity(self, num_slots: i64) -> None:
+        self._capacity = num_slots
+        self._target = min(self._target, num_slots)
+        self._ghosts_of_once.set_limit(max(num_slots, 1))
+        self._ghosts_of_again.set_limit(max(num_slots, 1))
+
+    def collect(self) -> list[int]:
+        return self._lists.collect()
+
+
+def fold_key(key: i64) -> i64:
+    """45 bits of a content key, never 0: what fits beside a page's note."""
+    folded = (key ^ (key >> 17)) & _KEY_MASK
+    return folded if folded != 0 else 1

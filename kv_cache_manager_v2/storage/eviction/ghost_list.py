@@ -1,0 +1,199 @@
+"""Content that is gone, the oldest forgotten first: a bounded set of content keys in the order of their adding.
+
+A ring of keys in the order of adding (a taken one leaves a 0), and an open hash table from key to place in the ring with
+linear probing and backward shifting, twice as long as the ring. Both start small and double while the ring is more than three
+quarters full of keys: 64 bytes a key at most, and nothing is allocated once the limit is reached.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+_NOTHING: Final = -1
+_SMALLEST: Final = 64
+_MIXER: Final = 0x2545F4914F6CDD1D & ((1 << 61) - 1)
+_MASK: Final = (1 << 62) - 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class GhostList:
+    """``num_keys`` keys are in it, ``limit`` at most."""
+
+    __slots__ = ("num_keys", "limit", "_ring", "_begin", "_end", "_table")
+
+    num_keys: i64
+    limit: i64
+    _ring: vec[i64]
+    """Keys; place ``p`` is at ``p & (length - 1)``, for ``_begin <= p < _end``."""
+    _begin: i64
+    _end: i64
+    _table: vec[i64]
+    """Places in the ring, or _NOTHING."""
+
+    def __init__(self) -> None:
+        self.num_keys = 0
+        self.limit = 0
+        self._ring = vec[i64]([0] * _SMALLEST)
+        self._begin = 0
+        self._end = 0
+        self._table = vec[i64]([_NOTHING] * (2 * _SMALLEST))
+
+    def set_limit(self, limit: i64) -> None:
+        self.limit = limit
+        while self.num_keys > limit:
+            self.forget_oldest()
+
+    def add(self, key: i64) -> None:
+        """The youngest from now on; the oldest is forgotten where there are too many."""
+        if self.limit == 0:
+            return
+        self.take(key)
+        if self.num_keys == self.limit:
+            self.forget_oldest()
+        size: i64 = len(self._ring)
+        if self._end - self._begin == size:
+            self._make_place()
+            size = len(self._ring)
+        self._ring[self._end & (size - 1)] = key
+        self._insert(key, self._end)
+        self._end += 1
+        self.num_keys += 1
+
+    def take(self, key: i64) -> bool:
+        """Whether it was there; it is no more."""
+        at = self._find(key)
+        if at == _NOTHING:
+            return False
+        size: i64 = len(self._ring)
+        self._ring[self._table[at] & (size - 1)] = 0
+        self._erase(at)
+        self.num_keys -= 1
+        return True
+
+    def contains(self, key: i64) -> bool:
+        return self._find(key) != _NOTHING
+
+    def forget_oldest(self) -> None:
+        """There is one."""
+        size: i64 = len(self._ring)
+        ring = self._ring
+        while ring[self._begin & (size - 1)] == 0:
+            self._begin += 1
+        self._erase(self._find(ring[self._begin & (size - 1)]))
+        ring[self._begin & (size - 1)] = 0
+        self._begin += 1
+        self.num_keys -= 1
+
+    def _make_place(self) -> None:
+        """The ring is full of keys and of gaps: close the gaps, and double it while it is mostly full of keys."""
+        size: i64 = len(self._ring)
+        new_size = size
+        while self.num_keys * 4 > new_size * 3:
+            new_size *= 2
+        old = self._ring
+        if new_size == size:
+            target = self._begin
+            source = self._begin
+            while source < self._end:
+                key = old[source & (size - 1)]
+                if key != 0:
+                    if source != target:
+                        old[target & (size - 1)] = key
+                        old[source & (size - 1)] = 0
+                        self._table[self._find_place(key, source)] = target
+                    target += 1
+                source += 1
+            self._end = target
+            return
+        self._ring = vec[i64]([0] * new_size)
+        self._table = vec[i64]([_NOTHING] * (2 * new_size))
+        new = self._ring
+        place: i64 = 0
+        source = self._begin
+        while source < self._end:
+            key = old[source & (size - 1)]
+            if key != 0:
+                new[place] = key
+                self._insert(key, place)
+                place += 1
+            source += 1
+        self._begin = 0
+        self._end = place
+
+    # -- the table ----------------------------------------------------------------------------------------------------
+
+    def _home(self, key: i64) -> i64:
+        size: i64 = len(self._table)
+        mixed = ((key ^ (key >> 29)) * _MIXER) & _MASK
+        return (mixed >> 24) & (size - 1)
+
+    def _find(self, key: i64) -> i64:
+        """Where the table has it, or _NOTHING."""
+        table = self._table
+        ring = self._ring
+        table_mask: i64 = len(table)
+        table_mask -= 1
+        ring_mask: i64 = len(ring)
+        ring_mask -= 1
+        at = self._home(key)
+        while table[at] != _NOTHING:
+            if ring[table[at] & ring_mask] == key:
+                return at
+            at = (at + 1) & table_mask
+        return _NOTHING
+
+    def _find_place(self, key: i64, place: i64) -> i64:
+        """Where the table has a key that stood at ``place`` of the ring."""
+        table = self._table
+        table_mask: i64 = len(table)
+        table_mask -= 1
+        at = self._home(key)
+        while table[at] != place:
+            at = (at + 1) & table_mask
+        return at
+
+    def _insert(self, key: i64, place: i64) -> None:
+        table = self._table
+        table_mask: i64 = len(table)
+        table_mask -= 1
+        at = self._home(key)
+        while table[at] != _NOTHING:
+            at = (at + 1) & table_mask
+        table[at] = place
+
+    def _erase(self, at: i64) -> None:
+        """Shift back whatever had to step aside for the erased entry. The keys of the others are in the ring."""
+        table = self._table
+        ring = self._ring
+        table_mask: i64 = len(table)
+        table_mask -= 1
+        ring_mask: i64 = len(ring)
+        ring_mask -= 1
+        hole = at
+        probe = (at + 1) & table_mask
+        while table[probe] != _NOTHING:
+            home = self._home(ring[table[probe] & ring_mask])
+            if (probe - home) & table_mask >= (probe - hole) & table_mask:
+                table[hole] = table[probe]
+                hole = probe
+            probe = (probe + 1) & table_mask
+        table[hole] = _NOTHING
+
+    def check(self) -> None:
+        """Evaluate the books from scratch."""
+        size: i64 = len(self._ring)
+        num_keys: i64 = 0
+        place = self._begin
+        while place < self._end:
+            key = self._ring[place & (size - 1)]
+            if key != 0:
+                num_keys += 1
+                at = self._find(key)
+                assert at != _NOTHING and self._table[at] == place, f"key {key} is not found"
+            place += 1
+        assert num_keys == self.num_keys, f"{num_keys} keys, counted {self.num_keys}"
+        in_table = len([one for one in self._table if one != _NOTHING])
+        assert in_table == num_keys, f"{in_table} entries for {num_keys} keys"
+        assert num_keys <= self.limit, f"{num_keys} keys where {self.limit} are allowed"

@@ -1,0 +1,173 @@
+"""Several lists of pages, each in one line per priority; every page is in one of them at most.
+
+Doubly linked and circular, with a sentinel per line, in two words per page that are made when a page is first seen:
+
+    LINKS  next node (bits 0-31) | previous node (32-63)
+    STATE  list + 1, or 0 where the page is in none (bits 0-7) | priority (8-15) | whatever the policy notes (16-62)
+
+Node 0 .. are the sentinels, then the pages.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..page_rows import LOW_MASK, PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..victim_queue import NUM_PRIORITIES
+
+NO_PAGE: Final = -1
+NO_LIST: Final = -1
+_BYTE_MASK: Final = 255
+_PLACE_MASK: Final = (1 << 16) - 1
+_NOTE_SHIFT: Final = 16
+
+
+@final
+@mypyc_attr(native_class=True)
+class PageLists:
+    """``counts[l]``: pages in list ``l``. ``_lowest``: no page of a lower priority is in any list."""
+
+    __slots__ = ("counts", "num_lists", "_rows", "_links", "_states", "_num_sentinels", "_lowest")
+
+    counts: vec[i64]
+    num_lists: Final[i64]
+    _rows: Final[PageRows]
+    _links: vec[i64]
+    _states: vec[i64]
+    _num_sentinels: Final[i64]
+    _lowest: i64
+
+    def __init__(self, rows: PageRows, num_lists: i64) -> None:
+        self._rows = rows
+        self.num_lists = num_lists
+        self.counts = vec[i64]([0] * num_lists)
+        self._num_sentinels = num_lists * NUM_PRIORITIES
+        links = vec[i64]()
+        sentinel: i64 = 0
+        while sentinel < self._num_sentinels:
+            links = append(links, sentinel | (sentinel << 32))
+            sentinel += 1
+        self._links = links
+        self._states = vec[i64]()
+        self._lowest = NUM_PRIORITIES - 1
+
+    # -- notes --------------------------------------------------------------------------------------------------------
+
+    def note(self, page: i64) -> i64:
+        """What `set_note` said last; 0 for a page that was never seen, or was forgotten."""
+        return self._states[page] >> _NOTE_SHIFT if page < len(self._states) else 0
+
+    def set_note(self, page: i64, note: i64) -> None:
+        self._reach(page)
+        states = self._states
+        states[page] = (states[page] & _PLACE_MASK) | (note << _NOTE_SHIFT)
+
+    def list_of(self, page: i64) -> i64:
+        return (self._states[page] & _BYTE_MASK) - 1 if page < len(self._states) else NO_LIST
+
+    def priority_of(self, page: i64) -> i64:
+        """Of the line that the page is in."""
+        return (self._states[page] >> 8) & _BYTE_MASK
+
+    def _reach(self, page: i64) -> None:
+        if page < len(self._states):
+            return
+        links = self._links
+        states = self._states
+        known: i64 = len(states)
+        while known <= page:
+            links = append(links, 0)
+            states = append(states, 0)
+            known += 1
+        self._links = links
+        self._states = states
+
+    # -- lines --------------------------------------------------------------------------------------------------------
+
+    def _enter(self, page: i64, to_list: i64) -> i64:
+        """Note the place of a page that is in no list; returns the sentinel of its line."""
+        self._reach(page)
+        priority = priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])
+        if priority < self._lowest:
+            self._lowest = priority
+        states = self._states
+        state = states[page]
+        assert state & _BYTE_MASK == 0, "a page was queued twice"
+        states[page] = (state & ~_PLACE_MASK) | (to_list + 1) | (priority << 8)
+        self.counts[to_list] += 1
+        return to_list * NUM_PRIORITIES + priority
+
+    def push_last(self, page: i64, to_list: i64) -> None:
+        """At the end of the line of its priority, as `PageRows` has it."""
+        sentinel = self._enter(page, to_list)
+        self._link_between(self._links[sentinel] >> 32, page + self._num_sentinels, sentinel)
+
+    def push_first(self, page: i64, to_list: i64) -> None:
+        sentinel = self._enter(page, to_list)
+        self._link_between(sentinel, page + self._num_sentinels, self._links[sentinel] & LOW_MASK)
+
+    def put_behind(self, page: i64, other: i64) -> None:
+        """Right behind ``other`` in its line; at the end of its own line if that is of another priority, or no line."""
+        from_list = self.unlink(page)
+        to_list = self.list_of(other)
+        if to_list == NO_LIST or self.priority_of(other) != priority_of_place(self._rows.words[page * ROW_WORDS + PLACE]):
+            self.push_last(page, from_list)
+            return
+        self._enter(page, to_list)
+        node = other + self._num_sentinels
+        self._link_between(node, page + self._num_sentinels, self._links[node] & LOW_MASK)
+
+    def _link_between(self, previous: i64, node: i64, following: i64) -> None:
+        links = self._links
+        links[node] = following | (previous << 32)
+        links[previous] = node | ((links[previous] >> 32) << 32)
+        links[following] = (links[following] & LOW_MASK) | (node << 32)
+
+    def unlink(self, page: i64) -> i64:
+        """Returns the list that the page was in; its note stays."""
+        states = self._states
+        state = states[page]
+        from_list = (state & _BYTE_MASK) - 1
+        assert from_list >= 0, "a page left an eviction queue that it was not in"
+        states[page] = state & ~_PLACE_MASK
+        links = self._links
+        both = links[page + self._num_sentinels]
+        following = both & LOW_MASK
+        previous = both >> 32
+        links[previous] = following | ((links[previous] >> 32) << 32)
+        links[following] = (links[following] & LOW_MASK) | (previous << 32)
+        self.counts[from_list] -= 1
+        return from_list
+
+    def lowest_priority(self) -> i64:
+        """Of any page; there is one."""
+        while True:
+            from_list: i64 = 0
+            while from_list < self.num_lists:
+                if self.first(from_list, self._lowest) != NO_PAGE:
+                    return self._lowest
+                from_list += 1
+            self._lowest += 1
+
+    def first(self, from_list: i64, priority: i64) -> i64:
+        """The page at the head of the line, or NO_PAGE."""
+        sentinel = from_list * NUM_PRIORITIES + priority
+        node = self._links[sentinel] & LOW_MASK
+        return NO_PAGE if node == sentinel else node - self._num_sentinels
+
+    def collect(self) -> list[int]:
+        """By priority, then list, then place in line."""
+        pages: list[int] = []
+        priority: i64 = 0
+        while priority < NUM_PRIORITIES:
+            from_list: i64 = 0
+            while from_list < self.num_lists:
+                sentinel = from_list * NUM_PRIORITIES + priority
+                node = self._links[sentinel] & LOW_MASK
+                while node != sentinel:
+                    pages.append(node - self._num_sentinels)
+                    node = self._links[node] & LOW_MASK
+                from_list += 1
+            priority += 1
+        return pages

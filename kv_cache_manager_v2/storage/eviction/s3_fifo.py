@@ -1,0 +1,139 @@
+"""S3-FIFO (Yang and others, SOSP 2023): a small queue that most content only passes through, and a main one.
+
+New content enters SMALL, a tenth of the slots; content that is remembered from an earlier stay enters MAIN. At the head of SMALL a
+page that was used more than once goes on to MAIN, the others go, and are remembered. At the head of MAIN a page that was used since
+goes to its end once more, with a use less.
+
+A use moves nothing. A page in use keeps its place in line; only where it reaches the head meanwhile it leaves the line, and
+enters MAIN when it is pushed again.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..page_rows import LINKS, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
+from .arc import fold_key
+from .ghost_list import GhostList
+from .page_lists import NO_LIST, NO_PAGE, PageLists
+
+SMALL: Final = 0
+MAIN: Final = 1
+SMALL_SHARE: Final = 10
+"""SMALL is one slot in so many."""
+MOST_USES: Final = 3
+_IN_LINE: Final = 0
+_USES_MASK: Final = 3
+_KEY_SHIFT: Final = 2
+
+
+@final
+@mypyc_attr(native_class=True)
+class S3FifoQueue(VictimQueue):
+    """The note of a page: its uses (2 bits), then 45 bits of its content key, 0 before its first push.
+
+    A page in a line may be in use: LINKS of its row tells.
+    """
+
+    __slots__ = ("_rows", "_keys", "_lists", "_ghosts", "_most_in_small")
+
+    _most_in_small: i64
+
+    def __init__(self, rows: PageRows, keys: ContentKeys) -> None:
+        self.num_pages = 0
+        self._rows: Final = rows
+        self._keys: Final = keys
+        self._lists: Final = PageLists(rows, 2)
+        self._ghosts: Final = GhostList()
+        self._most_in_small = 1
+
+    def push(self, page: i64) -> None:
+        lists = self._lists
+        in_list = lists.list_of(page)
+        if in_list != NO_LIST:
+            if lists.priority_of(page) != priority_of_place(self._rows.words[page * ROW_WORDS + PLACE]):
+                lists.push_last(page, lists.unlink(page))
+        else:
+            note = lists.note(page)
+            if note != 0:
+                lists.push_last(page, MAIN)
+            else:
+                key = fold_key(self._keys.content_key(page))
+                lists.set_note(page, key << _KEY_SHIFT)
+                lists.push_last(page, MAIN if self._ghosts.take(key) else SMALL)
+        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
+        self.num_pages += 1
+
+    def push_first(self, page: i64) -> None:
+        lists = self._lists
+        if lists.list_of(page) != NO_LIST:
+            lists.unlink(page)
+        key = lists.note(page) >> _KEY_SHIFT
+        if key == 0:
+            key = fold_key(self._keys.content_key(page))
+        lists.set_note(page, key << _KEY_SHIFT)
+        lists.push_first(page, SMALL)
+        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
+        self.num_pages += 1
+
+    def use(self, page: i64) -> None:
+        note = self._lists.note(page)
+        if note & _USES_MASK < MOST_USES:
+            self._lists.set_note(page, note + 1)
+        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+        self.num_pages -= 1
+
+    def remove(self, page: i64) -> None:
+        self._lists.unlink(page)
+        self._lists.set_note(page, 0)
+        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+        self.num_pages -= 1
+
+    def evict(self, page: i64) -> None:
+        if self._lists.list_of(page) == SMALL:
+            self._ghosts.add(self._lists.note(page) >> _KEY_SHIFT)
+        self.remove(page)
+
+    def requeue(self, page: i64) -> None:
+        self._lists.push_last(page, self._lists.unlink(page))
+
+    def defer(self, page: i64, below: i64) -> None:
+        self._lists.put_behind(page, below)
+
+    def first(self) -> i64:
+        """Each page that is passed over has a use less, or is in use and leaves its line: so uses pay for this."""
+        if self.num_pages == 0:
+            return NO_VICTIM
+        lists = self._lists
+        words = self._rows.words
+        while True:
+            priority = lists.lowest_priority()
+            line: i64 = SMALL
+            page = lists.first(SMALL, priority)
+            if page == NO_PAGE or lists.counts[SMALL] <= self._most_in_small:
+                other = lists.first(MAIN, priority)
+                if other != NO_PAGE:
+                    line = MAIN
+                    page = other
+            note = lists.note(page)
+            if words[page * ROW_WORDS + LINKS] == NOT_QUEUED:
+                lists.unlink(page)
+            elif line == SMALL and note & _USES_MASK > 1:
+                lists.unlink(page)
+                lists.set_note(page, note & ~_USES_MASK)
+                lists.push_last(page, MAIN)
+            elif line == MAIN and note & _USES_MASK > 0:
+                lists.unlink(page)
+                lists.set_note(page, note - 1)
+                lists.push_last(page, MAIN)
+            else:
+                return page
+
+    def set_capacity(self, num_slots: i64) -> None:
+        self._most_in_small = num_slots // SMALL_SHARE
+        self._ghosts.set_limit(max(num_slots - self._most_in_small, 1))
+
+    def collect(self) -> list[int]:
+        words = self._rows.words
+        return [page for page in self._lists.collect() if words[page * ROW_WORDS + LINKS] != NOT_QUEUED]

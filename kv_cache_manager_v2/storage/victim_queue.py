@@ -1,0 +1,79 @@
+"""What every eviction policy offers: the pages of one pool group at one level that may be given up, and which is next.
+
+A page is in the queue from when its last user lets go of it until somebody needs it again, or it leaves its slot:
+
+    from       to         by
+    elsewhere  queued     push, push_first
+    queued     queued     requeue (its priority is another one), defer (another page must go before it)
+    queued     in use     use: somebody reuses it; it will be pushed again
+    queued     gone       remove (given up, or moved away), evict (given up to make room: a policy may remember its content)
+
+Lower priorities (`PageRows`) go first whatever the policy; the policy decides among pages of one priority. All calls cost
+O(1), whatever is queued, and allocate nothing once the columns have grown to the number of pages.
+"""
+
+from abc import ABCMeta, abstractmethod
+from typing import Final
+
+from mypy_extensions import i64, mypyc_attr
+
+NUM_PRIORITIES: Final = 101
+NO_VICTIM: Final = -1
+
+
+@mypyc_attr(native_class=True)
+class VictimQueue(metaclass=ABCMeta):
+    __slots__ = ("num_pages",)
+
+    num_pages: i64
+
+    @abstractmethod
+    def push(self, page: i64) -> None:
+        """The page's last user has let go of it."""
+
+    @abstractmethod
+    def push_first(self, page: i64) -> None:
+        """The same for a page that is to go before all others of its priority."""
+
+    @abstractmethod
+    def use(self, page: i64) -> None:
+        """The page is reused."""
+
+    @abstractmethod
+    def remove(self, page: i64) -> None:
+        """The page leaves its slot."""
+
+    @abstractmethod
+    def evict(self, page: i64) -> None:
+        """The page, which is the next victim, leaves its slot to make room."""
+
+    @abstractmethod
+    def requeue(self, page: i64) -> None:
+        """The priority of the page's row has changed. Not a use."""
+
+    @abstractmethod
+    def defer(self, page: i64, below: i64) -> None:
+        """The page, which is the next victim, goes after ``below``, whose priority is not lower."""
+
+    @abstractmethod
+    def first(self) -> i64:
+        """The next victim, or NO_VICTIM."""
+
+    @abstractmethod
+    def set_capacity(self, num_slots: i64) -> None:
+        """How many pages there can be; bounds what the policy remembers of those that are gone."""
+
+    @abstractmethod
+    def collect(self) -> list[int]:
+        """All queued pages, for checks and pictures; those of lower priority first."""
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class ContentKeys(metaclass=ABCMeta):
+    """Who knows which content a page holds."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def content_key(self, page: i64) -> i64:
+        """A number from 1 to 2**62 - 1 that depends on the page's tokens and on all before them, and on nothing else."""

@@ -1,0 +1,187 @@
+"""`kvcm compare-policies`: books against plain counting, the optimum against trying everything, the command and its errors."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kv_cache_manager_v2.replay.block_cache import BlockCache
+from kv_cache_manager_v2.replay.block_requests import BlockRequests, read_blocks
+from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.generators import WORKLOAD_NAMES, make_workload
+from kv_cache_manager_v2.replay.offline_caches import count_hits_of_reused, count_optimal_hits, count_reusable, next_uses
+from kv_cache_manager_v2.replay.trace import TraceWorkload
+from kv_cache_manager_v2.storage.eviction.make_queue import POLICY_NAMES
+
+LINES = [
+    b'{"timestamp": 0, "input_length": 1100, "output_length": 3, "hash_ids": [7, 8, 9]}',
+    b'{"timestamp": 1, "input_length": 900, "output_length": 3, "hash_ids": [7, 4]}',
+    b'{"timestamp": 2, "input_length": 1100, "output_length": 3, "hash_ids": [7, 8, 9]}',
+]
+BAD = b'{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0]}'
+
+
+def random_requests(seed: int, num_requests: int = 60) -> BlockRequests:
+    """Walks down a small tree of blocks."""
+    random = Random(seed)
+    parents = [-1, -1]
+    requests: list[list[int]] = []
+    for _ in range(num_requests):
+        path: list[int] = []
+        block = random.randrange(2)
+        while True:
+            path.append(block)
+            children = [child for child, parent in enumerate(parents) if parent == block]
+            if len(path) > 5 or random.random() < 0.2:
+                break
+            if not children or random.random() < 0.3:
+                parents.append(block)
+                children = [len(parents) - 1]
+            block = random.choice(children)
+        requests.append(path)
+    return BlockRequests("random", requests, parents)
+
+
+def lru_hits(blocks: BlockRequests, num_slots: int) -> int:
+    """Plainly: least recently used last; of a prompt the far end is the least recent."""
+    cached: list[int] = []
+    hits = 0
+    for request in blocks.requests:
+        hit = [block for block in request if block in cached]
+        hits += len(hit)
+        kept = request[:num_slots]
+        cached = [block for block in cached if block not in kept]
+        cached = (cached + kept[::-1])[-num_slots:]
+    return hits
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("num_slots", [1, 3, 8, 30])
+def test_lru_is_what_plain_counting_says(seed: int, num_slots: int) -> None:
+    blocks = random_requests(seed)
+    cache = BlockCache("lru", num_slots, blocks)
+    for request in blocks.requests:
+        cache.serve(request)
+        assert cache.num_cached == cache.queue.num_pages <= num_slots
+    assert cache.num_hits == lru_hits(blocks, num_slots)
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_no_policy_beats_the_optimum_and_all_are_perfect_with_room_for_everything(policy: str) -> None:
+    for seed in range(4):
+        blocks = random_requests(seed)
+        uses = next_uses(blocks)
+        for num_slots in (1, 4, 12, blocks.num_blocks):
+            cache = BlockCache(policy, num_slots, blocks)
+            for request in blocks.requests:
+                cache.serve(request)
+            assert cache.num_hits <= count_optimal_hits(blocks, uses, num_slots) <= count_reusable(blocks)
+        assert cache.num_hits == count_reusable(blocks)
+
+
+def best_by_trying(blocks: BlockRequests, num_slots: int) -> int:
+    """Every set of blocks that could be kept after each request."""
+    states: dict[frozenset[int], int] = {frozenset(): 0}
+    for request in blocks.requests:
+        following: dict[frozenset[int], int] = {}
+        for cached, hits in states.items():
+            prefix = 0
+            while prefix < len(request) and request[prefix] in cached:
+                prefix += 1
+            available = cached | set(request)
+            for size in range(min(num_slots, len(available)) + 1):
+                for kept in combinations(sorted(available), size):
+                    state = frozenset(kept)
+                    following[state] = max(following.get(state, 0), hits + prefix)
+        states = following
+    return max(states.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_optimum_is_one(seed: int) -> None:
+    blocks = random_requests(seed, 7)
+    uses = next_uses(blocks)
+    for num_slots in (1, 2, 3):
+        assert count_optimal_hits(blocks, uses, num_slots) == best_by_trying(blocks, num_slots)
+        assert count_hits_of_reused(blocks, uses, num_slots) <= best_by_trying(blocks, num_slots)
+
+
+def write_trace(folder: Path, *lines: bytes) -> str:
+    path = folder / "trace.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    return str(path)
+
+
+def test_blocks_of_a_trace_are_its_hash_ids(tmp_path: Path) -> None:
+    blocks = read_blocks(TraceWorkload(write_trace(tmp_path, *LINES)), 512)
+    assert blocks.requests == [[0, 1, 2], [0, 3], [0, 1, 2]]
+    assert blocks.parents == [-1, 0, 1, 0]
+
+
+def test_blocks_of_a_workload_are_its_tokens() -> None:
+    workload = make_workload("chat", 1, 30)
+    blocks = read_blocks(workload, 64)
+    lengths = [-(-request.num_prompt_tokens // 64) for request in workload.requests()]
+    assert [len(one) for one in blocks.requests] == lengths
+    assert 0 < count_reusable(blocks) < blocks.num_accesses
+
+
+def test_the_command_on_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_trace(tmp_path, *LINES)
+    assert main(["compare-policies", path, "--blocks", "3,4", "--policies", "lru,arc", "--json", "-"]) == 0
+    (source,) = json.loads(capsys.readouterr().out)["sources"]
+    assert (source["requests"], source["accesses"], source["num_blocks"]) == (3, 8, 4)
+    small, large = source["rows"]
+    # With 3 slots the second prompt's block 4 takes the place of 9: hits 0, 1, then 7 and 8. The optimum keeps 9.
+    assert small["hit_rates"]["lru"] == 3 / 8
+    assert small["hit_rates"]["optimum"] == 4 / 8
+    assert large["hit_rates"] == {"lru": 4 / 8, "arc": 4 / 8, "lru-of-reused": 4 / 8, "optimum": 4 / 8, "infinite": 4 / 8}
+
+
+def test_the_command_on_made_workloads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "figures.json"
+    arguments = ["compare-policies", "--limit", "60", "--blocks", "10%,50", "--json", str(report), "--quiet"]
+    for name in WORKLOAD_NAMES:
+        arguments += ["--workload", name]
+    assert main(arguments) == 0
+    output = capsys.readouterr().out
+    sources = json.loads(report.read_text())["sources"]
+    assert [source["name"] for source in sources] == [f"{name}, seed 0" for name in WORKLOAD_NAMES]
+    for source in sources:
+        assert source["name"] in output
+        for row in source["rows"]:
+            rates = row["hit_rates"]
+            assert set(POLICY_NAMES) <= set(rates)
+            assert max(rates[policy] for policy in POLICY_NAMES) <= rates["optimum"] <= rates["infinite"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--workload", "nonsense"],
+        ["trace", "--blocks", "0"],
+        ["trace", "--blocks", "many"],
+        ["trace", "--blocks", "5,,6"],
+        ["trace", "--policies", "lru,best"],
+        ["trace", "--limit", "-1"],
+        ["trace", "--json", "/no/such/folder/figures.json"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare-policies", *arguments]) == 2
+    assert len(capsys.readouterr().err) > 0
+
+
+def test_bad_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare-policies", str(tmp_path / "none.jsonl")]) == 3
+    path = write_trace(tmp_path, LINES[0], BAD, LINES[2])
+    assert main(["compare-policies", path]) == 3
+    assert f"{path}:2: " in capsys.readouterr().err
+    assert main(["compare-policies", path, "--skip-bad", "--blocks", "2", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    assert f"{path}:2: " in captured.err
+    assert json.loads(captured.out)["sources"][0]["requests"] == 2

@@ -1,0 +1,196 @@
+"""Each eviction policy against itself written down plainly: any history of calls, the same victims in the same order."""
+
+from random import Random
+
+import pytest
+from unit.storage.naive_queues import NaiveArc, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
+
+from kv_cache_manager_v2.storage.eviction.arc import ArcQueue
+from kv_cache_manager_v2.storage.eviction.make_queue import POLICY_NAMES, make_queue
+from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
+from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
+from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES, ContentKeys, VictimQueue
+
+NAIVE = {"lru": NaiveLru, "lfu": NaiveLfu, "arc": NaiveArc, "s3-fifo": NaiveS3Fifo}
+NUM_PAGES = 40
+
+
+class PageNumbers(ContentKeys):
+    """A page always comes back with the same content."""
+
+    def content_key(self, page: int) -> int:
+        return page * 7919
+
+
+class History:
+    """Random calls that a storage could make, on a queue and on its naive twin."""
+
+    def __init__(self, policy: str, seed: int, capacity: int, num_priorities: int) -> None:
+        self.random = Random(seed)
+        self.rows = PageRows(1, NUM_PRIORITIES)
+        self.pages = [self.rows.add_block() for _ in range(NUM_PAGES)]
+        self.queue: VictimQueue = make_queue(policy, self.rows, 0, PageNumbers())
+        self.queue.set_capacity(capacity)
+        self.twin: NaiveQueue = NAIVE[policy](capacity)
+        self.capacity = capacity
+        self.num_priorities = num_priorities
+        self.away = set(self.pages)
+        self.used: set[int] = set()
+        self.queued: set[int] = set()
+
+    def set_priority(self, page: int, least: int = 0) -> int:
+        priority = max(least, self.random.randrange(self.num_priorities))
+        self.rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, priority)
+        return priority
+
+    def step(self) -> None:
+        random = self.random
+        kind = random.random()
+        if kind < 0.45 and self.away:
+            self.come(random.choice(sorted(self.away)))
+        elif kind < 0.65 and self.queued:
+            page = random.choice(sorted(self.queued))
+            self.queue.use(page)
+            self.twin.use(page)
+            self.queued.remove(page)
+            self.used.add(page)
+        elif kind < 0.85 and self.used:
+            self.let_go(random.choice(sorted(self.used)))
+        elif kind < 0.92 and self.queued:
+            page = random.choice(sorted(self.queued))
+            priority = self.set_priority(page)
+            self.queue.requeue(page)
+            self.twin.requeue(page, priority)
+        elif kind < 0.94 and len(self.queued) > 1:
+            page = self.queue.first()
+            below = random.choice(sorted(self.queued - {page}))
+            self.twin.first()
+            # As the storage does: never of a lower priority than the other.
+            priority = max(self.rows.priority(page), self.rows.priority(below))
+            self.rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, priority)
+            self.queue.defer(page, below)
+            self.twin.defer(page, priority, below)
+        elif kind < 0.96 and self.queued:
+            page = random.choice(sorted(self.queued))
+            self.queue.remove(page)
+            self.twin.remove(page)
+            self.leave(page)
+        elif self.queued:
+            self.evict()
+
+    def come(self, page: int) -> None:
+        while len(self.queued) + len(self.used) >= self.capacity and self.queued:
+            self.evict()
+        if len(self.queued) + len(self.used) < self.capacity:
+            self.away.remove(page)
+            self.used.add(page)
+            self.let_go(page)
+
+    def let_go(self, page: int) -> None:
+        priority = self.set_priority(page)
+        self.used.remove(page)
+        self.queued.add(page)
+        if self.random.random() < 0.1:
+            self.queue.push_first(page)
+            self.twin.push_first(page, priority)
+        else:
+            self.queue.push(page)
+            self.twin.push(page, priority)
+
+    def evict(self) -> None:
+        victim = self.queue.first()
+        assert victim == self.twin.first()
+        assert victim == self.queue.first()
+        self.queue.evict(victim)
+        self.twin.evict(victim)
+        self.leave(victim)
+
+    def leave(self, page: int) -> None:
+        self.queued.remove(page)
+        self.away.add(page)
+
+    def check(self) -> None:
+        assert self.queue.num_pages == len(self.queued)
+        assert set(self.queue.collect()) == self.queued == set(self.twin.queued())
+        for page in self.pages:
+            assert self.rows.is_queued(page) == (page in self.queued)
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize(("capacity", "num_priorities"), [(1, 1), (3, 2), (12, 1), (20, 3), (37, 101)])
+def test_same_victims(policy: str, capacity: int, num_priorities: int) -> None:
+    for seed in range(4):
+        history = History(policy, seed, capacity, num_priorities)
+        for _ in range(300):
+            history.step()
+            history.check()
+        while history.queued:
+            history.evict()
+        for page in sorted(history.used):
+            history.let_go(page)
+        while history.queued:
+            history.evict()
+        assert history.queue.first() == -1
+
+
+def test_arc_learns_from_its_ghosts() -> None:
+    # 4 slots. Pages 0, 1 are used, so they are in AGAIN; 2 to 5 come once: 2 and 3 go, as ONCE should be 0 long. When
+    # 2 comes back, its ghost says that ONCE was too short.
+    queue, rows = new_queue("arc", 4)
+    assert isinstance(queue, ArcQueue)
+    for page in rows[:2]:
+        queue.push(page)
+        queue.use(page)
+        queue.push(page)
+    victims: list[int] = []
+    for page in rows[2:6]:
+        if queue.num_pages == 4:
+            victims.append(queue.first())
+            queue.evict(victims[-1])
+        queue.push(page)
+    assert victims == rows[2:4]
+    assert queue.first() == rows[4]
+    queue.evict(rows[4])
+    queue.push(rows[2])
+    # ONCE may be 1 long now, and 5 is alone in it: the longest unused of AGAIN goes.
+    assert queue.first() == rows[0]
+
+
+def test_s3_fifo_lets_content_of_one_use_pass_through() -> None:
+    # 10 slots, so SMALL is 1 long. Page 0 is used twice and gets into MAIN; 30 others pass and leave it alone.
+    queue, rows = new_queue("s3-fifo", 10)
+    assert isinstance(queue, S3FifoQueue)
+    queue.push(rows[0])
+    for _ in range(2):
+        queue.use(rows[0])
+        queue.push(rows[0])
+    for page in rows[1:31]:
+        if queue.num_pages == 10:
+            queue.evict(queue.first())
+        queue.push(page)
+    assert rows[0] in queue.collect()
+
+
+def test_lfu_keeps_what_is_used_most() -> None:
+    queue, rows = new_queue("lfu", 4)
+    for page, uses in zip(rows, (2, 0, 1, 2), strict=False):
+        queue.push(page)
+        for _ in range(uses):
+            queue.use(page)
+            queue.push(page)
+    order: list[int] = []
+    while queue.num_pages > 0:
+        order.append(queue.first())
+        queue.evict(order[-1])
+    # Fewest uses first, then the longest unused.
+    assert order == [rows[1], rows[2], rows[0], rows[3]]
+
+
+def new_queue(policy: str, capacity: int) -> tuple[VictimQueue, list[int]]:
+    rows = PageRows(1, NUM_PRIORITIES)
+    pages = [rows.add_block() for _ in range(NUM_PAGES)]
+    for page in pages:
+        rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, 35)
+    queue = make_queue(policy, rows, 0, PageNumbers())
+    queue.set_capacity(capacity)
+    return queue, pages
