@@ -1,8 +1,8 @@
-"""Content that is gone, the oldest forgotten first: a bounded set of content keys in the order of their adding.
+"""Content that is gone, the oldest forgotten first: a bounded set of content keys, each with a note, in the order of their adding.
 
 A ring of keys in the order of adding (a taken one leaves a 0), and an open hash table from key to place in the ring with
 linear probing and backward shifting, twice as long as the ring. Both start small and double while the ring is more than three
-quarters full of keys: 64 bytes a key at most, and nothing is allocated once the limit is reached.
+quarters full of keys: 86 bytes a key at most, and nothing is allocated once the limit is reached.
 """
 
 from typing import Final, final
@@ -10,6 +10,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+NOT_THERE: Final = -1
 _NOTHING: Final = -1
 _SMALLEST: Final = 64
 _MIXER: Final = 0x2545F4914F6CDD1D & ((1 << 61) - 1)
@@ -21,12 +22,13 @@ _MASK: Final = (1 << 62) - 1
 class GhostList:
     """``num_keys`` keys are in it, ``limit`` at most."""
 
-    __slots__ = ("num_keys", "limit", "_ring", "_begin", "_end", "_table")
+    __slots__ = ("num_keys", "limit", "_ring", "_notes", "_begin", "_end", "_table")
 
     num_keys: i64
     limit: i64
     _ring: vec[i64]
     """Keys; place ``p`` is at ``p & (length - 1)``, for ``_begin <= p < _end``."""
+    _notes: vec[i64]
     _begin: i64
     _end: i64
     _table: vec[i64]
@@ -36,6 +38,7 @@ class GhostList:
         self.num_keys = 0
         self.limit = 0
         self._ring = vec[i64]([0] * _SMALLEST)
+        self._notes = vec[i64]([0] * _SMALLEST)
         self._begin = 0
         self._end = 0
         self._table = vec[i64]([_NOTHING] * (2 * _SMALLEST))
@@ -45,8 +48,8 @@ class GhostList:
         while self.num_keys > limit:
             self.forget_oldest()
 
-    def add(self, key: i64) -> None:
-        """The youngest from now on; the oldest is forgotten where there are too many."""
+    def add(self, key: i64, note: i64 = 0) -> None:
+        """The youngest from now on, with a note that is not negative; the oldest is forgotten where there are too many."""
         if self.limit == 0:
             return
         self.take(key)
@@ -57,20 +60,22 @@ class GhostList:
             self._make_place()
             size = len(self._ring)
         self._ring[self._end & (size - 1)] = key
+        self._notes[self._end & (size - 1)] = note
         self._insert(key, self._end)
         self._end += 1
         self.num_keys += 1
 
-    def take(self, key: i64) -> bool:
-        """Whether it was there; it is no more."""
+    def take(self, key: i64) -> i64:
+        """The key's note; it is there no more. NOT_THERE if it was not."""
         at = self._find(key)
         if at == _NOTHING:
-            return False
+            return NOT_THERE
         size: i64 = len(self._ring)
-        self._ring[self._table[at] & (size - 1)] = 0
+        place = self._table[at] & (size - 1)
+        self._ring[place] = 0
         self._erase(at)
         self.num_keys -= 1
-        return True
+        return self._notes[place]
 
     def contains(self, key: i64) -> bool:
         return self._find(key) != _NOTHING
@@ -101,6 +106,7 @@ class GhostList:
                 if key != 0:
                     if source != target:
                         old[target & (size - 1)] = key
+                        self._notes[target & (size - 1)] = self._notes[source & (size - 1)]
                         old[source & (size - 1)] = 0
                         self._table[self._find_place(key, source)] = target
                     target += 1
@@ -110,12 +116,16 @@ class GhostList:
         self._ring = vec[i64]([0] * new_size)
         self._table = vec[i64]([_NOTHING] * (2 * new_size))
         new = self._ring
+        old_notes = self._notes
+        self._notes = vec[i64]([0] * new_size)
+        new_notes = self._notes
         place: i64 = 0
         source = self._begin
         while source < self._end:
             key = old[source & (size - 1)]
             if key != 0:
                 new[place] = key
+                new_notes[place] = old_notes[source & (size - 1)]
                 self._insert(key, place)
                 place += 1
             source += 1

@@ -15,7 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..page_rows import LINKS, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .arc import fold_key
-from .ghost_list import GhostList
+from .ghost_list import NOT_THERE, GhostList
 from .page_lists import NO_LIST, NO_PAGE, PageLists
 
 SMALL: Final = 0
@@ -61,7 +61,7 @@ class S3FifoQueue(VictimQueue):
             else:
                 key = fold_key(self._keys.content_key(page))
                 lists.set_note(page, key << _KEY_SHIFT)
-                lists.push_last(page, MAIN if self._ghosts.take(key) else SMALL)
+                lists.push_last(page, SMALL if self._ghosts.take(key) == NOT_THERE else MAIN)
         self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
         self.num_pages += 1
 

@@ -2,6 +2,8 @@
 
 from abc import ABC, abstractmethod
 
+from kv_cache_manager_v2.storage.eviction.reuse_rates import ReuseRates
+
 
 class NaiveQueue(ABC):
     """Pages in lines; ``priority_of`` is looked at when a page is pushed or requeued."""
@@ -255,3 +257,73 @@ class NaiveS3Fifo(NaiveQueue):
                 self.requeue(page, self.priority[page])
             else:
                 return page
+
+
+class NaiveLearned(NaiveQueue):
+    """Lines: 0 and 1 by kind, 2 young ones of kind 0, 3 first of all. Worth is what `ReuseRates` says."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(4, capacity)
+        self.rates = ReuseRates()
+        self.rates.set_capacity(capacity)
+        self.ghosts: dict[int, tuple[int, int]] = {}
+        """Kind and stamp."""
+        self.kind: dict[int, int] = {}
+        self.stamp: dict[int, int] = {}
+
+    def learn(self, page: int) -> None:
+        if page in self.kind:
+            return
+        self.kind[page] = 0
+        if page in self.ghosts:
+            kind, stamp = self.ghosts.pop(page)
+            self.rates.note_return(kind, stamp)
+            self.kind[page] = 1
+
+    def age(self, priority: int) -> None:
+        for page in list(self.lines[2]):
+            if self.priority[page] == priority:
+                if self.rates.is_young(self.stamp[page]):
+                    return
+                self.leave(page)
+                self.enter(page, priority, 0)
+
+    def push(self, page: int, priority: int) -> None:
+        self.learn(page)
+        self.stamp[page] = self.rates.note_push(self.kind[page])
+        self.enter(page, priority, 1 if self.kind[page] == 1 else 2)
+        self.age(priority)
+
+    def push_first(self, page: int, priority: int) -> None:
+        self.learn(page)
+        self.stamp[page] = self.rates.note_push(self.kind[page])
+        self.enter(page, priority, 3, first=True)
+
+    def defer(self, page: int, priority: int, below: int) -> None:
+        super().defer(page, priority, below)
+        self.stamp[page] = self.stamp[below]
+
+    def use(self, page: int) -> None:
+        self.leave(page)
+        self.rates.note_return(self.kind[page], self.stamp[page])
+        self.kind[page] = 1
+
+    def remove(self, page: int) -> None:
+        self.leave(page)
+        del self.kind[page]
+
+    def evict(self, page: int) -> None:
+        self.ghosts.pop(page, None)
+        self.ghosts[page] = (self.kind[page], self.stamp[page])
+        while len(self.ghosts) > 4 * self.capacity:
+            del self.ghosts[next(iter(self.ghosts))]
+        self.remove(page)
+
+    def first(self) -> int:
+        page = self.head(3)
+        if page is not None:
+            return page
+        self.age(min(self.priority.values()))
+        heads = [(line, self.head(line)) for line in range(3)]
+        worths = [(self.rates.worth(int(line == 1), self.stamp[page]), line, page) for line, page in heads if page is not None]
+        return min(worths)[2]

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kv_cache_manager_v2.storage.eviction.ghost_list import GhostList
+from kv_cache_manager_v2.storage.eviction.ghost_list import NOT_THERE, GhostList
 
 
 @pytest.mark.parametrize(("seed", "limit"), [(1, 1), (2, 3), (3, 40), (4, 100), (5, 700)])
@@ -12,17 +12,17 @@ def test_against_a_dict(seed: int, limit: int) -> None:
     random = Random(seed)
     ghosts = GhostList()
     ghosts.set_limit(limit)
-    model: dict[int, None] = {}
+    model: dict[int, int] = {}
     for step in range(4000):
         # Few keys, so that they come back; large numbers, as content keys are.
         key = random.randrange(1, 2 * limit + 3) * 0x1234567 + 1
         kind = random.random()
         if kind < 0.6:
-            ghosts.add(key)
+            ghosts.add(key, step)
             model.pop(key, None)
-            model[key] = None
+            model[key] = step
         elif kind < 0.95:
-            assert ghosts.take(key) == (key in model)
+            assert ghosts.take(key) == model.get(key, NOT_THERE)
             model.pop(key, None)
         elif kind < 0.96:
             limit = max(1, limit + random.randint(-3, 3))
@@ -35,7 +35,7 @@ def test_against_a_dict(seed: int, limit: int) -> None:
         if step % 97 == 0:
             ghosts.check()
     for key in list(model):
-        assert ghosts.take(key)
+        assert ghosts.take(key) == model[key]
     assert ghosts.num_keys == 0
     ghosts.check()
 

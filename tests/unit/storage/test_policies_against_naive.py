@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from unit.storage.naive_queues import NaiveArc, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
+from unit.storage.naive_queues import NaiveArc, NaiveLearned, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
 
 from kv_cache_manager_v2.storage.eviction.arc import ArcQueue
 from kv_cache_manager_v2.storage.eviction.make_queue import POLICY_NAMES, make_queue
@@ -11,7 +11,7 @@ from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES, ContentKeys, VictimQueue
 
-NAIVE = {"lru": NaiveLru, "lfu": NaiveLfu, "arc": NaiveArc, "s3-fifo": NaiveS3Fifo}
+NAIVE = {"lru": NaiveLru, "lfu": NaiveLfu, "arc": NaiveArc, "s3-fifo": NaiveS3Fifo, "learned": NaiveLearned}
 NUM_PAGES = 40
 
 

@@ -1,0 +1,181 @@
+"""What comes back, and after how long: hit rates by kind of content and age, learned from what did; in integers throughout.
+
+Content is of a *kind*: 0 if it has come for the first time, 1 if it has come back before. Its *age* is the number of pages pushed since it
+was last pushed itself, in ticks of an eighth of the cache, in buckets that widen with age. For each kind and bucket two numbers are
+counted, older ones ever less: content that reached the bucket, and content that came back in it. Their quotient is the
+chance to come back in that bucket, smoothed by a guess that falls with age, as recency has it, while little is known.
+
+The *worth* of a page is what keeping it yields per tick: hits to be expected over slots and ticks spent until they come, for the
+best moment to give up (Gittins' index). It is made anew every tick.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+NUM_KINDS: Final = 2
+TICKS_PER_CACHE: Final = 8
+_THRESHOLDS: Final = (1, 2, 3, 4, 5, 8, 11, 15, 21, 29, 40, 57)
+"""In ticks: where each bucket but the first begins."""
+_NUM_BUCKETS: Final = 13
+_LAST_WIDTH: Final = 57
+_NUM_TICKS: Final = 64
+"""Ticks of which pushes are remembered: more than the last threshold."""
+_ONE: Final = 1 << 16
+"""One piece of content, as counted; a chance of 1."""
+_MOST: Final = 62259
+"""A chance of 0.95."""
+_FADE_SHIFT: Final = 6
+"""Counts lose a 64th each tick."""
+_WORTH_SHIFT: Final = 24
+_LEAST_TICK: Final = 16
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReuseRates:
+    """``clock`` counts pushes."""
+
+    __slots__ = (
+        "clock", "_tick", "_next_tick", "_smoothing", "_num_ticks_done", "_pushed", "_reached", "_returned", "_remaining",
+        "_worth", "_bucket_of", "_begins", "_widths",
+    )  # fmt: skip
+
+    clock: i64
+    _tick: i64
+    _next_tick: i64
+    _smoothing: i64
+    _num_ticks_done: i64
+    _pushed: vec[i64]
+    """Ring of ticks: pushes of each kind."""
+    _reached: vec[i64]
+    """Kind by bucket, as the next three."""
+    _returned: vec[i64]
+    _remaining: vec[i64]
+    """Share of what was pushed that gets to the bucket."""
+    _worth: vec[i64]
+    _bucket_of: vec[i64]
+    """By age in ticks."""
+    _begins: vec[i64]
+    _widths: vec[i64]
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self._num_ticks_done = 0
+        self._pushed = vec[i64]([0] * (_NUM_TICKS * NUM_KINDS))
+        self._reached = vec[i64]([0] * (NUM_KINDS * _NUM_BUCKETS))
+        self._returned = vec[i64]([0] * (NUM_KINDS * _NUM_BUCKETS))
+        self._remaining = vec[i64]([_ONE] * (NUM_KINDS * _NUM_BUCKETS))
+        self._worth = vec[i64]([0] * (NUM_KINDS * _NUM_BUCKETS))
+        begins = [0, *_THRESHOLDS]
+        self._begins = vec[i64](begins)
+        ends = [*_THRESHOLDS, _THRESHOLDS[-1] + _LAST_WIDTH]
+        self._widths = vec[i64]([ends[bucket] - begins[bucket] for bucket in range(_NUM_BUCKETS)])
+        buckets: list[int] = []
+        for age in range(_NUM_TICKS):
+            buckets.append(sum([1 for threshold in _THRESHOLDS if age >= threshold]))
+        self._bucket_of = vec[i64](buckets)
+        self._tick = _LEAST_TICK
+        self._next_tick = _LEAST_TICK
+        self._smoothing = _ONE
+        self._evaluate()
+
+    def set_capacity(self, num_slots: i64) -> None:
+        tick = num_slots // TICKS_PER_CACHE
+        self._tick = tick if tick > _LEAST_TICK else _LEAST_TICK
+        self._next_tick = self.clock + self._tick
+        self._smoothing = (num_slots // 50 + 1) * _ONE
+        self._evaluate()
+
+    def is_young(self, stamp: i64) -> bool:
+        """Whether content pushed at that clock is in the first bucket."""
+        return self.clock - stamp < self._tick
+
+    def worth(self, kind: i64, stamp: i64) -> i64:
+        return self._worth[kind * _NUM_BUCKETS + self._bucket(stamp)]
+
+    def _bucket(self, stamp: i64) -> i64:
+        age = (self.clock - stamp) // self._tick
+        return self._bucket_of[age] if age < _NUM_TICKS else _NUM_BUCKETS - 1
+
+    def note_return(self, kind: i64, stamp: i64) -> None:
+        """Content of that kind, pushed at that clock, came back."""
+        self._returned[kind * _NUM_BUCKETS + self._bucket(stamp)] += _ONE
+
+    def note_push(self, kind: i64) -> i64:
+        """Content is pushed; returns its stamp."""
+        stamp = self.clock
+        self.clock = stamp + 1
+        self._pushed[(self._num_ticks_done % _NUM_TICKS) * NUM_KINDS + kind] += 1
+        if self.clock >= self._next_tick:
+            self._next_tick = self.clock + self._tick
+            self._end_tick()
+        return stamp
+
+    def _end_tick(self) -> None:
+        """What was pushed so many ticks ago reaches the buckets that begin there."""
+        reached = self._reached
+        returned = self._returned
+        at: i64 = 0
+        kind: i64 = 0
+        while kind < NUM_KINDS:
+            bucket: i64 = 0
+            while bucket < _NUM_BUCKETS:
+                reached[at] -= reached[at] >> _FADE_SHIFT
+                returned[at] -= returned[at] >> _FADE_SHIFT
+                tick = self._num_ticks_done - self._begins[bucket]
+                if tick >= 0:
+                    reached[at] += self._pushed[(tick % _NUM_TICKS) * NUM_KINDS + kind] * self._remaining[at]
+                at += 1
+                bucket += 1
+            kind += 1
+        self._num_ticks_done += 1
+        kind = 0
+        while kind < NUM_KINDS:
+            self._pushed[(self._num_ticks_done % _NUM_TICKS) * NUM_KINDS + kind] = 0
+            kind += 1
+        self._evaluate()
+
+    def _chance(self, at: i64, bucket: i64) -> i64:
+        """To come back in the bucket, once there."""
+        width = self._widths[bucket]
+        guess = self._smoothing * width // (8 * (self._begins[bucket] + width))
+        reached = self._reached[at] + self._smoothing
+        chance = ((self._returned[at] + guess) * 256 // (reached // 256 + 1))
+        return chance if chance < _MOST else _MOST
+
+    def _evaluate(self) -> None:
+        chances = vec[i64]([0] * _NUM_BUCKETS)
+        kind: i64 = 0
+        while kind < NUM_KINDS:
+            remaining: i64 = _ONE
+            bucket: i64 = 0
+            while bucket < _NUM_BUCKETS:
+                at = kind * _NUM_BUCKETS + bucket
+                chances[bucket] = self._chance(at, bucket)
+                self._remaining[at] = remaining
+                remaining = remaining * (_ONE - chances[bucket]) >> 16
+                bucket += 1
+            bucket = 0
+            while bucket < _NUM_BUCKETS:
+                self._worth[kind * _NUM_BUCKETS + bucket] = self._best_worth(chances, bucket)
+                bucket += 1
+            kind += 1
+
+    def _best_worth(self, chances: vec[i64], bucket: i64) -> i64:
+        alive: i64 = 1 << 28
+        hits: i64 = 0
+        time: i64 = 0
+        best: i64 = 0
+        while bucket < _NUM_BUCKETS:
+            lost = (alive >> 8) * chances[bucket] >> 8
+            hits += lost
+            # What comes back in the bucket does so half way through it.
+            time += (alive - (lost >> 1)) * self._widths[bucket]
+            alive -= lost
+            worth = (hits << _WORTH_SHIFT) // (time + 1)
+            if worth > best:
+                best = worth
+            bucket += 1
+        return best
