@@ -85,6 +85,8 @@ def _describe_sequence(state: SequenceState) -> Picture:
             for group in range(state.shared.num_life_cycles)
         ],
     }
+    if len(state.beams) > 0:
+        picture["beams"] = [_describe_sequence(beam) for beam in state.beams]
     if state.shared.has_state:
         life_cycle = state.shared.state_life_cycle
         picture["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.state_blocks]

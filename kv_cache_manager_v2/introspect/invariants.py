@@ -52,6 +52,7 @@ class _Books:
 def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> None:
     """Raise `CorruptedError` with the first rule that does not hold."""
     books = _Books()
+    states = _with_beams(states)
     try:
         _check_tree(shared, books)
         for state in states:
@@ -70,6 +71,22 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _require(count == books.num_digests, f"{books.num_digests} digests are in use, {count} are counted")
     except AssertionError as error:
         raise CorruptedError(str(error)) from error
+
+
+def _with_beams(states: Sequence[SequenceState]) -> list[SequenceState]:
+    """Each beam has the books of a sequence; what all beams have in common is checked here."""
+    found: list[SequenceState] = []
+    for state in states:
+        found.append(state)
+        _require(state.is_wide == (len(state.beams) > 0), f"sequence {state.id} has {len(state.beams)} further beams")
+        for beam in state.beams:
+            found.append(beam)
+            ours = (state.status, state.stream, state.capacity, state.history, state.num_committed, state.num_published)
+            theirs = (beam.status, beam.stream, beam.capacity, beam.history, beam.num_committed, beam.num_published)
+            _require(beam.is_wide and len(beam.beams) == 0, f"a beam of sequence {state.id} has beams of its own")
+            _require(ours == theirs, f"the beams of sequence {state.id} differ: {ours} and {theirs}")
+            _require(beam.tail.packed() == state.tail.packed(), f"the beams of sequence {state.id} have other tokens")
+    return found
 
 
 def _check_lease(shared: SharedState, lease: TransferLeaseState, books: _Books) -> None:

@@ -5,10 +5,12 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from .journal_format import (
+    BEAM_WIDTH,
     CANCEL_DROP,
     CLEAR,
     CLOSE,
     COMMIT,
+    COMMIT_BEAMS,
     COMMIT_ONE,
     COMMIT_TREE,
     CREATE,
@@ -17,6 +19,7 @@ from .journal_format import (
     PLAN_DROP,
     PREFETCH,
     PROBE,
+    REORDER,
     RESERVE,
     RESIZE,
     RESUME,
@@ -151,12 +154,36 @@ class CallJournal:
     def commit_tree(
         self, serial: i64, positions: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64
     ) -> None:
-        self.writer.operation(COMMIT_TREE, serial)
+        self._picked_tokens(COMMIT_TREE, serial, positions, num_heads, tokens, packed)
+        self._end(digest)
+
+    def commit_beams(
+        self, serial: i64, beams: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64
+    ) -> None:
+        self._picked_tokens(COMMIT_BEAMS, serial, beams, num_heads, tokens, packed)
+        self._end(digest)
+
+    def _picked_tokens(
+        self, operation: i64, serial: i64, picked: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes
+    ) -> None:
+        self.writer.operation(operation, serial)
         self.writer.number(num_heads)
-        self.writer.number(len(positions))
-        for position in positions:
-            self.writer.number(position)
+        self._numbers(picked)
         self._tokens(tokens, packed)
+
+    def _numbers(self, numbers: list[int]) -> None:
+        self.writer.number(len(numbers))
+        for number in numbers:
+            self.writer.number(number)
+
+    def beam_width(self, serial: i64, width: i64, digest: i64) -> None:
+        self.writer.operation(BEAM_WIDTH, serial)
+        self.writer.number(width)
+        self._end(digest)
+
+    def reorder_beams(self, serial: i64, parents: list[int], digest: i64) -> None:
+        self.writer.operation(REORDER, serial)
+        self._numbers(parents)
         self._end(digest)
 
     def stop_committing(self, serial: i64, digest: i64) -> None:

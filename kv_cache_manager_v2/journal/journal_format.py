@@ -29,6 +29,9 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     COMMIT_TREE serial, heads, count, positions, tokens          returned
     RESERVE     serial, first block, end; leases are numbered    returned
     SETTLE      number of the lease, stream + 1 or 0             returned
+    BEAM_WIDTH  serial, width                                    returned, and the width changed
+    REORDER     serial, count, parents                           returned, of more than one beam
+    COMMIT_BEAMS  serial, heads, count, beams, tokens            returned
     PROBE       scope, tokens                                    returned
     CLEAR                                                        returned
     PREFETCH    serial, level, result (0 / 1)                    returned True or False
@@ -42,7 +45,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 6
+VERSION: Final = 7
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -65,6 +68,9 @@ PREFETCH: Final = 24
 COMMIT_TREE: Final = 25
 RESERVE: Final = 26
 SETTLE: Final = 27
+BEAM_WIDTH: Final = 28
+REORDER: Final = 29
+COMMIT_BEAMS: Final = 30
 
 PACKED: Final = 0
 MIXED: Final = 1

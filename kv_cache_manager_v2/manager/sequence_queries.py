@@ -100,8 +100,7 @@ class SequenceQueries:
         ACTIVE.
         """
         group = self._group(layer_group_id)
-        self._require_beam(beam_id)
-        state = self._state
+        state = self._beam(beam_id)
         shared = state.shared
         if not shared.has_state or group != shared.state_life_cycle:
             raise ValueError(
@@ -162,6 +161,8 @@ class SequenceQueries:
             return
         if enable and not state.shared.scratch_is_configured:
             raise ValueError("the manager was made without swa_scratch_reuse; set it in KVCacheManagerConfig")
+        if state.is_wide:
+            raise LogicError(f"sequence {state.id}: beams do not use scratch slots; set beam_width to 1 first")
         if would_have_scratch(state):
             raise ValueError(
                 f"sequence {state.id}: with a history of {state.history} and a capacity of {state.capacity} scratch reuse makes "
@@ -210,10 +211,6 @@ class SequenceQueries:
         return self._state.scope
 
     @property
-    def beam_width(self) -> int:
-        return 1
-
-    @property
     def statistics(self) -> UsageStatistics:
         """What this sequence used so far, also once closed. `LogicError` with ``enable_stats=False``."""
         counters = self._state.counters
@@ -226,13 +223,16 @@ class SequenceQueries:
 
     def _table(self, layer_group_id: SupportsIndex, beam_id: SupportsIndex) -> PageTable:
         group = self._group(layer_group_id)
-        self._require_beam(beam_id)
-        return self._state.tables[group]
+        return self._beam(beam_id).tables[group]
 
-    def _require_beam(self, beam_id: SupportsIndex) -> None:
+    def _beam(self, beam_id: SupportsIndex) -> SequenceState:
         beam = to_int(beam_id, "beam_id")
-        if beam != DEFAULT_BEAM_INDEX:
-            raise ValueError(f"beam_id is {beam}; the beam width is {self.beam_width}")
+        state = self._state
+        if beam == DEFAULT_BEAM_INDEX:
+            return state
+        if not 0 < beam <= len(state.beams):
+            raise ValueError(f"beam_id is {beam}; the beam width is {len(state.beams) + 1}")
+        return state.beams[beam - 1]
 
     def _group(self, layer_group_id: SupportsIndex) -> int:
         self._require_open("looking at a layer group")

@@ -194,12 +194,23 @@ class _Rerun:
             self.leases[lease.number] = lease
         elif operation == form.COMMIT_TREE:
             num_heads = reader.number()
-            positions = [reader.number() for _ in range(reader.number())]
+            positions = self.numbers()
             kv_cache.commit_tree(reader.tokens(), positions, num_heads)
+        elif operation == form.COMMIT_BEAMS:
+            num_heads = reader.number()
+            beams = self.numbers()
+            kv_cache.commit(reader.tokens(), beams, num_heads)
+        elif operation == form.BEAM_WIDTH:
+            kv_cache.beam_width = int(reader.number())
+        elif operation == form.REORDER:
+            kv_cache.reorder_beams(self.numbers())
         elif operation == form.PLAN_DROP:
             self.plans.append(kv_cache.plan_committed_block_drop())
         else:
             raise JournalError(f"byte {reader.position}: {operation} is no operation")
+
+    def numbers(self) -> list[int]:
+        return [int(self.reader.number()) for _ in range(self.reader.number())]
 
     def plan(self) -> CommittedBlockDrop:
         number = int(self.reader.number())

@@ -102,6 +102,8 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     if state.is_committing and state.tail.count > 0 and not state.tail_is_shared:
         _publish_tail(state, is_closing)
     state.is_committing = False
+    for beam in state.beams:
+        beam.is_committing = False
 
 
 def _publish_tail(state: SequenceState, is_closing: bool) -> None:

@@ -129,11 +129,11 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     """``waits``: the stream waits for pages that are on their way, and the host for what a disk reads."""
     counters = state.counters
     if counters is None:
-        return _resume(state, stream, waits)
+        return _resume_beams(state, stream, waits)
     pages = state.shared.storage.counters
     pages.caller = counters.usage.pages
     try:
-        is_done = _resume(state, stream, waits)
+        is_done = _resume_beams(state, stream, waits)
     finally:
         pages.caller = None
     if is_done:
@@ -141,10 +141,25 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     return is_done
 
 
+def _resume_beams(state: SequenceState, stream: int, waits: bool) -> bool:
+    if not _resume(state, stream, waits):
+        return False
+    for beam in state.beams:
+        is_done = False
+        try:
+            is_done = _resume(beam, stream, True)
+        finally:
+            if not is_done:
+                suspend(state)
+        if not is_done:
+            return False
+    return True
+
+
 def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
     shared = state.shared
     storage = shared.storage
-    if _find_overuse(state):
+    if (not state.is_wide or len(state.beams) > 0) and _find_overuse(state):
         return False
     priorities: list[int] = [int(PRIORITY_DEFAULT)] * int(shared.num_life_cycles)
     needs_tail_copy = state.copies_tail_on_resume
@@ -369,6 +384,9 @@ def suspend(state: SequenceState) -> None:
     state.timeline = NO_TIMELINE
     state.arrivals = vec[i64]()
     state.status = SUSPENDED
+    for beam in state.beams:
+        if beam.status == ACTIVE:
+            suspend(beam)
     shared.guard.end_change()
 
 
@@ -376,6 +394,7 @@ def close(state: SequenceState) -> None:
     """Give everything back; the caller has published the partial last block if the sequence was still committing."""
     shared = state.shared
     shared.guard.begin_change()
+    close_beams(state, 1)
     tree = shared.tree
     if len(state.arrivals) > 0:
         settle_arrivals(state)
@@ -412,8 +431,17 @@ def close(state: SequenceState) -> None:
     shared.guard.end_change()
 
 
+def close_beams(state: SequenceState, width: i64) -> None:
+    """Give up what beams ``width`` and up have of their own."""
+    while len(state.beams) + 1 > width:
+        close(state.beams.pop())
+    state.is_wide = len(state.beams) > 0
+
+
 def change_stream(state: SequenceState, stream: int) -> None:
     """The sequence goes on on another stream, which waits for the old one if the sequence is active."""
+    for beam in state.beams:
+        change_stream(beam, stream)
     old_timeline = state.timeline
     if old_timeline != NO_TIMELINE:
         order = state.shared.order

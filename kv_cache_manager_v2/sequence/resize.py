@@ -8,6 +8,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
+from .beams import list_beams, list_copies_of_beam
 from .block_runs import list_first_pages, make_pages
 from .forked_blocks import (
     NO_ORDINALS,
@@ -28,6 +29,37 @@ from .window_move import move_windows
 
 def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
+    if len(state.beams) > 0:
+        return _resize_beams(state, capacity, history)
+    return _resize_one(state, capacity, history)
+
+
+def _resize_beams(state: SequenceState, capacity: i64, history: i64) -> bool:
+    """Planned for each beam after the ones before it, then done for each: what was planned is there."""
+    shared = state.shared
+    beams = list_beams(state)
+    needed = vec[i64]([0] * shared.storage.num_pool_groups)
+    given_back = vec[i64]([0] * shared.storage.num_pool_groups)
+    position: i64 = 0
+    for beam in beams:
+        copies = list_copies_of_beam(beams, position, capacity, history)
+        _plan(beam, capacity, history, copies, needed, given_back)
+        if shared.room.find_refusal(needed, given_back):
+            return False
+        position += 1
+    _make_room_beforehand(state, needed, given_back)
+    # Beam 0 alone may ask the user for priorities, and does so before anything changes.
+    if not _resize_one(state, capacity, history):
+        return False
+    shared.guard.begin_change()
+    for beam in state.beams:
+        is_done = _resize_one(beam, capacity, history)
+        assert is_done, "room that was planned for all beams was not there for each"
+    shared.guard.end_change()
+    return True
+
+
+def _resize_one(state: SequenceState, capacity: i64, history: i64) -> bool:
     if stays_within_blocks(state, capacity, history):
         if state.snapshot_plan is not None:
             state.snapshot_plan.note_room(state.num_committed, state.capacity, capacity, history)
@@ -61,22 +93,7 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     moves_scratch = state.scratch.is_enabled and capacity != state.capacity
     needed = vec[i64]([0] * storage.num_pool_groups)
     given_back = vec[i64]([0] * storage.num_pool_groups)
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
-        pool_group = storage.pool_group_of[life_cycle]
-        begin = state.window_begins[life_cycle]
-        new_begin = shared.compute_window_begin(life_cycle, history)
-        needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, num_blocks, new_begin)
-        if moves_scratch:
-            _plan_scratch(state, life_cycle, capacity, history, needed, given_back)
-        needed[pool_group] += _count_copies(state, life_cycle, copies, capacity, history)
-        # Below, what remains of the present blocks; a window may have moved past their end.
-        kept = state.num_blocks if state.num_blocks < num_blocks else num_blocks
-        if new_begin > begin:
-            end = new_begin if new_begin < kept else kept
-            given_back[pool_group] += count_given_back(state, life_cycle, begin, end)
-        given_back[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
-        life_cycle += 1
+    _plan(state, capacity, history, copies, needed, given_back)
     takes_tail_back = False
     if shared.room.find_refusal(needed, given_back):
         if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):
@@ -133,6 +150,31 @@ def _make_room_beforehand(state: SequenceState, needed: vec[i64], given_back: ve
         if missing > storage.allocators[pool_group].num_free:
             state.shared.room.free_slots(0, pool_group, missing)
         pool_group += 1
+
+
+def _plan(
+    state: SequenceState, capacity: i64, history: i64, copies: list[int], needed: vec[i64], given_back: vec[i64]
+) -> None:
+    """Add, per pool group, the slots that the resize takes and gives back."""
+    shared = state.shared
+    num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
+    moves_scratch = state.scratch.is_enabled and capacity != state.capacity
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        pool_group = shared.storage.pool_group_of[life_cycle]
+        begin = state.window_begins[life_cycle]
+        new_begin = shared.compute_window_begin(life_cycle, history)
+        needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, num_blocks, new_begin)
+        if moves_scratch:
+            _plan_scratch(state, life_cycle, capacity, history, needed, given_back)
+        needed[pool_group] += _count_copies(state, life_cycle, copies, capacity, history)
+        # Below, what remains of the present blocks; a window may have moved past their end.
+        kept = state.num_blocks if state.num_blocks < num_blocks else num_blocks
+        if new_begin > begin:
+            end = new_begin if new_begin < kept else kept
+            given_back[pool_group] += count_given_back(state, life_cycle, begin, end)
+        given_back[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
+        life_cycle += 1
 
 
 def _count_copies(state: SequenceState, life_cycle: i64, copies: list[int], capacity: i64, history: i64) -> i64:

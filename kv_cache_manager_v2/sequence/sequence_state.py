@@ -58,6 +58,8 @@ class SequenceState:
         "tail_is_shared",
         "forked_end",
         "forks",
+        "beams",
+        "is_wide",
         "copies_tail_on_resume",
         "is_committing",
         "blocks",
@@ -96,6 +98,10 @@ class SequenceState:
     """0 if nothing behind the published path is or was shared by a fork."""
     forks: "list[SequenceState] | None"
     """The open sequences that were forked from one another, this one included: one list for all of them."""
+    beams: "list[SequenceState]"
+    """Beams 1 and up of a sequence with more than one; this state is beam 0 then (`beams`)."""
+    is_wide: bool
+    """Whether this is one of several beams."""
     copies_tail_on_resume: bool
     """The shared tail is a partial match: the first resume makes a private copy of it."""
     is_committing: bool
@@ -151,6 +157,8 @@ class SequenceState:
         self.tail_is_shared = False
         self.forked_end = 0
         self.forks = None
+        self.beams = []
+        self.is_wide = False
         self.copies_tail_on_resume = False
         self.is_committing = True
         self.blocks = []

@@ -33,6 +33,7 @@ def try_small_resize(state: SequenceState, capacity: i64) -> bool:
         and shared.guard.is_idle
         and shared.journal is None
         and not state.scratch.is_enabled
+        and not state.is_wide
         and state.snapshot_plan is None
         and len(state.arrivals) == 0
         and state.history <= capacity
@@ -54,6 +55,7 @@ def try_small_commit(state: SequenceState, token: i32) -> bool:
         and state.is_committing
         and not shared.has_state
         and len(state.arrivals) == 0
+        and not state.is_wide
         and num_committed <= state.capacity
         and num_committed < state.next_window_move
         and state.tail.count + 1 < shared.tokens_per_block

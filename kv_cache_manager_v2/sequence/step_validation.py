@@ -21,10 +21,16 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
         _validate_scratch_step(state, capacity, history)
     if capacity > state.num_blocks * state.shared.tokens_per_block:
         num_blocks = (capacity + state.shared.tokens_per_block - 1) // state.shared.tokens_per_block
-        for table in state.tables:
-            shortage = table.find_shortage(num_blocks)
-            if shortage is not None:
-                raise ValueError(f"sequence {state.id}: {shortage}; give a larger one to set_base_page_index_buf, or None")
+        _validate_buffers(state, num_blocks)
+        for beam in state.beams:
+            _validate_buffers(beam, num_blocks)
+
+
+def _validate_buffers(state: SequenceState, num_blocks: i64) -> None:
+    for table in state.tables:
+        shortage = table.find_shortage(num_blocks)
+        if shortage is not None:
+            raise ValueError(f"sequence {state.id}: {shortage}; give a larger one to set_base_page_index_buf, or None")
 
 
 def _validate_state_rewind(state: SequenceState, capacity: i64) -> None:

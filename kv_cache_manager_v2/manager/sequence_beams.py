@@ -1,0 +1,103 @@
+"""The beams of a sequence: how many there are, and which goes on from which. Base of `KVCache`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.checks import to_count
+from ..base.errors import LogicError, OutOfPagesError
+from ..sequence import residency
+from ..sequence.beams import add_beam, reorder
+from ..sequence.sequence_state import ACTIVE
+from ..sequence.step_validation import validate_fork
+from .sequence_commits import SequenceCommits
+
+
+@mypyc_attr(native_class=True)
+class SequenceBeams(SequenceCommits):
+    __slots__ = ()
+
+    @property
+    def beam_width(self) -> int:
+        """How many texts go on from the committed one, each with page tables of its own (``beam_id`` from 0 on).
+
+        Setting it higher makes each further beam a fork of beam 0: everything is shared until a `resize` whose step writes there.
+        Setting it lower frees the last beams. Prefill first, then widen. `ValueError` under 1; `LogicError` once closed, or, to
+        widen, unless ACTIVE, with scratch reuse on (`enable_swa_scratch_reuse`), or where `fork` is one; `OutOfPagesError`, and
+        nothing has changed, if there is no slot for a beam's recurrent state.
+        """
+        return len(self._state.beams) + 1
+
+    @beam_width.setter
+    def beam_width(self, beam_width: int) -> None:
+        state = self._state
+        guard = state.shared.guard
+        guard.enter()
+        try:
+            self._require_open("beam_width")
+            width = to_count(beam_width, "beam_width")
+            if width == 0:
+                raise ValueError("beam_width is 0; a sequence has at least one beam")
+            old_width: i64 = len(state.beams) + 1
+            if width > old_width:
+                self._require(ACTIVE, "a larger beam_width")
+                if state.scratch.is_enabled:
+                    raise LogicError(
+                        f"sequence {state.id}: beams do not use scratch slots; set enable_swa_scratch_reuse to False first"
+                    )
+                validate_fork(state)
+                if len(state.arrivals) > 0:
+                    residency.settle_arrivals(state)
+            try:
+                while len(state.beams) + 1 < width:
+                    if not add_beam(state):
+                        refusal = state.shared.storage.last_refusal
+                        raise OutOfPagesError("no room" if refusal is None else refusal.text)
+            except BaseException:
+                residency.close_beams(state, old_width)
+                raise
+            residency.close_beams(state, width)
+            if state.shared.journal is not None and width != old_width:
+                state.shared.journal.beam_width(state.serial, width, state.shared.storage.digest.value)
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
+    def reorder_beams(self, parents: Sequence[SupportsIndex]) -> None:
+        """Beam ``i`` goes on from what beam ``parents[i]`` has: a beam may go on in several, and others end.
+
+        Nothing is copied but recurrent state, which goes over or, where a beam goes on in several, is copied in stream order: its
+        slots may change. Base page indices may change. `ValueError` unless there is one parent for each beam; `LogicError` unless
+        ACTIVE.
+        """
+        state = self._state
+        guard = state.shared.guard
+        guard.enter()
+        try:
+            self._require(ACTIVE, "reorder_beams")
+            width = len(state.beams) + 1
+            found = vec[i64]()
+            for parent in parents:
+                found = append(found, to_count(parent, "a parent"))
+            if len(found) != width or max([int(parent) for parent in found]) >= width:
+                raise ValueError(
+                    f"sequence {state.id}: reorder_beams({[int(parent) for parent in found]}) of {width} beams; give for each the "
+                    f"beam that it goes on from"
+                )
+            if width == 1:
+                return
+            guard.begin_change()
+            reorder(state, found)
+            guard.end_change()
+            if state.shared.journal is not None:
+                listed = [int(parent) for parent in found]
+                state.shared.journal.reorder_beams(state.serial, listed, state.shared.storage.digest.value)
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()

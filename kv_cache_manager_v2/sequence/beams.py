@@ -1,0 +1,238 @@
+"""Beams: several texts that go on from one committed beginning, in one sequence.
+
+Beam 0 is the sequence itself; each further beam is a state of its own without a handle (`SequenceState.beams`), made as a fork of beam
+0. So blocks before the point where the beams part are shared by all, and each beam has its own page tables. All beams have the same
+status, stream, capacity, history and committed tokens at every instant; only beam 0 publishes partial blocks, asks for priorities and
+is counted in statistics. Scratch reuse is off while there are beams.
+
+A step of all beams is one `resize`, all or nothing: it is planned for each beam after the ones before it, so that of a block that
+only beams share the last one writes in place.
+"""
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..base.errors import LogicError
+from ..reuse.block import Block
+from ..storage.token_copy import TokenCopies
+from .fork import try_fork
+from .forked_blocks import give_up_block, list_copies
+from .page_users import give_up_page
+from .sequence_state import SequenceState
+
+
+def list_beams(state: SequenceState) -> list[SequenceState]:
+    """Beam 0 first."""
+    return [state] + state.beams
+
+
+def add_beam(state: SequenceState) -> bool:
+    """One more beam, a fork of beam 0. False, and nothing has changed, if there is no slot for its recurrent state."""
+    beam = SequenceState(state.shared, state.serial, state.id, state.scope, state.stream, None)
+    beam.is_wide = True
+    if not try_fork(state, beam):
+        return False
+    beam.counters = None
+    beam.snapshot_plan = None
+    state.beams.append(beam)
+    state.is_wide = True
+    return True
+
+
+# -- room -----------------------------------------------------------------------------------------------------------------
+
+
+def list_copies_of_beam(beams: list[SequenceState], position: i64, capacity: i64, history: i64) -> list[int]:
+    """What that beam will have to copy once the beams before it have gone through the same resize."""
+    state = beams[position]
+    copies: list[int] = []
+    for ordinal in list_copies(state, capacity, history):
+        block = state.blocks[ordinal]
+        num_gone: i64 = 0
+        earlier: i64 = 0
+        while earlier < position:
+            if beams[earlier].blocks[ordinal] is block:
+                num_gone += 1
+            earlier += 1
+        if block.parent is not None or i64(block.num_co_owners) > num_gone:
+            copies.append(ordinal)
+    return copies
+
+
+# -- committing -----------------------------------------------------------------------------------------------------------
+
+
+def validate_sources(state: SequenceState, sources: vec[i64], num_tokens: i64) -> None:
+    """The caller's mistakes in ``beam_search_indices``; changes nothing."""
+    if len(sources) != num_tokens:
+        raise ValueError(f"sequence {state.id}: {num_tokens} tokens and {len(sources)} beam_search_indices; give one for each")
+    beams = list_beams(state)
+    size = state.shared.tokens_per_block
+    index: i64 = 0
+    while index < num_tokens:
+        source = sources[index]
+        if source != 0 and source < len(beams) and state.shared.has_state:
+            raise LogicError(
+                f"sequence {state.id}: tokens of beam {source} in a model with recurrent layers, whose state cannot be put together "
+                f"from beams; reorder_beams() so that beam 0 goes on from it, then commit without beam_search_indices"
+            )
+        if source >= len(beams):
+            raise ValueError(f"sequence {state.id}: beam_search_indices[{index}] is {source}; the beam width is {len(beams)}")
+        ordinal = (state.num_committed + index) // size
+        for beam in beams:
+            block = beam.blocks[ordinal]
+            if block is not beams[source].blocks[ordinal]:
+                _validate_target(state, beams, block, ordinal)
+        index += 1
+
+
+def _validate_target(state: SequenceState, beams: list[SequenceState], block: Block, ordinal: i64) -> None:
+    num_owners: i64 = 0
+    for beam in beams:
+        if beam.blocks[ordinal] is block:
+            num_owners += 1
+    if block.parent is not None or i64(block.num_co_owners) + 1 > num_owners:
+        raise LogicError(
+            f"sequence {state.id}: block {ordinal} of a beam is shared outside this sequence and would be written; begin the step "
+            f"with a resize"
+        )
+
+
+def gather_tokens(state: SequenceState, sources: vec[i64], copies: TokenCopies) -> None:
+    """Put the committed tokens' bytes into the pages of all beams that will keep a page for them, in stream order.
+
+    A block that becomes full is beam 0's for all beams; of a partial one each beam keeps its own, with tokens of its own behind.
+    No copy reads what another one writes: a position comes from one beam, and that beam's page is not written there.
+    """
+    beams = list_beams(state)
+    size = state.shared.tokens_per_block
+    num_full = (state.num_committed + len(sources)) // size
+    index: i64 = 0
+    while index < len(sources):
+        position = state.num_committed + index
+        source = beams[sources[index]]
+        ordinal = position // size
+        written: list[Block] = [source.blocks[ordinal]]
+        for beam in beams:
+            block = beam.blocks[ordinal]
+            if (ordinal >= num_full or beam is state) and block not in written:
+                written.append(block)
+                _copy_token(source, beam, position, copies)
+        index += 1
+    copies.enqueue(state.stream)
+
+
+def _copy_token(source: SequenceState, target: SequenceState, position: i64, copies: TokenCopies) -> None:
+    shared = source.shared
+    size = shared.tokens_per_block
+    ordinal = position // size
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        if shared.life_cycles[life_cycle].has_page_per_block and target.holds_page(life_cycle, ordinal):
+            source_slot = i64(source.tables[life_cycle].entries[ordinal])
+            target_slot = i64(target.tables[life_cycle].entries[ordinal])
+            copies.add(life_cycle, source_slot, position % size, target_slot, position % size)
+        life_cycle += 1
+
+
+# -- reordering -----------------------------------------------------------------------------------------------------------
+
+
+def reorder(state: SequenceState, parents: vec[i64]) -> None:
+    """Beam ``i`` goes on from what beam ``parents[i]`` has, shared until one of them writes. The sequence is active."""
+    beams = list_beams(state)
+    shared = state.shared
+    begin = state.num_published
+    texts = [beam.blocks[begin:] for beam in beams]
+    # First every new owner, then the old ones go: so no block is given back in between.
+    position: i64 = 0
+    for beam in beams:
+        parent = beams[parents[position]]
+        ordinal = begin
+        for block in texts[parents[position]]:
+            if block is not beam.blocks[ordinal]:
+                _add_owner(parent, block, ordinal)
+            ordinal += 1
+        position += 1
+    mark = shared.order.mark(state.timeline)
+    for beam in beams:
+        beam.forked_end = beam.num_blocks if beam.num_blocks > begin else 0
+    position = 0
+    for beam in beams:
+        _adopt_blocks(beam, texts[parents[position]], mark)
+        position += 1
+    if shared.has_state:
+        _reorder_states(beams, parents)
+
+
+def _add_owner(parent: SequenceState, block: Block, ordinal: i64) -> None:
+    shared = parent.shared
+    if block.parent is not None:
+        block.num_pins += 1
+    else:
+        size = shared.tokens_per_block
+        room = parent.capacity - ordinal * size
+        if room > size:
+            room = size
+        if block.num_co_owners == 0 or block.num_shared_tokens < room:
+            block.num_shared_tokens = room
+        block.num_co_owners += 1
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        if parent.holds_page(life_cycle, ordinal):
+            shared.storage.share_locked_page(block.first_page + life_cycle)
+        life_cycle += 1
+
+
+def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
+    """The new owner is counted already; what the beam had is given up."""
+    shared = beam.shared
+    rows = shared.storage.rows
+    ordinal = beam.num_published
+    for block in blocks:
+        if block is not beam.blocks[ordinal]:
+            life_cycle: i64 = 0
+            while life_cycle < shared.num_life_cycles:
+                if beam.holds_page(life_cycle, ordinal):
+                    give_up_page(beam, life_cycle, ordinal, mark)
+                    beam.tables[life_cycle].set(ordinal, int(rows.slot(block.first_page + life_cycle)))
+                life_cycle += 1
+            give_up_block(beam, ordinal)
+            beam.blocks[ordinal] = block
+        ordinal += 1
+    beam.tail_is_shared = len(blocks) > 0 and blocks[0].parent is not None
+
+
+def _reorder_states(beams: list[SequenceState], parents: vec[i64]) -> None:
+    """Recurrent states go over to a child of their beam; further children get copies in slots of beams that have none."""
+    states = [beam.state_blocks for beam in beams]
+    unused = [states[position] for position in range(len(beams)) if position not in parents]
+    taken = [False] * len(beams)
+    position: i64 = 0
+    for beam in beams:
+        parent = parents[position]
+        if parent == position:
+            taken[position] = True
+        position += 1
+    position = 0
+    for beam in beams:
+        parent = parents[position]
+        if parent != position:
+            if not taken[parent]:
+                taken[parent] = True
+                beam.state_blocks = states[parent]
+            else:
+                beam.state_blocks = unused.pop()
+                _copy_state(beam, states[parent], beam.state_blocks)
+        position += 1
+
+
+def _copy_state(beam: SequenceState, sources: list[Block], targets: list[Block]) -> None:
+    storage = beam.shared.storage
+    life_cycle = beam.shared.state_life_cycle
+    index: i64 = 0
+    for source in sources:
+        target = targets[index]
+        pool_group = storage.pool_group_of[life_cycle]
+        storage.copy_page(source.first_page + life_cycle, target.first_page + life_cycle, pool_group, beam.stream)
+        index += 1

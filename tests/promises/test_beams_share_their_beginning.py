@@ -1,0 +1,236 @@
+"""Beams share what they have in common, each has page tables of its own; reorder, widen, narrow, commit: every byte is right."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hybrid_models import hybrid_config
+from small_models import config_of, manager_of, run_prompt, used_slots
+
+from kv_cache_manager_v2 import HostDevice, KVCacheManager, LayerId, LogicError, SwaScratchReuseConfig
+from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
+
+
+def test_beams_cost_one_block_each() -> None:
+    """102 tokens in 26 blocks of 4, the last half full. Four beams: three copies of it at the first step, nothing before."""
+    with manager_of() as manager, run_prompt(manager, list(range(102))) as kv_cache:
+        kv_cache.beam_width = 4
+        assert kv_cache.beam_width == 4 and used_slots(manager) == 26
+        tables = [kv_cache.get_base_page_indices(0, beam).tolist() for beam in range(4)]
+        assert tables[1:] == tables[:1] * 3
+        assert kv_cache.resize(103, 102)
+        manager.check_invariants()
+        assert used_slots(manager) == 29
+        tables = [kv_cache.get_base_page_indices(0, beam).tolist() for beam in range(4)]
+        assert len({table[25] for table in tables}) == 4
+        assert all(table[:25] == tables[0][:25] for table in tables)
+        with pytest.raises(ValueError, match="beam"):
+            kv_cache.get_base_page_indices(0, 4)
+        kv_cache.beam_width = 2
+        manager.check_invariants()
+        assert used_slots(manager) == 27
+        kv_cache.suspend()
+        manager.check_invariants()
+        assert kv_cache.resume()
+        manager.check_invariants()
+        kv_cache.beam_width = 1
+        assert used_slots(manager) == 26
+
+
+def test_no_room_for_one_beam_is_no_room_for_any() -> None:
+    """Five slots: two for six tokens; at the seventh three beams need two copies more, four three, and there is one too few."""
+    with manager_of(num_slots=4) as manager, run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+        kv_cache.beam_width = 4
+        before = manager.describe()
+        assert not kv_cache.resize(7, 6)
+        assert manager.describe() == before
+        kv_cache.beam_width = 3
+        assert kv_cache.resize(7, 6)
+        manager.check_invariants()
+        assert used_slots(manager) == 4
+
+
+def token_of(view: Any, manager: KVCacheManager, kv_cache: Any, beam: int, position: int) -> Any:
+    (index,) = manager.get_page_index_converter(LayerId(0), "key")([kv_cache.get_base_page_indices(0, beam)[position // 4]])
+    return np.asarray(view)[index].reshape(4, 8)[position % 4]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_committed_tokens_come_from_the_beams_that_have_them(seed: int) -> None:
+    """Each beam writes 10 * position + beam; afterwards all beams have the byte of the beam that was named, and their own behind."""
+    rng = random.Random(seed)
+    start, width = rng.randrange(1, 9), rng.randrange(2, 5)
+    end = start + rng.randrange(1, 11)
+    with manager_of() as manager, run_prompt(manager, list(range(start))) as kv_cache:
+        kv_cache.beam_width = width
+        assert kv_cache.resize(end, start)
+        view = manager.pool_view(LayerId(0), "key")
+        for beam in range(width):
+            for position in range(start, end):
+                token_of(view, manager, kv_cache, beam, position)[:] = 10 * position % 250 + beam
+        sources = [rng.randrange(width) for _ in range(rng.randrange(1, end - start + 1))]
+        kv_cache.commit([100 + i for i in range(len(sources))], beam_search_indices=sources)
+        manager.check_invariants()
+        for beam in range(width):
+            for position in range(start, end):
+                committed = position < start + len(sources)
+                source = sources[position - start] if committed else beam
+                assert set(token_of(view, manager, kv_cache, beam, position).tolist()) == {10 * position % 250 + source}
+        num_full = (start + len(sources)) // 4
+        tables = [kv_cache.get_base_page_indices(0, beam).tolist() for beam in range(width)]
+        assert all(table[:num_full] == tables[0][:num_full] for table in tables)
+        view.release()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_beam_search_in_any_order(seed: int) -> None:
+    """Steps, reordering, commits, other widths, suspensions, on a device that reports races; the fake engine checks every beam.
+
+    From seed 12 on the model has recurrent layers too: the state goes with its beam.
+    """
+    has_state = seed >= 12
+    rng = random.Random(seed)
+    size = rng.choice([1, 2, 4])
+    windows: list[int | None] = rng.choice([[None], [None, 2 * size + 1], [3 * size]])
+    device = SimulatedDevice(seed)
+    config = config_of(windows, tokens_per_block=size, num_slots=300)
+    if has_state:
+        config = hybrid_config(windows, size, quota=1 << 17)
+    manager = KVCacheManager(config, device=device)
+    engine = FakeEngine(config, device)
+    streams = [device.default_stream(), device.create_stream()]
+    kv_cache = manager.create_kv_cache()
+    assert kv_cache.resume() and kv_cache.resize(5, 0)
+    texts: list[list[int]] = [[1, 2, 3, 4, 5]]
+    engine.execute([Step(kv_cache, texts[0], [])])
+    kv_cache.commit(texts[0])
+    for number in range(100):
+        kind = rng.random()
+        width = len(texts)
+        num_committed = kv_cache.num_committed_tokens
+        length = len(texts[0])
+        if kind < 0.15:
+            new_width = rng.randrange(1, 5)
+            kv_cache.beam_width = new_width
+            texts = texts[:new_width] + [list(texts[0]) for _ in range(new_width - width)]
+        elif kind < 0.3:
+            parents = [rng.randrange(width) for _ in range(width)]
+            kv_cache.reorder_beams(parents)
+            texts = [list(texts[parent]) for parent in parents]
+        elif kind < 0.45 and length > num_committed:
+            # All of one beam's text is what the others go on from too.
+            beam = rng.randrange(width)
+            sources = [beam] * (length - num_committed)
+            if has_state:
+                if beam != 0:
+                    with pytest.raises(LogicError, match="recurrent"):
+                        kv_cache.commit(texts[beam][num_committed:], sources)
+                kv_cache.reorder_beams([beam] * width)
+                sources = [0] * (length - num_committed)
+            kv_cache.commit(texts[beam][num_committed:], sources)
+            texts = [list(texts[beam]) for _ in range(width)]
+        elif kind < 0.52 and length > num_committed:
+            # What all have in common, if it is anything.
+            common = num_committed
+            while common < length and all(text[common] == texts[0][common] for text in texts):
+                common += 1
+            kv_cache.commit(texts[0][num_committed:common])
+        elif kind < 0.58:
+            kv_cache.suspend()
+            manager.check_invariants()
+            assert kv_cache.resume(rng.choice(streams))
+        elif kind < 0.62:
+            kv_cache.cuda_stream = rng.choice(streams)
+        elif kind < 0.7 and not has_state:
+            kept = num_committed + rng.randrange(length - num_committed + 1)
+            if kept >= kv_cache.history_length:
+                assert kv_cache.resize(kept)
+                texts = [text[:kept] for text in texts]
+        else:
+            count = rng.randrange(1, size + 3)
+            inputs = [[number * 100 + beam * 20 + i for i in range(count)] for beam in range(width)]
+            assert kv_cache.resize(length + count, length)
+            histories = texts if width > 1 else texts[0]
+            engine.execute([Step(kv_cache, inputs if width > 1 else inputs[0], histories)])
+            for text, tokens in zip(texts, inputs):
+                text.extend(tokens)
+        manager.check_invariants()
+    engine.execute([Step(kv_cache, [], texts if len(texts) > 1 else texts[0])])
+    kv_cache.close()
+    engine.close()
+    manager.check_invariants()
+    assert not device.races
+    manager.clear_reusable_blocks()
+    for counts in manager.get_storage_statistics():
+        assert counts.free == counts.total
+    manager.shutdown()
+
+
+def test_the_callers_buffers_are_per_beam() -> None:
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+        kv_cache.beam_width = 2
+        buffers = [np.zeros(6, np.int32) for _ in range(2)]
+        for beam, buffer in enumerate(buffers):
+            kv_cache.set_base_page_index_buf(beam, 0, buffer.data)
+        assert kv_cache.resize(9, 5)
+        kv_cache.reorder_beams([1, 1])
+        for beam, buffer in enumerate(buffers):
+            assert buffer.tolist() == kv_cache.get_base_page_indices(0, beam).tolist() + [-1] * 3
+        with pytest.raises(ValueError, match="buffer"):
+            kv_cache.resize(30, 9)
+        kv_cache.set_base_page_index_buf(0, 0, None)
+        with pytest.raises(ValueError, match="buffer"):
+            kv_cache.resize(30, 9)
+
+
+def test_mistakes_change_nothing() -> None:
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+        kv_cache.beam_width = 2
+        assert kv_cache.resize(8, 5)
+        before = manager.describe()
+        with pytest.raises(ValueError):
+            kv_cache.beam_width = 0
+        for indices in ([0], [0, 2], [0, -1]):
+            with pytest.raises(ValueError):
+                kv_cache.commit([6, 7], beam_search_indices=indices)
+        for parents in ([0], [0, 2], [0, 1, 1]):
+            with pytest.raises(ValueError):
+                kv_cache.reorder_beams(parents)
+        for call in (kv_cache.fork, kv_cache.reserve_transfer, lambda: kv_cache.commit_tree([6], [5])):
+            with pytest.raises(LogicError, match="beams"):
+                call()
+        assert manager.describe() == before
+        kv_cache.suspend()
+        with pytest.raises(LogicError):
+            kv_cache.beam_width = 3
+        kv_cache.beam_width = 1
+        assert kv_cache.resume()
+        kv_cache.commit([6], beam_search_indices=[0])
+        with pytest.raises(ValueError):
+            kv_cache.commit([7], beam_search_indices=[1])
+
+
+def test_beams_do_without_scratch_slots() -> None:
+    with manager_of([8], num_slots=32, swa_scratch_reuse=SwaScratchReuseConfig()) as manager:
+        kv_cache = manager.create_kv_cache()
+        assert kv_cache.resume() and kv_cache.resize(64, 0)
+        kv_cache.commit(list(range(64)))
+        with pytest.raises(LogicError, match="scratch"):
+            kv_cache.beam_width = 2
+        kv_cache.close()
+
+
+def test_beams_are_recorded_and_run_again(tmp_path: Any) -> None:
+    from kv_cache_manager_v2.replay.rerun import rerun
+
+    path = tmp_path / "journal"
+    with KVCacheManager(config_of(), device=HostDevice(), journal=path) as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+            kv_cache.beam_width = 3
+            assert kv_cache.resize(7, 5)
+            kv_cache.reorder_beams([2, 0, 0])
+            kv_cache.commit([6, 7], [1, 2])
+            kv_cache.beam_width = 2
+        digest = manager.state_digest()
+    assert rerun(path, HostDevice(), True).digest == digest
