@@ -23,6 +23,7 @@ from .block_history import BlockHistory
 from .block_pool import BlockPool
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
+from .window_runs import WindowRuns
 from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 
 
@@ -31,7 +32,7 @@ from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 class RadixTree(PageOwner):
     __slots__ = (
         "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_is_unbounded",
-        "_has_page_per_block", "_next_root",
+        "_has_page_per_block", "_runs", "_next_root",
     )  # fmt: skip
 
     storage: Final[PageStorage]
@@ -47,6 +48,7 @@ class RadixTree(PageOwner):
     _scopes: Final[dict[int, ReuseScope]]
     _is_unbounded: Final[list[bool]]
     _has_page_per_block: Final[list[bool]]
+    _runs: Final[WindowRuns]
     _next_root: i64
 
     def __init__(self, storage: PageStorage, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
@@ -61,6 +63,7 @@ class RadixTree(PageOwner):
         # A life cycle without a window needs every block of a prefix: what hangs below a missing one is unreachable.
         self._is_unbounded = [cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles]
         self._has_page_per_block = [cycle.has_page_per_block for cycle in life_cycles]
+        self._runs = WindowRuns(storage.rows, life_cycles, tokens_per_block)
         self._next_root = -1
 
     # -- roots --------------------------------------------------------------------------------------------------------
@@ -241,10 +244,23 @@ class RadixTree(PageOwner):
     def on_page_dropped(self, page: i64) -> None:
         block = self.pool.block_of_page(page)
         cause = self.storage.last_cause
-        if self._is_unbounded[page - block.first_page]:
+        life_cycle = page - block.first_page
+        if self._is_unbounded[life_cycle]:
             self._drop_below(block, UNREACHABLE)
+        else:
+            self._drop_broken_runs(block, life_cycle)
         self.storage.last_cause = cause
         self.prune(block)
+
+    def _drop_broken_runs(self, block: Block, life_cycle: i64) -> None:
+        """What is left of a window that has lost a page serves no match."""
+        pool_group = self.storage.pool_group_of[life_cycle]
+        # A pin keeps the block, and with it the blocks above, until all of them have lost their pages.
+        block.num_pins += 1
+        for page in self._runs.find_useless(block, life_cycle):
+            self.storage.drop(page, pool_group, UNREACHABLE)
+            self.prune(self.pool.block_of_page(page))
+        block.num_pins -= 1
 
     def _drop_below(self, top: Block, cause: i64) -> None:
         """Drop all pages of ``top`` and of everything below it.

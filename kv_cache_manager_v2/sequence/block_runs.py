@@ -122,8 +122,10 @@ def give_back_stale(state: SequenceState, life_cycle: i64, begin: i64, end: i64,
     give_back_run(state.shared.storage, first_pages, vec[i64]([life_cycle]), 0, end - begin, state.timeline, mark)
 
 
-def give_back_fresh(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
-    """The same for blocks published in the same call: first in line for eviction, the last one before all others."""
+def give_back_passed(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
+    """The same, first in line for eviction, the last one before all others."""
+    if begin >= end:
+        return
     first_pages = list_first_pages(state.blocks, begin, end)
     give_back_run_first(state.shared.storage, first_pages, life_cycle, 0, end - begin, state.timeline, mark)
 

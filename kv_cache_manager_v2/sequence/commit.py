@@ -25,12 +25,11 @@ def commit_token(state: SequenceState, token: i32) -> None:
     tail.append(token)
     state.num_committed += 1
     mark: i64 = NO_POINT
-    fresh_from = state.num_published
     if tail.count == state.shared.tokens_per_block:
         mark = state.shared.order.mark(state.timeline)
         publish_block(state, tail.packed(), mark)
         tail.clear()
-    _advance_history(state, mark, fresh_from)
+    _advance_history(state, mark)
     state.shared.guard.end_change()
     if staged is not None:
         publish_snapshot(state, staged)
@@ -51,7 +50,6 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
     position: i64 = 0
     tail = state.tail
     mark: i64 = NO_POINT
-    fresh_from = state.num_published
     while position < num_bytes:
         if tail.count == 0 and position + block_bytes <= num_bytes:
             if mark == NO_POINT:
@@ -75,13 +73,13 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
             mark = state.shared.order.mark(state.timeline)
         publish_block(state, key, mark)
     state.num_committed += num_bytes // TOKEN_BYTES
-    _advance_history(state, mark, fresh_from)
+    _advance_history(state, mark)
     state.shared.guard.end_change()
     if staged is not None:
         publish_snapshot(state, staged)
 
 
-def _advance_history(state: SequenceState, mark: i64, fresh_from: i64) -> None:
+def _advance_history(state: SequenceState, mark: i64) -> None:
     """History moves up to the committed count by itself."""
     history = state.num_committed
     if history <= state.history:
@@ -91,7 +89,7 @@ def _advance_history(state: SequenceState, mark: i64, fresh_from: i64) -> None:
         return
     if mark == NO_POINT:
         mark = state.shared.order.mark(state.timeline)
-    move_windows(state, history, mark, fresh_from)
+    move_windows(state, history, mark)
 
 
 def stop_committing(state: SequenceState, is_closing: bool) -> None:
@@ -176,6 +174,8 @@ def publish_block(state: SequenceState, key: bytes, mark: i64) -> None:
         tree.digests.release(memoryview(key).cast("i"))
     tree.drop_superseded(parent, block)
     tree.move_pin(parent, block)
+    if block is private and parent.children is not None and parent.first_page >= 0:
+        state.branch_end = state.num_published
     state.path_end = block
     state.num_published += 1
     if state.forked_end > 0:

@@ -55,6 +55,7 @@ def hold_match(state: SequenceState, match: Match) -> None:
     state.capacity = num_tokens
     state.history = num_tokens
     state.num_committed = num_tokens
+    state.branch_end = state.num_blocks
     state.attention_tokens = num_tokens
     state.state_tokens = num_tokens
     tree = shared.tree

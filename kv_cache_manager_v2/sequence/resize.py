@@ -116,7 +116,7 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     if num_blocks < state.num_blocks or history >= state.next_window_move or moves_scratch:
         mark = shared.order.mark(state.timeline)
         _cut_blocks(state, num_blocks, mark)
-        move_windows(state, history, mark, state.num_blocks)
+        move_windows(state, history, mark)
         if moves_scratch:
             _move_scratch(state, capacity, history, mark)
     if state.snapshot_plan is not None:

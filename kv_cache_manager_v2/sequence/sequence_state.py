@@ -80,6 +80,7 @@ class SequenceState:
         "batch_number",
         "counters",
         "arrivals",
+        "branch_end",
     )
 
     shared: Final[SharedState]
@@ -131,6 +132,8 @@ class SequenceState:
     """The last batch call that listed this sequence."""
     counters: SequenceCounters | None
     """None if there are no statistics."""
+    branch_end: i64
+    """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
     arrivals: vec[i64]
     """Points after which pages land that the stream does not wait for yet; empty unless it was resumed so."""
 
@@ -179,6 +182,7 @@ class SequenceState:
         self.batch_number = 0
         self.counters = None
         self.arrivals = vec[i64]()
+        self.branch_end = 0
         self.note_next_window_move()
 
     def note_next_window_move(self) -> None:

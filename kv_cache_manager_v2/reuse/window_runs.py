@@ -1,0 +1,129 @@
+"""Which pages of a windowed life cycle no match can use any more, once one of them is gone.
+
+A match needs a whole window of pages in a row, ``ceil((W - 1) / T)`` of them (fewer only from the start of the path on). So when a
+page goes, the run of pages above it on its path and the runs below it are useless where they have become shorter than that.
+
+    pages of a path, window of 3 blocks        # # # # . # # # # .
+    the marked one goes                        # # # # . # # x # .
+    useless: both runs that it leaves                    # #   #
+
+A run that reaches the first block of the path is of use however short it is: a prompt may end there. A page with another page
+of its life cycle in a second child is left alone, and so is one that is in use; looking costs at most a window of blocks.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..layout.life_cycle import LifeCycle
+from ..layout.registry import LifeCycleRegistry
+from ..storage.page_rows import PageRows
+from .block import Block
+
+_NO_WINDOW: Final = -1
+_MAX_BRANCHES: Final = 8
+"""A run below is not followed into more children than that; it counts as long enough."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class WindowRuns:
+    __slots__ = ("_rows", "_least_runs", "_pages")
+
+    _rows: Final[PageRows]
+    _least_runs: vec[i64]  # by life cycle: pages in a row that a match needs
+    _pages: vec[i64]
+
+    def __init__(self, rows: PageRows, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
+        self._rows = rows
+        self._least_runs = vec[i64]()
+        for cycle in life_cycles:
+            self._least_runs = append(self._least_runs, _compute_least_run(cycle, tokens_per_block))
+        self._pages = vec[i64]()
+
+    def find_useless(self, block: Block, life_cycle: i64) -> vec[i64]:
+        """Pages that lost their use with the one that ``block`` has just lost, those nearest to it first."""
+        least = self._least_runs[life_cycle]
+        pages = vec[i64]()
+        if least <= 1:
+            return pages
+        self._pages = pages
+        self._add_run_above(block, life_cycle, least)
+        only_child = block.only_child
+        if only_child is not None:
+            self._add_run_below(only_child, life_cycle, least)
+        elif block.children is not None and len(block.children.by_key) <= _MAX_BRANCHES:
+            for child in block.children.by_key.values():
+                self._add_run_below(child, life_cycle, least)
+        return self._pages
+
+    def _add_run_above(self, block: Block, life_cycle: i64, least: i64) -> None:
+        rows = self._rows
+        kept: i64 = len(self._pages)
+        below = block
+        above = block.parent
+        length: i64 = 0
+        while above is not None and above.first_page >= 0 and rows.has_page(above.first_page + life_cycle):
+            page = above.first_page + life_cycle
+            length += 1
+            if length == least or rows.num_holds(page) > 0 or self._has_other_page_below(above, below, life_cycle):
+                self._pages = self._pages[:kept]
+                return
+            self._pages = append(self._pages, page)
+            below = above
+            above = above.parent
+        if above is None or above.first_page < 0:
+            # The run begins with the path.
+            self._pages = self._pages[:kept]
+
+    def _has_other_page_below(self, block: Block, known: Block, life_cycle: i64) -> bool:
+        children = block.children
+        if children is None:
+            return False
+        if len(children.by_key) > _MAX_BRANCHES:
+            return True
+        for child in children.by_key.values():
+            if child is not known and self._rows.has_page(child.first_page + life_cycle):
+                return True
+        return False
+
+    def _add_run_below(self, top: Block, life_cycle: i64, least: i64) -> None:
+        """All pages of the run that begins at ``top``, unless it is in use or long enough somewhere."""
+        rows = self._rows
+        if not rows.has_page(top.first_page + life_cycle):
+            return
+        kept: i64 = len(self._pages)
+        row = [top]
+        length: i64 = 0
+        while len(row) > 0:
+            length += 1
+            if length == least or len(row) > _MAX_BRANCHES:
+                self._pages = self._pages[:kept]
+                return
+            following: list[Block] = []
+            for block in row:
+                page = block.first_page + life_cycle
+                if rows.num_holds(page) > 0:
+                    self._pages = self._pages[:kept]
+                    return
+                self._pages = append(self._pages, page)
+                if block.only_child is not None:
+                    if rows.has_page(block.only_child.first_page + life_cycle):
+                        following.append(block.only_child)
+                elif block.children is not None:
+                    if len(block.children.by_key) > _MAX_BRANCHES:
+                        self._pages = self._pages[:kept]
+                        return
+                    for child in block.children.by_key.values():
+                        if rows.has_page(child.first_page + life_cycle):
+                            following.append(child)
+            row = following
+
+
+def _compute_least_run(cycle: LifeCycle, tokens_per_block: int) -> i64:
+    """The fewest blocks that the W - 1 tokens before the next one lie in."""
+    window = cycle.window_size
+    if window is None or not cycle.has_page_per_block:
+        return _NO_WINDOW
+    return (window - 1 + tokens_per_block - 1) // tokens_per_block
