@@ -107,8 +107,8 @@ CANARIES = (
     Canary(
         "stale index is left in the page table",
         "sequence/window_move.py",
-        "            give_up_page(state, life_cycle, ordinal, mark)\n            table.set(ordinal, BAD_PAGE_INDEX)\n        ordinal -= 1",
-        "            give_up_page(state, life_cycle, ordinal, mark)\n        ordinal -= 1",
+        "        table.set_bad_run(begin, runs_end)\n",
+        "",
     ),
     Canary(
         "indices stay while suspended",
