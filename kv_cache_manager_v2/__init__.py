@@ -44,6 +44,7 @@ from .config.cache_tier_config import (
 )
 from .config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
 from .config.manager_config import KVCacheManagerConfig
+from .config.rebalance_config import RebalanceConfig
 from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .config.snapshot_policy import SnapshotPolicy
 from .device.host_device import HostDevice
@@ -225,6 +226,7 @@ __all__ = [
     "PrometheusExporter",
     "PromptStatistics",
     "Refusal",
+    "RebalanceConfig",
     "ReuseScope",
     "ScratchDesc",
     "SlotDesc",

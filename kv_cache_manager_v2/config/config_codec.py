@@ -8,6 +8,7 @@ from .batch_desc import BatchDesc, KVCacheDesc
 from .cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
 from .layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from .manager_config import KVCacheManagerConfig
+from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
 from .snapshot_policy import SnapshotPolicy
 
@@ -23,6 +24,7 @@ _CLASSES: Final[dict[str, Any]] = {
         HostCacheTierConfig,
         KVCacheDesc,
         KVCacheManagerConfig,
+        RebalanceConfig,
         SnapshotPolicy,
         SsmLayerConfig,
         SwaScratchReuseConfig,

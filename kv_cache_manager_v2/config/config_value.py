@@ -48,6 +48,13 @@ def validate_bool(value: object, name: str) -> None:
         raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
 
 
+def validate_share(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} is {value}; it must be over 0 and at most 1")
+
+
 def to_tuple(value: Sequence[object], name: str) -> tuple[object, ...]:
     """A tuple of the items; a text is no sequence here."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):

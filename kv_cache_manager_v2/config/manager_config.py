@@ -14,6 +14,7 @@ from .batch_desc import BatchDesc
 from .cache_tier_config import CacheTierConfig, DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
 from .config_value import ConfigValue, to_tuple, validate_bool, validate_int
 from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
+from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
 from .snapshot_policy import SnapshotPolicy
 
@@ -33,6 +34,7 @@ class KVCacheManagerConfig(ConfigValue):
       runs those tokens again before anything else (`KVCache.match_info`).
     - ``state_checkpoints``: slots of recurrent state, beside the live one, that each sequence has, so that its last that many
       tokens can be taken back.
+    - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group, outside the quota, out of use, for kernels that read a
       page even where there is none.
     """
@@ -52,6 +54,7 @@ class KVCacheManagerConfig(ConfigValue):
     snapshot_policy: SnapshotPolicy = SnapshotPolicy()
     max_state_replay_tokens: int = 0
     state_checkpoints: int = 0
+    rebalance: RebalanceConfig = RebalanceConfig()
 
     def __post_init__(self) -> None:
         validate_int(self.tokens_per_block, "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
@@ -68,6 +71,8 @@ class KVCacheManagerConfig(ConfigValue):
             raise TypeError(f"snapshot_policy must be a SnapshotPolicy, not {type(self.snapshot_policy).__name__}")
         validate_int(self.max_state_replay_tokens, "max_state_replay_tokens", 0)
         validate_int(self.state_checkpoints, "state_checkpoints", 0, MAX_STATE_CHECKPOINTS)
+        if not isinstance(self.rebalance, RebalanceConfig):
+            raise TypeError(f"rebalance must be a RebalanceConfig, not {type(self.rebalance).__name__}")
         validate_bool(self.enable_partial_reuse, "enable_partial_reuse")
         validate_bool(self.reserve_null_slot, "reserve_null_slot")
         validate_bool(self.enable_stats, "enable_stats")

@@ -7,6 +7,8 @@ from mypy_extensions import i64, mypyc_attr
 from .journal_format import (
     BEAM_WIDTH,
     CANCEL_DROP,
+    ADJUST,
+    ADVANCE,
     CLEAR,
     CLOSE,
     COMMIT,
@@ -22,6 +24,7 @@ from .journal_format import (
     REORDER,
     RESERVE,
     RESIZE,
+    RESIZE_LEVEL,
     RESUME,
     SCRATCH,
     SETTLE,
@@ -225,6 +228,27 @@ class CallJournal:
     def settle(self, number: i64, stream: int | None, digest: i64) -> None:
         self.writer.operation(SETTLE, number)
         self.writer.number(0 if stream is None else stream + 1)
+        self._end(digest)
+
+    def advance_clock(self, microseconds: i64, digest: i64) -> None:
+        self.writer.number(ADVANCE)
+        self.writer.number(microseconds)
+        self._end(digest)
+
+    def resize_level(
+        self, level: i64, quota: i64, best_efforts: bool, new_quota: i64, result: bool, digest: i64
+    ) -> None:
+        self.writer.number(RESIZE_LEVEL)
+        self.writer.number(level)
+        self.writer.number(quota)
+        self.writer.number(1 if best_efforts else 0)
+        self.writer.number(new_quota)
+        self.writer.number(1 if result else 0)
+        self._end(digest)
+
+    def adjust(self, result: bool, digest: i64) -> None:
+        self.writer.number(ADJUST)
+        self.writer.number(1 if result else 0)
         self._end(digest)
 
     def clear(self, digest: i64) -> None:

@@ -35,6 +35,10 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     PROBE       scope, tokens                                    returned
     CLEAR                                                        returned
     PREFETCH    serial, level, result (0 / 1)                    returned True or False
+    ADVANCE     microseconds                                     returned
+    RESIZE_LEVEL level, quota, best efforts (0 / 1),             returned True or False
+                new quota, result
+    ADJUST      result (0 / 1)                                   returned True or False
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
 A scope is two parts, each a kind byte (NOTHING, NUMBER, TEXT) and its value: a number in zigzag, a text as length and UTF-8.
@@ -71,6 +75,9 @@ SETTLE: Final = 27
 BEAM_WIDTH: Final = 28
 REORDER: Final = 29
 COMMIT_BEAMS: Final = 30
+ADVANCE: Final = 31
+RESIZE_LEVEL: Final = 32
+ADJUST: Final = 33
 
 PACKED: Final = 0
 MIXED: Final = 1

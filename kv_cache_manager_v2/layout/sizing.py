@@ -37,6 +37,32 @@ def plan_slot_counts(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
 ) -> tuple[int, ...]:
     """Slots by pool group, all in all at most ``quota_bytes`` and less than any one more slot would fit into."""
+    counts = _minimum_within(layout, config, quota_bytes, level)
+    _share_rest(layout, quota_bytes, _configured_shares(layout, config, quota_bytes, level, counts), counts)
+    return tuple(counts)
+
+
+def plan_new_slot_counts(
+    layout: SlotLayout,
+    config: KVCacheManagerConfig,
+    quota_bytes: int,
+    level: int,
+    least: Sequence[int],
+    shares: Sequence[int] | None,
+) -> tuple[int, ...] | None:
+    """The same for a level in use, whose pool groups have at least ``least`` slots; None if these alone exceed the quota.
+
+    ``shares`` of the bytes, if given, take the place of the configured ones.
+    """
+    counts = _raised_to(_minimum_within(layout, config, quota_bytes, level), tuple(least))
+    if compute_slots_bytes(layout, counts) > quota_bytes:
+        return None
+    weights = list(shares) if shares is not None else _configured_shares(layout, config, quota_bytes, level, counts)
+    _share_rest(layout, quota_bytes, weights, counts)
+    return tuple(counts)
+
+
+def _minimum_within(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int) -> list[int]:
     counts = list(compute_min_slot_counts(layout, config, level))
     min_bytes = compute_slots_bytes(layout, counts)
     if min_bytes > quota_bytes:
@@ -44,18 +70,22 @@ def plan_slot_counts(
             f"the quota of level {level} is {quota_bytes} bytes, but at least {min_bytes} are needed:"
             f" {_describe_minimum(layout, config, level, counts)}; raise the quota"
         )
+    return counts
+
+
+def _configured_shares(
+    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int, counts: list[int]
+) -> list[int]:
+    """Shares of the bytes by pool group; without a configured mix ``counts`` is raised to what one long sequence needs."""
     if config.initial_pool_ratio is not None:
-        weights = _to_integers(config.initial_pool_ratio)
-    else:
-        slots = (0,) * layout.num_pool_groups
-        if config.typical_step is not None:
-            slots = slots_of_batch(layout, config, config.typical_step, level)
-            slots = _with_snapshots(layout, slots, len(config.typical_step.kv_caches))
-        if not any(slots):
-            slots = _long_sequence_slots(layout, config, quota_bytes, counts)
-        weights = [count * layout.slot_bytes_total(index) for index, count in enumerate(slots)]
-    _share_rest(layout, quota_bytes, weights, counts)
-    return tuple(counts)
+        return _to_integers(config.initial_pool_ratio)
+    slots = (0,) * layout.num_pool_groups
+    if config.typical_step is not None:
+        slots = slots_of_batch(layout, config, config.typical_step, level)
+        slots = _with_snapshots(layout, slots, len(config.typical_step.kv_caches))
+    if not any(slots):
+        slots = _long_sequence_slots(layout, config, quota_bytes, counts)
+    return [count * layout.slot_bytes_total(index) for index, count in enumerate(slots)]
 
 
 def compute_slots_bytes(layout: SlotLayout, slot_counts: list[int] | tuple[int, ...]) -> int:

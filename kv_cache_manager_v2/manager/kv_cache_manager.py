@@ -44,6 +44,7 @@ from ..sequence.recurrent_state import begin_with
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_books import make_usage_books
+from ..stats.demand import Demand
 from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
 from ..storage.refusal import Refusal
@@ -55,7 +56,7 @@ from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
 from .open_storage import open_storage, plan_levels
 from .transfer_lease import TransferLease
-from .usage_queries import UsageQueries
+from .tier_control import TierControl
 
 if TYPE_CHECKING:
     from ..reuse.token_packing import Tokens
@@ -65,7 +66,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheManager(UsageQueries):
+class KVCacheManager(TierControl):
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
@@ -74,11 +75,10 @@ class KVCacheManager(UsageQueries):
     constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal cannot be made.
     """
 
-    __slots__ = ("_owns_device", "_open_sequences", "_batch_number", "_num_untrimmed", "_event_manager")
+    __slots__ = ("_owns_device", "_batch_number", "_num_untrimmed", "_event_manager")
 
     _owns_device: Final[bool]
     _event_manager: Final[KVCacheEventManager | None]
-    _open_sequences: Final[OpenSequences]
     _batch_number: i64
     """Counts batch calls; each sequence remembers the last one that listed it."""
     _num_untrimmed: i64
@@ -142,6 +142,10 @@ class KVCacheManager(UsageQueries):
         )
         self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
         self._open_sequences = OpenSequences()
+        self._quotas = [tier.quota for tier in config.cache_tiers]
+        self._demand = Demand(self._layout.num_pool_groups, config.rebalance.smoothing)
+        self._clock_us = 0
+        self._last_adjustment_us = 0
         self._num_untrimmed = 0
         self._usage = make_usage_books(tree, self._life_cycles, config) if config.enable_stats else None
         self._iteration = None
@@ -276,6 +280,7 @@ class KVCacheManager(UsageQueries):
             self._require_open()
             scope = to_scope(reuse_scope)
             shared = self._shared
+            self._sample_demand()
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
             if custom_priority_callback is not None and not callable(custom_priority_callback):
@@ -438,10 +443,6 @@ class KVCacheManager(UsageQueries):
         finally:
             guard.leave()
 
-    def get_quota(self, level: SupportsIndex) -> int:
-        """Bytes of that cache level."""
-        return self._config.cache_tiers[self._require_level(level)].quota
-
     @property
     def event_manager(self) -> KVCacheEventManager | None:
         """The one that was given when this manager was made."""
@@ -482,9 +483,3 @@ class KVCacheManager(UsageQueries):
             return describe(self._shared, self._open_sequences.states())
         finally:
             guard.leave()
-
-    def _require_level(self, level: SupportsIndex) -> int:
-        number = to_int(level, "level")
-        if not 0 <= number < len(self._config.cache_tiers):
-            raise ValueError(f"level is {number}; there are {len(self._config.cache_tiers)} cache levels")
-        return number

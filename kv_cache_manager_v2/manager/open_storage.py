@@ -18,7 +18,8 @@ def plan_levels(layout: SlotLayout, config: KVCacheManagerConfig) -> list[LevelS
     levels: list[LevelSlots] = []
     for level, tier in enumerate(config.cache_tiers):
         path = tier.path if isinstance(tier, DiskCacheTierConfig) else None
-        levels.append(LevelSlots(tier.tier, path, plan_slot_counts(layout, config, tier.quota, level)))
+        counts = plan_slot_counts(layout, config, tier.quota, level)
+        levels.append(LevelSlots(tier.tier, path, counts))
     return levels
 
 

@@ -60,6 +60,24 @@ class PoolGroup:
     def num_pools(self) -> int:
         return len(self._ranges)
 
+    def resize_memory(self, num_slots: i64) -> None:
+        """Have memory for ``num_slots`` slots and the null slots; `OutOfMemoryError` leaves all as it was.
+
+        Before shrinking, the caller made sure that nobody touches the slots that go.
+        """
+        all_slots = num_slots + self.allocator.first_slot
+        old_slots = self.allocator.num_slots + self.allocator.first_slot
+        done: i64 = 0
+        try:
+            while done < len(self._ranges):
+                self._ranges[done].resize(int(all_slots * self.slot_bytes[done]))
+                done += 1
+        except BaseException:
+            while done > 0:
+                done -= 1
+                self._ranges[done].resize(int(old_slots * self.slot_bytes[done]))
+            raise
+
     @property
     def mapped_bytes(self) -> int:
         return sum([memory.mapped_bytes for memory in self._ranges])

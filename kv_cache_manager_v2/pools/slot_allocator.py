@@ -22,7 +22,10 @@ MOST_RESERVED: Final = 1 << 24
 @final
 @mypyc_attr(native_class=True)
 class SlotAllocator:
-    __slots__ = ("num_slots", "num_free", "first_slot", "peak_used", "_past_peak", "ready", "_stack", "_num_stacked", "_next_unused")
+    __slots__ = (
+        "num_slots", "num_free", "first_slot", "peak_used", "_past_peak", "ready", "_stack", "_num_stacked", "_next_unused",
+        "_before_shrink",
+    )  # fmt: skip
 
     num_slots: i64
     num_free: i64
@@ -34,6 +37,7 @@ class SlotAllocator:
     _stack: vec[i64]
     _num_stacked: i64
     _next_unused: i64
+    _before_shrink: vec[i64]  # free stack, then its length, next unused slot, slots, free slots
 
     def __init__(self, num_slots: i64, first_slot: i64) -> None:
         """``num_slots`` slots with the ids ``first_slot ..``; lower ids (the null slot) are never handed out."""
@@ -48,6 +52,7 @@ class SlotAllocator:
         self._stack = vec[i64](capacity=reserved)
         self._num_stacked = 0
         self._next_unused = first_slot
+        self._before_shrink = vec[i64]()
 
     @property
     def num_used(self) -> i64:
@@ -119,6 +124,61 @@ class SlotAllocator:
             self._stack = append(self._stack, slot)
         self._num_stacked += 1
         self.num_free += 1
+
+    # -- another number of slots --------------------------------------------------------------------------------------
+
+    def grow(self, num_more: i64) -> None:
+        """There is memory for that many slots more, behind the last one."""
+        self.num_slots += num_more
+        self.num_free += num_more
+
+    def begin_shrink(self, num_slots: i64) -> None:
+        """From here on only the first ``num_slots`` slots are handed out; those in use behind them count until `retire`."""
+        limit = self.first_slot + num_slots
+        saved = self._stack[: self._num_stacked]
+        for number in (self._num_stacked, self._next_unused, self.num_slots, self.num_free):
+            saved = append(saved, number)
+        self._before_shrink = saved
+        num_kept: i64 = 0
+        position: i64 = 0
+        while position < self._num_stacked:
+            slot = self._stack[position]
+            if slot < limit:
+                self._stack[num_kept] = slot
+                num_kept += 1
+            position += 1
+        num_used = self.num_slots - self.num_free
+        self._num_stacked = num_kept
+        self.num_free = num_kept
+        if self._next_unused > limit:
+            self._next_unused = limit
+        else:
+            self.num_free += limit - self._next_unused
+        self.num_slots = self.num_free + num_used
+
+    def cancel_shrink(self) -> None:
+        """Right after `begin_shrink`, everything taken since given back: all is as it was before."""
+        saved = self._before_shrink
+        count: i64 = len(saved) - 4
+        self._stack = saved[:count]
+        self._num_stacked = saved[count]
+        self._next_unused = saved[count + 1]
+        self.num_slots = saved[count + 2]
+        self.num_free = saved[count + 3]
+
+    def retire(self, num_retired: i64) -> None:
+        """That many slots in use behind the end are gone: nobody has them any more."""
+        self.num_slots -= num_retired
+
+    def end_shrink(self) -> None:
+        """What was behind the end is forgotten."""
+        limit = self.first_slot + self.num_slots
+        self._before_shrink = vec[i64]()
+        if len(self.ready) > limit:
+            self.ready = self.ready[:limit]
+        if self.peak_used > self.num_slots:
+            self._past_peak = self.total_peak
+            self.peak_used = self.num_slots - self.num_free
 
     def collect_free_slots(self) -> list[int]:
         """Ids of all free slots that have been used before, for checks and pictures."""

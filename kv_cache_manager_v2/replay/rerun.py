@@ -153,6 +153,12 @@ class _Rerun:
             self.plan().drop()
         elif operation == form.CANCEL_DROP:
             self.plan().cancel()
+        elif operation == form.ADVANCE:
+            self.manager.advance_clock(int(reader.number()) / 1_000_000)
+        elif operation == form.RESIZE_LEVEL:
+            self.resize_level()
+        elif operation == form.ADJUST:
+            self.compare("result", bool(reader.number()), self.manager.adjust())
         elif operation == form.CLEAR:
             self.manager.clear_reusable_blocks()
         else:
@@ -218,6 +224,13 @@ class _Rerun:
         if plan is None:
             raise JournalError(f"byte {self.reader.position}: there is no plan {number} to drop committed blocks")
         return plan
+
+    def resize_level(self) -> None:
+        level, quota, best_efforts = self.reader.number(), self.reader.number(), bool(self.reader.number())
+        new_quota, result = self.reader.number(), bool(self.reader.number())
+        # With best efforts the recording machine's memory decided: the outcome is asked for, not the wish.
+        found = self.manager.resize(level, new_quota if best_efforts and result else quota, best_efforts)
+        self.compare("result", result, found)
 
     def create(self) -> None:
         self.read_priorities()

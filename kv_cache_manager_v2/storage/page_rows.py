@@ -85,6 +85,10 @@ class PageRows:
         self._num_rows = first_page + self.num_life_cycles
         return first_page
 
+    @property
+    def num_rows(self) -> i64:
+        return self._num_rows
+
     def has_page(self, page: i64) -> bool:
         return self.words[page * ROW_WORDS + PLACE] != NO_PAGE
 

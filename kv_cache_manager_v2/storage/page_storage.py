@@ -524,6 +524,20 @@ class PageStorage:
         assert owner is not None
         return owner.find_page_below(page)
 
+    def clear_slots(self, pool_group: i64, begin: i64, end: i64) -> None:
+        """Zeros in slots of level 0 that are new, where the device's memory does not begin as zeros; waits for it."""
+        if self.device.is_software:
+            return
+        group = self.pool_groups[pool_group]
+        stream = self.device.default_stream()
+        first = group.allocator.first_slot + begin
+        pool: i64 = 0
+        while pool < len(group.slot_bytes):
+            num_bytes = group.slot_bytes[pool]
+            self.device.fill(stream, group.base_addresses[pool] + first * num_bytes, int((end - begin) * num_bytes), 0)
+            pool += 1
+        self.device.synchronize_stream(stream)
+
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def compute_statistics(self, level: i64, pool_group: i64) -> StorageStatistics:

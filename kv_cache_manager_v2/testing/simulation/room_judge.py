@@ -22,8 +22,8 @@ class RoomJudge:
 
     _model: Final[ReferenceModel]
     _pool_group_of: Final[Sequence[int]]  # by layer group
-    _num_slots: Final[Sequence[int]]  # by pool group, of level 0
-    _num_all_slots: Final[Sequence[int]]  # of all levels
+    _num_slots: Sequence[int]  # by pool group, of level 0
+    _num_all_slots: Sequence[int]  # of all levels
     _max_util_for_resume: Final[float]
 
     def __init__(
@@ -39,6 +39,11 @@ class RoomJudge:
         self._num_slots = num_slots
         self._num_all_slots = num_all_slots
         self._max_util_for_resume = max_util_for_resume
+
+    def set_slots(self, num_slots: Sequence[int], num_all_slots: Sequence[int]) -> None:
+        """The levels have other sizes now."""
+        self._num_slots = num_slots
+        self._num_all_slots = num_all_slots
 
     def num_used(self, pool_group: int) -> int:
         """Slots that hold a page, needed or not, or are scratch."""

@@ -28,6 +28,7 @@ _LIKELIHOODS: Final = {
     "move_history": 2.0,
     "suspend": 5.0,
     "prefetch": 1.5,
+    "resize_level": 1.5,
     "stop_committing": 3.0,
     "close": 8.0,
     "fork": 5.0,

@@ -76,11 +76,7 @@ class SimulatedRun:
         statistics = self.manager.get_storage_statistics()
         slot_sizes = [counts.slot_sizes for counts in statistics]
         self._pool_group_of = find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
-        num_slots = [counts.total for counts in statistics]
-        num_all_slots = [0] * len(num_slots)
-        for level in range(len(config.cache_tiers)):
-            for pool_group, counts in enumerate(self.manager.get_storage_statistics(level)):
-                num_all_slots[pool_group] += counts.total
+        num_slots, num_all_slots = self._count_slots()
         self._judge = RoomJudge(self._model, self._pool_group_of, num_slots, num_all_slots, config.max_util_for_resume)
         self._streams = [self.device.default_stream()]
         while len(self._streams) < scenario.num_streams:
@@ -106,6 +102,8 @@ class SimulatedRun:
         num_performed = self.num_performed
         if kind == "create":
             self._create(random)
+        elif kind == "resize_level":
+            self._resize_level(random)
         elif kind == "clear":
             self._clear(random)
         elif kind == "synchronize":
@@ -199,6 +197,34 @@ class SimulatedRun:
         self._sequences.append(sequence)
         if random.random() < 0.6:
             self._resume(sequence, random)
+
+    def _resize_level(self, random: Random) -> None:
+        """Another quota for a level, or its quota shared anew; sequences go on with whatever moved."""
+        self.num_performed += 1
+        level = int(random.random() * len(self._scenario.config.cache_tiers))
+        if random.random() < 0.2:
+            self.manager.advance_clock(random.random() * 100)
+            if random.random() < 0.5 or self.manager.need_adjustment:
+                self.manager.adjust()
+        else:
+            picture = self.manager.describe()
+            quota = int(self._scenario.config.cache_tiers[level].quota * random.choice((0.3, 0.6, 1.0, 1.5)))
+            try:
+                passed = self.manager.resize(level, quota, random.random() < 0.5)
+            except ValueError:
+                passed = False
+            if not passed:
+                _require_unchanged(picture, self.manager.describe())
+        self._model.make_room()
+        self._judge.set_slots(*self._count_slots())
+
+    def _count_slots(self) -> tuple[list[int], list[int]]:
+        """By pool group: of level 0, and of all levels."""
+        levels = [
+            [counts.total for counts in self.manager.get_storage_statistics(level)]
+            for level in range(len(self._scenario.config.cache_tiers))
+        ]
+        return levels[0], [sum(totals) for totals in zip(*levels)]
 
     def _prefetch(self, sequence: SimulatedSequence, random: Random) -> None:
         picture = self.manager.describe()

@@ -1,0 +1,233 @@
+"""The size of the tiers while they are in use, and the clock: the part of `KVCacheManager` that an operator turns."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, SupportsIndex
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.checks import to_count, to_int
+from ..base.ids import CacheTier
+from ..layout.sizing import compute_slots_bytes, plan_new_slot_counts
+from ..sequence.level_resizing import find_leased_beyond, resize_level
+from ..stats.demand import Demand
+from ..storage.decision_digest import REFUSAL
+from ..storage.pool_resizer import PoolResizer
+from ..storage.refusal import Refusal
+from .open_sequences import OpenSequences
+from .usage_queries import UsageQueries
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+_MICROSECONDS: Final = 1_000_000
+_MAX_SECONDS: Final = 1e9
+_TRIES: Final = 12
+"""How often `best_efforts` halves what it asks the device for."""
+
+
+@mypyc_attr(native_class=True)
+class TierControl(UsageQueries):
+    """Base of `KVCacheManager`, which sets the attributes."""
+
+    __slots__ = ("_open_sequences", "_quotas", "_demand", "_clock_us", "_last_adjustment_us")
+
+    _open_sequences: OpenSequences
+    _quotas: list[int]
+    """Bytes of each level."""
+    _demand: Demand
+    _clock_us: i64
+    _last_adjustment_us: i64
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def advance_clock(self, seconds: float) -> None:
+        """Let time pass for durations and cool-downs: the library reads no clock, so that equal calls decide alike.
+
+        `ValueError` unless ``0 <= seconds <= 1e9``.
+        """
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_open()
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+                raise TypeError(f"seconds must be a number, not {type(seconds).__name__}")
+            if not 0 <= seconds <= _MAX_SECONDS:
+                raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
+            microseconds = int(seconds * _MICROSECONDS)
+            self._clock_us += microseconds
+            journal = self._shared.journal
+            if journal is not None:
+                journal.advance_clock(microseconds, self._shared.storage.digest.value)
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
+    # -- size ---------------------------------------------------------------------------------------------------------
+
+    def get_quota(self, level: SupportsIndex) -> int:
+        """Bytes of that cache level."""
+        return self._quotas[self._require_level(level)]
+
+    def resize(self, cache_level: SupportsIndex, quota: SupportsIndex, best_efforts: bool = False) -> bool:
+        """Give a cache level another quota of bytes, with whatever is in it; the content survives as far as it fits.
+
+        Droppable pages that do not fit go down, or, on the last level, go for good; held ones go down; what must stay at the end
+        of a pool moves to its front, in stream order, so base page indices and scratch slots of active sequences may change: ask
+        for them again. False, and nothing has changed, if what must stay does not fit (`last_refusal`). With ``best_efforts`` a
+        level grows as far as the device has memory, at most to the quota; without, its `OutOfMemoryError` is raised. Waits
+        for the device when a level shrinks. `ValueError` if the quota is under what the constraints need.
+        """
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_open()
+            level = self._require_level(cache_level)
+            num_bytes = to_count(quota, "quota")
+            if not isinstance(best_efforts, bool):
+                raise TypeError(f"best_efforts must be a bool, not {type(best_efforts).__name__}")
+            result = self._resize(level, int(num_bytes), best_efforts, None)
+            journal = self._shared.journal
+            if journal is not None:
+                journal.resize_level(
+                    level, num_bytes, best_efforts, self._quotas[level], result, self._shared.storage.digest.value
+                )
+            return result
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
+    @property
+    def need_adjustment(self) -> bool:
+        """Whether `adjust` would serve the observed mix of sequences better: see `RebalanceConfig`."""
+        self._require_open()
+        settings = self._config.rebalance
+        if self._demand.num_samples < settings.min_samples:
+            return False
+        if self._clock_us - self._last_adjustment_us < int(settings.cool_down_seconds * _MICROSECONDS):
+            return False
+        wanted = self._plan_adjustment(0)
+        if wanted is None:
+            return False
+        for pool_group, count in enumerate(wanted):
+            present = int(self._shared.storage.allocators[pool_group].num_slots)
+            if count - present > settings.threshold * present:
+                return True
+        return False
+
+    def adjust(self) -> bool:
+        """Share the quota of every level anew between the pool groups, towards what sequences were seen to need.
+
+        Whether a level has changed. Pages move as in `resize`. `PageMoveError` if the device refuses; nothing is lost.
+        """
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_open()
+            has_changed = False
+            if self._demand.num_samples > 0:
+                weights = self._demand.weights(self._slot_bytes())
+                for level in range(len(self._quotas)):
+                    if self._resize(level, self._quotas[level], False, weights):
+                        has_changed = True
+            self._last_adjustment_us = self._clock_us
+            self._demand.restart()
+            journal = self._shared.journal
+            if journal is not None:
+                journal.adjust(has_changed, self._shared.storage.digest.value)
+            return has_changed
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
+    def _sample_demand(self) -> None:
+        """Note what sequences need now: all that is neither free nor droppable."""
+        storage = self._shared.storage
+        pool_group: i64 = 0
+        while pool_group < storage.num_pool_groups:
+            needed: i64 = 0
+            index = pool_group
+            while index < len(storage.allocators):
+                needed += storage.allocators[index].num_used - storage.queues[index].num_pages
+                index += storage.num_pool_groups
+            self._demand.add(pool_group, needed)
+            pool_group += 1
+        self._demand.end_sample()
+
+    def _slot_bytes(self) -> list[int]:
+        return [self._layout.slot_bytes_total(index) for index in range(self._layout.num_pool_groups)]
+
+    def _plan_adjustment(self, level: int) -> tuple[int, ...] | None:
+        weights = self._demand.weights(self._slot_bytes())
+        least = self._must_stay(level)
+        return plan_new_slot_counts(self._layout, self._config, self._quotas[level], level, least, weights)
+
+    def _must_stay(self, level: int) -> list[int]:
+        shared = self._shared
+        resizer = PoolResizer(shared.storage, shared.room, shared.mover)
+        return [int(resizer.count_must_stay(level, group)) for group in range(self._layout.num_pool_groups)]
+
+    def _resize(self, level: int, quota: int, best_efforts: bool, weights: list[int] | None) -> bool:
+        """With ``weights``: whether any pool group has changed."""
+        least = self._must_stay(level)
+        counts = plan_new_slot_counts(self._layout, self._config, quota, level, least, weights)
+        if counts is None:
+            self._refuse(level, quota, least)
+            return False
+        storage = self._shared.storage
+        first = level * int(storage.num_pool_groups)
+        old = tuple([int(storage.allocators[first + group].num_slots) for group in range(len(counts))])
+        if counts == old:
+            self._quotas[level] = quota
+            return weights is None
+        if level == 0:
+            for group, count in enumerate(counts):
+                lease = find_leased_beyond(self._shared, group, count)
+                if lease is not None:
+                    self._refuse_leased(group, lease)
+                    return False
+        tries = _TRIES if best_efforts else 0
+        old_quota = self._quotas[level]
+        while True:
+            try:
+                resize_level(self._shared, self._open_sequences.states(), level, counts)
+                self._quotas[level] = quota
+                return True
+            except MemoryError:
+                if tries == 0 or quota <= old_quota:
+                    if best_efforts:
+                        return False
+                    raise
+                tries -= 1
+                quota = old_quota + (quota - old_quota) // 2
+                smaller = plan_new_slot_counts(self._layout, self._config, quota, level, least, weights)
+                if smaller is None or smaller == old:
+                    return False
+                counts = smaller
+
+    def _refuse(self, level: int, quota: int, least: list[int]) -> None:
+        storage = self._shared.storage
+        needed = compute_slots_bytes(self._layout, least)
+        storage.digest.note(REFUSAL, needed)
+        text = (
+            f"level {level}: a quota of {quota} bytes is asked for, but pages that must stay take {least} slots of "
+            f"{self._slot_bytes()} bytes by pool group, {needed} bytes. Suspend or close sequences, or enlarge a lower tier"
+        )
+        storage.last_refusal = Refusal(level, 0, needed, quota, 0, text)
+
+    def _refuse_leased(self, pool_group: int, lease: int) -> None:
+        storage = self._shared.storage
+        storage.digest.note(REFUSAL, lease)
+        text = (
+            f"level 0, pool group {pool_group}: lease {lease} has slots behind the new end of its pool, which must not move. "
+            f"Settle it first"
+        )
+        storage.last_refusal = Refusal(0, pool_group, 0, 0, 0, text)
+
+    def _require_level(self, level: SupportsIndex) -> int:
+        number = to_int(level, "level")
+        if not 0 <= number < len(self._config.cache_tiers):
+            raise ValueError(f"level is {number}; there are {len(self._config.cache_tiers)} cache levels")
+        return number

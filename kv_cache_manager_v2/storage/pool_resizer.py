@@ -1,0 +1,128 @@
+"""Another number of slots for a pool group at one level: which pages must make room, and where those at the end go.
+
+Slots lie side by side, so a level shrinks at its end: pages there move to free slots further in front, in stream order, locked
+ones too. What there is too much of goes down before, as always when room is made.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..device.stream_order import NO_POINT, StreamOrder
+from .page_mover import PageMover
+from .page_rows import LOW_MASK, PLACE, ROW_WORDS
+from .page_storage import PageStorage
+from .room_maker import RoomMaker
+
+
+@final
+@mypyc_attr(native_class=True)
+class PoolResizer:
+    __slots__ = ("_storage", "_room", "_mover", "_order", "pages", "sources", "targets")
+
+    _storage: Final[PageStorage]
+    _room: Final[RoomMaker]
+    _mover: Final[PageMover]
+    _order: Final[StreamOrder]
+    pages: vec[i64]
+    """Of the last `relocate`: what moved, from where, to where."""
+    sources: vec[i64]
+    targets: vec[i64]
+
+    def __init__(self, storage: PageStorage, room: RoomMaker, mover: PageMover) -> None:
+        self._storage = storage
+        self._room = room
+        self._mover = mover
+        self._order = storage.order
+        self.pages = vec[i64]()
+        self.sources = vec[i64]()
+        self.targets = vec[i64]()
+
+    def count_must_stay(self, level: i64, pool_group: i64) -> i64:
+        """Slots that the level cannot do without: those of pages that may neither be dropped nor go down for want of room."""
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        held = storage.held_queues[index].num_pages
+        fixed = storage.allocators[index].num_used - storage.queues[index].num_pages - held
+        room = self._room.count_room_below(level, pool_group)
+        return fixed + held - room if held > room else fixed
+
+    def evacuate(self, level: i64, pool_group: i64, num_slots: i64) -> None:
+        """Have at most ``num_slots`` slots in use. `PageMoveError` if the device refuses; nothing is lost."""
+        index = level * self._storage.num_pool_groups + pool_group
+        allocator = self._storage.allocators[index]
+        if allocator.num_used > num_slots:
+            self._room.free_slots(level, pool_group, allocator.num_slots - num_slots)
+            assert allocator.num_used <= num_slots, "a level shrinks below what must stay"
+
+    def relocate(self, level: i64, pool_group: i64, num_slots: i64) -> i64:
+        """Move what lies behind the first ``num_slots`` slots in front of that end; returns the point after the copies.
+
+        The allocator hands out nothing behind the end any more, and counts what moved as gone from there. If the device
+        refuses (`PageMoveError`), all is as before. What reads or writes the pages now is the caller's to wait for.
+        """
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        allocator = storage.allocators[index]
+        limit = allocator.first_slot + num_slots
+        self._collect(level, pool_group, limit)
+        allocator.begin_shrink(num_slots)
+        count: i64 = len(self.pages)
+        position: i64 = 0
+        self.targets = vec[i64]()
+        while position < count:
+            self.targets = append(self.targets, allocator.allocate())
+            position += 1
+        if count == 0:
+            return NO_POINT
+        try:
+            point = self._mover.move(pool_group, level, self.sources, level, self.targets, count)
+        except BaseException:
+            self._undo(index, level, count)
+            raise
+        position = 0
+        while position < count:
+            page = self.pages[position]
+            target = self.targets[position]
+            words = storage.rows.words
+            at = page * ROW_WORDS + PLACE
+            words[at] = (words[at] & ~LOW_MASK) | target
+            allocator.ready[target] = point
+            allocator.ready[self.sources[position]] = point
+            position += 1
+        allocator.retire(count)
+        return point
+
+    def _undo(self, index: i64, level: i64, count: i64) -> None:
+        allocator = self._storage.allocators[index]
+        timeline = self._mover.timeline(level, level)
+        point = self._order.mark(timeline)
+        position = count - 1
+        while position >= 0:
+            target = self.targets[position]
+            source = self.sources[position]
+            allocator.free(target, self._order.advance(allocator.ready[target], timeline, point))
+            allocator.ready[source] = self._order.advance(allocator.ready[source], timeline, point)
+            position -= 1
+        allocator.cancel_shrink()
+
+    def _collect(self, level: i64, pool_group: i64, limit: i64) -> None:
+        storage = self._storage
+        rows = storage.rows
+        pages = vec[i64]()
+        sources = vec[i64]()
+        page = rows.first_page_of_blocks
+        while page < rows.num_rows:
+            life_cycle = (page - rows.first_page_of_blocks) % rows.num_life_cycles
+            if (
+                storage.pool_group_of[life_cycle] == pool_group
+                and rows.has_page(page)
+                and rows.level(page) == level
+                and rows.slot(page) >= limit
+            ):
+                pages = append(pages, page)
+                sources = append(sources, rows.slot(page))
+            page += 1
+        self.pages = pages
+        self.sources = sources

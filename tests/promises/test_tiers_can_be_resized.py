@@ -1,0 +1,177 @@
+"""A tier's quota can be changed while sequences are open: what is in it moves and keeps its bytes, or the call is refused."""
+
+import pytest
+
+from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
+    BufferConfig,
+    DiskCacheTierConfig,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    KVCache,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LayerId,
+    LogicError,
+    OutOfMemoryError,
+    RebalanceConfig,
+)
+from kv_cache_manager_v2.config.cache_tier_config import CacheTierConfig
+from kv_cache_manager_v2.device.host_device import HostDevice
+from kv_cache_manager_v2.testing import FakeEngine, Step
+from small_models import attention_layers
+
+MIB = 1 << 20
+T = 32
+KIB = 1 << 10
+
+
+def three_tiers(tmp_path, gpu: int, host: int, disk: int) -> KVCacheManagerConfig:
+    """4 full-attention layers of 32 KiB key and value blocks: a slot of 256 KiB, 4 to the MiB."""
+    layers = [
+        AttentionLayerConfig(LayerId(index), [BufferConfig("key", 32 * KIB), BufferConfig("value", 32 * KIB)]) for index in range(4)
+    ]
+    tiers: list[CacheTierConfig] = [GpuCacheTierConfig(gpu), HostCacheTierConfig(host), DiskCacheTierConfig(disk, str(tmp_path))]
+    return KVCacheManagerConfig(T, tiers, layers, max_util_for_resume=1.0)
+
+
+def run(engine: FakeEngine, kv_cache: KVCache, text: list[int], num_new: int) -> None:
+    """Compute the next tokens in one step; the engine reads, and checks, all that came before."""
+    start = len(text)
+    new = [10_000 * (kv_cache.id + 1) + start + position for position in range(num_new)]  # nothing is shared
+    assert kv_cache.resize(start + num_new, start)
+    engine.execute([Step(kv_cache, new, list(text))])
+    text.extend(new)
+    kv_cache.commit(new)
+
+
+def test_two_suspended_sequences_survive_a_shrink_of_all_tiers_and_growing_back(tmp_path) -> None:
+    # 100 blocks each are 25 MiB: both fit into 32 + 16 + 32 MiB, one of them into the 32 MiB of level 0.
+    config = three_tiers(tmp_path, 64 * MIB, 128 * MIB, 128 * MIB)
+    device = HostDevice()
+    with KVCacheManager(config, device=device) as manager, FakeEngine(config, device) as engine:
+        sequences = [manager.create_kv_cache(id=number) for number in range(2)]
+        texts: list[list[int]] = [[], []]
+        for kv_cache, text in zip(sequences, texts):
+            assert kv_cache.resume()
+            run(engine, kv_cache, text, 100 * T - 1 - kv_cache.id)
+        for kv_cache in sequences:
+            kv_cache.suspend()
+        for level, quota in enumerate((32 * MIB, 16 * MIB, 32 * MIB)):
+            assert manager.resize(level, quota)
+            assert manager.get_quota(level) == quota
+            manager.check_invariants()
+        assert sequences[0].resume()
+        run(engine, sequences[0], texts[0], 1)
+        assert not sequences[1].resume()
+        assert manager.last_refusal is not None and "level" in manager.last_refusal.text
+        for level, quota in enumerate((64 * MIB, 128 * MIB, 128 * MIB)):
+            assert manager.resize(level, quota)
+        assert sequences[1].resume()
+        run(engine, sequences[1], texts[1], 1)
+        run(engine, sequences[0], texts[0], 1)
+        engine.synchronize()
+        manager.check_invariants()
+        for kv_cache in sequences:
+            kv_cache.close()
+
+
+def small_manager(num_slots: int = 16, **settings) -> tuple[KVCacheManagerConfig, HostDevice]:
+    slot_bytes = 2 * 8 * 4
+    config = KVCacheManagerConfig(4, [GpuCacheTierConfig(num_slots * slot_bytes)], attention_layers([None], 4), **settings)
+    return config, HostDevice(granularity_bytes=4096)
+
+
+def test_pages_of_an_active_sequence_move_from_the_end_of_the_pool() -> None:
+    config, device = small_manager()
+    slot_bytes = 64
+    with KVCacheManager(config, device=device) as manager, FakeEngine(config, device) as engine:
+        first, second = manager.create_kv_cache(id=1), manager.create_kv_cache(id=2)
+        assert first.resume() and second.resume()
+        other: list[int] = []
+        text: list[int] = []
+        run(engine, first, other, 10 * 4 - 2)
+        run(engine, second, text, 4 * 4 - 1)
+        assert second.get_base_page_indices(0).tolist() == [10, 11, 12, 13]
+        first.stop_committing()
+        first.close()
+        assert manager.resize(0, 6 * slot_bytes)
+        # Six slots are left, four of them the second sequence's.
+        assert sorted(second.get_base_page_indices(0).tolist()) == sorted(set(second.get_base_page_indices(0).tolist()))
+        assert max(second.get_base_page_indices(0).tolist()) < 6
+        manager.check_invariants()
+        run(engine, second, text, 3)
+        engine.synchronize()
+        assert manager.get_storage_statistics()[0].total == 6
+        second.close()
+
+
+def test_what_must_stay_is_not_cut_off() -> None:
+    config, device = small_manager()
+    with KVCacheManager(config, device=device) as manager:
+        kv_cache = manager.create_kv_cache()
+        assert kv_cache.resume() and kv_cache.resize(8 * 4)
+        picture = manager.describe()
+        assert not manager.resize(0, 7 * 64)
+        assert not manager.resize(0, 7 * 64, best_efforts=True)
+        assert manager.last_refusal is not None and "448 bytes" in manager.last_refusal.text
+        assert manager.describe() == picture and manager.get_quota(0) == 16 * 64
+        assert manager.resize(0, 8 * 64)
+        kv_cache.close()
+
+
+def test_wrong_arguments() -> None:
+    config, device = small_manager()
+    with KVCacheManager(config, device=device) as manager:
+        with pytest.raises(ValueError, match="level is 1; there are 1"):
+            manager.resize(1, 64)
+        with pytest.raises(ValueError, match="quota of level 0 is 63 bytes, but at least 64"):
+            manager.resize(0, 63)
+        with pytest.raises(TypeError):
+            manager.resize(0, 640, best_efforts=1)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="time goes forward"):
+            manager.advance_clock(-1)
+    with pytest.raises(LogicError):
+        manager.resize(0, 640)
+
+
+def test_the_quota_moves_to_where_it_is_needed() -> None:
+    """Two pool groups share the memory evenly at first; sequences need one page of the first for 8 of the second."""
+    layers = [
+        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
+        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
+    ]
+    config = KVCacheManagerConfig(
+        4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
+        rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=10, min_samples=4, smoothing=0.5),
+    )  # fmt: skip
+    with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
+        before = [group.total for group in manager.get_storage_statistics()]
+        assert before == [100, 50]
+        assert not manager.need_adjustment
+        kv_cache = manager.create_kv_cache()
+        assert kv_cache.resume()
+        for step in range(40):
+            assert kv_cache.resize(4 * step + 4, 4 * step)
+        for _sample in range(5):
+            manager.create_kv_cache().close()
+        assert not manager.need_adjustment  # the cool-down
+        manager.advance_clock(10)
+        needs: list[bool] = [manager.need_adjustment, manager.adjust()]
+        assert needs == [True, True]
+        after = [group.total for group in manager.get_storage_statistics()]
+        assert after[1] > 80 and after[0] >= 2
+        assert after[0] * 64 + after[1] * 128 <= 200 * 64
+        assert not manager.need_adjustment
+        manager.check_invariants()
+        kv_cache.close()
+
+
+def test_memory_that_the_device_does_not_have() -> None:
+    config, device = small_manager()
+    with KVCacheManager(config, device=device) as manager:
+        too_much = 1 << 58
+        with pytest.raises((OutOfMemoryError, ValueError)):
+            manager.resize(0, too_much)
+        assert manager.get_quota(0) == 16 * 64
+        manager.check_invariants()
