@@ -9,7 +9,6 @@ import ctypes
 import errno
 import fcntl
 import os
-from array import array
 from collections.abc import Sequence
 from typing import Final, final
 
@@ -107,8 +106,9 @@ class OsFiles(FilePort):
             for index in range(len(addresses)):
                 words.append(addresses[index])
                 words.append(sizes[index])
-            vector = array("q", words)
-            moved = (_pwritev if is_write else _preadv)(file, vector.buffer_info()[0], len(addresses), offset)
+            # Given as an object, not as its address: compiled code lets go of a variable after its last use.
+            vector = (ctypes.c_int64 * len(words))(*words)
+            moved = (_pwritev if is_write else _preadv)(file, vector, len(addresses), offset)
         if moved < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
