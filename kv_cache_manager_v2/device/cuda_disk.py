@@ -303,6 +303,8 @@ class CudaDisk:
     def close(self) -> None:
         """Nothing is reserved any more. Where the driver refuses, it raises and may be called again."""
         self.drain()
+        for error in self._trail.untold_failures():
+            _logger.error("nobody waited for this: %s", error)
         self._workers.close()
         with self._context:
             if self._staging is not None:

@@ -8,6 +8,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.errors import StorageIOError
 from .disk_job import DiskJob
 
 
@@ -52,6 +53,17 @@ class DiskTrail:
 
     def jobs_of_event(self, event: int) -> list[DiskJob]:
         return self._of_events.get(event, [])
+
+    def untold_failures(self) -> list[StorageIOError]:
+        """What nobody ever asked for."""
+        errors: list[StorageIOError] = []
+        for lists in (self._of_streams, self._of_events):
+            for jobs in lists.values():
+                for job in jobs:
+                    if job.is_done and job.read_error is not None and not job.is_told:
+                        job.is_told = True
+                        errors.append(job.read_error)
+        return errors
 
     def settle(self) -> bool:
         """Forget what is over; returns whether anything is left."""

@@ -13,6 +13,7 @@ Every address is checked against what is reserved and mapped before anything hap
 """
 
 import ctypes
+import logging
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
@@ -37,6 +38,8 @@ from .host_streams import HostStreams
 from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
+
+_logger: Final = logging.getLogger(__name__)
 
 _DEFAULT_STREAM: Final = 0
 _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
@@ -267,6 +270,8 @@ class HostDevice(Device):
             raise LogicError(f"{num_ranges} ranges with {num_bytes} bytes are still reserved; release_range them first")
         if self._pending.is_busy:
             self._pending.synchronize_all()
+        for error in self._pending.untold_failures():
+            _logger.error("nobody waited for this: %s", error)
         self._workers.close()
         self._is_closed = True
 

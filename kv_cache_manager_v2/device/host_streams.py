@@ -173,12 +173,14 @@ class _Wait(QueuedWork):
 @final
 @mypyc_attr(native_class=True)
 class _DiskCopies(QueuedWork):
-    __slots__ = ("job",)
+    __slots__ = ("job", "_failures")
 
     job: Final[DiskJob]
+    _failures: Final[list[ReadFailure]]  # of the device
 
-    def __init__(self, job: DiskJob) -> None:
+    def __init__(self, job: DiskJob, failures: list[ReadFailure]) -> None:
         self.job = job
+        self._failures = failures
 
     def try_run(self, stream: HostStream) -> bool:
         job = self.job
@@ -186,7 +188,9 @@ class _DiskCopies(QueuedWork):
             return False
         job.note_failed_writes()
         if job.read_error is not None:
-            stream.failures.append(ReadFailure(job.read_error))
+            failure = ReadFailure(job.read_error)
+            stream.failures.append(failure)
+            self._failures.append(failure)
         return True
 
     def lets_disk_work_pass(self) -> bool:
@@ -204,13 +208,14 @@ def join_failures(stream: HostStream, event: HostEvent) -> None:
 class HostStreams:
     """Law: ``is_busy`` if any stream has a queue, or any failure was not told."""
 
-    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events")
+    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_failures")
 
     is_busy: bool
     _workers: Final[DiskWorkers]
     _streams: Final[dict[int, HostStream]]  # by handle: those that ever had a queue and were not destroyed
     _live: list[HostStream]  # those that have a queue
     _open_events: Final[dict[int, HostEvent]]
+    _failures: Final[list[ReadFailure]]  # that nobody was told of
 
     def __init__(self, workers: DiskWorkers) -> None:
         self.is_busy = False
@@ -218,12 +223,13 @@ class HostStreams:
         self._streams = {}
         self._live = []
         self._open_events = {}
+        self._failures = []
 
     # -- enqueueing; all but `copy_with_disk` only while busy -----------------------------------------------------------
 
     def copy_with_disk(self, stream: int, job: DiskJob) -> None:
         self.is_busy = True
-        self._append(self._stream(stream), _DiskCopies(job))
+        self._append(self._stream(stream), _DiskCopies(job, self._failures))
         self.poll()
 
     def copy(self, stream: int, batch: CopyBatch) -> None:
@@ -319,7 +325,13 @@ class HostStreams:
                     is_moving = True
                 self._start_disk_work(stream)
         self._live = [stream for stream in self._live if stream.queue]
-        self.is_busy = bool(self._live) or self._has_untold_failures()
+        if self._failures:
+            self._forget_told_failures()
+        self.is_busy = bool(self._live) or bool(self._failures)
+
+    def untold_failures(self) -> list[StorageIOError]:
+        """What nobody ever asked for."""
+        return [failure.error for failure in self._failures]
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
@@ -366,18 +378,17 @@ class HostStreams:
                 self.poll()
                 raise failure.error
 
-    def _has_untold_failures(self) -> bool:
-        is_any = False
+    def _forget_told_failures(self) -> None:
+        untold = [failure for failure in self._failures if not failure.is_told]
+        if len(untold) == len(self._failures):
+            return
+        self._failures.clear()
+        self._failures.extend(untold)
         for stream in self._streams.values():
-            if stream.failures:
-                stream.failures = [failure for failure in stream.failures if not failure.is_told]
-                is_any = is_any or bool(stream.failures)
+            stream.failures = [failure for failure in stream.failures if not failure.is_told]
         for handle in list(self._open_events):
             event = self._open_events[handle]
             if event.is_done:
                 event.failures = [failure for failure in event.failures if not failure.is_told]
-                if event.failures:
-                    is_any = True
-                else:
+                if not event.failures:
                     del self._open_events[handle]
-        return is_any

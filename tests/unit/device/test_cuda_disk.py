@@ -149,6 +149,15 @@ def test_a_failed_read_is_told_once_behind_it_and_nowhere_else(bench: Bench) -> 
     assert bench.values(HOST, [9]) == [3]
 
 
+def test_a_failed_read_that_nobody_asked_for_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.files.fail(errno.EIO, reads=True)
+    bench.copy(bench.device.default_stream(), GPU, DISK, [(0, 0)])
+    with caplog.at_level(logging.ERROR):
+        bench.close()
+    assert [record.levelname for record in caplog.records] == ["ERROR"] and os.strerror(errno.EIO) in caplog.text
+
+
 @pytest.mark.parametrize("how", ["poll", "stream", "event"])
 def test_every_way_to_ask_tells_of_a_failed_read(bench: Bench, how: str) -> None:
     device = bench.device
