@@ -84,6 +84,7 @@ from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
 from .sequence.matched_tokens import MatchedTokens
 from .stats.drop_reason import DropReason
+from .stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from .stats.miss_cause import MissCause
 from .stats.storage_statistics import StorageStatistics
 from .stats.usage_statistics import (
@@ -182,6 +183,8 @@ __all__ = [
     "GPU_LEVEL",
     "GpuCacheTierConfig",
     "HalfOpenRange",
+    "HitRateCurve",
+    "HitRatePoint",
     "HostCacheTierConfig",
     "HostDevice",
     "HostKernel",

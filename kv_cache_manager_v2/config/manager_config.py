@@ -37,6 +37,8 @@ class KVCacheManagerConfig(ConfigValue):
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group, outside the quota, out of use, for kernels that read a
       page even where there is none.
+    - ``enable_stats``: count what happens, and remember what became of blocks. ``miss_ratio_sampling``: the share of the blocks
+      that the hit rate of other cache sizes is estimated from; 0 for no estimate.
     """
 
     tokens_per_block: int
@@ -51,6 +53,7 @@ class KVCacheManagerConfig(ConfigValue):
     reuse_match_backoff: int = 0
     reserve_null_slot: bool = False
     enable_stats: bool = True
+    miss_ratio_sampling: float = 0.01
     snapshot_policy: SnapshotPolicy = SnapshotPolicy()
     max_state_replay_tokens: int = 0
     state_checkpoints: int = 0
@@ -76,6 +79,7 @@ class KVCacheManagerConfig(ConfigValue):
         validate_bool(self.enable_partial_reuse, "enable_partial_reuse")
         validate_bool(self.reserve_null_slot, "reserve_null_slot")
         validate_bool(self.enable_stats, "enable_stats")
+        _validate_sampling(self.miss_ratio_sampling)
 
     @property
     def enable_swa_scratch_reuse(self) -> bool:
@@ -169,6 +173,13 @@ def _validate_max_util(value: object) -> None:
         raise TypeError(f"max_util_for_resume must be a number, not {type(value).__name__}")
     if not 0 < value <= 1:
         raise ValueError(f"max_util_for_resume is {value}; it must be over 0 and at most 1")
+
+
+def _validate_sampling(value: object) -> None:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"miss_ratio_sampling must be a number, not {type(value).__name__}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"miss_ratio_sampling is {value}; it is a share of the blocks, 0 (none) to 1 (all)")
 
 
 def _validate_typical_step(value: object) -> None:

@@ -35,6 +35,7 @@ from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_commit, try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize
 from ..sequence.stream_handle import stream_handle
+from ..sequence.usage_books import enter_close
 from .open_sequences import OpenSequences
 from .sequence_beams import SequenceBeams
 from .sequence_queries import SequenceStatus
@@ -47,6 +48,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 
 def close_and_remove(state: SequenceState, open_sequences: OpenSequences) -> None:
+    enter_close(state)
     residency.close(state)
     open_sequences.remove(state)
     if state.shared.journal is not None:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import plotly.offline  # type: ignore[import-untyped]
 
-from .plots import plot_drops, plot_hits, plot_latencies, plot_memory, plot_miss_ratio
+from .. import HitRateCurve
+from .plots import plot_drops, plot_hit_rates, plot_hits, plot_latencies, plot_memory
 from .report import ReplayReport
 from .report_rows import figure_rows
 from .timeline import TimelinePoint
@@ -23,9 +24,9 @@ td:first-child { font-weight: 600; white-space: nowrap } td { overflow-wrap: any
 
 
 def make_html(
-    report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: dict[str, list[tuple[float, float]]]
+    report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: list[HitRateCurve]
 ) -> str:
-    """``curves``: for each policy (size, hit rate) pairs of the miss-ratio curve; empty leaves that plot out."""
+    """``curves``: of each tier; empty leaves that plot out."""
     title = html.escape(f"Replay of {report.workload}: {report.hit_rate:.1%} of the prompt tokens were reused")
     parts = [
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
@@ -43,9 +44,10 @@ def make_html(
     if len(curves) > 0:
         parts += _section(
             "What more or less memory would bring", "curve",
-            "The hit rate that the same requests would have had with another cache size. Where the line is steep to the right of "
-            "1, memory pays; where it is flat, it does not. The star is what was measured.",
-            plot_miss_ratio(curves, report.hit_rate),
+            "The hit rate that the same requests would have had with another size of one tier, estimated from "
+            f"{curves[0].num_sampled_queries:,} lookups of sampled blocks ({curves[0].sampling:.0%} of all blocks). Where the line is "
+            "steep to the right of 1, memory pays; where it is flat, it does not. The star is what was measured.",
+            plot_hit_rates(curves, tiers),
         )  # fmt: skip
     parts += _section(
         "Memory", "memory",

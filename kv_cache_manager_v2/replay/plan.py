@@ -51,6 +51,8 @@ class ReplayPlan:
     seed: int | None = None
     """Of the workload, for the report."""
     skipped_lines: int = 0
+    miss_ratio_sampling: float = 0.01
+    """The share of the blocks that the hit rate of other sizes is estimated from."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICE_NAMES:
@@ -82,6 +84,7 @@ class ReplayPlan:
             cache_tiers=[GpuCacheTierConfig(quota=num_bytes)],
             layers=self.model.layer_configs(self.tokens_per_block, self.shrink),
             constraints=constraints,
+            miss_ratio_sampling=self.miss_ratio_sampling,
             typical_step=BatchDesc([KVCacheDesc(capacity=history + 1, history_length=history)]),
             swa_scratch_reuse=SwaScratchReuseConfig() if self.scratch else None,
         )

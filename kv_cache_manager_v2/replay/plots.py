@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import plotly.graph_objects as graphs  # type: ignore[import-untyped]
 import plotly.subplots  # type: ignore[import-untyped]
 
-from .. import DropReason, MissCause
+from .. import DropReason, HitRateCurve, MissCause
 from .report import ReplayReport
 from .timeline import TimelinePoint
 
@@ -181,17 +181,19 @@ def plot_latencies(report: ReplayReport) -> Any:
     return _finished(figure, 200 + 40 * len(names))
 
 
-def plot_miss_ratio(curves: dict[str, list[tuple[float, float]]], measured: float) -> Any:
-    """Hit rate against the size of the cache as a multiple of the present one, a line for each policy."""
+def plot_hit_rates(curves: list[HitRateCurve], tiers: list[str]) -> Any:
+    """Hit rate against the size of each tier, in present sizes."""
     figure = graphs.Figure()
-    for position, (name, curve) in enumerate(curves.items()):
+    for position, curve in enumerate(curves):
         figure.add_trace(
             graphs.Scatter(
-                x=[size for size, _ in curve], y=[rate for _, rate in curve], name=name, mode="lines+markers",
+                x=[point.size for point in curve.points], y=[point.hit_rate for point in curve.points],
+                name=f"size of {tiers[curve.level]}", mode="lines+markers", hovertemplate="%{y:.1%} at %{x}x",
                 line={"color": _HIT_COLOURS[position % 3], "dash": _DASHES[position % len(_DASHES)], "width": 3},
-                marker={"symbol": _SYMBOLS[position % len(_SYMBOLS)], "size": 9}, hovertemplate="%{y:.1%} at %{x}x",
+                marker={"symbol": _SYMBOLS[position % len(_SYMBOLS)], "size": 9},
             )
         )  # fmt: skip
+    measured = max([point.hit_rate for point in curves[0].points if point.size == 1.0], default=0.0)
     figure.add_trace(
         graphs.Scatter(
             x=[1.0], y=[measured], name="measured, present size", mode="markers", hovertemplate="%{y:.1%}",
@@ -199,7 +201,7 @@ def plot_miss_ratio(curves: dict[str, list[tuple[float, float]]], measured: floa
         )
     )  # fmt: skip
     figure.add_vline(x=1.0, line={"color": "black", "dash": "dash", "width": 1})
-    figure.update_xaxes(title="size of the cache, in present sizes", type="log", tickvals=[0.25, 0.5, 1, 2, 4, 8])
+    figure.update_xaxes(title="size of the tier, in present sizes", type="log", tickvals=[0.25, 0.5, 1, 2, 4, 8])
     figure.update_yaxes(title="hit rate", tickformat=".0%", range=[0, 1])
     return _finished(figure)
 

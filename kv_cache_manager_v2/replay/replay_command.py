@@ -26,6 +26,7 @@ EXIT_BAD_INPUT: Final = 3
 """A trace has bad lines, or cannot be read."""
 EXIT_INTERRUPTED: Final = 130
 
+_SAMPLED_BLOCKS: Final = 50_000
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -166,7 +167,14 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         scratch=options.scratch,
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
+        miss_ratio_sampling=0.01 if options.report is None else _sampling(workload, options.tokens_per_block),
     )
+
+
+def _sampling(workload: Workload, tokens_per_block: int) -> float:
+    """Enough blocks for a curve, all of them where there are few."""
+    num_blocks = workload.summary().num_prompt_tokens // tokens_per_block + 1
+    return min(max(_SAMPLED_BLOCKS / num_blocks, 0.01), 1.0)
 
 
 def _positive(text: str) -> int:

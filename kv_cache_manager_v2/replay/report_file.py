@@ -19,4 +19,4 @@ def require_plots() -> None:
 def write_html_report(path: Path, report: ReplayReport, timeline: Timeline) -> None:
     from .html_report import make_html
 
-    path.write_text(make_html(report, timeline.points, timeline.tiers, {}), encoding="utf-8")
+    path.write_text(make_html(report, timeline.points, timeline.tiers, timeline.curves), encoding="utf-8")

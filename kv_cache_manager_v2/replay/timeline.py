@@ -10,7 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import DropReason, KVCacheManager, MissCause
+from .. import DropReason, HitRateCurve, KVCacheManager, MissCause
 from .tally import Tally
 
 MAX_POINTS: Final = 512
@@ -48,15 +48,18 @@ class TimelinePoint:
 class Timeline:
     """``points`` in order; the first is the beginning and, after `finish`, the last is the end."""
 
-    __slots__ = ("points", "tiers", "_manager", "_distance", "_next_step")
+    __slots__ = ("points", "tiers", "curves", "_manager", "_distance", "_next_step")
 
     points: list[TimelinePoint]
     tiers: list[str]
     """Names of the cache levels, warmest first."""
+    curves: list[HitRateCurve]
+    """Of each cache level, at the end."""
 
     def __init__(self) -> None:
         self.points = []
         self.tiers = []
+        self.curves = []
         self._manager: KVCacheManager | None = None
         self._distance = 1
         self._next_step = 0
@@ -86,6 +89,9 @@ class Timeline:
         if len(self.points) > 0 and self.points[-1].step == tally.num_steps:
             self.points.pop()
         self.points.append(self._take(tally))
+        manager = self._manager
+        if manager is not None:
+            self.curves = [manager.get_hit_rate_curve(level) for level in range(len(self.tiers))]
 
     def _take(self, tally: Tally) -> TimelinePoint:
         manager = self._manager

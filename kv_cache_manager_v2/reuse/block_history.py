@@ -12,6 +12,8 @@ from librt.strings import read_i32_le, read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..events.removal_cause import CAPACITY, UNREACHABLE
+from ..stats.reuse_sampler import ReuseSampler
 from ..storage.page_rows import PageRows
 from .reuse_scope import ReuseScope
 
@@ -22,6 +24,7 @@ NOT_KNOWN: Final = -1
 IN_OTHER_SCOPE: Final = -2
 
 EMPTY_TEXT: Final = 0
+NO_SAMPLE: Final = -1
 _MASK: Final = (1 << 62) - 1
 _FIRST_FACTOR: Final = 0x1E3779B97F4A7C15
 _SECOND_FACTOR: Final = 0x0F58476D1CE4E5B9
@@ -52,10 +55,18 @@ def hash_block(parent_text: i64, key: bytes) -> i64:
     return ((text * _SECOND_FACTOR) & _MASK) ^ (text >> 31)
 
 
+def key_of(text: i64, scope: i64) -> i64:
+    """One number for a text in a scope, as well mixed as the text."""
+    return text ^ (scope << 36)
+
+
 @final
 @mypyc_attr(native_class=True)
 class BlockHistory:
-    __slots__ = ("_rows", "_scopes", "_block_texts", "_block_scopes", "_texts", "_entries", "_bucket_mask", "_time")
+    __slots__ = (
+        "_rows", "_scopes", "_block_texts", "_block_scopes", "_texts", "_entries", "_bucket_mask", "_time",
+        "sampler", "num_blocks", "_num_evicted", "_num_blocks_at_evictions", "_block_samples", "_samples_before",
+    )  # fmt: skip
 
     _rows: Final[PageRows]
     _scopes: Final[dict[int, int]]
@@ -67,9 +78,26 @@ class BlockHistory:
     _entries: Final[vec[i64]]
     _bucket_mask: Final[i64]
     _time: i64
+    sampler: Final[ReuseSampler | None]
+    """Measures how long ago blocks were used; None: nobody does."""
+    num_blocks: i64
+    """Published now."""
+    _num_evicted: i64
+    _num_blocks_at_evictions: i64
+    """The sum of `num_blocks` over all evictions."""
+    _block_samples: vec[i64]
+    """For each published block the number of the nearest sampled one on its path, itself included; or NO_SAMPLE."""
+    _samples_before: vec[i64]
+    """The same without itself."""
 
-    def __init__(self, rows: PageRows, num_entries: int) -> None:
+    def __init__(self, rows: PageRows, num_entries: int, sampler: ReuseSampler | None) -> None:
         """``num_entries`` is rounded up to a power of two of at least one bucket; an entry is 16 bytes."""
+        self.sampler = sampler
+        self.num_blocks = 0
+        self._num_evicted = 0
+        self._num_blocks_at_evictions = 0
+        self._block_samples = vec[i64]()
+        self._samples_before = vec[i64]()
         num_buckets = 1
         while num_buckets * _WAYS < num_entries:
             num_buckets *= 2
@@ -99,23 +127,68 @@ class BlockHistory:
         if parent < 0:
             scope: i64 = self._scopes[int(parent)]
             parent_text: i64 = EMPTY_TEXT
+            sample: i64 = NO_SAMPLE
         else:
             number_of_parent = self._number(parent)
             scope = self._block_scopes[number_of_parent]
             parent_text = self._block_texts[number_of_parent]
+            sample = self._block_samples[number_of_parent]
         text = hash_block(parent_text, key)
         number = self._number(block)
         while number >= len(self._block_texts):
             self._block_texts = append(self._block_texts, EMPTY_TEXT)
             self._block_scopes = append(self._block_scopes, 0)
+            self._block_samples = append(self._block_samples, NO_SAMPLE)
+            self._samples_before = append(self._samples_before, NO_SAMPLE)
         self._block_texts[number] = text
         self._block_scopes[number] = scope
         self._write(text, scope, IS_HERE)
+        self.num_blocks += 1
+        sampler = self.sampler
+        if sampler is not None:
+            self._samples_before[number] = sample
+            sample_key = key_of(text, scope)
+            if sampler.is_sampled(sample_key):
+                sample = number
+                sampler.touch(sample_key)
+            self._block_samples[number] = sample
 
     def note_gone(self, block: i64, cause: i64) -> None:
         """The block left the tree, for a `removal_cause`."""
         number = self._number(block)
         self._write(self._block_texts[number], self._block_scopes[number], FIRST_DROPPED + cause)
+        if cause == CAPACITY or cause == UNREACHABLE:
+            self._num_evicted += 1
+            self._num_blocks_at_evictions += self.num_blocks
+        self.num_blocks -= 1
+
+    # -- the sample ---------------------------------------------------------------------------------------------------
+
+    def note_asked(self, block: i64) -> None:
+        """A prompt asked for the path that ends at this published block, and found it."""
+        sampler = self.sampler
+        if sampler is None or block < 0:
+            return
+        sample = self._block_samples[self._number(block)]
+        while sample != NO_SAMPLE:
+            sampler.query(key_of(self._block_texts[sample], self._block_scopes[sample]))
+            sample = self._samples_before[sample]
+
+    def note_used(self, block: i64) -> None:
+        """The path that ends at this published block was used until now; its far end is the first to go."""
+        sampler = self.sampler
+        if sampler is None or block < 0:
+            return
+        sample = self._block_samples[self._number(block)]
+        while sample != NO_SAMPLE:
+            sampler.touch(key_of(self._block_texts[sample], self._block_scopes[sample]))
+            sample = self._samples_before[sample]
+
+    def compute_full_size(self) -> float:
+        """Published blocks that were there when room had to be made, on average; 0.0 if it never had."""
+        if self._num_evicted == 0:
+            return 0.0
+        return float(self._num_blocks_at_evictions) / float(self._num_evicted)
 
     def _number(self, first_page: i64) -> i64:
         rows = self._rows

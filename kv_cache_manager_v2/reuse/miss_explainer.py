@@ -27,7 +27,7 @@ from ..stats.miss_cause import (
     WINDOW_BROKEN,
 )
 from .block import Block
-from .block_history import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN, BlockHistory, hash_block
+from .block_history import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN, BlockHistory, hash_block, key_of
 from .match import Match, count_shared_tokens
 from .radix_tree import RadixTree
 from .token_packing import TOKEN_BYTES
@@ -52,18 +52,20 @@ class MissExplainer:
 
     def explain(
         self, root: Block, packed: bytes, match: Match, num_untrimmed: i64, misses: vec[i64], misses_at: i64
-    ) -> None:
+    ) -> list[int]:
         """Add every token of ``packed`` behind the match to its cause, ``misses[misses_at + cause]``.
 
-        ``num_untrimmed``: how long the match was before `reuse_match_backoff`.
+        ``num_untrimmed``: how long the match was before `reuse_match_backoff`. Returns the keys of the sampled blocks among those
+        that are gone.
         """
         num_tokens: i64 = len(packed) // TOKEN_BYTES
         position = match.num_tokens
         if num_untrimmed > position:
             misses[misses_at + BACKOFF] += num_untrimmed - position
             position = num_untrimmed
+        samples: list[int] = []
         if position >= num_tokens:
-            return
+            return samples
         size = self._tokens_per_block
         ordinal = match.num_tokens // size
         node: Block | None = root
@@ -72,6 +74,7 @@ class MissExplainer:
         text = self._history.text_of(root.first_page if ordinal == 0 else match.blocks[ordinal - 1].first_page)
         scope = self._history.scope_of(root.first_page)
         is_gone_before = False
+        sampler = self._history.sampler
         while ordinal * size < num_tokens:
             end = (ordinal + 1) * size
             if end > num_tokens:
@@ -101,13 +104,16 @@ class MissExplainer:
                     misses[misses_at + PARTIAL_BLOCK] += shared_end - position
                     position = shared_end
                 misses[misses_at + NEVER_SEEN] += num_tokens - position
-                return
+                return samples
             node = None
             is_gone_before = cause != OTHER_SCOPE
             if end > position:
                 misses[misses_at + cause] += end - position
                 position = end
+            if sampler is not None and end == (ordinal + 1) * size and sampler.is_sampled(key_of(text, scope)):
+                samples.append(int(key_of(text, scope)))
             ordinal += 1
+        return samples
 
 
 def _count_shared_with_children(node: Block, key: bytes) -> i64:

@@ -35,6 +35,7 @@ from .resize import count_new_pages
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
 from .tail_copy import can_take_tail_back, copy_shared_blocks, take_tail_back
+from .usage_books import enter_resume
 
 
 def hold_match(state: SequenceState, match: Match) -> None:
@@ -138,7 +139,7 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     finally:
         pages.caller = None
     if is_done:
-        counters.note_resumed()
+        enter_resume(state, counters)
     return is_done
 
 

@@ -1,7 +1,7 @@
 """Where a sequence's calls are entered into the statistics: once they have succeeded, never while they are planned.
 
-`SharedState.usage` is None with ``enable_stats=False``, and so is `SequenceState.counters`; a test for that is all that the calls
-then cost. A decode step that crosses no block boundary enters nothing.
+With ``enable_stats=False`` there are no books, and `SequenceState.counters` is None; a test for that is all that the calls then
+cost. A decode step that crosses no block boundary enters nothing.
 """
 
 from typing import Final, final
@@ -16,12 +16,14 @@ from ..reuse.match import Match
 from ..reuse.miss_explainer import MissExplainer
 from ..reuse.radix_tree import RadixTree
 from ..reuse.token_packing import TOKEN_BYTES
+from ..stats.reuse_sampler import ReuseSampler
 from ..stats.usage_counters import (
     ALLOCATED,
     GENERATED,
     MISSED,
     PROMPT_TOKENS,
     REQUESTS,
+    RESUMES,
     REUSED_FULL,
     REUSED_PARTIAL,
     SequenceCounters,
@@ -30,9 +32,10 @@ from ..stats.usage_counters import (
 from ..storage.page_storage import PageStorage
 from .sequence_state import SequenceState
 
-HISTORY_PER_SLOT: Final = 4
-MAX_HISTORY_ENTRIES: Final = 1 << 18
-"""4 MiB, all told."""
+HISTORY_PER_SLOT: Final = 10
+"""More than the largest cache whose hit rate is estimated."""
+MAX_HISTORY_ENTRIES: Final = 1 << 19
+"""8 MiB, all told."""
 
 
 @final
@@ -74,7 +77,7 @@ class UsageBooks:
             # The path of an open sequence begins at its scope's root.
             root = state.shared.tree.find_root(state.scope)
             assert root is not None, "an open sequence has no root"
-            self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at)
+            counters.missed_samples = self.explainer.explain(root, packed, match, num_untrimmed, counts, usage.misses_at)
         if match.num_tokens == 0:
             return
         at = usage.hits_at
@@ -93,7 +96,7 @@ class UsageBooks:
 
 
 def make_usage_books(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageBooks:
-    """Also makes the tree remember what becomes of its blocks: of four times as many as there are slots."""
+    """Also makes the tree remember what becomes of its blocks: of ten times as many as there are slots."""
     storage = tree.storage
     num_slots: i64 = 0
     for allocator in storage.allocators:
@@ -101,7 +104,8 @@ def make_usage_books(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KV
     num_entries = num_slots * HISTORY_PER_SLOT
     if num_entries > MAX_HISTORY_ENTRIES:
         num_entries = MAX_HISTORY_ENTRIES
-    history = BlockHistory(storage.rows, int(num_entries))
+    sampler = ReuseSampler(config.miss_ratio_sampling) if config.miss_ratio_sampling > 0.0 else None
+    history = BlockHistory(storage.rows, int(num_entries), sampler)
     tree.history = history
     has_state = life_cycles.state_life_cycle_id is not None
     return UsageBooks(storage, MissExplainer(tree, history, config.tokens_per_block, has_state))
@@ -154,6 +158,27 @@ def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64
         if scratch_end > scratch_begin:
             count -= scratch_end - scratch_begin
     return count
+
+
+def enter_resume(state: SequenceState, counters: SequenceCounters) -> None:
+    """The first time the sequence is a request now, and its path is what it asked for and found."""
+    history = state.shared.tree.history
+    if counters.usage.counts[counters.usage.calls_at + RESUMES] == 0 and history is not None:
+        sampler = history.sampler
+        if sampler is not None and counters.total is not None:
+            history.note_asked(state.path_end.first_page)
+            for key in counters.missed_samples:
+                sampler.query(key)
+            counters.missed_samples = []
+        history.note_used(state.path_end.first_page)
+    counters.note_resumed()
+
+
+def enter_close(state: SequenceState) -> None:
+    """Up to now the path was in use; called before it is given up."""
+    history = state.shared.tree.history
+    if history is not None and state.counters is not None:
+        history.note_used(state.path_end.first_page)
 
 
 def enter_growth(state: SequenceState, counters: SequenceCounters, old_num_blocks: i64) -> None:

@@ -99,7 +99,7 @@ class SequenceCounters:
     running was no request.
     """
 
-    __slots__ = ("usage", "total", "prompt_length", "is_in_total")
+    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "missed_samples")
 
     usage: Final[UsageCounters]
     total: Final[UsageCounters | None]
@@ -107,12 +107,15 @@ class SequenceCounters:
     prompt_length: Final[i64]
     """Blocks that begin from here on are generated."""
     is_in_total: bool
+    missed_samples: list[int]
+    """Keys of sampled blocks that the prompt asked for and that are gone; until the first resume."""
 
     def __init__(self, num_layer_groups: i64, pages: PageCounters, total: UsageCounters | None, prompt_length: i64) -> None:
         self.usage = UsageCounters(num_layer_groups, PageCounters(pages.num_levels, pages.page_bytes))
         self.total = total
         self.prompt_length = prompt_length
         self.is_in_total = False
+        self.missed_samples = []
 
     def make_fork(self) -> SequenceCounters:
         """For a sequence that goes on from this one: no request of its own, and all that it has is its parent's so far."""

@@ -96,7 +96,7 @@ def test_capacity_is_told_apart():
 def test_what_is_remembered_is_bounded():
     with manager_of(num_slots=4) as manager:
         run_prompt(manager, list(range(4))).close()
-        # 4 slots remember at most 16 blocks: a thousand later ones push the first one out.
+        # 4 slots remember at most 64 blocks: a thousand later ones push the first one out.
         for number in range(1000):
             run_prompt(manager, [1000 + number] * 4).close()
         assert misses_of(manager, list(range(4))) == {MissCause.NEVER_SEEN: 4}

@@ -19,7 +19,7 @@ from kv_cache_manager_v2.replay.timeline import MAX_POINTS, Timeline  # noqa: E4
 from kv_cache_manager_v2.replay.workload import ListedWorkload  # noqa: E402
 from unit.replay.serving import FULL, TOKENS_PER_BLOCK, SilentConsole  # noqa: E402
 
-PLOTS = ("plot-hits", "plot-memory", "plot-drops", "plot-calls")
+PLOTS = ("plot-hits", "plot-curve", "plot-memory", "plot-drops", "plot-calls")
 
 
 def timeline_of(num_requests: int, num_blocks: int, num_output_tokens: int = 2) -> Timeline:

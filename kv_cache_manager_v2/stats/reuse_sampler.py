@@ -1,0 +1,115 @@
+"""How long ago a block was last used when a prompt asks for it, measured on a small sample of the blocks (SHARDS).
+
+A block is in the sample or not by its content, so that all uses of a sampled block are seen. The sampled blocks stand in the order
+of their last use; the distance of a query is the number of sampled blocks used since. A cache of ``n`` blocks under LRU has those
+blocks whose distance is under ``n * rate``. Memory is bounded: beyond `MAX_SAMPLES` the quarter that was used longest ago is forgotten.
+
+Counting the blocks used since takes a Fenwick tree over the times of use: ``log2(NUM_TIMES)`` steps.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+MAX_SAMPLES: Final = 1 << 13
+NUM_TIMES: Final = 1 << 15
+_KEY_SHIFT: Final = 17
+_KEY_MASK: Final = (1 << 20) - 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReuseSampler:
+    """Keys are 62-bit hashes of contents."""
+
+    __slots__ = ("rate", "num_queries", "distances", "_threshold", "_times", "_tree", "_next_time", "_num_live")
+
+    rate: Final[float]
+    num_queries: i64
+    """Of sampled blocks, found or not."""
+    distances: Final[vec[i64]]
+    """How many queries had each distance."""
+    _threshold: Final[i64]
+    _times: dict[int, int]
+    """When each sampled block was last used, in order."""
+    _tree: Final[vec[i64]]
+    _next_time: i64
+    _num_live: i64
+
+    def __init__(self, rate: float) -> None:
+        """``rate`` is over 0 and at most 1."""
+        self._threshold = max(int(rate * (_KEY_MASK + 1)), 1)
+        self.rate = float(int(self._threshold)) / float(_KEY_MASK + 1)
+        self.num_queries = 0
+        self.distances = vec[i64]([0] * MAX_SAMPLES)
+        self._times = {}
+        self._tree = vec[i64]([0] * (NUM_TIMES + 1))
+        self._next_time = 1
+        self._num_live = 0
+
+    def is_sampled(self, key: i64) -> bool:
+        return ((key >> _KEY_SHIFT) & _KEY_MASK) < self._threshold
+
+    def query(self, key: i64) -> None:
+        """A prompt asks for a sampled block."""
+        self.num_queries += 1
+        time: i64 = self._times.get(int(key), 0)
+        if time > 0:
+            distance = self._num_live - self._count_until(time)
+            self.distances[distance] += 1
+
+    def touch(self, key: i64) -> None:
+        """A sampled block is used: it is the last one in order now."""
+        number = int(key)
+        time: i64 = self._times.pop(number, 0)
+        if time > 0:
+            self._add(time, -1)
+            self._num_live -= 1
+        elif self._num_live == MAX_SAMPLES:
+            self._renumber(MAX_SAMPLES // 4)
+        if self._next_time > NUM_TIMES:
+            self._renumber(0)
+        self._times[number] = int(self._next_time)
+        self._add(self._next_time, 1)
+        self._next_time += 1
+        self._num_live += 1
+
+    def count_queries_within(self, distance: float) -> i64:
+        """Queries whose distance is under ``distance``."""
+        count: i64 = 0
+        position: i64 = 0
+        while position < MAX_SAMPLES and float(position) < distance:
+            count += self.distances[position]
+            position += 1
+        return count
+
+    def _add(self, time: i64, change: i64) -> None:
+        tree = self._tree
+        while time <= NUM_TIMES:
+            tree[time] += change
+            time += time & -time
+
+    def _count_until(self, time: i64) -> i64:
+        tree = self._tree
+        count: i64 = 0
+        while time > 0:
+            count += tree[time]
+            time -= time & -time
+        return count
+
+    def _renumber(self, num_forgotten: i64) -> None:
+        """Times from 1 on again, without the blocks that were used longest ago."""
+        keys = list(self._times)[int(num_forgotten) :]
+        tree = self._tree
+        position: i64 = 0
+        while position <= NUM_TIMES:
+            tree[position] = 0
+            position += 1
+        self._times = {}
+        self._next_time = 1
+        self._num_live = len(keys)
+        for key in keys:
+            self._times[key] = int(self._next_time)
+            self._add(self._next_time, 1)
+            self._next_time += 1

@@ -1,0 +1,73 @@
+"""The manager estimates what hit rate a smaller or larger cache would have had: as a manager of that size then has."""
+
+import random
+from typing import Any
+
+import pytest
+from kv_cache_manager_v2 import LogicError
+from small_models import config_of, manager_of
+
+
+def serve(manager, seed, num_requests):
+    """Prompts of a few popular texts with a turn of their own behind them, one after the other."""
+    rng = random.Random(seed)
+    for number in range(num_requests):
+        family = int(40 * rng.random() ** 2)
+        prompt = [family * 1000 + token for token in range(16)] + [number * 7 % 50] * 4
+        kv_cache = manager.create_kv_cache(input_tokens=prompt)
+        assert kv_cache.resume() and kv_cache.resize(len(prompt))
+        kv_cache.commit(prompt[kv_cache.num_committed_tokens :])
+        kv_cache.close()
+
+
+def test_the_curve_is_what_other_sizes_then_bring():
+    seed = 5
+    print("seed", seed)
+    with manager_of(num_slots=60, miss_ratio_sampling=1) as manager:
+        serve(manager, seed, 600)
+        curve = {point.size: point.hit_rate for point in manager.get_hit_rate_curve(0, (0.5, 1, 2, 4)).points}
+        assert curve[1] == manager.get_statistics().prompts.hit_rate
+        # The books are always full of droppable blocks here: the estimate's present size is all slots, or nearly.
+        assert 55 <= manager.get_hit_rate_curve().cached_blocks <= 60
+    for size, expected in curve.items():
+        with manager_of(num_slots=int(60 * size)) as manager:
+            serve(manager, seed, 600)
+            assert abs(manager.get_statistics().prompts.hit_rate - expected) < 0.02, f"at {size}"
+
+
+def test_before_anything_was_served_it_is_zero():
+    with manager_of() as manager:
+        assert [point.hit_rate for point in manager.get_hit_rate_curve().points] == [0.0] * 10
+        assert manager.get_hit_rate_curve().num_sampled_queries == 0
+
+
+def test_dummies_are_left_out():
+    with manager_of(miss_ratio_sampling=1) as manager:
+        for counts in (True, False, False):
+            kv_cache = manager.create_kv_cache(input_tokens=list(range(8)), count_in_statistics=counts)
+            assert kv_cache.resume() and kv_cache.resize(8)
+            kv_cache.commit(list(range(8))[kv_cache.num_committed_tokens :])
+            kv_cache.close()
+        assert manager.get_hit_rate_curve().num_sampled_queries == 0
+
+
+def test_misuse():
+    with manager_of(miss_ratio_sampling=0) as manager:
+        with pytest.raises(LogicError):
+            manager.get_hit_rate_curve()
+    with manager_of(enable_stats=False) as manager:
+        with pytest.raises(LogicError):
+            manager.get_hit_rate_curve()
+    with manager_of() as manager:
+        for level in (-1, 1):
+            with pytest.raises(ValueError):
+                manager.get_hit_rate_curve(level)
+        for size in (0, -1, 1e6, float("nan")):
+            with pytest.raises(ValueError):
+                manager.get_hit_rate_curve(0, [size])
+    for sampling in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError):
+            config_of(miss_ratio_sampling=sampling)
+    untyped: Any = "1"
+    with pytest.raises(TypeError):
+        config_of(miss_ratio_sampling=untyped)
