@@ -14,6 +14,7 @@ from mypy_extensions import mypyc_attr
 from .report import ReplayReport
 from .report_rows import plain_report
 from .tally import Tally
+from .timeline import TimelinePoint
 
 _QUIET_INTERVAL_SECONDS: Final = 10.0
 
@@ -30,6 +31,14 @@ class Console(metaclass=ABCMeta):
     @abstractmethod
     def update(self, tally: Tally, used_shares: list[float]) -> None:
         """Several times a second at most; ``used_shares``: slots in use over all, per pool group."""
+
+    @property
+    def wants_points(self) -> bool:
+        """Whether `look` shall be called where `update` is."""
+        return False
+
+    def look(self, point: TimelinePoint, tally: Tally, tiers: list[str]) -> None:
+        """The present moment in full; ``tiers``: names of the cache levels."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -88,6 +97,13 @@ def progress_text(tally: Tally, used_shares: list[float], num_requests: int, sec
 def memory_text(used_shares: list[float]) -> str:
     """How full each pool group is."""
     return " ".join([f"{share:.0%}" for share in used_shares]) if len(used_shares) > 0 else "-"
+
+
+def make_live_console() -> Console:
+    """`ImportError` without rich."""
+    from .live_console import LiveConsole
+
+    return LiveConsole(sys.stdout, sys.stderr)
 
 
 def make_console(is_quiet: bool = False) -> Console:

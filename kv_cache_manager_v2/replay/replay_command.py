@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .console import make_console
+from .console import Console, make_console, make_live_console
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
 from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
 from .presets import DEFAULT_MODEL, PRESETS
@@ -83,6 +83,7 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
     checks.add_argument(
         "--report", metavar="FILE", help="write a page with plots there (HTML, needs the extra report)"
     )
+    checks.add_argument("--live", action="store_true", help="show hits, misses and memory in a table while it runs (needs rich)")
     checks.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -120,7 +121,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error(f"--json {options.json}: there is no such folder")
     if options.report is not None and not Path(options.report).parent.is_dir():
         parser.error(f"--report {options.report}: there is no such folder")
-    console = make_console(options.quiet)
+    console = _make_console(options, parser)
     timeline: Timeline | None = None
     if options.report is not None:
         require_plots()
@@ -169,6 +170,17 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         skipped_lines=skipped_lines,
         miss_ratio_sampling=0.01 if options.report is None else _sampling(workload, options.tokens_per_block),
     )
+
+
+def _make_console(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Console:
+    if not options.live:
+        return make_console(options.quiet)
+    if options.quiet:
+        parser.error("--live and --quiet do not go together")
+    try:
+        return make_live_console()
+    except ImportError:
+        parser.error("--live needs rich: pip install 'kv-cache-manager-v2[cli]'")
 
 
 def _sampling(workload: Workload, tokens_per_block: int) -> float:

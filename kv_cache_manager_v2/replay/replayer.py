@@ -29,7 +29,7 @@ from .recorder import CallRecorder
 from .report import LayerGroupFigures, PoolGroupFigures, ReplayReport, call_figures
 from .scheduler import Scheduler
 from .timed_calls import TimedCalls
-from .timeline import Timeline
+from .timeline import Timeline, take_point, tier_names
 from .waiting_line import WaitingLine
 
 _UPDATE_INTERVAL_SECONDS: Final = 0.2
@@ -123,6 +123,7 @@ class _Replayer:
     def _serve_steps(self, scheduler: Scheduler, flag: InterruptFlag) -> bool:
         """True if Ctrl-C ended it."""
         next_update = monotonic()
+        tiers = tier_names(self._manager)
         while scheduler.step():
             if self._plan.check_invariants:
                 self._manager.check_invariants()
@@ -132,6 +133,8 @@ class _Replayer:
             if now >= next_update:
                 next_update = now + _UPDATE_INTERVAL_SECONDS
                 self._console.update(scheduler.tally, self._used_shares())
+                if self._console.wants_points:
+                    self._console.look(take_point(self._manager, scheduler.tally), scheduler.tally, tiers)
             if flag.is_raised():
                 return True
         return False

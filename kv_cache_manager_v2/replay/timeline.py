@@ -67,10 +67,7 @@ class Timeline:
     def begin(self, manager: KVCacheManager) -> None:
         self.points = []
         self._manager = manager
-        names = [TIER_NAMES[tier.name] for tier in manager.cache_tier_list]
-        self.tiers = [
-            f"{name} {names[:level].count(name) + 1}" if names.count(name) > 1 else name for level, name in enumerate(names)
-        ]
+        self.tiers = tier_names(manager)
         self._distance = 1
         self._next_step = 0
 
@@ -96,19 +93,32 @@ class Timeline:
     def _take(self, tally: Tally) -> TimelinePoint:
         manager = self._manager
         assert manager is not None, "a timeline looks before it begins"
-        usage = manager.get_statistics()
-        dropped: dict[DropReason, int] = {}
-        for drop in usage.drops:
-            dropped[drop.reason] = dropped.get(drop.reason, 0) + drop.blocks
-        return TimelinePoint(
-            step=tally.num_steps,
-            requests_done=tally.num_requests_done,
-            prompt_tokens=usage.prompts.tokens,
-            hit_tokens=usage.prompts.hit_tokens,
-            missed_tokens=usage.prompts.missed_tokens,
-            dropped_pages=dropped,
-            slots=look_at_slots(manager),
-        )
+        return take_point(manager, tally)
+
+
+def take_point(manager: KVCacheManager, tally: Tally) -> TimelinePoint:
+    """This moment."""
+    usage = manager.get_statistics()
+    dropped: dict[DropReason, int] = {}
+    for drop in usage.drops:
+        dropped[drop.reason] = dropped.get(drop.reason, 0) + drop.blocks
+    return TimelinePoint(
+        step=tally.num_steps,
+        requests_done=tally.num_requests_done,
+        prompt_tokens=usage.prompts.tokens,
+        hit_tokens=usage.prompts.hit_tokens,
+        missed_tokens=usage.prompts.missed_tokens,
+        dropped_pages=dropped,
+        slots=look_at_slots(manager),
+    )
+
+
+def tier_names(manager: KVCacheManager) -> list[str]:
+    """Of the cache levels, numbered where there are two of a kind."""
+    names = [TIER_NAMES[tier.name] for tier in manager.cache_tier_list]
+    return [
+        f"{name} {names[:level].count(name) + 1}" if names.count(name) > 1 else name for level, name in enumerate(names)
+    ]
 
 
 def look_at_slots(manager: KVCacheManager) -> tuple[SlotUse, ...]:

@@ -36,7 +36,7 @@ from .token_packing import TOKEN_BYTES
 @final
 @mypyc_attr(native_class=True)
 class MissExplainer:
-    __slots__ = ("_tree", "_history", "_tokens_per_block", "_incomplete")
+    __slots__ = ("_tree", "_history", "_tokens_per_block", "_incomplete", "_checks_parts")
 
     _tree: Final[RadixTree]
     _history: Final[BlockHistory]
@@ -44,7 +44,13 @@ class MissExplainer:
     _incomplete: Final[i64]
     """The cause where whole blocks are there and do not match."""
 
-    def __init__(self, tree: RadixTree, history: BlockHistory, tokens_per_block: int, has_recurrent_layers: bool) -> None:
+    _checks_parts: Final[bool]
+    """Whether the match may have left out tokens that a block here begins with."""
+
+    def __init__(
+        self, tree: RadixTree, history: BlockHistory, tokens_per_block: int, has_recurrent_layers: bool, checks_parts: bool
+    ) -> None:
+        self._checks_parts = checks_parts
         self._tree = tree
         self._history = history
         self._tokens_per_block = tokens_per_block
@@ -95,7 +101,7 @@ class MissExplainer:
             cause = _cause_of(self._history.find(text, scope))
             if cause == NEVER_SEEN:
                 num_shared: i64 = 0
-                if node is not None:
+                if node is not None and self._checks_parts:
                     num_shared = _count_shared_with_children(node, key)
                 elif is_gone_before and end < (ordinal + 1) * size:
                     num_shared = end - ordinal * size

@@ -108,7 +108,10 @@ def make_usage_books(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KV
     history = BlockHistory(storage.rows, int(num_entries), sampler)
     tree.history = history
     has_state = life_cycles.state_life_cycle_id is not None
-    return UsageBooks(storage, MissExplainer(tree, history, config.tokens_per_block, has_state))
+    has_windows = any([cycle.window_size is not None for cycle in life_cycles])
+    # Where nothing but the text decides, a match takes all that a block begins with.
+    checks_parts = has_state or has_windows or not config.enable_partial_reuse
+    return UsageBooks(storage, MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts))
 
 
 def _count_hits_by_level(state: SequenceState, usage: UsageCounters) -> None:

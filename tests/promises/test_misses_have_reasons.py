@@ -1,6 +1,7 @@
 """Every token of a prompt that was not reused has one reason, and the reasons add up to the prompt."""
 
-from kv_cache_manager_v2 import MissCause, ReuseScope
+from hybrid_models import Rig
+from kv_cache_manager_v2 import MissCause, ReuseScope, SnapshotPolicy
 from small_models import manager_of, run_prompt
 
 
@@ -66,6 +67,17 @@ def test_part_of_a_block_that_is_gone():
         manager.clear_reusable_blocks()
         # Blocks are remembered whole: of 4, 5 nothing is known but that what comes before them was here.
         assert misses_of(manager, list(range(6))) == {MissCause.DROPPED: 4, MissCause.PARTIAL_BLOCK: 2}
+
+
+def test_no_snapshot_of_the_recurrent_state():
+    policy = SnapshotPolicy(at_prompt_end=False, at_branches=False)
+    with Rig(snapshot_policy=policy) as rig:
+        rig.prefill(list(range(8))).close()
+        assert misses_of(rig.manager, list(range(8))) == {MissCause.NO_SNAPSHOT: 8}
+    with Rig() as rig:
+        rig.prefill(list(range(8))).close()
+        # There is one where the prompt ended.
+        assert misses_of(rig.manager, list(range(8)) + [9, 9]) == {MissCause.NEVER_SEEN: 2}
 
 
 def test_another_scope():

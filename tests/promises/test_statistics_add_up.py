@@ -7,9 +7,17 @@ import random
 from typing import Any
 
 import pytest
-from kv_cache_manager_v2 import DropReason, LogicError
+from kv_cache_manager_v2 import (
+    DropReason,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    HostDevice,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LogicError,
+)
 from random_calls import drive
-from small_models import manager_of, run_prompt
+from small_models import attention_layers, manager_of, run_prompt
 
 
 def blocks_of(statistics, group=0):
@@ -113,6 +121,33 @@ def test_windowed_groups_have_their_own_figures():
         assert blocks_of(kv_cache.statistics, 0) == (0, 8, 0, 0, 0)
         assert blocks_of(kv_cache.statistics, 1) == (0, 2, 0, 0, 0)
         kv_cache.close()
+
+
+def test_hits_and_copies_say_which_levels():
+    slot_bytes = 2 * 8 * 4
+    config = KVCacheManagerConfig(
+        tokens_per_block=4,
+        cache_tiers=[GpuCacheTierConfig(4 * slot_bytes), HostCacheTierConfig(16 * slot_bytes)],
+        layers=attention_layers((None,), 4),
+    )
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        run_prompt(manager, list(range(12))).close()
+        run_prompt(manager, [100 + token for token in range(12)]).close()
+        found = manager.get_iteration_statistics()
+        # 4 slots: of the first prompt's 3 blocks the last two had to go down.
+        assert [(moved.source_level, moved.target_level, moved.blocks) for moved in found.transfers] == [(0, 1, 2)]
+        assert found.count_transfers("offloaded") == 2 and found.transfers[0].bytes == 2 * slot_bytes
+        assert found.peak_slots == ((4,), (2,))
+        kv_cache = manager.create_kv_cache(input_tokens=list(range(12)))
+        assert kv_cache.statistics.prompts.hit_tokens == (4, 8)
+        assert kv_cache.resume()
+        assert kv_cache.statistics.count_transfers("onboarded") == 2, "it was for this sequence"
+        found = manager.get_iteration_statistics()
+        assert found.count_transfers("onboarded") == 2
+        assert found.prompts.hit_tokens == (4, 8)
+        kv_cache.close()
+        sizes = {point.size: point.hit_rate for point in manager.get_hit_rate_curve(1).points}
+        assert sizes[1.0] == manager.get_statistics().prompts.hit_rate
 
 
 def test_without_statistics_nothing_is_kept():

@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from random_calls import drive
 from small_models import config_of, run_prompt
 
-from kv_cache_manager_v2 import HostDevice, KVCacheManager
+from kv_cache_manager_v2 import HostCacheTierConfig, HostDevice, KVCacheManager
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.slot_owners import find_slot_owners
 
@@ -58,6 +59,25 @@ def test_random_states_have_no_slot_without_owner(tmp_path: Path) -> None:
             assert counts.get("free", 0) == group["free"], f"seed {seed}"
             assert counts.get("locked", 0) + counts.get("scratch", 0) == group["locked"], f"seed {seed}"
             kv_cache.close()
+
+
+def test_held_pages_are_shown_where_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(num_slots=4)
+    tiers = [*config.cache_tiers, HostCacheTierConfig(8 * 64)]
+    with KVCacheManager(replace(config, cache_tiers=tiers), device=HostDevice()) as manager:
+        suspended = run_prompt(manager, list(range(12)), id=5)
+        suspended.suspend()
+        active = run_prompt(manager, [50 + token for token in range(12)], id=6)
+        state = tmp_path / "state.json"
+        state.write_text(json.dumps(manager.describe()))
+        drawing = tmp_path / "slots.svg"
+        assert main(["inspect", str(state), "--svg", str(drawing), "--level", "1"]) == 0
+        words = capsys.readouterr().out
+        # 4 slots on level 0, of which the active one needs 3: two of the suspended one's three pages had to go down.
+        assert "0 free, 3 locked, 0 scratch, 1 held" in words and "6 free, 0 locked, 0 scratch, 2 held" in words
+        assert drawing.read_text().count("held, layer group 0, published, priority 35, sequence 5") == 2
+        suspended.close()
+        active.close()
 
 
 def test_a_journal_is_looked_at_after_any_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
