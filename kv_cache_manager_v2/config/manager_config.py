@@ -38,7 +38,7 @@ class KVCacheManagerConfig(ConfigValue):
     - ``reserve_null_slot``: keep one slot of each pool group, outside the quota, out of use, for kernels that read a
       page even where there is none.
     - ``enable_stats``: count what happens, and remember what became of blocks. ``miss_ratio_sampling``: the share of the blocks
-      that the hit rate of other cache sizes is estimated from; 0 for no estimate.
+      that the hit rate of other cache sizes is estimated from, or less where the cache is large; 0 for no estimate.
     """
 
     tokens_per_block: int

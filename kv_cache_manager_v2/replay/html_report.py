@@ -45,8 +45,9 @@ def make_html(
         parts += _section(
             "What more or less memory would bring", "curve",
             "The hit rate that the same requests would have had with another size of one tier, estimated from "
-            f"{curves[0].num_sampled_queries:,} lookups of sampled blocks ({curves[0].sampling:.0%} of all blocks). Where the line is "
-            "steep to the right of 1, memory pays; where it is flat, it does not. The star is what was measured.",
+            f"{curves[0].num_sampled_queries:,} lookups of sampled blocks ({curves[0].sampling:.2%} of all blocks). Where the line is "
+            "steep to the right of 1, memory pays; where it is flat, it does not. The star is what was measured, over all lookups: those "
+            "of requests that had to start again find what they had published before.",
             plot_hit_rates(curves, tiers),
         )  # fmt: skip
     parts += _section(

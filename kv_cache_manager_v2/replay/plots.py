@@ -202,7 +202,8 @@ def plot_hit_rates(curves: list[HitRateCurve], tiers: list[str]) -> Any:
     )  # fmt: skip
     figure.add_vline(x=1.0, line={"color": "black", "dash": "dash", "width": 1})
     figure.update_xaxes(title="size of the tier, in present sizes", type="log", tickvals=[0.25, 0.5, 1, 2, 4, 8])
-    figure.update_yaxes(title="hit rate", tickformat=".0%", range=[0, 1])
+    highest = max([point.hit_rate for curve in curves for point in curve.points], default=0.0)
+    figure.update_yaxes(title="hit rate", tickformat=".0%", range=[0, max(min(highest * 1.3, 1.0), 0.05)])
     return _finished(figure)
 
 

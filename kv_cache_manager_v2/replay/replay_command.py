@@ -26,7 +26,6 @@ EXIT_BAD_INPUT: Final = 3
 """A trace has bad lines, or cannot be read."""
 EXIT_INTERRUPTED: Final = 130
 
-_SAMPLED_BLOCKS: Final = 50_000
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -168,7 +167,8 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         scratch=options.scratch,
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
-        miss_ratio_sampling=0.01 if options.report is None else _sampling(workload, options.tokens_per_block),
+        # As many blocks as the sample takes: a page of plots may cost a little.
+        miss_ratio_sampling=0.01 if options.report is None else 1.0,
     )
 
 
@@ -181,12 +181,6 @@ def _make_console(options: argparse.Namespace, parser: argparse.ArgumentParser) 
         return make_live_console()
     except ImportError:
         parser.error("--live needs rich: pip install 'kv-cache-manager-v2[cli]'")
-
-
-def _sampling(workload: Workload, tokens_per_block: int) -> float:
-    """Enough blocks for a curve, all of them where there are few."""
-    num_blocks = workload.summary().num_prompt_tokens // tokens_per_block + 1
-    return min(max(_SAMPLED_BLOCKS / num_blocks, 0.01), 1.0)
 
 
 def _positive(text: str) -> int:

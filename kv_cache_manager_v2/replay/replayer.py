@@ -139,6 +139,10 @@ class _Replayer:
                 return True
         return False
 
+    def _missed_tokens(self) -> dict[str, int]:
+        missed = self._manager.get_statistics().prompts.missed_tokens
+        return {cause.name.lower(): missed[cause] for cause in missed}
+
     def _used_shares(self) -> list[float]:
         return [
             (group.total - group.free) / max(group.total, 1) for group in self._manager.get_storage_statistics()
@@ -190,6 +194,7 @@ class _Replayer:
             wall_seconds=wall_seconds,
             manager_seconds=recorder.total_ns / 1e9,
             calls=call_figures(recorder),
+            missed_tokens=self._missed_tokens(),
         )
 
     def _layer_groups(self, peak_used: tuple[int, ...]) -> tuple[LayerGroupFigures, ...]:

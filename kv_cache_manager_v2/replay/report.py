@@ -5,7 +5,7 @@ requests and the configuration alone.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from .recorder import CALL_NAMES, CallRecorder
@@ -91,6 +91,9 @@ class ReplayReport:
     wall_seconds: float
     manager_seconds: float
     calls: tuple[CallFigures, ...]
+
+    missed_tokens: dict[str, int] = field(default_factory=dict)
+    """By cause; of all lookups, those of requests that started again too."""
 
     @property
     def hit_rate(self) -> float:

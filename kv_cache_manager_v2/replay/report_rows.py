@@ -26,6 +26,7 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         ("prompt tokens", f"{report.prompt_tokens:,}"),
         ("hit tokens", f"{report.hit_tokens:,}"),
         ("hit rate", f"{report.hit_rate:.2%} of {report.reusable_rate:.2%} possible"),
+        ("missed tokens", _list_misses(report.missed_tokens)),
         ("generated tokens", f"{report.generated_tokens:,}"),
         ("computed tokens", f"{report.computed_tokens:,} in {report.steps:,} steps"),
         ("mismatches", f"{report.mismatches:,}" if report.verified else "not verified"),
@@ -42,6 +43,14 @@ def figure_rows(report: ReplayReport) -> list[Row]:
     for text in report.first_mismatches[:3]:
         rows.append(("mismatch", text))
     return rows
+
+
+def _list_misses(missed_tokens: dict[str, int]) -> str:
+    total = sum(list(missed_tokens.values()))
+    if total == 0:
+        return "none"
+    largest_first = sorted([(-tokens, cause) for cause, tokens in missed_tokens.items()])
+    return ", ".join([f"{-tokens / total:.1%} {cause.replace('_', ' ')}" for tokens, cause in largest_first])
 
 
 def call_rows(report: ReplayReport) -> list[tuple[str, ...]]:

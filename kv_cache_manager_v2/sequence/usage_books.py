@@ -16,7 +16,7 @@ from ..reuse.match import Match
 from ..reuse.miss_explainer import MissExplainer
 from ..reuse.radix_tree import RadixTree
 from ..reuse.token_packing import TOKEN_BYTES
-from ..stats.reuse_sampler import ReuseSampler
+from ..stats.reuse_sampler import MAX_SAMPLES, ReuseSampler
 from ..stats.usage_counters import (
     ALLOCATED,
     GENERATED,
@@ -34,6 +34,7 @@ from .sequence_state import SequenceState
 
 HISTORY_PER_SLOT: Final = 10
 """More than the largest cache whose hit rate is estimated."""
+LARGEST_SIZE: Final = 8.0
 MAX_HISTORY_ENTRIES: Final = 1 << 19
 """8 MiB, all told."""
 
@@ -99,12 +100,19 @@ def make_usage_books(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KV
     """Also makes the tree remember what becomes of its blocks: of ten times as many as there are slots."""
     storage = tree.storage
     num_slots: i64 = 0
+    most: i64 = 0
     for allocator in storage.allocators:
         num_slots += allocator.num_slots
+        if allocator.num_slots > most:
+            most = allocator.num_slots
     num_entries = num_slots * HISTORY_PER_SLOT
     if num_entries > MAX_HISTORY_ENTRIES:
         num_entries = MAX_HISTORY_ENTRIES
-    sampler = ReuseSampler(config.miss_ratio_sampling) if config.miss_ratio_sampling > 0.0 else None
+    sampler: ReuseSampler | None = None
+    if config.miss_ratio_sampling > 0.0:
+        # The sample must hold what a cache of the largest size of interest holds.
+        most_blocks = float(most) * float(storage.num_levels) * LARGEST_SIZE
+        sampler = ReuseSampler(min(config.miss_ratio_sampling, MAX_SAMPLES / max(most_blocks, 1.0)))
     history = BlockHistory(storage.rows, int(num_entries), sampler)
     tree.history = history
     has_state = life_cycles.state_life_cycle_id is not None
