@@ -11,7 +11,7 @@ import plotly.offline  # type: ignore[import-untyped]
 from .. import HitRateCurve
 from .plots import plot_drops, plot_hit_rates, plot_hits, plot_latencies, plot_memory
 from .report import ReplayReport
-from .report_rows import figure_rows
+from .report_rows import figure_rows, tier_tables
 from .timeline import TimelinePoint
 
 _STYLE: Final = """
@@ -34,6 +34,7 @@ def make_html(
         f"<title>{title}</title><style>{_STYLE}</style>",
         f"<script>{plotly.offline.get_plotlyjs()}</script></head><body><h1>{title}</h1>", _figures(report),
     ]  # fmt: skip
+    parts += [_table(table) for table in tier_tables(report)]
     parts += _section(
         "Hits and misses", "hits",
         "Each bar is a stretch of the run, as wide as the prompts in it. From the bottom: tokens found in the cache, by tier; above, hatched, tokens that were "
@@ -73,6 +74,14 @@ def make_html(
 def _figures(report: ReplayReport) -> str:
     rows = [f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in figure_rows(report)]
     return f"<table>{''.join(rows)}</table>"
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    lines: list[str] = []
+    for row in rows:
+        cells = "".join([f"<td>{html.escape(cell)}</td>" for cell in row])
+        lines.append(f"<tr>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
 
 
 def _section(heading: str, name: str, text: str, figure: Any) -> list[str]:

@@ -22,6 +22,7 @@ from ..device.cuda_device import CudaDevice
 from .bookkeeping_device import BookkeepingDevice
 from .presets import ModelPreset
 from .scheduler import ServingLimits
+from .tier_option import LowerTier
 from .workload import Workload, WorkloadSummary
 
 DEVICE_NAMES: Final = ("auto", "host", "cuda", "none")
@@ -35,7 +36,7 @@ STATES_PER_REQUEST: Final = 4
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """One replay. ``memory_bytes`` None: as much as it takes to keep everything."""
+    """One replay. ``memory_bytes``, of the GPU tier, None: as much as it takes to keep everything."""
 
     workload: Workload
     model: ModelPreset
@@ -46,6 +47,8 @@ class ReplayPlan:
     check_invariants: bool = False
     limits: ServingLimits = field(default_factory=ServingLimits)
     device: str = "auto"
+    lower_tiers: tuple[LowerTier, ...] = ()
+    """Below the GPU, warmest first."""
     scratch: bool = False
     """Inputs of a step that are stale right after it share scratch slots."""
     seed: int | None = None
@@ -73,7 +76,11 @@ class ReplayPlan:
             return default_device()
         return BookkeepingDevice()
 
-    def manager_config(self, device: Device) -> KVCacheManagerConfig:
+    @property
+    def needs_temporary_folder(self) -> bool:
+        return any([tier.kind == "disk" and tier.path is None for tier in self.lower_tiers])
+
+    def manager_config(self, device: Device, temporary_folder: str = "") -> KVCacheManagerConfig:
         summary = self.workload.summary()
         num_bytes, constraints = self._memory(summary, device)
         # How the pool groups share the memory: by a step of the mean request, half way through its answer.
@@ -81,7 +88,10 @@ class ReplayPlan:
         history = (summary.num_prompt_tokens + summary.num_output_tokens // 2) // num_requests
         return KVCacheManagerConfig(
             tokens_per_block=self.tokens_per_block,
-            cache_tiers=[GpuCacheTierConfig(quota=num_bytes)],
+            cache_tiers=[
+                GpuCacheTierConfig(quota=num_bytes),
+                *[tier.tier_config(temporary_folder) for tier in self.lower_tiers],
+            ],
             layers=self.model.layer_configs(self.tokens_per_block, self.shrink),
             constraints=constraints,
             miss_ratio_sampling=self.miss_ratio_sampling,

@@ -17,7 +17,8 @@ RESIZE: Final = 3
 RESIZE_BATCH: Final = 4
 COMMIT: Final = 5
 CLOSE: Final = 6
-CALL_NAMES: Final = ("create_kv_cache", "resume", "suspend", "resize", "resize_batch", "commit", "close")
+PREFETCH: Final = 7
+CALL_NAMES: Final = ("create_kv_cache", "resume", "suspend", "resize", "resize_batch", "commit", "close", "prefetch")
 
 _SUB_BUCKETS: Final = 32
 _NUM_BUCKETS: Final = 1024

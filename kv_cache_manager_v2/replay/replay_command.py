@@ -1,7 +1,6 @@
 """The command ``replay``: its options, and what they mean. See `cli` for exit codes."""
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from .replayer import run_replay
 from .report import ReplayReport
 from .scheduler import ServingLimits
 from .report_file import require_plots, write_html_report
+from .tier_option import TierSizes, parse_size, parse_tiers
 from .timeline import Timeline
 from .trace import BLOCK_TOKENS, TraceWorkload
 from .workload import Workload
@@ -25,8 +25,6 @@ EXIT_USAGE: Final = 2
 EXIT_BAD_INPUT: Final = 3
 """A trace has bad lines, or cannot be read."""
 EXIT_INTERRUPTED: Final = 130
-
-_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def add_replay_options(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +45,16 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("the model and the machine")
     machine.add_argument("--model", choices=list(PRESETS), default=DEFAULT_MODEL, help="default: %(default)s")
     machine.add_argument("--tokens-per-block", type=_positive, default=32, metavar="T", help="default: %(default)s")
-    machine.add_argument(
+    memory = machine.add_mutually_exclusive_group()
+    memory.add_argument(
         "--memory", type=_memory, metavar="BYTES",
         help="of the GPU tier: 64MiB, 40g, unlimited (default: 40GiB for a trace, 8GiB for a made workload, divided as "
         "the model is by --shrink)",
+    )  # fmt: skip
+    memory.add_argument(
+        "--tiers", type=_tiers, metavar="LIST",
+        help="levels of memory instead of the GPU tier alone: gpu=64MiB,host=256MiB,disk=1GiB:/folder (a disk without a folder: a "
+        "temporary one)",
     )  # fmt: skip
     machine.add_argument(
         "--shrink", type=_shrink, metavar="N",
@@ -74,6 +78,17 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         "--chunk", type=_positive, default=2048, metavar="N",
         help="prompt tokens per request and step (default: %(default)s)",
     )  # fmt: skip
+    serving.add_argument(
+        "--preempt", type=float, default=0.0, metavar="SHARE",
+        help="suspend this share of the running requests after each step, for 1 to 8 steps (default: only for room)",
+    )  # fmt: skip
+    serving.add_argument(
+        "--no-wait", action="store_true",
+        help="resumed requests get inputs when their pages have landed; the order of service then depends on copies",
+    )  # fmt: skip
+    serving.add_argument(
+        "--prefetch", action="store_true", help="ask for the pages of suspended requests a step ahead"
+    )
 
     checks = parser.add_argument_group("checks and results")
     checks.add_argument("--verify", action="store_true", help="run the fake engine and check every byte that is read")
@@ -148,7 +163,8 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
     shrink: int = options.shrink if options.shrink is not None else 1
     if shrink == 0 or (options.shrink is None and options.verify):
         shrink = model.max_shrink
-    memory_bytes: int | None = options.memory
+    tiers: TierSizes | None = options.tiers
+    memory_bytes: int | None = options.memory if tiers is None else tiers.gpu_bytes
     if memory_bytes is None:
         full_bytes = WORKLOAD_MEMORY_BYTES if options.trace is None else TRACE_MEMORY_BYTES
         memory_bytes = full_bytes * model.bytes_per_token(shrink) // model.bytes_per_token(1)
@@ -162,8 +178,11 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         shrink=shrink,
         verify=options.verify,
         check_invariants=options.check_invariants,
-        limits=ServingLimits(options.max_running, options.token_budget, options.chunk),
+        limits=ServingLimits(
+            options.max_running, options.token_budget, options.chunk, options.preempt, not options.no_wait, options.prefetch
+        ),
         device=options.device,
+        lower_tiers=() if tiers is None else tiers.lower,
         scratch=options.scratch,
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
@@ -197,11 +216,17 @@ def _memory(text: str) -> int:
     """Bytes; 0 stands for unlimited."""
     if text == "unlimited":
         return 0
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", text.lower())
-    num_bytes = 0 if match is None else int(float(match.group(1)) * (1 << _UNITS[match.group(2)]))
-    if num_bytes <= 0:
+    num_bytes = parse_size(text)
+    if num_bytes is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size in bytes; say 67108864, 64MiB, 40g or unlimited")
     return num_bytes
+
+
+def _tiers(text: str) -> TierSizes:
+    try:
+        return parse_tiers(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _shrink(text: str) -> int:

@@ -4,6 +4,7 @@ The report is made whatever ends the serving: all served, Ctrl-C, or an invarian
 ``check_invariants``, after every step). Other errors are the caller's to see; the sequences are closed before.
 """
 
+import tempfile
 from time import monotonic, perf_counter
 from typing import Final, final
 
@@ -18,6 +19,7 @@ from .. import (
     KVCacheManagerConfig,
     OutOfMemoryError,
     PageIndexMode,
+    StorageIOError,
     __version__,
     is_compiled,
 )
@@ -28,6 +30,7 @@ from .plan import ReplayPlan
 from .recorder import CallRecorder
 from .report import LayerGroupFigures, PoolGroupFigures, ReplayReport, call_figures
 from .scheduler import Scheduler
+from .tier_figures import tier_figures, transfer_figures
 from .timed_calls import TimedCalls
 from .timeline import Timeline, take_point, tier_names
 from .waiting_line import WaitingLine
@@ -45,9 +48,16 @@ def run_replay(plan: ReplayPlan, console: Console, timeline: Timeline | None = N
     ``timeline`` is filled on the way.
     `PlanError` where device or manager cannot be made as planned.
     """
+    if plan.needs_temporary_folder:
+        with tempfile.TemporaryDirectory(prefix="kvcm-") as folder:
+            return _run(plan, console, timeline, folder)
+    return _run(plan, console, timeline, "")
+
+
+def _run(plan: ReplayPlan, console: Console, timeline: Timeline | None, temporary_folder: str) -> ReplayReport:
     device = _make_device(plan)
     try:
-        config = plan.manager_config(device)
+        config = plan.manager_config(device, temporary_folder)
         with _make_manager(config, device) as manager:
             replayer = _Replayer(plan, console, manager, timeline)
             if plan.verify:
@@ -69,7 +79,7 @@ def _make_device(plan: ReplayPlan) -> Device:
 def _make_manager(config: KVCacheManagerConfig, device: Device) -> KVCacheManager:
     try:
         return KVCacheManager(config, device=device)
-    except (ValueError, OutOfMemoryError, CudaError) as error:
+    except (ValueError, OutOfMemoryError, CudaError, StorageIOError) as error:
         raise PlanError(str(error)) from error
 
 
@@ -184,6 +194,7 @@ class _Replayer:
             failure=failure,
             interrupted=interrupted,
             preemptions=tally.num_preemptions,
+            forced_preemptions=tally.num_forced_preemptions,
             restarts=tally.num_restarts,
             refusals=tally.num_refused_calls,
             pool_groups=tuple([
@@ -191,6 +202,8 @@ class _Replayer:
                 for group in self._manager.get_storage_statistics()
             ]),
             layer_groups=self._layer_groups(scheduler.census.peak_used),
+            tiers=tier_figures(self._manager),
+            transfers=transfer_figures(self._manager),
             wall_seconds=wall_seconds,
             manager_seconds=recorder.total_ns / 1e9,
             calls=call_figures(recorder),

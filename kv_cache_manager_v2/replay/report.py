@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from .recorder import CALL_NAMES, CallRecorder
+from .tier_figures import TierFigures, TransferFigures
 
 SCHEMA_VERSION: Final = 1
 
@@ -82,11 +83,16 @@ class ReplayReport:
     """An invariant that did not hold, if any."""
     interrupted: bool
     preemptions: int
+    """Sequences suspended for room."""
+    forced_preemptions: int
+    """Sequences suspended because the plan said so."""
     restarts: int
     refusals: int
     """Calls for which the manager found no room."""
     pool_groups: tuple[PoolGroupFigures, ...]
     layer_groups: tuple[LayerGroupFigures, ...]
+    tiers: tuple[TierFigures, ...]
+    transfers: tuple[TransferFigures, ...]
 
     wall_seconds: float
     manager_seconds: float

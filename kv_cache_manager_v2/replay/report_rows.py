@@ -3,6 +3,7 @@
 from typing import TypeAlias
 
 from .report import ReplayReport
+from .tier_figures import TIER_HEADER, TRANSFER_HEADER, tier_rows, transfer_rows
 
 Row: TypeAlias = tuple[str, str]
 
@@ -36,6 +37,8 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         ("wall time", f"{report.wall_seconds:.2f} s, {report.tokens_per_second:,.0f} tokens/s"),
         ("in manager calls", f"{report.manager_seconds:.2f} s"),
     ]
+    if report.forced_preemptions > 0:
+        rows.append(("forced", f"{report.forced_preemptions:,} suspended by --preempt"))
     if report.skipped_lines > 0:
         rows.append(("skipped lines", f"{report.skipped_lines:,}"))
     if report.invariants_checked:
@@ -83,6 +86,16 @@ def layer_group_rows(report: ReplayReport) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
+def tier_tables(report: ReplayReport) -> list[list[tuple[str, ...]]]:
+    """Tables with their headers: the levels, and what went from one to another. None where there is one level only."""
+    if len(report.tiers) == 1:
+        return []
+    return [
+        [TIER_HEADER, *tier_rows(report.tiers)],
+        [TRANSFER_HEADER, *transfer_rows(report.tiers, report.transfers)],
+    ]
+
+
 def format_bytes(num_bytes: int) -> str:
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -97,6 +110,9 @@ def plain_report(report: ReplayReport) -> str:
     lines = aligned([list(row) for row in figure_rows(report)])
     lines.append("")
     lines.extend(aligned([list(POOL_GROUP_HEADER), *[list(row) for row in pool_group_rows(report)]]))
+    for table in tier_tables(report):
+        lines.append("")
+        lines.extend(aligned([list(row) for row in table]))
     lines.append("")
     lines.extend(aligned([list(LAYER_GROUP_HEADER), *[list(row) for row in layer_group_rows(report)]]))
     lines.append("")

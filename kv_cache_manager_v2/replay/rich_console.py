@@ -20,6 +20,7 @@ from .report_rows import (
     layer_group_rows,
     plain_report,
     pool_group_rows,
+    tier_tables,
 )
 from .tally import Tally
 
@@ -93,6 +94,8 @@ class RichConsole(Console):
             figures.add_row(name, rich.text.Text(value))
         console.print(figures)
         console.print(_table(POOL_GROUP_HEADER, pool_group_rows(report)))
+        for table in tier_tables(report):
+            console.print(_table(table[0], table[1:]))
         console.print(_table(LAYER_GROUP_HEADER, layer_group_rows(report)))
         console.print(_table(CALL_HEADER, call_rows(report)))
 

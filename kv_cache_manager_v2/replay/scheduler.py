@@ -7,7 +7,8 @@ requests, the engine computes, the tokens are committed, the finished are closed
 Room belongs to the oldest. When a call finds none for a request, the youngest running one is suspended; a suspended one
 whose pages have nowhere to go is closed and starts again later, finding what it had published; a request that is itself
 the youngest waits, suspended; and one that finds no room with nobody else open is refused. So the oldest request always
-gets on or goes, and every replay ends. After any refusal nobody is admitted or resumed until somebody has finished.
+gets on or goes, and every replay ends. After any refusal nobody is admitted or resumed until somebody has finished
+or been suspended for other reasons.
 
 Nothing here looks at clocks: the same requests on the same configuration are served in the same order.
 """
@@ -19,6 +20,7 @@ from mypy_extensions import mypyc_attr
 
 from .. import KVCache, SsmLayerConfig
 from ..testing import FakeEngine, Step
+from .forced_pauses import ForcedPauses
 from .prefix_ledger import PrefixLedger
 from .served_request import ServedRequest
 from .slot_census import SlotCensus
@@ -30,26 +32,40 @@ from .waiting_line import WaitingLine
 @final
 @mypyc_attr(native_class=True)
 class ServingLimits:
-    """How much one step may take on."""
+    """How much one step may take on, and how sequences come and go."""
 
-    __slots__ = ("max_running", "token_budget", "chunk_tokens")
+    __slots__ = ("max_running", "token_budget", "chunk_tokens", "preempt_share", "waits", "prefetches")
 
     max_running: Final[int]
     token_budget: Final[int]
     """Input tokens of a step, over all requests."""
     chunk_tokens: Final[int]
     """Prompt tokens of a step, of one request."""
+    preempt_share: Final[float]
+    """Of the running requests, suspended after each step for a few steps, whether room is short or not."""
+    waits: Final[bool]
+    """Otherwise a resumed request gets no inputs before its pages have landed: then the order of service depends on copies."""
+    prefetches: Final[bool]
+    """The pages of suspended requests are asked for a step ahead."""
 
-    def __init__(self, max_running: int = 64, token_budget: int = 8192, chunk_tokens: int = 2048) -> None:
+    def __init__(
+        self, max_running: int = 64, token_budget: int = 8192, chunk_tokens: int = 2048, preempt_share: float = 0.0,
+        waits: bool = True, prefetches: bool = False,
+    ) -> None:  # fmt: skip
         if max_running < 1 or chunk_tokens < 1:
             raise ValueError(f"max_running is {max_running}, chunk_tokens is {chunk_tokens}; both are at least 1")
         if token_budget < max_running:
             raise ValueError(
                 f"token_budget is {token_budget}, under max_running {max_running}: each running request needs one token"
             )
+        if not 0.0 <= preempt_share <= 1.0:
+            raise ValueError(f"preempt_share is {preempt_share}; it is between 0 (never) and 1 (all, after every step)")
         self.max_running = max_running
         self.token_budget = token_budget
         self.chunk_tokens = chunk_tokens
+        self.preempt_share = preempt_share
+        self.waits = waits
+        self.prefetches = prefetches
 
 
 @final
@@ -59,7 +75,7 @@ class Scheduler:
 
     __slots__ = (
         "tally", "census", "_calls", "_line", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers", "_has_state",
-        "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step",
+        "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step", "_pauses",
     )  # fmt: skip
 
     tally: Final[Tally]
@@ -88,6 +104,7 @@ class Scheduler:
         self._has_partial_prompt = False
         self._room_may_exist = True
         self._step = 0
+        self._pauses: Final = ForcedPauses(limits.preempt_share)
 
     def step(self) -> bool:
         """One step of the engine; False when there is nothing left to serve."""
@@ -102,6 +119,7 @@ class Scheduler:
         self._count_slots()
         self._compute()
         self._commit()
+        self._pause_some()
         self._step += 1
         self.tally.num_steps += 1
         self.tally.num_requests_running = len(self._running)
@@ -122,7 +140,8 @@ class Scheduler:
         budget = self._limits.token_budget
         prefilling = 0
         self._has_partial_prompt = False
-        for served in self._running:
+        ready = self._list_ready()
+        for served in ready:
             if served.num_known - served.position == 1:
                 served.num_inputs = 1
                 budget -= 1
@@ -130,10 +149,10 @@ class Scheduler:
                 served.num_inputs = 0
                 prefilling += 1
         if prefilling == 0:
-            self._batch = self._running[:]
+            self._batch = ready
         else:
             self._batch = []
-            for served in self._running:
+            for served in ready:
                 if served.num_inputs == 0 and budget > 0:
                     served.num_inputs = self._chunk_of(served, budget)
                     budget -= served.num_inputs
@@ -141,6 +160,16 @@ class Scheduler:
                 if served.num_inputs > 0:
                     self._batch.append(served)
         self._budget = budget
+
+    def _list_ready(self) -> list[ServedRequest]:
+        """The running requests whose pages have landed; all of them if none has, and the stream waits for the rest."""
+        ready: list[ServedRequest] = []
+        for served in self._running:
+            if served.is_arriving:
+                served.is_arriving = not served.open_kv_cache().ready
+            if not served.is_arriving:
+                ready.append(served)
+        return ready if len(ready) > 0 else self._running[:]
 
     def _note_partial_prompt(self, served: ServedRequest) -> None:
         if served.num_inputs < served.num_known - served.position:
@@ -157,6 +186,10 @@ class Scheduler:
 
     def _skip_pause(self) -> bool:
         """Nothing to compute: go to the end of the next pause, or see that all is done."""
+        if self._num_waiting_for_room() < len(self._preempted):
+            # Some come back later, and may have the room that the others want.
+            self._step += 1
+            return True
         if len(self._running) > 0 or len(self._preempted) > 0:
             # Whoever was in the way has just been closed or refused; the others go on in the next step.
             return True
@@ -176,7 +209,7 @@ class Scheduler:
         # them is through.
         while (
             self._budget > 0 and self._room_may_exist and not self._has_partial_prompt
-            and len(self._running) < self._limits.max_running and len(self._preempted) == 0
+            and len(self._running) < self._limits.max_running and self._num_waiting_for_room() == 0
         ):  # fmt: skip
             served = self._line.peek(self._step)
             if served is None:
@@ -186,7 +219,7 @@ class Scheduler:
                 self._batch.append(served)
                 self._budget -= served.num_inputs
                 self._note_partial_prompt(served)
-            elif len(self._running) == 0:
+            elif len(self._running) + len(self._preempted) == 0:
                 self._line.pop()
                 self._refuse(served)
             else:
@@ -200,9 +233,11 @@ class Scheduler:
             reusable = 0
         # The model must compute the last token that is known: its output is the next one.
         kv_cache = self._calls.create(served.tokens()[: served.num_known - 1], served.request.id)
+        served.is_arriving = False
         served.kv_cache = kv_cache
         served.position = kv_cache.num_committed_tokens
         served.num_inputs = self._chunk_of(served, self._budget)
+        # It waits, as it gets its first inputs in this step.
         if not (
             self._calls.resume(kv_cache) and self._calls.resize(kv_cache, served.position + served.num_inputs)
         ):  # fmt: skip
@@ -246,9 +281,10 @@ class Scheduler:
         youngest_running = self._running[-1]
         has_younger_running = youngest_running is not blocked
         has_younger_preempted = len(self._preempted) > 0 and self._preempted[-1].ticket > blocked.ticket
+        # With room on colder tiers what is suspended is not in the way: only running ones are.
         if has_younger_running and (self._has_colder_tiers or not has_younger_preempted):
             self._preempt(youngest_running)
-        elif has_younger_preempted:
+        elif has_younger_preempted and not (self._has_colder_tiers and blocked is not self._running[0]):
             self._restart(self._preempted[-1])
         elif len(self._running) + len(self._preempted) > 1:
             self._preempt(blocked)
@@ -259,9 +295,24 @@ class Scheduler:
 
     def _preempt(self, served: ServedRequest) -> None:
         self._leave(served)
-        self._calls.suspend(served.open_kv_cache())
-        insort(self._preempted, served, key=_ticket)
+        self._suspend(served, self._step)
         self.tally.num_preemptions += 1
+
+    def _suspend(self, served: ServedRequest, until: int) -> None:
+        self._calls.suspend(served.open_kv_cache())
+        served.is_arriving = False
+        served.paused_until = until
+        insort(self._preempted, served, key=_ticket)
+
+    def _pause_some(self) -> None:
+        """Each has just computed something, so that all get on however often they are paused."""
+        for served in self._running[:]:
+            pause_steps = self._pauses.draw_pause()
+            if pause_steps > 0 and not served.is_arriving:
+                self._leave(served)
+                self._suspend(served, self._step + pause_steps)
+                self._room_may_exist = True
+                self.tally.num_forced_preemptions += 1
 
     def _restart(self, served: ServedRequest) -> None:
         self._preempted.remove(served)
@@ -276,23 +327,44 @@ class Scheduler:
             self._batch.remove(served)
 
     def _resume_preempted(self) -> None:
-        while len(self._preempted) > 0 and self._room_may_exist:
-            served = self._preempted[0]
-            if len(self._running) >= self._limits.max_running:
+        if self._limits.prefetches:
+            self._prefetch()
+        while self._room_may_exist:
+            served = self._next_to_resume()
+            if served is None or len(self._running) >= self._limits.max_running:
                 return
-            if self._calls.resume(served.open_kv_cache()):
-                self._preempted.pop(0)
+            if self._calls.resume(served.open_kv_cache(), self._limits.waits):
+                self._preempted.remove(served)
+                served.is_arriving = not self._limits.waits
                 insort(self._running, served, key=_ticket)
                 continue
             self.tally.num_refused_calls += 1
             if len(self._running) > 0:
                 self._room_may_exist = False
-            elif len(self._preempted) > 1:
+            elif served is not self._preempted[-1]:
                 self._restart(self._preempted[-1])
+            elif len(self._preempted) > 1:
+                # Older ones have the room, and come back when their pause is over.
+                self._room_may_exist = False
             else:
-                self._preempted.pop(0)
+                self._preempted.remove(served)
                 self._close_kv_cache(served)
                 self._refuse(served)
+
+    def _next_to_resume(self) -> ServedRequest | None:
+        """The oldest whose pause is over."""
+        for served in self._preempted:
+            if served.paused_until <= self._step:
+                return served
+        return None
+
+    def _num_waiting_for_room(self) -> int:
+        return len([served for served in self._preempted if served.paused_until <= self._step])
+
+    def _prefetch(self) -> None:
+        for served in self._preempted:
+            if served.paused_until == self._step + 1:
+                self._calls.prefetch(served.open_kv_cache())
 
     # -- the step itself ----------------------------------------------------------------------------------------------
 

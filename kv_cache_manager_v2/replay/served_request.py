@@ -26,7 +26,7 @@ class ServedRequest:
 
     __slots__ = (
         "request", "ticket", "num_prompt_tokens", "num_tokens", "position", "num_known", "num_inputs", "kv_cache",
-        "was_admitted", "must_look", "cursor", "_tokens", "_answer",
+        "was_admitted", "must_look", "is_arriving", "paused_until", "cursor", "_tokens", "_answer",
     )  # fmt: skip
 
     request: Final[Request]
@@ -43,6 +43,10 @@ class ServedRequest:
     was_admitted: bool
     must_look: bool
     """Its slots may have changed since they were last counted (`SlotCensus`)."""
+    is_arriving: bool
+    """Resumed without waiting, and some of its pages are still on their way."""
+    paused_until: int
+    """While preempted: the first step in which it may come back."""
     cursor: Final[LedgerCursor]
 
     def __init__(self, request: Request, ticket: int) -> None:
@@ -56,6 +60,8 @@ class ServedRequest:
         self.kv_cache = None
         self.was_admitted = False
         self.must_look = False
+        self.is_arriving = False
+        self.paused_until = 0
         self.cursor = LedgerCursor(request)
         self._tokens: Tokens | None = None
         self._answer: list[int] | None = None

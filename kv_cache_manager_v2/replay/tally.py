@@ -13,7 +13,7 @@ class Tally:
     __slots__ = (
         "num_requests_done", "num_requests_refused", "num_requests_running", "num_steps", "num_prompt_tokens",
         "num_hit_tokens", "num_reusable_tokens", "num_generated_tokens", "num_computed_tokens", "num_preemptions",
-        "num_restarts", "num_refused_calls",
+        "num_forced_preemptions", "num_restarts", "num_refused_calls",
     )  # fmt: skip
 
     num_requests_done: int
@@ -30,6 +30,8 @@ class Tally:
     """Inputs of all steps, recomputed ones too."""
     num_preemptions: int
     """Sequences suspended for room."""
+    num_forced_preemptions: int
+    """Sequences suspended because the plan says so (`ForcedPauses`)."""
     num_restarts: int
     """Sequences closed for room, whose requests started again."""
     num_refused_calls: int
@@ -46,6 +48,7 @@ class Tally:
         self.num_generated_tokens = 0
         self.num_computed_tokens = 0
         self.num_preemptions = 0
+        self.num_forced_preemptions = 0
         self.num_restarts = 0
         self.num_refused_calls = 0
 

@@ -14,6 +14,7 @@ from .recorder import (
     CLOSE,
     COMMIT,
     CREATE,
+    PREFETCH,
     RESIZE,
     RESIZE_BATCH,
     RESUME,
@@ -43,11 +44,17 @@ class TimedCalls:
         self._record(CREATE, begin)
         return kv_cache
 
-    def resume(self, kv_cache: KVCache) -> bool:
+    def resume(self, kv_cache: KVCache, wait: bool = True) -> bool:
         begin: i64 = perf_counter_ns()
-        is_resumed = kv_cache.resume()
+        is_resumed = kv_cache.resume(None, wait)
         self._record(RESUME, begin)
         return is_resumed
+
+    def prefetch(self, kv_cache: KVCache) -> bool:
+        begin: i64 = perf_counter_ns()
+        is_on_its_way = kv_cache.prefetch()
+        self._record(PREFETCH, begin)
+        return is_on_its_way
 
     def suspend(self, kv_cache: KVCache) -> None:
         begin: i64 = perf_counter_ns()

@@ -1,0 +1,66 @@
+"""The option ``--tiers gpu=64MiB,host=256MiB,disk=1GiB:/path``: the memory of a replay, level by level.
+
+A disk without a folder gets one of its own in the system's temporary folder, which is gone when the replay is over.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from .. import DiskCacheTierConfig, HostCacheTierConfig
+
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_EXAMPLE: Final = "gpu=64MiB,host=256MiB,disk=1GiB:/folder"
+
+
+@dataclass(frozen=True)
+class LowerTier:
+    """One level below the GPU: ``kind`` is host or disk, ``path`` the disk's folder; None: a temporary one."""
+
+    kind: str
+    num_bytes: int
+    path: str | None = None
+
+    def tier_config(self, temporary_folder: str) -> HostCacheTierConfig | DiskCacheTierConfig:
+        if self.kind == "host":
+            return HostCacheTierConfig(self.num_bytes)
+        return DiskCacheTierConfig(self.num_bytes, self.path if self.path is not None else temporary_folder)
+
+
+@dataclass(frozen=True)
+class TierSizes:
+    """All levels, the GPU first."""
+
+    gpu_bytes: int
+    lower: tuple[LowerTier, ...]
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of ``64MiB``, ``40g``, ``1000``; None where it is no size."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", text.lower())
+    num_bytes = 0 if match is None else int(float(match.group(1)) * (1 << _UNITS[match.group(2)]))
+    return num_bytes if num_bytes > 0 else None
+
+
+def parse_tiers(text: str) -> TierSizes:
+    """`ValueError` says what is wrong, and what is right."""
+    gpu_bytes: int | None = None
+    lower: list[LowerTier] = []
+    for part in text.split(","):
+        kind, _, value = part.strip().partition("=")
+        size, colon, path = value.partition(":")
+        num_bytes = parse_size(size)
+        if kind not in ("gpu", "host", "disk"):
+            raise ValueError(f"{part!r} is no tier; there are gpu, host and disk, as in {_EXAMPLE}")
+        if num_bytes is None:
+            raise ValueError(f"{size!r} is no size of the {kind} tier; say {_EXAMPLE}")
+        if colon == ":" and (kind != "disk" or path == ""):
+            raise ValueError(f"{part!r}: a disk tier may have a folder behind a colon, as in {_EXAMPLE}")
+        if (kind == "gpu") != (gpu_bytes is None):
+            raise ValueError(f"the gpu tier comes first, and once: {_EXAMPLE}")
+        if kind == "gpu":
+            gpu_bytes = num_bytes
+        else:
+            lower.append(LowerTier(kind, num_bytes, path if colon == ":" else None))
+    assert gpu_bytes is not None, "a text always has a first part"
+    return TierSizes(gpu_bytes, tuple(lower))
