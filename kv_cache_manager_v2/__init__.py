@@ -12,6 +12,7 @@ from .base.errors import (
     LogicError,
     OutOfMemoryError,
     OutOfPagesError,
+    PageMoveError,
     StorageIOError,
 )
 from .base.ids import (
@@ -222,6 +223,7 @@ __all__ = [
     "OutOfPagesError",
     "PageIndexConverter",
     "PageIndexMode",
+    "PageMoveError",
     "PoolDesc",
     "PoolGroupDesc",
     "PoolView",

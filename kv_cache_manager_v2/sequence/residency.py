@@ -232,14 +232,48 @@ def _fill_private_pages(
     if begins_state:
         begin_state(state)
     if needs_tail_copy:
-        # The copy reads pages that may be on their way still.
-        settle_arrivals(state)
         try:
-            copy_shared_blocks(state, [int(state.num_published)], priorities)
+            if len(state.arrivals) == 0:
+                copy_shared_blocks(state, [int(state.num_published)], priorities)
+            else:
+                _copy_tail_on_its_way(state, priorities)
         except BaseException:
             if begins_state:
                 undo_begin_state(state)
             raise
+
+
+def _copy_tail_on_its_way(state: SequenceState, priorities: list[int]) -> None:
+    """The shared last block may still be coming up: a stream of the manager's own waits for it, and the copy arrives later."""
+    order = state.shared.order
+    storage = state.shared.storage
+    timeline = state.timeline
+    stream = state.stream
+    own = state.shared.mover.timeline(GPU_LEVEL, GPU_LEVEL)
+    ordinal = state.num_published
+    source = state.blocks[ordinal]
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, ordinal):
+            slot = storage.rows.slot(source.first_page + life_cycle)
+            order.wait(own, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])
+        life_cycle += 1
+    state.timeline = own
+    state.stream = order.stream_of(own)
+    try:
+        copy_shared_blocks(state, [int(ordinal)], priorities)
+    finally:
+        # Where the device refused, some copies may be under way: they read the shared block, or write the sequence's own.
+        mark = order.mark(own)
+        first_page = state.blocks[ordinal].first_page
+        life_cycle = 0
+        while life_cycle < state.shared.num_life_cycles:
+            if state.holds_page(life_cycle, ordinal):
+                storage.advance_ready(first_page + life_cycle, storage.pool_group_of[life_cycle], own, mark)
+            life_cycle += 1
+        state.timeline = timeline
+        state.stream = stream
+    state.note_arrival(mark)
 
 
 def list_pages(state: SequenceState, level: i64) -> OnboardList:

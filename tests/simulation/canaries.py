@@ -327,6 +327,12 @@ CANARIES = (
         "        priority",
     ),
     Canary(
+        "shared last block is copied before it has come up",
+        "sequence/residency.py",
+        "            order.wait(own, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])\n",
+        "            pass\n",
+    ),
+    Canary(
         "a sequence goes on before its pages have landed",
         "sequence/residency.py",
         "    for point in state.arrivals:\n        order.wait(state.timeline, point)\n",
