@@ -215,6 +215,10 @@ class CudaDevice(Device):
         self._require_open()
         return self._disk.failure_of(address)
 
+    def take_failed_reads(self) -> list[StorageIOError]:
+        self._require_open()
+        return self._disk.take_failed_reads()
+
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
         if tier == CacheTier.DISK:

@@ -279,6 +279,9 @@ class CudaDisk:
         self.poll()
         return self.ranges.failure_of(address)
 
+    def take_failed_reads(self) -> list[StorageIOError]:
+        return self._workers.take_failed_reads()
+
     def drain(self) -> None:
         """Block until the workers are through with everything."""
         for open_batch in self._open:

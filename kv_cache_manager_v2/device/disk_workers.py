@@ -30,12 +30,13 @@ class DiskWorkers:
     """Who creates it calls `close`, after the last job is done."""
 
     __slots__ = (
-        "transfers", "num_done", "_num_threads", "_threads", "_tasks", "_gated", "_is_watched", "_work", "_progress",
+        "transfers", "num_done", "_failed_reads", "_num_threads", "_threads", "_tasks", "_gated", "_is_watched", "_work", "_progress",
         "_is_closing",
     )  # fmt: skip
 
     transfers: Final[DiskTransfers]
     num_done: int  # jobs; grows under the lock
+    _failed_reads: list[StorageIOError]  # under the lock, until they are taken
     _num_threads: Final[int]
     _threads: Final[list[Thread]]
     _tasks: Final[deque[tuple[DiskJob, int]]]
@@ -48,6 +49,7 @@ class DiskWorkers:
     def __init__(self, num_threads: int) -> None:
         self.transfers = DiskTransfers()
         self.num_done = 0
+        self._failed_reads = []
         self._num_threads = num_threads
         self._threads = []
         self._tasks = deque()
@@ -84,6 +86,13 @@ class DiskWorkers:
         with self._progress:
             while self.num_done <= num_done:
                 self._progress.wait()
+
+    def take_failed_reads(self) -> list[StorageIOError]:
+        """Since this was last asked, told or not."""
+        with self._work:
+            taken = self._failed_reads
+            self._failed_reads = []
+        return taken
 
     def close(self) -> None:
         with self._work:
@@ -168,6 +177,9 @@ class DiskWorkers:
         return True
 
     def _finish(self, job: DiskJob) -> None:
+        if job.read_error is not None:
+            # Before anybody can see that the job is over.
+            self._failed_reads.append(job.read_error)
         if job.signal is not None:
             job.signal.give()
         job.is_done = True

@@ -135,6 +135,10 @@ class HostDevice(Device):
             self._pending.poll()
         return self._disk_ranges.failure_of(address)
 
+    def take_failed_reads(self) -> list[StorageIOError]:
+        self._require_open()
+        return self._workers.take_failed_reads()
+
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
         if tier == CacheTier.DISK:

@@ -155,6 +155,14 @@ class Device(metaclass=ABCMeta):
         """The first write to the DISK range of this address that failed; None where none has."""
         return None
 
+    def take_failed_reads(self) -> Sequence[StorageIOError]:
+        """Every read of the DISK tier that has failed since this was asked last, whoever was told of it; oldest first.
+
+        A read is here before anything behind it is done. ``address`` and ``num_bytes`` lie within the copies of one batch, all of
+        which may have failed; both are 0 where the device does not know.
+        """
+        return ()
+
     @abstractmethod
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         """Give back a whole reserved range. Nothing in it may be mapped."""

@@ -6,6 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_counts, to_list
+from ..sequence.disk_arrivals import wait_for_reads
 from ..sequence.residency import settle_arrivals
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
@@ -59,6 +60,9 @@ class BatchStep:
         for state in states:
             validate_resize(state, new_capacities[position], new_histories[position])
             position += 1
+        for state in states:
+            if state.awaits_reads:
+                wait_for_reads(state)
         journal = self._shared.journal
         position = 0
         for state in states:

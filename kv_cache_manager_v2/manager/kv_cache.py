@@ -145,8 +145,9 @@ class KVCache(SequenceBeams):
         (`KVCacheManager.last_refusal` says which). `LogicError` unless SUSPENDED.
 
         ``wait``: the stream waits for pages that come up from lower levels, and this call for what a disk reads. Without it
-        neither waits: give the sequence work once `ready` is true (`resize` makes the stream wait for the rest). `PageMoveError`
-        or `StorageIOError` if pages cannot be brought up; the sequence is suspended as before.
+        neither waits: give the sequence work once `ready` is true (`resize` makes the stream wait for the rest, and itself waits
+        for what a disk reads). `PageMoveError` or `StorageIOError` if pages cannot be brought up; the sequence is suspended as
+        before. Where it says that pages are lost, close it; else it may be resumed again.
         """
         state = self._state
         guard = state.shared.guard
@@ -170,8 +171,8 @@ class KVCache(SequenceBeams):
     def ready(self) -> bool:
         """Whether the pages of an ACTIVE sequence that `resume(wait=False)` did not wait for have all landed.
 
-        True at once where nothing had to come up from a lower level. `StorageIOError` if a disk could not read one:
-        the sequence cannot go on then, close it. `LogicError` unless ACTIVE.
+        True at once where nothing had to come up from a lower level. `StorageIOError` if a disk could not read one: the
+        sequence cannot go on then, close it; nobody else finds that page any more. `LogicError` unless ACTIVE.
         """
         state = self._state
         guard = state.shared.guard
@@ -310,7 +311,7 @@ class KVCache(SequenceBeams):
             new_history = state.history if history_length is None else to_count(history_length, "history_length")
             validate_resize(state, new_capacity, new_history)
             if len(state.arrivals) > 0:
-                residency.settle_arrivals(state)
+                residency.await_arrivals(state)
             journal = state.shared.journal
             if journal is None:
                 return try_resize(state, new_capacity, new_history)

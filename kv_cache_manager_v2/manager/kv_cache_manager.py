@@ -33,6 +33,7 @@ from ..journal.call_journal import CallJournal
 from ..journal.journal_writer import JournalWriter
 from ..layout.registry import LifeCycleRegistry
 from ..layout.slot_layout import compute_slot_layout
+from ..reuse.block import Block
 from ..reuse.match import Match, Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import ReuseScope, to_scope
@@ -47,6 +48,7 @@ from ..sequence.usage_books import make_usage_books
 from ..stats.demand import Demand
 from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
+from ..storage.lost_pages import settle_reads
 from ..storage.refusal import Refusal
 from .event_groups import list_layer_groups
 from .batch_step import BatchStep
@@ -368,7 +370,7 @@ class KVCacheManager(TierControl):
             self._num_untrimmed = 0
             return Match([], 0)
         root = shared.tree.find_root(scope)
-        match = shared.matcher.find_longest(root, packed)
+        match = self._leave_lost_out(root, packed, shared.matcher.find_longest(root, packed))
         self._num_untrimmed = match.num_tokens
         backoff = self._config.reuse_match_backoff
         if backoff == 0 or match.num_tokens == 0:
@@ -376,6 +378,19 @@ class KVCacheManager(TierControl):
         # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
         end = int(match.num_tokens) - backoff
         return shared.matcher.find_longest(root, packed[: end * TOKEN_BYTES]) if end > 0 else Match([], 0)
+
+    def _leave_lost_out(self, root: Block | None, packed: bytes, match: Match) -> Match:
+        """Pages whose bytes a disk has lost may be there while somebody holds them; the text in front of them matches."""
+        shared = self._shared
+        if shared.storage.reads.is_idle:
+            return match
+        settle_reads(shared.storage)
+        found = shared.matcher.find_longest(root, packed)
+        while True:
+            end = shared.count_whole_blocks(found.blocks) * shared.tokens_per_block
+            if end >= found.num_tokens:
+                return found
+            found = shared.matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
 
     def _find_state_match(self, scope: ReuseScope, packed: bytes | None) -> StateMatch:
         """The same for a model with recurrent layers."""
@@ -386,6 +401,13 @@ class KVCacheManager(TierControl):
             self._num_untrimmed = 0
             return NO_STATE_MATCH
         found = matcher.find_longest(root, packed)
+        if not shared.storage.reads.is_idle:
+            settle_reads(shared.storage)
+            found = matcher.find_longest(root, packed)
+            end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
+            while end < found.match.num_tokens:
+                found = matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH
+                end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
         self._num_untrimmed = found.match.num_tokens
         backoff = self._config.reuse_match_backoff
         if backoff == 0 or found.attention_tokens == 0:

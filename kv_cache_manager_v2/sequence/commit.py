@@ -4,6 +4,8 @@ If the tree already has the block, ours is given up in favour of the published o
 over the published page, after waiting for its writer, and free ours, or add ours where the published block lacks one.
 """
 
+import logging
+
 from mypy_extensions import i32, i64
 
 from ..device.stream_order import NO_POINT
@@ -11,10 +13,13 @@ from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
 from .block_runs import publish_fresh
+from .disk_arrivals import expect_reads
 from .forked_blocks import join_tree, may_publish_partial, note_published
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshots import publish_snapshot, stage_snapshot
 from .window_move import move_windows
+
+_logger = logging.getLogger("kv_cache_manager_v2")
 
 
 def commit_token(state: SequenceState, token: i32) -> None:
@@ -207,6 +212,24 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     return private
 
 
+def _mend_page(state: SequenceState, ours: i64, theirs: i64, pool_group: i64, mark: i64) -> i64:
+    """Theirs comes from a disk, and may never come, or has not: it gets the bytes of ours. Returns the mark after that."""
+    storage = state.shared.storage
+    reads = storage.reads
+    if int(theirs) not in reads.lost and not reads.is_doubtful(int(theirs)):
+        return mark
+    try:
+        storage.copy_page(ours, theirs, pool_group, state.stream)
+    except Exception:
+        _logger.exception("a page was not mended; sequence %s waits for the disk instead", state.id)
+        expect_reads(state)
+        return mark
+    reads.forget(int(theirs))
+    new_mark = state.shared.order.mark(state.timeline)
+    storage.set_ready(theirs, pool_group, new_mark)
+    return new_mark
+
+
 def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block, mark: i64) -> None:
     shared = state.shared
     storage = shared.storage
@@ -233,6 +256,8 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                 storage.hold(theirs, pool_group)
                 if is_active:
                     slot = storage.lock(theirs, pool_group, state.timeline)
+                    if not storage.reads.is_idle:
+                        mark = _mend_page(state, ours, theirs, pool_group, mark)
                     storage.free_page(ours, pool_group, mark)
                     state.tables[life_cycle].set(ordinal, slot)
                 else:

@@ -84,6 +84,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     if state.counters is not None:
         child.counters = state.counters.make_fork()
     child.arrivals = state.arrivals[:]
+    child.awaits_reads = state.awaits_reads
     child.status = state.status
     share_snapshot(state, child)
     ordinal = state.num_published

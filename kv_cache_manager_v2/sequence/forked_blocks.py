@@ -22,6 +22,7 @@ from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
+from .disk_arrivals import expect_reads
 from .sequence_state import NO_TIMELINE, SequenceState
 
 NO_ORDINALS: Final[list[int]] = []
@@ -254,5 +255,7 @@ def _swap_page(owner: SequenceState, ordinal: i64, life_cycle: i64, ours: i64, t
     storage.hold(theirs, pool_group)
     if owner.timeline != NO_TIMELINE:
         owner.tables[life_cycle].set(ordinal, int(storage.lock(theirs, pool_group, owner.timeline)))
+        if not storage.reads.is_idle:
+            expect_reads(owner)
         storage.unlock(ours, pool_group, owner.timeline, owner.shared.order.mark(owner.timeline))
     storage.drop_hold(ours, pool_group)

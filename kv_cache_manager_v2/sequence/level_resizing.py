@@ -159,12 +159,12 @@ def _wait_for_end(shared: SharedState, index: i64, points: vec[i64]) -> None:
     """The host waits for whatever may still touch slots behind the end: once in a while is often enough for a resize."""
     allocator = shared.storage.allocators[index]
     for point in points:
-        shared.order.synchronize(point)
+        shared.storage.reads.wait(point)
     slot = allocator.first_slot + allocator.num_slots
     last = NO_POINT
     while slot < len(allocator.ready):
         point = allocator.ready[slot]
         if point != last:
-            shared.order.synchronize(point)
+            shared.storage.reads.wait(point)
             last = point
         slot += 1

@@ -4,6 +4,8 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.errors import PageMoveError
+from ..storage.lost_pages import settle_reads
+from .disk_arrivals import has_lost_page
 from .residency import list_pages
 from .sequence_state import SequenceState
 
@@ -14,6 +16,10 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
     storage = shared.storage
     if level == storage.last_level:
         return True
+    if not storage.reads.is_idle:
+        settle_reads(storage)
+        if has_lost_page(state):
+            return False
     wanted = list_pages(state, level)
     nothing = vec[i64]([0] * int(storage.num_pool_groups))
     if not wanted.needs_work(nothing):

@@ -19,6 +19,7 @@ from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
 from .block_runs import give_back_published, hold_pages, list_first_pages, lock_pages
+from .disk_arrivals import are_reads_here, note_doubtful_pages, settle_before_resume, wait_for_reads
 from .forked_blocks import give_up_block, leave_family
 from .page_users import give_up_page
 from .recurrent_state import (
@@ -161,6 +162,8 @@ def _resume_beams(state: SequenceState, stream: int, waits: bool) -> bool:
 def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
     shared = state.shared
     storage = shared.storage
+    if not storage.reads.is_idle:
+        settle_before_resume(state, waits)
     if (not state.is_wide or len(state.beams) > 0) and _find_overuse(state):
         return False
     priorities: list[int] = [int(PRIORITY_DEFAULT)] * int(shared.num_life_cycles)
@@ -220,6 +223,8 @@ def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
             suspend(state)
             shared.guard.end_change()
             raise
+    if not waits and not storage.reads.is_idle:
+        note_doubtful_pages(state)
     release_snapshot(state)
     shared.guard.end_change()
     return True
@@ -385,10 +390,22 @@ def are_pages_here(state: SequenceState) -> bool:
     """Whether all that `try_resume` did not wait for has landed; the disk's error if it has not and never will."""
     order = state.shared.order
     for point in state.arrivals:
-        if not order.is_done(point):
-            return False
+        try:
+            if not order.is_done(point):
+                return False
+        except StorageIOError:
+            # Perhaps of somebody else's page: whose it was is known below.
+            pass
+    if not are_reads_here(state):
+        return False
     settle_arrivals(state)
     return True
+
+
+def await_arrivals(state: SequenceState) -> None:
+    """Before a step: the same, and the host waits for what a disk reads; `StorageIOError` if it could not."""
+    wait_for_reads(state)
+    settle_arrivals(state)
 
 
 def settle_arrivals(state: SequenceState) -> None:
@@ -397,6 +414,8 @@ def settle_arrivals(state: SequenceState) -> None:
     for point in state.arrivals:
         order.wait(state.timeline, point)
     state.arrivals = vec[i64]()
+    if state.awaits_reads:
+        state.note_arrival(NO_POINT)
 
 
 def suspend(state: SequenceState) -> None:
@@ -419,6 +438,7 @@ def suspend(state: SequenceState) -> None:
     shared.order.leave(state.timeline)
     state.timeline = NO_TIMELINE
     state.arrivals = vec[i64]()
+    state.awaits_reads = False
     state.status = SUSPENDED
     for beam in state.beams:
         if beam.status == ACTIVE:

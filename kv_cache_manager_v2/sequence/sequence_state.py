@@ -81,6 +81,7 @@ class SequenceState:
         "counters",
         "arrivals",
         "branch_end",
+        "awaits_reads",
     )
 
     shared: Final[SharedState]
@@ -136,6 +137,8 @@ class SequenceState:
     """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
     arrivals: vec[i64]
     """Points after which pages land that the stream does not wait for yet; empty unless it was resumed so."""
+    awaits_reads: bool
+    """Some of its pages come from a disk, and it is not known that they came; `arrivals` is not empty then."""
 
     def __init__(
         self,
@@ -183,6 +186,7 @@ class SequenceState:
         self.counters = None
         self.arrivals = vec[i64]()
         self.branch_end = 0
+        self.awaits_reads = False
         self.note_next_window_move()
 
     def note_next_window_move(self) -> None:

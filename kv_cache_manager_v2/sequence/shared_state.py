@@ -12,6 +12,7 @@ from ..device.stream_order import StreamOrder
 from ..journal.call_journal import CallJournal
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
+from ..reuse.block import Block
 from ..reuse.drop_plans import DropPlans
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
@@ -158,6 +159,15 @@ class SharedState:
                 if step < least:
                     least = step
         return least
+
+    def count_whole_blocks(self, blocks: list[Block]) -> i64:
+        """How many of them come before the first that has a page whose bytes a disk has lost."""
+        count: i64 = 0
+        for block in blocks:
+            if self.storage.reads.has_lost(block.first_page, self.num_life_cycles):
+                break
+            count += 1
+        return count
 
     def compute_window_begin(self, life_cycle: i64, history: i64) -> i64:
         """The first block after the sinks that the next token reads, whether or not the sequence is that long.

@@ -10,6 +10,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
 from ..device.stream_order import StreamOrder
 from .decision_digest import VICTIM
@@ -166,8 +167,12 @@ class Onboarding:
             position += 1
         try:
             point = self._mover.move(pool_group, level, room.sources, target_level, room.targets, count)
-            if verify and self._storage.pool_groups[source_index].tier == CacheTier.DISK:
-                self._order.synchronize(point)
+            if self._storage.pool_groups[source_index].tier == CacheTier.DISK:
+                self._storage.reads.note(
+                    point, level, self._storage.pool_groups[source_index], room.pages, room.sources, count
+                )
+                if verify:
+                    self._verify(level, pool_group, count)
         except BaseException:
             room.undo_moves(level, pool_group, target_level, count)
             raise
@@ -176,6 +181,25 @@ class Onboarding:
             room.settle_move(position, source_index, target_level, pool_group, point)
             position += 1
         wanted.points = append(wanted.points, point)
+
+    def _verify(self, level: i64, pool_group: i64, count: i64) -> None:
+        """Wait until the pages of the move are there; if the disk lost one they stay where they are, all of them."""
+        reads = self._storage.reads
+        pages = [int(page) for page in self._room.pages]
+        was_lost = [page in reads.lost for page in pages]
+        reads.wait_for(pages)
+        has_failed = False
+        for position in range(len(pages)):
+            has_failed = has_failed or (pages[position] in reads.lost and not was_lost[position])
+        for position in range(len(pages)):
+            if has_failed and not was_lost[position]:
+                # The disk still has it, and may give it another time.
+                reads.forget(pages[position])
+        if has_failed:
+            raise StorageIOError(
+                f"reading {count} pages of pool group {pool_group} from level {level} (DISK) failed; they are there still, and "
+                f"resume() may be tried again"
+            )
 
     def _swap_up(self, wanted: OnboardList, page: i64, level: i64, pool_group: i64, verify: bool) -> None:
         """Every level is full of pages that must stay: a held page of level 0 goes where ``page`` comes from."""
@@ -202,6 +226,9 @@ class Onboarding:
         storage.num_evicted[pool_group] += 1
         storage.counters.note_copied(level, _TOP, pool_group, 1)
         storage.counters.note_copied(_TOP, level, pool_group, 1)
+        low = storage.pool_groups[level * wanted.num_pool_groups + pool_group]
+        if low.tier == CacheTier.DISK and not verify:
+            storage.reads.note(point, level, low, vec[i64]([page]), vec[i64]([low_slot]), 1)
         storage.place_page(page, _TOP, high_slot)
         storage.place_page(victim, level, low_slot)
         low_ready[low_slot] = point

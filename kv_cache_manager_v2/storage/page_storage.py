@@ -34,6 +34,7 @@ from ..stats.page_counters import PageCounters
 from ..stats.storage_statistics import StorageStatistics
 from .debug_fill import DebugFill
 from .decision_digest import SLOT, DecisionDigest
+from .disk_reads import DiskReads
 from .eviction_queue import EvictionQueue
 from .level_slots import LevelSlots
 from .page_fill import PageFiller, clear_at_start
@@ -83,6 +84,7 @@ class PageStorage:
         "digest",
         "last_refusal",
         "sink",
+        "reads",
         "_owner",
         "_filler",
     )
@@ -113,6 +115,7 @@ class PageStorage:
     last_refusal: Refusal | None
     sink: PageEventSink | None
     """Who is told what becomes of published pages; None if nobody listens."""
+    reads: Final[DiskReads]
     _owner: PageOwner | None
     _filler: PageFiller | None
     """None unless slots are filled with a debug pattern."""
@@ -148,6 +151,7 @@ class PageStorage:
         self.digest = DecisionDigest()
         self.last_refusal = None
         self.sink = None
+        self.reads = DiskReads(device, order)
         self._owner = None
         self._filler = None
         try:
@@ -217,6 +221,7 @@ class PageStorage:
         self.num_locked[pool_group] -= 1
         slot = words[at + PLACE] & LOW_MASK
         words[at + PLACE] = NO_PAGE
+        self.reads.forget(page)
         words[at + USERS] = 0
         self.free_slot(pool_group, slot, mark)
 
@@ -230,6 +235,7 @@ class PageStorage:
             self.held_queues[index].remove(page)
         slot = words[at + PLACE] & LOW_MASK
         words[at + PLACE] = NO_PAGE
+        self.reads.forget(page)
         words[at + USERS] = 0
         self.free_slot(index, slot, self.allocators[index].ready[slot])
 
@@ -253,6 +259,8 @@ class PageStorage:
         words[at_target + PLACE] = place
         words[at_target + USERS] = words[at_source + USERS]
         words[at_source + PLACE] = NO_PAGE
+        self.reads.note_copy(source, target)
+        self.reads.forget(source)
         words[at_source + USERS] = 0
         if queue is not None:
             queue.push(target)
@@ -281,6 +289,9 @@ class PageStorage:
         words[at_theirs + PLACE] = pack_place(words[at_ours + PLACE] & LOW_MASK, GPU, priority)
         words[at_theirs + USERS] = users + words[at_ours + USERS]
         words[at_ours + PLACE] = NO_PAGE
+        self.reads.forget(theirs)
+        self.reads.note_copy(ours, theirs)
+        self.reads.forget(ours)
         words[at_ours + USERS] = 0
         if self.sink is not None:
             self.sink.on_page_moved(theirs, level, GPU)
@@ -410,6 +421,7 @@ class PageStorage:
             index = self.rows.level(page) * self.num_pool_groups + pool_group
             slot = words[at + PLACE] & LOW_MASK
             words[at + PLACE] = NO_PAGE
+            self.reads.forget(page)
             self.free_slot(index, slot, self.allocators[index].ready[slot])
 
     def unlock_at_rest(self, page: i64, pool_group: i64) -> None:
@@ -504,6 +516,7 @@ class PageStorage:
         self.queues[index].remove(page)
         slot = place & LOW_MASK
         words[at + PLACE] = NO_PAGE
+        self.reads.forget(page)
         if cause == CAPACITY or cause == UNREACHABLE:
             self.num_evicted[index] += 1
         self.last_cause = cause
@@ -563,6 +576,7 @@ class PageStorage:
         """Enqueue a copy of all bytes of a page on level 0; both are locked by the stream's sequence."""
         source_slot = self.rows.slot(source)
         target_slot = self.rows.slot(target)
+        self.reads.note_copy(source, target)
         group = self.pool_groups[pool_group]
         pool: i64 = 0
         while pool < len(group.slot_bytes):

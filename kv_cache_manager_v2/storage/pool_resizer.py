@@ -9,6 +9,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
 from .page_mover import PageMover
 from .page_rows import LOW_MASK, PLACE, ROW_WORDS
@@ -78,6 +79,9 @@ class PoolResizer:
             return NO_POINT
         try:
             point = self._mover.move(pool_group, level, self.sources, level, self.targets, count)
+            group = storage.pool_groups[index]
+            if group.tier == CacheTier.DISK:
+                storage.reads.note(point, level, group, self.pages, self.sources, count)
         except BaseException:
             self._undo(index, level, count)
             raise

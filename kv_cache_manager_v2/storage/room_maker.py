@@ -18,6 +18,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
+from ..base.ids import CacheTier
 from ..device.stream_order import StreamOrder
 from ..events.removal_cause import CAPACITY
 from .decision_digest import REFUSAL, VICTIM
@@ -254,6 +255,8 @@ class RoomMaker:
             position += 1
         try:
             point = self._mover.move(pool_group, level, self.sources, level + 1, self.targets, count)
+            if storage.pool_groups[index].tier == CacheTier.DISK:
+                storage.reads.note(point, level, storage.pool_groups[index], self.pages, self.sources, count)
         except BaseException:
             self.undo_moves(level, pool_group, level + 1, count)
             position = count - 1

@@ -154,6 +154,12 @@ class SimulatedDevice(Device):
         self._require_open()
         return self._disks.failure_of(self._require_disk_range(address).address)
 
+    def take_failed_reads(self) -> list[StorageIOError]:
+        self._require_open()
+        taken = self._disks.failed_reads
+        self._disks.failed_reads = []
+        return taken
+
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
         address_range = self._require_range(tier, address, num_bytes)
@@ -453,6 +459,7 @@ class SimulatedDevice(Device):
                 address = operation.src_addresses[0]
                 path = self._disks.path_of(self._require_disk_range(address).address)
                 operation.read_error = make_disk_error(path, address, operation.num_bytes, False, reason)
+                operation.disks = self._disks
         if dst_tier == CacheTier.DISK:
             reason = self.faults.take_failure("disk_write")
             if reason is not None:

@@ -15,12 +15,15 @@ _logger: Final = logging.getLogger(__name__)
 class SimulatedDisks:
     """By the first address of the range. A failure stays until the range is released."""
 
-    __slots__ = ("_paths", "_failures")
+    __slots__ = ("failed_reads", "_paths", "_failures")
 
+    failed_reads: list[StorageIOError]
+    """Until they are taken."""
     _paths: Final[dict[int, str]]
     _failures: Final[dict[int, StorageIOError]]
 
     def __init__(self) -> None:
+        self.failed_reads = []
         self._paths = {}
         self._failures = {}
 

@@ -97,6 +97,8 @@ class CopyOperation(Operation):
         if self.disks is not None and self.write_error is not None:
             self.disks.note_failure(self.disk_range, self.write_error)
         if self.read_error is not None:
+            if self.disks is not None:
+                self.disks.failed_reads.append(self.read_error)
             raise self.read_error
 
 

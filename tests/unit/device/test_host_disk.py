@@ -223,6 +223,9 @@ def test_a_failed_read_is_told_once_behind_it_and_nowhere_else(bench: Bench) -> 
     error = caught.value
     assert (error.path, error.address, error.num_bytes, error.is_write) == ("/nowhere", bench.address(DISK, 1), PAGE, False)
     assert os.strerror(errno.EIO) in str(error) and "DISK" in str(error)
+    # Whoever was told: it can still be asked for, once.
+    assert list(device.take_failed_reads()) == [error]
+    assert list(device.take_failed_reads()) == []
     # The streams went on, and nobody hears of it again.
     for event in (before, behind, far_behind):
         assert device.is_event_done(event)

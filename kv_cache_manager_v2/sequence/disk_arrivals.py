@@ -1,0 +1,90 @@
+"""Whether what a sequence needs has come from the disk: nobody goes on with a page whose read has failed or may yet fail."""
+
+from mypy_extensions import i64
+
+from ..base.errors import StorageIOError
+from ..device.stream_order import NO_POINT
+from ..storage.lost_pages import settle_reads
+from .sequence_state import SequenceState
+
+
+def settle_before_resume(state: SequenceState, waits: bool) -> None:
+    """`StorageIOError`, and nothing changed, if a page that the sequence holds is lost. ``waits``: as the call itself."""
+    storage = state.shared.storage
+    settle_reads(storage)
+    pages = _list_pages(state)
+    if waits:
+        storage.reads.wait_for(pages)
+    _require_whole(state, pages)
+
+
+def note_doubtful_pages(state: SequenceState) -> None:
+    """The sequence was resumed without waiting: from now on `ready` and the next step ask for its reads, if there are any."""
+    reads = state.shared.storage.reads
+    for page in _list_pages(state):
+        if reads.is_doubtful(page):
+            expect_reads(state)
+            return
+
+
+def expect_reads(state: SequenceState) -> None:
+    state.awaits_reads = True
+    if len(state.arrivals) == 0:
+        state.note_arrival(NO_POINT)
+
+
+def are_reads_here(state: SequenceState) -> bool:
+    """`StorageIOError` if one has failed."""
+    if state.awaits_reads:
+        storage = state.shared.storage
+        settle_reads(storage)
+        pages = _list_pages(state)
+        _require_whole(state, pages)
+        for page in pages:
+            if storage.reads.is_doubtful(page):
+                return False
+        state.awaits_reads = False
+    return True
+
+
+def wait_for_reads(state: SequenceState) -> None:
+    """Block the host, which has not asked `ready` until it was; `StorageIOError` if a read has failed."""
+    if state.awaits_reads:
+        pages = _list_pages(state)
+        state.shared.storage.reads.wait_for(pages)
+        _require_whole(state, pages)
+        state.awaits_reads = False
+
+
+def has_lost_page(state: SequenceState) -> bool:
+    lost = state.shared.storage.reads.lost
+    return len(lost) > 0 and any([page in lost for page in _list_pages(state)])
+
+
+def _list_pages(state: SequenceState) -> list[int]:
+    """All that the sequence holds."""
+    pages: list[int] = []
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        ordinal: i64 = 0
+        while ordinal < state.num_blocks:
+            if state.holds_page(life_cycle, ordinal):
+                pages.append(int(state.blocks[ordinal].first_page + life_cycle))
+            ordinal += 1
+        life_cycle += 1
+    blocks = state.state_blocks if state.matched_snapshot is None else [*state.state_blocks, state.matched_snapshot]
+    for block in blocks:
+        pages.append(int(block.first_page + state.shared.state_life_cycle))
+    return pages
+
+
+def _require_whole(state: SequenceState, pages: list[int]) -> None:
+    lost = state.shared.storage.reads.lost
+    if len(lost) == 0:
+        return
+    reasons = [lost[page] for page in pages if page in lost]
+    if len(reasons) > 0:
+        raise StorageIOError(
+            f"sequence {state.id} cannot go on: {len(reasons)} of its pages are lost, as they could not be read from {reasons[0]}. "
+            f"close() it, and compute its text again"
+        )

@@ -1,0 +1,162 @@
+"""Pages whose bytes come from a disk: until it is known that they came, nobody may rely on them.
+
+A read that nobody waits for may fail long after the page got its new slot, and the slot on the disk may have another page by
+then. So every such page is *doubtful* until its read is known to be done, and *lost* if it failed: lost pages are not matched,
+nobody who needs one goes on, and they are dropped as soon as nobody holds them.
+
+    state      way out
+    doubtful   settle: the read is done, or failed -> lost; forget: the page is gone
+    lost       forget: the page is gone, or its bytes were replaced
+
+A page of this list goes on under its id wherever it is moved or copied meanwhile. Which pages exist, and where, never depends
+on whether a read is done, only on whether one has failed.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import StorageIOError
+from ..device.port import Device
+from ..device.stream_order import StreamOrder
+from ..pools.pool_group import PoolGroup
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Read:
+    """Pages that one call brought from one disk, and the slots that they came from."""
+
+    __slots__ = ("point", "pages", "level", "source", "slots")
+
+    point: Final[int]
+    pages: Final[dict[int, None]]
+    level: Final[int]
+    source: Final[PoolGroup]
+    slots: Final[list[int]]
+
+    def __init__(self, point: i64, level: i64, source: PoolGroup) -> None:
+        self.point = point
+        self.pages = {}
+        self.level = level
+        self.source = source
+        self.slots = []
+
+    def reads_from(self, error: StorageIOError) -> bool:
+        """Whether the failed read was for one of these pages; also where the error does not say."""
+        if error.num_bytes == 0:
+            return True
+        for pool in range(len(self.source.slot_bytes)):
+            num_bytes = int(self.source.slot_bytes[pool])
+            base = int(self.source.base_addresses[pool])
+            for slot in self.slots:
+                address = base + slot * num_bytes
+                if address < error.address + error.num_bytes and error.address < address + num_bytes:
+                    return True
+        return False
+
+
+@final
+@mypyc_attr(native_class=True)
+class DiskReads:
+    """See the module. ``is_idle``: nothing is doubtful or lost, as nearly always; then nothing else here need be asked."""
+
+    __slots__ = ("is_idle", "lost", "_device", "_order", "_reads")
+
+    is_idle: bool
+    lost: Final[dict[int, str]]
+    """Each lost page, and where it could not be read from and why."""
+    _device: Final[Device]
+    _order: Final[StreamOrder]
+    _reads: list[_Read]
+
+    def __init__(self, device: Device, order: StreamOrder) -> None:
+        self.is_idle = True
+        self.lost = {}
+        self._device = device
+        self._order = order
+        self._reads = []
+
+    def note(self, point: i64, level: i64, source: PoolGroup, pages: vec[i64], slots: vec[i64], count: i64) -> None:
+        """These pages are read from those slots of a disk; done or failed at ``point``."""
+        read = _Read(point, level, source)
+        position: i64 = 0
+        while position < count:
+            read.pages[int(pages[position])] = None
+            read.slots.append(int(slots[position]))
+            position += 1
+        self._reads.append(read)
+        self.is_idle = False
+
+    def settle(self) -> None:
+        """See which reads are done by now, and which have failed. Waits for nothing."""
+        left: list[_Read] = []
+        for read in self._reads:
+            if not self._is_over(read.point):
+                left.append(read)
+        # After that: what is done has told its failures.
+        for error in self._device.take_failed_reads():
+            for read in self._reads:
+                if read.reads_from(error):
+                    for page in read.pages:
+                        self.lost[page] = f"level {read.level} (DISK): {error}"
+        self._reads = left
+        self.is_idle = len(left) == 0 and len(self.lost) == 0
+
+    def wait_for(self, pages: list[int]) -> None:
+        """Block the host until none of these pages is doubtful."""
+        for read in self._reads:
+            if any([page in read.pages for page in pages]):
+                self.wait(read.point)
+        self.settle()
+
+    def wait(self, point: i64) -> None:
+        """Block the host until the point is passed. What failed before it is not raised: `settle` finds out what it was."""
+        try:
+            self._order.synchronize(point)
+        except StorageIOError:
+            self.is_idle = False
+
+    def has_lost(self, first_page: i64, count: i64) -> bool:
+        """Whether one of ``count`` pages is lost."""
+        page = first_page
+        while page < first_page + count:
+            if page in self.lost:
+                return True
+            page += 1
+        return False
+
+    def is_doubtful(self, page: int) -> bool:
+        for read in self._reads:
+            if page in read.pages:
+                return True
+        return False
+
+    def _is_over(self, point: i64) -> bool:
+        try:
+            return self._order.is_done(point)
+        except StorageIOError:
+            return True
+
+    # -- pages come and go --------------------------------------------------------------------------------------------
+
+    def forget(self, page: i64) -> None:
+        """The page is gone, or has other bytes."""
+        if self.is_idle:
+            return
+        self.lost.pop(int(page), None)
+        for read in self._reads:
+            read.pages.pop(int(page), None)
+
+    def note_copy(self, source_page: i64, target_page: i64) -> None:
+        """The target gets the bytes of the source, and is as good as they are."""
+        if self.is_idle:
+            return
+        source = int(source_page)
+        target = int(target_page)
+        if source in self.lost:
+            self.lost[target] = self.lost[source]
+        for read in self._reads:
+            if source in read.pages:
+                read.pages[target] = None

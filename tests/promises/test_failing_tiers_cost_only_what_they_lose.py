@@ -1,0 +1,252 @@
+"""Whatever a copy or a disk does wrong: never a wrong byte, never a lost slot, an error that names the level, and others go on."""
+
+import errno
+
+import pytest
+from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
+from unit.device.fake_files import FakeFiles
+
+from kv_cache_manager_v2 import DropReason, HostDevice, KVCache, MissCause, PageMoveError, StorageIOError
+from kv_cache_manager_v2.testing import SimulatedDevice
+
+
+class Refused(Exception):
+    """What the device says."""
+
+
+def finish(bench: Bench) -> None:
+    """A failure that nobody asked for is told to the engine, which waits for everything."""
+    for _attempt in range(20):
+        try:
+            bench.engine.synchronize()
+        except StorageIOError:
+            continue
+        break
+
+
+def try_to_run(bench: Bench, kv_cache: KVCache, turn: int, stream: int) -> bool:
+    """One turn of a sequence; False: it is lost, and was closed."""
+    for _attempt in range(3):
+        try:
+            if turn % 5 == 3:
+                kv_cache.prefetch(turn % 3)
+            assert kv_cache.resume(stream, wait=turn % 2 == 0)
+            break
+        except (PageMoveError, StorageIOError, Refused) as error:
+            assert isinstance(error, Refused) or "level" in str(error)
+            bench.manager.check_invariants()
+            assert not kv_cache.is_active
+            if "are lost" in str(error):
+                kv_cache.close()
+                return False
+    try:
+        while turn % 4 < 2 and not kv_cache.ready:
+            pass
+        length = len(bench.texts[kv_cache.id])
+        if kv_cache.resize(length + 1, length):
+            if turn % 3 == 0:
+                bench.write(kv_cache, 1, commit=True)
+            else:
+                bench.check(kv_cache)
+        kv_cache.suspend()
+    except StorageIOError as error:
+        assert "level" in str(error) and "are lost" in str(error)
+        kv_cache.close()
+        return False
+    except (Refused, PageMoveError):
+        kv_cache.suspend()
+    return True
+
+
+def run_for_a_while(device: SimulatedDevice) -> int:
+    """Sequences over three levels, some of them with the same beginning; returns how many were lost."""
+    num_lost = 0
+    with Bench(tiered_config(9, [("host", 4), ("disk", 60)], windows=(None, 8)), device) as bench:
+        streams = [device.default_stream(), device.create_stream()]
+        sequences: list[KVCache] = []
+        for number in range(5):
+            kv_cache = bench.manager.create_kv_cache(id=number)
+            try:
+                assert kv_cache.resume(streams[number % 2])
+                while not bench.write(kv_cache, 3 * TOKENS_PER_BLOCK, commit=number != 1):
+                    pass
+            except (PageMoveError, StorageIOError, Refused) as error:
+                assert isinstance(error, Refused) or "level" in str(error)
+                kv_cache.close()
+                continue
+            kv_cache.suspend()
+            sequences.append(kv_cache)
+            if number >= 3:
+                again = bench.manager.create_kv_cache(input_tokens=list(bench.texts[0])[:10], id=number + 10)
+                bench.texts[again.id] = list(bench.texts[0])[: again.num_committed_tokens]
+                sequences.append(again)
+        for turn in range(24):
+            if len(sequences) > 0:
+                kv_cache = sequences[turn * 4 % len(sequences)]
+                if not try_to_run(bench, kv_cache, turn, streams[turn % 2]):
+                    sequences.remove(kv_cache)
+                    num_lost += 1
+                bench.manager.check_invariants()
+        for kv_cache in sequences:
+            kv_cache.close()
+        device.faults.clear()
+        finish(bench)
+        assert device.races == ()
+    return num_lost
+
+
+@pytest.mark.parametrize("kind", ["copy", "disk_read", "disk_write"])
+def test_every_copy_and_every_transfer_fails_in_turn(kind: str) -> None:
+    """The n-th one fails, for n up to all that there are: every third copy, every second write."""
+    nth = 1
+    num_runs = 0
+    num_lost = 0
+    while True:
+        device = SimulatedDevice(nth)
+        device.faults.fail(kind, nth, Refused(f"{kind} number {nth}"))
+        num_lost += run_for_a_while(device)
+        if device.faults.num_fired == 0:
+            break
+        num_runs += 1
+        nth += {"copy": 3, "disk_read": 1, "disk_write": 2}[kind]
+    assert num_runs > 10
+    # A copy that is refused, or a write that fails, costs nobody his pages.
+    assert (num_lost > 0) == (kind == "disk_read")
+
+
+def fill_disk(bench: Bench) -> tuple[KVCache, KVCache]:
+    """Two suspended sequences of 4 published blocks in 4 slots: the first one's are on the disk."""
+    first = bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True)
+    second = bench.suspended(2, 4 * TOKENS_PER_BLOCK, commit=True)
+    assert bench.num_copied(0, 1) == 4
+    return first, second
+
+
+def wait_for_failure(kv_cache: KVCache) -> str:
+    with pytest.raises(StorageIOError) as caught:
+        while not kv_cache.ready:
+            pass
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("engine_hears_first", [False, True])
+def test_a_read_that_fails_behind_the_back(seed: int, engine_hears_first: bool) -> None:
+    device = SimulatedDevice(seed, eager=False)
+    with Bench(tiered_config(4, [("disk", 12)]), device) as bench:
+        first, second = fill_disk(bench)
+        text = list(bench.texts[1])
+        assert bench.manager.probe_reuse(input_tokens=text) == 16
+        device.faults.fail("disk_read", 1, Refused("a scratch on the platter"))
+        assert first.resume(wait=False)
+        # Somebody matches the pages while nobody knows, and waits for them as well.
+        sharing = bench.manager.create_kv_cache(input_tokens=text, id=3)
+        assert sharing.num_committed_tokens == 16
+        if engine_hears_first:
+            with pytest.raises(StorageIOError):
+                device.drain()
+        said = wait_for_failure(first)
+        assert "level 1 (DISK)" in said and "a scratch on the platter" in said
+        assert wait_for_failure(first) == said, "it stays so"
+        with pytest.raises(StorageIOError, match="sequence 3 cannot go on"):
+            sharing.resume()
+        assert bench.manager.probe_reuse(input_tokens=text) == 0, "held, and not to be had"
+        first.close()
+        sharing.close()
+        again = bench.manager.create_kv_cache(input_tokens=text, id=4)
+        assert again.num_committed_tokens == 0
+        assert again.statistics.prompts.missed_tokens == {MissCause.LOAD_FAILED: 16}
+        assert bench.manager.get_statistics().count_drops(DropReason.FAILURE) > 0
+        again.close()
+        assert second.resume()
+        bench.check(second)
+        second.close()
+        finish(bench)
+
+
+def test_a_failed_prefetch_is_known_before_anybody_reads() -> None:
+    device = SimulatedDevice(1, eager=False)
+    with Bench(tiered_config(4, [("host", 2), ("disk", 12)]), device) as bench:
+        first, second = fill_disk_behind_host(bench)
+        device.faults.fail("disk_read", 1, Refused("unreadable"))
+        assert first.prefetch(1)
+        # On its way from the disk to the host, it is sent on to the GPU; nobody has heard of the failure.
+        with pytest.raises(StorageIOError, match=r"level 2 \(DISK\)"):
+            first.resume()
+        assert first.status is first.Status.SUSPENDED
+        first.close()
+        assert second.resume()
+        bench.check(second)
+        second.close()
+        finish(bench)
+
+
+def fill_disk_behind_host(bench: Bench) -> tuple[KVCache, KVCache]:
+    """2 pages of the first on the disk, none of the second's."""
+    first = bench.suspended(1, 2 * TOKENS_PER_BLOCK)
+    second = bench.suspended(2, 4 * TOKENS_PER_BLOCK)
+    third = bench.suspended(3, 2 * TOKENS_PER_BLOCK)
+    assert bench.num_copied(1, 2) == 2
+    third.close()
+    return first, second
+
+
+def test_a_disk_that_recovers_loses_nothing() -> None:
+    """Reads fail while somebody waits for them: the pages are still there, and come when the disk works again."""
+    files = FakeFiles()
+    with Bench(tiered_config(4, [("disk", 12)]), HostDevice(files=files)) as bench:
+        first, second = fill_disk(bench)
+        files.fail(errno.EIO, reads=True)
+        for _attempt in range(2):
+            with pytest.raises((StorageIOError, PageMoveError), match="level 1"):
+                first.resume()
+            bench.manager.check_invariants()
+        assert bench.manager.describe()["sequences"][0]["page_levels"] == [[1, 1, 1, 1]]
+        files.fail(errno.EIO)
+        assert first.resume()
+        bench.check(first)
+        first.close()
+        assert second.resume()
+        bench.check(second)
+        second.close()
+        finish(bench)
+
+
+def test_a_disk_that_takes_no_writes_loses_nothing() -> None:
+    files = FakeFiles()
+    with Bench(tiered_config(4, [("disk", 12)]), HostDevice(files=files)) as bench:
+        files.fail(errno.ENOSPC, writes=True)
+        first, second = fill_disk(bench)
+        for kv_cache in (first, second):
+            assert kv_cache.resume()
+            bench.check(kv_cache)
+            kv_cache.suspend()
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_text_computed_again_mends_the_page(seed: int) -> None:
+    """A page is lost while somebody holds it; who commits the same block finds the place taken, and puts his bytes there."""
+    device = SimulatedDevice(seed)
+    with Bench(tiered_config(12, [("disk", 12)]), device) as bench:
+        first = bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True)
+        filler = bench.suspended(2, 12 * TOKENS_PER_BLOCK)
+        filler.close()
+        assert bench.num_copied(0, 1) == 4
+        device.faults.fail("disk_read", 1, Refused("unreadable"))
+        assert first.resume(wait=False)
+        wait_for_failure(first)
+        text = bench.texts[1]
+        again = bench.manager.create_kv_cache(input_tokens=list(text), id=1)
+        assert again.num_committed_tokens == 0
+        assert again.resume() and again.resize(16, 0)
+        del bench.texts[1]
+        assert bench.write(again, 16, commit=True)
+        bench.check(again)
+        assert bench.manager.probe_reuse(input_tokens=list(text)) == 16
+        assert first.ready
+        bench.check(first)
+        first.close()
+        again.close()
+        finish(bench)
