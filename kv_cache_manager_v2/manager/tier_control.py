@@ -194,6 +194,8 @@ class TierControl(UsageQueries):
             try:
                 resize_level(self._shared, self._open_sequences.states(), level, counts)
                 self._quotas[level] = quota
+                if self._shared.tree.history is not None:
+                    self._shared.tree.history.forget_full_size()
                 return True
             except MemoryError:
                 if tries == 0 or quota <= old_quota:

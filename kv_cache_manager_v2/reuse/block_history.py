@@ -184,6 +184,11 @@ class BlockHistory:
             sampler.touch(key_of(self._block_texts[sample], self._block_scopes[sample]))
             sample = self._samples_before[sample]
 
+    def forget_full_size(self) -> None:
+        """The cache has another size now."""
+        self._num_evicted = 0
+        self._num_blocks_at_evictions = 0
+
     def compute_full_size(self) -> float:
         """Published blocks that were there when room had to be made, on average; 0.0 if it never had."""
         if self._num_evicted == 0:

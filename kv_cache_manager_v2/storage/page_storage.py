@@ -26,7 +26,7 @@ from ..base.ids import CacheTier
 from ..device.port import CopyBatch, Device
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.page_events import PageEventSink
-from ..events.removal_cause import CAPACITY, UNREACHABLE
+from ..events.removal_cause import CAPACITY, SHRUNK, UNREACHABLE
 from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
@@ -517,7 +517,7 @@ class PageStorage:
         slot = place & LOW_MASK
         words[at + PLACE] = NO_PAGE
         self.reads.forget(page)
-        if cause == CAPACITY or cause == UNREACHABLE:
+        if cause == CAPACITY or cause == UNREACHABLE or cause == SHRUNK:
             self.num_evicted[index] += 1
         self.last_cause = cause
         self.counters.note_dropped(level, pool_group, cause)

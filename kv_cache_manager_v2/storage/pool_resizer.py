@@ -11,6 +11,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
+from ..events.removal_cause import CAPACITY, SHRUNK
 from .page_mover import PageMover
 from .page_rows import LOW_MASK, PLACE, ROW_WORDS
 from .page_storage import PageStorage
@@ -54,7 +55,11 @@ class PoolResizer:
         index = level * self._storage.num_pool_groups + pool_group
         allocator = self._storage.allocators[index]
         if allocator.num_used > num_slots:
-            self._room.free_slots(level, pool_group, allocator.num_slots - num_slots)
+            self._room.drop_cause = SHRUNK
+            try:
+                self._room.free_slots(level, pool_group, allocator.num_slots - num_slots)
+            finally:
+                self._room.drop_cause = CAPACITY
             assert allocator.num_used <= num_slots, "a level shrinks below what must stay"
 
     def relocate(self, level: i64, pool_group: i64, num_slots: i64) -> i64:

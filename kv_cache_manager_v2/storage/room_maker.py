@@ -35,8 +35,10 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class RoomMaker:
-    __slots__ = ("_storage", "_mover", "_order", "_nothing", "sources", "targets", "pages")
+    __slots__ = ("drop_cause", "_storage", "_mover", "_order", "_nothing", "sources", "targets", "pages")
 
+    drop_cause: i64
+    """Why room is made: the `removal_cause` of what is dropped for it."""
     _storage: Final[PageStorage]
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
@@ -46,6 +48,7 @@ class RoomMaker:
     pages: vec[i64]
 
     def __init__(self, storage: PageStorage, mover: PageMover) -> None:
+        self.drop_cause = CAPACITY
         self._storage = storage
         self._mover = mover
         self._order = storage.order
@@ -206,7 +209,7 @@ class RoomMaker:
         page = self._find_victim(index)
         storage = self._storage
         storage.digest.note(VICTIM, page)
-        storage.drop_with_owner(page, pool_group, CAPACITY)
+        storage.drop_with_owner(page, pool_group, self.drop_cause)
 
     def _find_victim(self, index: i64) -> i64:
         """The droppable page of least value. On one path of the tree the far end goes first: a page with others below it

@@ -1,7 +1,19 @@
 """Every token of a prompt that was not reused has one reason, and the reasons add up to the prompt."""
 
 from hybrid_models import Rig
-from kv_cache_manager_v2 import MissCause, ReuseScope, SnapshotPolicy
+from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
+    BufferConfig,
+    DropReason,
+    GpuCacheTierConfig,
+    HostDevice,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LayerId,
+    MissCause,
+    ReuseScope,
+    SnapshotPolicy,
+)
 from small_models import manager_of, run_prompt
 
 
@@ -67,6 +79,17 @@ def test_part_of_a_block_that_is_gone():
         manager.clear_reusable_blocks()
         # Blocks are remembered whole: of 4, 5 nothing is known but that what comes before them was here.
         assert misses_of(manager, list(range(6))) == {MissCause.DROPPED: 4, MissCause.PARTIAL_BLOCK: 2}
+
+
+def test_a_tier_that_was_made_smaller():
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 1 << 20), BufferConfig("value", 1 << 20)])]
+    config = KVCacheManagerConfig(4, [GpuCacheTierConfig(16 << 20)], layers)
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        run_prompt(manager, list(range(16))).close()
+        # 8 slots of 2 MiB, of which 4 are taken; 4 MiB are 2 slots: the far half of the text goes.
+        assert manager.resize(0, 4 << 20)
+        assert misses_of(manager, list(range(16))) == {MissCause.SHRUNK: 8}
+        assert manager.get_statistics().count_drops(DropReason.SHRUNK) == 2
 
 
 def test_no_snapshot_of_the_recurrent_state():
