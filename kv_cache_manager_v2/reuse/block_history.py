@@ -18,7 +18,8 @@ from ..storage.page_rows import PageRows
 from .reuse_scope import ReuseScope
 
 IS_HERE: Final = 0
-"""The text was published, and not dropped. Other states: `FIRST_DROPPED` + the `removal_cause`."""
+"""The text was published, and not dropped; told only once there is a second scope. Other states: `FIRST_DROPPED` + the
+`removal_cause`."""
 FIRST_DROPPED: Final = 1
 NOT_KNOWN: Final = -1
 IN_OTHER_SCOPE: Final = -2
@@ -64,13 +65,15 @@ def key_of(text: i64, scope: i64) -> i64:
 @mypyc_attr(native_class=True)
 class BlockHistory:
     __slots__ = (
-        "_rows", "_scopes", "_block_texts", "_block_scopes", "_texts", "_entries", "_bucket_mask", "_time",
+        "_rows", "_scopes", "_tells_scopes", "_block_texts", "_block_scopes", "_texts", "_entries", "_bucket_mask", "_time",
         "sampler", "num_blocks", "_num_evicted", "_num_blocks_at_evictions", "_block_samples", "_samples_before",
     )  # fmt: skip
 
     _rows: Final[PageRows]
     _scopes: Final[dict[int, int]]
     """By the negative page id of the root."""
+    _tells_scopes: bool
+    """Whether there ever was a second scope: until then the tree itself knows all that is here."""
     _block_texts: vec[i64]
     """Of the published blocks, by the number of the block."""
     _block_scopes: vec[i64]
@@ -103,6 +106,7 @@ class BlockHistory:
             num_buckets *= 2
         self._rows = rows
         self._scopes = {}
+        self._tells_scopes = False
         self._block_texts = vec[i64]()
         self._block_scopes = vec[i64]()
         self._texts = vec[i64]([_NO_TEXT] * (num_buckets * _WAYS))
@@ -118,6 +122,17 @@ class BlockHistory:
 
     def note_root(self, root: i64, scope: ReuseScope) -> None:
         self._scopes[int(root)] = int(hash_scope(scope))
+        if len(self._scopes) > 1 and not self._tells_scopes:
+            self._tells_scopes = True
+            self._write_present_blocks()
+
+    def _write_present_blocks(self) -> None:
+        """While there was one scope, nobody could ask whether another had a text; once in a manager's life."""
+        number: i64 = 0
+        while number < len(self._block_texts):
+            if self._block_texts[number] != _NO_TEXT:
+                self._write(self._block_texts[number], self._block_scopes[number], IS_HERE)
+            number += 1
 
     def forget_root(self, root: i64) -> None:
         del self._scopes[int(root)]
@@ -136,13 +151,14 @@ class BlockHistory:
         text = hash_block(parent_text, key)
         number = self._number(block)
         while number >= len(self._block_texts):
-            self._block_texts = append(self._block_texts, EMPTY_TEXT)
+            self._block_texts = append(self._block_texts, _NO_TEXT)
             self._block_scopes = append(self._block_scopes, 0)
             self._block_samples = append(self._block_samples, NO_SAMPLE)
             self._samples_before = append(self._samples_before, NO_SAMPLE)
         self._block_texts[number] = text
         self._block_scopes[number] = scope
-        self._write(text, scope, IS_HERE)
+        if self._tells_scopes:
+            self._write(text, scope, IS_HERE)
         self.num_blocks += 1
         sampler = self.sampler
         if sampler is not None:
@@ -157,6 +173,7 @@ class BlockHistory:
         """The block left the tree, for a `removal_cause`."""
         number = self._number(block)
         self._write(self._block_texts[number], self._block_scopes[number], FIRST_DROPPED + cause)
+        self._block_texts[number] = _NO_TEXT
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += 1
             self._num_blocks_at_evictions += self.num_blocks
