@@ -216,7 +216,7 @@ def _mend_page(state: SequenceState, ours: i64, theirs: i64, pool_group: i64, ma
     """Theirs comes from a disk, and may never come, or has not: it gets the bytes of ours. Returns the mark after that."""
     storage = state.shared.storage
     reads = storage.reads
-    if int(theirs) not in reads.lost and not reads.is_doubtful(int(theirs)):
+    if not reads.knows(int(theirs)):
         return mark
     try:
         storage.copy_page(ours, theirs, pool_group, state.stream)

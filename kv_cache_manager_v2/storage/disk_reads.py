@@ -47,13 +47,16 @@ class _Read:
         """Whether the failed read was for one of these pages; also where the error does not say."""
         if error.num_bytes == 0:
             return True
-        for pool in range(len(self.source.slot_bytes)):
-            num_bytes = int(self.source.slot_bytes[pool])
-            base = int(self.source.base_addresses[pool])
+        source = self.source
+        pool: i64 = 0
+        while pool < len(source.slot_bytes):
+            num_bytes: int = source.slot_bytes[pool]
+            base: int = source.base_addresses[pool]
             for slot in self.slots:
                 address = base + slot * num_bytes
                 if address < error.address + error.num_bytes and error.address < address + num_bytes:
                     return True
+            pool += 1
         return False
 
 
@@ -126,6 +129,10 @@ class DiskReads:
                 return True
             page += 1
         return False
+
+    def knows(self, page: int) -> bool:
+        """Whether it is doubtful or lost."""
+        return not self.is_idle and (page in self.lost or self.is_doubtful(page))
 
     def is_doubtful(self, page: int) -> bool:
         for read in self._reads:
