@@ -51,7 +51,7 @@ class SequenceBeams(SequenceCommits):
                     )
                 validate_fork(state)
                 if len(state.arrivals) > 0:
-                    residency.settle_arrivals(state)
+                    residency.await_arrivals(state)
             try:
                 while len(state.beams) + 1 < width:
                     if not add_beam(state):

@@ -182,6 +182,8 @@ class SequenceCommits(SequenceTransfers):
                 positions = append(positions, to_count(position, "an accepted position"))
             heads = _to_heads(num_heads)
             validate_tree(state, positions, len(tokens))
+            if len(state.arrivals) > 0:
+                residency.await_arrivals(state)
             copies = TokenCopies(state.shared.storage, state.shared.tokens_per_block, heads)
             packed = self._pack(tokens)
             guard.begin_change()

@@ -7,7 +7,7 @@ import pytest
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 from unit.device.fake_files import FakeFiles
 
-from kv_cache_manager_v2 import Device, HostDevice, KVCache
+from kv_cache_manager_v2 import DataRole, Device, HostDevice, KVCache, LayerGroupId, LayerId
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 
@@ -84,6 +84,35 @@ def test_ready_is_for_active_sequences() -> None:
         assert kv_cache.resume()
         assert kv_cache.ready, "nothing had to come up"
         kv_cache.close()
+
+
+@pytest.mark.parametrize("call", ["commit_tree", "reserve_transfer"])
+@pytest.mark.parametrize("kind", ["host", "disk"])
+def test_work_before_it_is_ready_is_in_order(call: str, kind: str) -> None:
+    """A tree of drafts was computed, its pages went down and are on their way up: what moves or sends its bytes comes later."""
+    device = SimulatedDevice(5, eager=False)
+    with Bench(tiered_config(4, [(kind, 12)]), device) as bench:
+        drafts = bench.manager.create_kv_cache(id=0)
+        assert drafts.resume() and bench.write(drafts, 2 * TOKENS_PER_BLOCK)
+        drafts.suspend()
+        other = bench.suspended(1, 4 * TOKENS_PER_BLOCK)
+        assert drafts.resume(wait=False)
+        if call == "commit_tree":
+            # The race detector sees 3 -> 2 and 6 -> 3 being copied.
+            drafts.commit_tree([5, 6, 7, 8], [0, 1, 3, 6])
+        else:
+            lease = drafts.reserve_transfer()
+            # The other side begins behind the sequence's stream; the host stands in for it.
+            device.synchronize_stream(device.default_stream())
+            slot_bytes = sum(bench.manager.get_storage_statistics()[0].slot_sizes)
+            base = bench.manager.get_mem_pool_base_address(LayerId(0), DataRole("key"))
+            device.host_read(base + lease.get_page_indices(LayerGroupId(0))[1] * slot_bytes, slot_bytes // 2)
+            lease.settle()
+        assert device.races == ()
+        drafts.close()
+        assert other.resume()
+        bench.check(other)
+        other.close()
 
 
 def rotate(bench: Bench, device: Device) -> None:
