@@ -46,6 +46,7 @@ from .config.cache_tier_config import (
 from .config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
 from .config.manager_config import KVCacheManagerConfig
 from .config.rebalance_config import RebalanceConfig
+from .config.retention import RetentionConfig, TokenRangeRetention
 from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .config.snapshot_policy import SnapshotPolicy
 from .device.host_device import HostDevice
@@ -87,6 +88,7 @@ from .sequence.matched_tokens import MatchedTokens
 from .stats.drop_reason import DropReason
 from .stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from .stats.miss_cause import MissCause
+from .stats.hint_answer import HintAnswer
 from .stats.storage_statistics import StorageStatistics
 from .stats.usage_statistics import (
     BlockStatistics,
@@ -186,6 +188,7 @@ __all__ = [
     "HalfOpenRange",
     "HitRateCurve",
     "HitRatePoint",
+    "HintAnswer",
     "HostCacheTierConfig",
     "HostDevice",
     "HostKernel",
@@ -232,6 +235,7 @@ __all__ = [
     "PromptStatistics",
     "Refusal",
     "RebalanceConfig",
+    "RetentionConfig",
     "ReuseScope",
     "ScratchDesc",
     "SlotDesc",
@@ -247,6 +251,7 @@ __all__ = [
     "SwaScratchReuseConfig",
     "TokenId",
     "TokenIdExt",
+    "TokenRangeRetention",
     "TransferStatistics",
     "UsageStatistics",
     "WireBatch",

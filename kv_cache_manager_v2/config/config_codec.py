@@ -4,11 +4,13 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
+from .config_value import ConfigValue
 from .batch_desc import BatchDesc, KVCacheDesc
 from .cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
 from .layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from .manager_config import KVCacheManagerConfig
 from .rebalance_config import RebalanceConfig
+from .retention import RetentionConfig, TokenRangeRetention
 from .scratch_reuse_config import SwaScratchReuseConfig
 from .snapshot_policy import SnapshotPolicy
 
@@ -25,9 +27,11 @@ _CLASSES: Final[dict[str, Any]] = {
         KVCacheDesc,
         KVCacheManagerConfig,
         RebalanceConfig,
+        RetentionConfig,
         SnapshotPolicy,
         SsmLayerConfig,
         SwaScratchReuseConfig,
+        TokenRangeRetention,
     )
 }
 
@@ -42,6 +46,19 @@ def decode_config(encoded: bytes) -> KVCacheManagerConfig:
     if not isinstance(config, KVCacheManagerConfig):
         raise ValueError("this is not an encoded KVCacheManagerConfig")
     return config
+
+
+def encode_value(value: ConfigValue) -> str:
+    """Any one configuration value."""
+    return json.dumps(_to_plain(value), separators=(",", ":"))
+
+
+def decode_retention(encoded: str) -> RetentionConfig:
+    """`ValueError` if it is none; its classes' own errors if it is a wrong one."""
+    retention = _from_plain(json.loads(encoded))
+    if not isinstance(retention, RetentionConfig):
+        raise ValueError("this is not an encoded RetentionConfig")
+    return retention
 
 
 def _to_plain(value: Any) -> Any:

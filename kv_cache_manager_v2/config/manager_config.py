@@ -12,7 +12,7 @@ from typing import Final
 from ..base.ids import CacheTier
 from .batch_desc import BatchDesc
 from .cache_tier_config import CacheTierConfig, DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
-from .config_value import ConfigValue, to_tuple, validate_bool, validate_int
+from .config_value import ConfigValue, to_tuple, validate_bool, validate_int, validate_share
 from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
@@ -34,6 +34,8 @@ class KVCacheManagerConfig(ConfigValue):
       runs those tokens again before anything else (`KVCache.match_info`).
     - ``state_checkpoints``: slots of recurrent state, beside the live one, that each sequence has, so that its last that many
       tokens can be taken back.
+    - ``max_pinned_share``: of all slots, how much `KVCacheManager.retain` may keep. ``min_offload_priority``: droppable pages of a
+      lower priority are dropped rather than moved to a lower level.
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group, outside the quota, out of use, for kernels that read a
       page even where there is none.
@@ -58,6 +60,8 @@ class KVCacheManagerConfig(ConfigValue):
     max_state_replay_tokens: int = 0
     state_checkpoints: int = 0
     rebalance: RebalanceConfig = RebalanceConfig()
+    max_pinned_share: float = 0.5
+    min_offload_priority: int = 0
 
     def __post_init__(self) -> None:
         validate_int(self.tokens_per_block, "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
@@ -76,6 +80,8 @@ class KVCacheManagerConfig(ConfigValue):
         validate_int(self.state_checkpoints, "state_checkpoints", 0, MAX_STATE_CHECKPOINTS)
         if not isinstance(self.rebalance, RebalanceConfig):
             raise TypeError(f"rebalance must be a RebalanceConfig, not {type(self.rebalance).__name__}")
+        validate_share(self.max_pinned_share, "max_pinned_share")
+        validate_int(self.min_offload_priority, "min_offload_priority", 0, 100)
         validate_bool(self.enable_partial_reuse, "enable_partial_reuse")
         validate_bool(self.reserve_null_slot, "reserve_null_slot")
         validate_bool(self.enable_stats, "enable_stats")

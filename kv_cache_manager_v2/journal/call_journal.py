@@ -18,6 +18,7 @@ from .journal_format import (
     CREATE,
     DROP,
     FORK,
+    HINT,
     PLAN_DROP,
     PREFETCH,
     PROBE,
@@ -72,6 +73,7 @@ class CallJournal:
         asks_priorities: bool,
         prompt_length: int | None,
         snapshot_positions: list[int],
+        retention: str,
         digest: i64,
     ) -> None:
         """Either ``packed`` tokens without digests, or ``tokens``, or neither."""
@@ -83,6 +85,7 @@ class CallJournal:
         self.writer.number(len(snapshot_positions))
         for position in snapshot_positions:
             self.writer.number(position)
+        self.writer.scope_part(retention)
         self._end(digest)
 
     def probe(
@@ -228,6 +231,18 @@ class CallJournal:
     def settle(self, number: i64, stream: int | None, digest: i64) -> None:
         self.writer.operation(SETTLE, number)
         self.writer.number(0 if stream is None else stream + 1)
+        self._end(digest)
+
+    def hint(
+        self, kind: i64, lora_id: int | str | None, salt: int | str | None, tokens: list[int | bytes] | None, packed: bytes | None,
+        value: i64, duration: i64, num_accepted: i64, digest: i64,
+    ) -> None:  # fmt: skip
+        self.writer.number(HINT)
+        self.writer.number(kind)
+        self._text(lora_id, salt, tokens, packed)
+        self.writer.number(value)
+        self.writer.number(duration)
+        self.writer.number(num_accepted)
         self._end(digest)
 
     def advance_clock(self, microseconds: i64, digest: i64) -> None:

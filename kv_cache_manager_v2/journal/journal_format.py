@@ -12,7 +12,8 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     CREATE      priorities, scope, has tokens (0 / 1),           returned
                 [tokens], has priority callback (0 / 1),
                 expected prompt length + 1 or 0,
-                count of snapshot positions, each of them
+                count of snapshot positions, each of them,
+                retention as JSON text, or an empty text
     RESUME      serial, priorities, stream, result (0 / 1)       returned True or False
     SUSPEND     serial                                           returned
     CLOSE       serial                                           returned, or a forgotten handle was closed
@@ -39,6 +40,9 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     RESIZE_LEVEL level, quota, best efforts (0 / 1),             returned True or False
                 new quota, result
     ADJUST      result (0 / 1)                                   returned True or False
+    HINT        kind (retain, release, demote, prefetch), scope, returned
+                tokens, priority or level, duration in
+                microseconds + 1 or 0, accepted tokens
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
 A scope is two parts, each a kind byte (NOTHING, NUMBER, TEXT) and its value: a number in zigzag, a text as length and UTF-8.
@@ -49,7 +53,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 7
+VERSION: Final = 8
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -78,6 +82,13 @@ COMMIT_BEAMS: Final = 30
 ADVANCE: Final = 31
 RESIZE_LEVEL: Final = 32
 ADJUST: Final = 33
+HINT: Final = 34
+
+RETAIN: Final = 0
+RELEASE: Final = 1
+DEMOTE: Final = 2
+WARM: Final = 3
+"""Kinds of hints; the last one is `KVCacheManager.prefetch`."""
 
 PACKED: Final = 0
 MIXED: Final = 1

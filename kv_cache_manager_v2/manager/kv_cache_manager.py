@@ -21,8 +21,9 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count, to_int
 from ..base.errors import LogicError
-from ..config.config_codec import encode_config
+from ..config.config_codec import encode_config, encode_value
 from ..config.manager_config import KVCacheManagerConfig
+from ..config.retention import RetentionConfig
 from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
@@ -42,6 +43,7 @@ from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence import residency
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
+from ..sequence.retention_plan import RetentionPlan
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_books import make_usage_books
@@ -58,7 +60,7 @@ from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
 from .open_storage import open_storage, plan_levels
 from .transfer_lease import TransferLease
-from .tier_control import TierControl
+from .retention_hints import RetentionHints
 
 if TYPE_CHECKING:
     from ..reuse.token_packing import Tokens
@@ -68,7 +70,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheManager(TierControl):
+class KVCacheManager(RetentionHints):
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
@@ -146,7 +148,6 @@ class KVCacheManager(TierControl):
         self._open_sequences = OpenSequences()
         self._quotas = [tier.quota for tier in config.cache_tiers]
         self._demand = Demand(self._layout.num_pool_groups, config.rebalance.smoothing)
-        self._clock_us = 0
         self._last_adjustment_us = 0
         self._num_untrimmed = 0
         self._usage = make_usage_books(tree, self._life_cycles, config) if config.enable_stats else None
@@ -265,6 +266,7 @@ class KVCacheManager(TierControl):
         expected_prompt_length: SupportsIndex | None = None,
         count_in_statistics: bool = True,
         snapshot_positions: Sequence[SupportsIndex] = (),
+        retention: RetentionConfig | None = None,
     ) -> KVCache:
         """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
 
@@ -274,7 +276,8 @@ class KVCacheManager(TierControl):
         ``expected_prompt_length``: tokens from here on count as generated, in the statistics and for snapshots; default: the length
         of ``input_tokens``. ``count_in_statistics=False``: for dummy sequences, which no total should show.
         ``snapshot_positions``: lengths at which the recurrent state, if there is any, is to be kept for reuse, beside those
-        of the manager's `SnapshotPolicy`.
+        of the manager's `SnapshotPolicy`. ``retention``: priorities, and how long they hold, for ranges of the prompt and for what is
+        generated; where the callback has a say as well, the higher priority counts.
         """
         guard = self._shared.guard
         guard.enter()
@@ -306,11 +309,13 @@ class KVCacheManager(TierControl):
             journal = shared.journal
             if journal is not None:
                 journal.begin()
-            state = SequenceState(
-                shared, serial, sequence_id, scope, self._device.default_stream(), custom_priority_callback
-            )
+            plan = self._plan_retention(retention, int(prompt_length), custom_priority_callback)
+            callback = custom_priority_callback if plan is None else plan
+            state = SequenceState(shared, serial, sequence_id, scope, self._device.default_stream(), callback)
+            if plan is not None and plan.has_durations:
+                state.retention = plan
             priorities: list[int] | None = None
-            if custom_priority_callback is not None:
+            if callback is not None:
                 priorities = residency.ask_matched_priorities(state, match)
             residency.hold_match(state, match)
             if state_match is not None:
@@ -334,6 +339,7 @@ class KVCacheManager(TierControl):
                     asks,
                     None if expected_prompt_length is None else int(prompt_length),
                     positions,
+                    "" if retention is None else encode_value(retention),
                     shared.storage.digest.value,
                 )
             return kv_cache
@@ -341,6 +347,15 @@ class KVCacheManager(TierControl):
             raise guard.fail(error) from error
         finally:
             guard.leave()
+
+    def _plan_retention(
+        self, retention: RetentionConfig | None, prompt_length: int, callback: PriorityCallback | None
+    ) -> RetentionPlan | None:
+        if retention is None:
+            return None
+        if not isinstance(retention, RetentionConfig):
+            raise TypeError(f"retention must be a RetentionConfig or None, not {type(retention).__name__}")
+        return RetentionPlan(retention, prompt_length, self._config.tokens_per_block, callback)
 
     def probe_reuse(self, reuse_scope: ReuseScope | None = None, input_tokens: Tokens | None = None) -> int:
         """How many leading tokens could be reused now; holds nothing."""

@@ -29,19 +29,18 @@ _TRIES: Final = 12
 class TierControl(UsageQueries):
     """Base of `KVCacheManager`, which sets the attributes."""
 
-    __slots__ = ("_open_sequences", "_quotas", "_demand", "_clock_us", "_last_adjustment_us")
+    __slots__ = ("_open_sequences", "_quotas", "_demand", "_last_adjustment_us")
 
     _open_sequences: OpenSequences
     _quotas: list[int]
     """Bytes of each level."""
     _demand: Demand
-    _clock_us: i64
     _last_adjustment_us: i64
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def advance_clock(self, seconds: float) -> None:
-        """Let time pass for durations and cool-downs: the library reads no clock, so that equal calls decide alike.
+        """Let time pass for durations and cool-downs (what is over has the default priority again): the library reads no clock, so that equal calls decide alike.
 
         `ValueError` unless ``0 <= seconds <= 1e9``.
         """
@@ -54,7 +53,9 @@ class TierControl(UsageQueries):
             if not 0 <= seconds <= _MAX_SECONDS:
                 raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
             microseconds = int(seconds * _MICROSECONDS)
-            self._clock_us += microseconds
+            guard.begin_change()
+            self._shared.retention.advance(microseconds)
+            guard.end_change()
             journal = self._shared.journal
             if journal is not None:
                 journal.advance_clock(microseconds, self._shared.storage.digest.value)
@@ -105,7 +106,7 @@ class TierControl(UsageQueries):
         settings = self._config.rebalance
         if self._demand.num_samples < settings.min_samples:
             return False
-        if self._clock_us - self._last_adjustment_us < int(settings.cool_down_seconds * _MICROSECONDS):
+        if self._shared.retention.now_us - self._last_adjustment_us < int(settings.cool_down_seconds * _MICROSECONDS):
             return False
         wanted = self._plan_adjustment(0)
         if wanted is None:
@@ -131,7 +132,7 @@ class TierControl(UsageQueries):
                 for level in range(len(self._quotas)):
                     if self._resize(level, self._quotas[level], False, weights):
                         has_changed = True
-            self._last_adjustment_us = self._clock_us
+            self._last_adjustment_us = self._shared.retention.now_us
             self._demand.restart()
             journal = self._shared.journal
             if journal is not None:

@@ -22,7 +22,7 @@ from .. import (
     ReuseScope,
     TransferLease,
 )
-from ..config.config_codec import decode_config
+from ..config.config_codec import decode_config, decode_retention
 from ..journal import journal_format as form
 from ..journal.journal_reader import JournalError, JournalReader
 
@@ -153,6 +153,8 @@ class _Rerun:
             self.plan().drop()
         elif operation == form.CANCEL_DROP:
             self.plan().cancel()
+        elif operation == form.HINT:
+            self.hint()
         elif operation == form.ADVANCE:
             self.manager.advance_clock(int(reader.number()) / 1_000_000)
         elif operation == form.RESIZE_LEVEL:
@@ -225,6 +227,22 @@ class _Rerun:
             raise JournalError(f"byte {self.reader.position}: there is no plan {number} to drop committed blocks")
         return plan
 
+    def hint(self) -> None:
+        kind = self.reader.number()
+        scope, tokens = self.text()
+        value, duration, num_accepted = self.reader.number(), self.reader.number(), self.reader.number()
+        text = [] if tokens is None else tokens
+        if kind == form.RETAIN:
+            seconds = None if duration == 0 else (duration - 1) / 1_000_000
+            answer = self.manager.retain(text, scope, value, seconds)
+        elif kind == form.RELEASE:
+            answer = self.manager.release(text, scope)
+        elif kind == form.DEMOTE:
+            answer = self.manager.demote(text, scope)
+        else:
+            answer = self.manager.prefetch(text, scope, value)
+        self.compare("result", num_accepted, answer.num_accepted)
+
     def resize_level(self) -> None:
         level, quota, best_efforts = self.reader.number(), self.reader.number(), bool(self.reader.number())
         new_quota, result = self.reader.number(), bool(self.reader.number())
@@ -237,12 +255,15 @@ class _Rerun:
         scope, tokens = self.text()
         callback = self.next_priority if self.reader.number() else None
         prompt_length = self.reader.number()
+        positions = [self.reader.number() for _ in range(self.reader.number())]
+        retention = str(self.reader.scope_part())
         self.sequences[self.num_created] = self.manager.create_kv_cache(
             scope,
             tokens,
             custom_priority_callback=callback,
             expected_prompt_length=None if prompt_length == 0 else prompt_length - 1,
-            snapshot_positions=[self.reader.number() for _ in range(self.reader.number())],
+            snapshot_positions=positions,
+            retention=decode_retention(retention) if retention else None,
         )
         self.num_created += 1
 

@@ -90,6 +90,20 @@ class RadixTree(PageOwner):
     def scopes(self) -> list[ReuseScope]:
         return list(self._roots)
 
+    def find_path(self, scope: ReuseScope, packed: bytes) -> list[Block]:
+        """The blocks of the packed tokens that are in the tree, from the root on, whatever pages they have left."""
+        blocks: list[Block] = []
+        node = self._roots.get(scope)
+        position: i64 = 0
+        num_bytes: i64 = len(packed)
+        while node is not None and position < num_bytes:
+            end = position + self.block_bytes if position + self.block_bytes < num_bytes else num_bytes
+            node = self.find_child(node, packed[position:end])
+            if node is not None:
+                blocks.append(node)
+            position = end
+        return blocks
+
     # -- pins ---------------------------------------------------------------------------------------------------------
 
     def unpin(self, block: Block) -> None:

@@ -24,6 +24,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 def commit_token(state: SequenceState, token: i32) -> None:
     """One token id, validated by the caller."""
+    first_block = state.num_published
     staged = stage_snapshot(state, state.num_committed + 1) if state.shared.has_state else None
     state.shared.guard.begin_change()
     tail = state.tail
@@ -34,6 +35,8 @@ def commit_token(state: SequenceState, token: i32) -> None:
         mark = state.shared.order.mark(state.timeline)
         publish_block(state, tail.packed(), mark)
         tail.clear()
+    if state.retention is not None and state.num_published > first_block:
+        note_retained(state, first_block)
     _advance_history(state, mark)
     state.shared.guard.end_change()
     if staged is not None:
@@ -43,6 +46,7 @@ def commit_token(state: SequenceState, token: i32) -> None:
 def commit_packed(state: SequenceState, packed: bytes) -> None:
     """Any number of packed tokens; their digests have been counted for this sequence. There is capacity for all."""
     staged: Block | None = None
+    first_block = state.num_published
     if state.shared.has_state and len(packed) > 0:
         try:
             staged = stage_snapshot(state, state.num_committed + len(packed) // TOKEN_BYTES)
@@ -78,10 +82,26 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
             mark = state.shared.order.mark(state.timeline)
         publish_block(state, key, mark)
     state.num_committed += num_bytes // TOKEN_BYTES
+    if state.retention is not None and state.num_published > first_block:
+        note_retained(state, first_block)
     _advance_history(state, mark)
     state.shared.guard.end_change()
     if staged is not None:
         publish_snapshot(state, staged)
+
+
+def note_retained(state: SequenceState, first_block: i64) -> None:
+    """From block ``first_block`` on the published path is new, and has durations."""
+    plan = state.retention
+    assert plan is not None
+    block = state.path_end
+    ordinal = state.num_published - 1
+    while ordinal >= first_block:
+        state.shared.retention.note_published(plan, block, int(ordinal))
+        parent = block.parent
+        assert parent is not None, "a published path does not end at a root"
+        block = parent
+        ordinal -= 1
 
 
 def _advance_history(state: SequenceState, mark: i64) -> None:

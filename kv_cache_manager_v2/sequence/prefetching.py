@@ -1,13 +1,72 @@
 """Bringing the pages of a suspended sequence nearer, before it is resumed."""
 
+import logging
+
 from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.errors import PageMoveError
 from ..storage.lost_pages import settle_reads
 from .disk_arrivals import has_lost_page
+from ..reuse.block import Block
+from ..storage.onboarding import OnboardList
 from .residency import list_pages
 from .sequence_state import SequenceState
+from .shared_state import SharedState
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) -> bool:
+    """The same for the pages of published blocks, whoever has them; they are held meanwhile."""
+    storage = shared.storage
+    rows = storage.rows
+    if level == storage.last_level:
+        return True
+    if not storage.reads.is_idle:
+        settle_reads(storage)
+    held: list[int] = []
+    for block in blocks:
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            page = block.first_page + life_cycle
+            if rows.has_page(page) and rows.level(page) > level:
+                storage.hold(page, storage.pool_group_of[life_cycle])
+                held.append(int(page))
+            life_cycle += 1
+    if len(held) == 0:
+        return True
+    wanted = OnboardList(storage.num_pool_groups, storage.num_levels, level)
+    for page_id in held:
+        page = page_id
+        wanted.add(page, rows.level(page), storage.pool_group_of[_life_cycle_of(shared, page)], rows.is_queued(page))
+    is_done = False
+    nothing = vec[i64]([0] * int(storage.num_pool_groups))
+    try:
+        if _has_room(shared, wanted, level):
+            shared.onboarding.bring_up(wanted, nothing, False)
+            shared.onboarding.put_back(wanted)
+            is_done = True
+    except PageMoveError as error:
+        _logger.warning("a prefetch is left out: %s", error)
+    for page_id in held:
+        page = page_id
+        storage.release(page, storage.pool_group_of[_life_cycle_of(shared, page)])
+    return is_done
+
+
+def _life_cycle_of(shared: SharedState, page: i64) -> i64:
+    rows = shared.storage.rows
+    return (page - rows.first_page_of_blocks) % rows.num_life_cycles
+
+
+def _has_room(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
+    pool_group: i64 = 0
+    while pool_group < shared.storage.num_pool_groups:
+        if not shared.room.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
+            return False
+        pool_group += 1
+    return True
 
 
 def try_prefetch(state: SequenceState, level: i64) -> bool:
@@ -24,11 +83,8 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
     nothing = vec[i64]([0] * int(storage.num_pool_groups))
     if not wanted.needs_work(nothing):
         return True
-    pool_group: i64 = 0
-    while pool_group < storage.num_pool_groups:
-        if not shared.room.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
-            return False
-        pool_group += 1
+    if not _has_room(shared, wanted, level):
+        return False
     shared.guard.begin_change()
     try:
         shared.onboarding.bring_up(wanted, nothing, False)

@@ -27,6 +27,7 @@ from ..stats.usage_counters import SequenceCounters
 from ..storage.page_rows import PageRows
 from .page_table import PageTable
 from .priority_callback import PriorityCallback
+from .retention_plan import RetentionPlan
 from .scratch import Scratch
 from .shared_state import NEVER, SharedState
 from .snapshot_plan import SnapshotPlan
@@ -80,6 +81,7 @@ class SequenceState:
         "batch_number",
         "counters",
         "arrivals",
+        "retention",
         "branch_end",
         "awaits_reads",
     )
@@ -135,6 +137,8 @@ class SequenceState:
     """None if there are no statistics."""
     branch_end: i64
     """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
+    retention: RetentionPlan | None
+    """None unless some of its blocks keep their priority for a while only."""
     arrivals: vec[i64]
     """Points after which pages land that the stream does not wait for yet; empty unless it was resumed so."""
     awaits_reads: bool
@@ -185,6 +189,7 @@ class SequenceState:
         self.batch_number = 0
         self.counters = None
         self.arrivals = vec[i64]()
+        self.retention = None
         self.branch_end = 0
         self.awaits_reads = False
         self.note_next_window_move()

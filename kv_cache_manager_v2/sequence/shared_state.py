@@ -22,6 +22,7 @@ from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
 from ..storage.room_maker import RoomMaker
 from .call_guard import CallGuard
+from .retention_book import RetentionBook
 from .transfer_leases import TransferLeases
 
 
@@ -39,6 +40,7 @@ class SharedState:
         "matcher",
         "drop_plans",
         "leases",
+        "retention",
         "guard",
         "life_cycles",
         "num_life_cycles",
@@ -70,6 +72,7 @@ class SharedState:
     matcher: Final[Matcher]
     drop_plans: Final[DropPlans]
     leases: Final[TransferLeases]
+    retention: Final[RetentionBook]
     guard: Final[CallGuard]
     life_cycles: Final[list[LifeCycle]]
     num_life_cycles: Final[i64]
@@ -119,6 +122,8 @@ class SharedState:
         self.matcher = matcher
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
         self.leases = TransferLeases(storage, tree)
+        self.retention = RetentionBook(storage, tree, _count_pinnable(storage, config.max_pinned_share))
+        self.room.min_offload_priority = config.min_offload_priority
         self.guard = CallGuard()
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)
@@ -187,6 +192,14 @@ class SharedState:
         if window == UNBOUNDED:
             return NEVER
         return (window_begin + 1) * self.tokens_per_block + window - 1
+
+
+def _count_pinnable(storage: PageStorage, share: float) -> int:
+    """Blocks that may be retained after the fact: a share of the slots, over all levels, of the smallest pool group."""
+    totals = [0] * int(storage.num_pool_groups)
+    for index, allocator in enumerate(storage.allocators):
+        totals[index % int(storage.num_pool_groups)] += int(allocator.num_slots)
+    return int(min(totals) * share)
 
 
 UNBOUNDED: Final = -1

@@ -35,7 +35,9 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class RoomMaker:
-    __slots__ = ("drop_cause", "_storage", "_mover", "_order", "_nothing", "sources", "targets", "pages")
+    __slots__ = (
+        "drop_cause", "min_offload_priority", "sources", "targets", "pages", "_storage", "_mover", "_order", "_nothing",
+    )  # fmt: skip
 
     drop_cause: i64
     """Why room is made: the `removal_cause` of what is dropped for it."""
@@ -46,6 +48,8 @@ class RoomMaker:
     sources: vec[i64]  # kept from call to call: source and target slots and pages of a move
     targets: vec[i64]
     pages: vec[i64]
+    min_offload_priority: i64
+    """Droppable pages of a lower priority are dropped rather than moved down."""
 
     def __init__(self, storage: PageStorage, mover: PageMover) -> None:
         self.drop_cause = CAPACITY
@@ -56,6 +60,7 @@ class RoomMaker:
         self.sources = vec[i64]()
         self.targets = vec[i64]()
         self.pages = vec[i64]()
+        self.min_offload_priority = 0
 
     # -- is there room ------------------------------------------------------------------------------------------------
 
@@ -182,6 +187,8 @@ class RoomMaker:
         below = index + storage.num_pool_groups
         held = storage.held_queues[index]
         while allocator.num_free < wanted:
+            if self.min_offload_priority > 0 and self._drop_unworthy(index, pool_group):
+                continue
             missing = wanted - allocator.num_free
             evictable = queue.num_pages + held.num_pages
             if missing > evictable:
@@ -204,6 +211,18 @@ class RoomMaker:
                     return
                 missing = room
             self._move_down(level, pool_group, missing)
+
+    def _drop_unworthy(self, index: i64, pool_group: i64) -> bool:
+        """Drop the next victim if it is not worth moving down."""
+        storage = self._storage
+        if storage.queues[index].num_pages == 0:
+            return False
+        page = self._find_victim(index)
+        if storage.rows.priority(page) >= self.min_offload_priority:
+            return False
+        storage.digest.note(VICTIM, page)
+        storage.drop_with_owner(page, pool_group, CAPACITY)
+        return True
 
     def _drop_first(self, index: i64, pool_group: i64) -> None:
         page = self._find_victim(index)

@@ -29,6 +29,7 @@ _LIKELIHOODS: Final = {
     "suspend": 5.0,
     "prefetch": 1.5,
     "resize_level": 1.5,
+    "hint": 2.0,
     "stop_committing": 3.0,
     "close": 8.0,
     "fork": 5.0,

@@ -102,6 +102,8 @@ class SimulatedRun:
         num_performed = self.num_performed
         if kind == "create":
             self._create(random)
+        elif kind == "hint":
+            self._hint(random)
         elif kind == "resize_level":
             self._resize_level(random)
         elif kind == "clear":
@@ -197,6 +199,27 @@ class SimulatedRun:
         self._sequences.append(sequence)
         if random.random() < 0.6:
             self._resume(sequence, random)
+
+    def _hint(self, random: Random) -> None:
+        """A wish about some text, there or not; only where pages lie and who goes first may change."""
+        self.num_performed += 1
+        lora_id, salt = _SCOPES[0] if random.random() < 0.7 else random.choice(_SCOPES)
+        scope = ReuseScope(lora_id, salt)
+        tokens = list(self._texts.draw_text(random, self._scenario.max_tokens))
+        kind = random.random()
+        if kind < 0.4:
+            seconds = None if random.random() < 0.5 else random.random() * 50
+            answer = self.manager.retain(tokens, scope, int(random.random() * 101), seconds)
+        elif kind < 0.6:
+            answer = self.manager.release(tokens, scope)
+        elif kind < 0.8:
+            answer = self.manager.demote(tokens, scope)
+        else:
+            level = int(random.random() * len(self._scenario.config.cache_tiers))
+            answer = self.manager.prefetch(tokens, scope, level)
+            self._model.make_room()
+        if answer.num_accepted + answer.num_clipped + answer.num_missing != len(tokens):
+            raise ModelDisagreement(f"a hint about {len(tokens)} tokens is answered with {answer}")
 
     def _resize_level(self, random: Random) -> None:
         """Another quota for a level, or its quota shared anew; sequences go on with whatever moved."""

@@ -1,0 +1,119 @@
+"""What is retained beyond the default: when its time is over, and how much of it was asked for after the fact.
+
+Time is `now_us`, which only `advance_clock` moves. Pages are looked up again when their time is over: one that was evicted
+meanwhile, or whose block has other tokens by now, is passed over.
+"""
+
+import heapq
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import PRIORITY_DEFAULT
+from ..reuse.block import Block
+from ..reuse.radix_tree import RadixTree
+from ..storage.page_storage import PageStorage
+from .retention_plan import FOR_EVER, RetentionPlan
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Retained:
+    __slots__ = ("block", "key", "priority")
+
+    block: Final[Block]
+    key: Final[bytes]
+    priority: Final[int]
+
+    def __init__(self, block: Block, priority: int) -> None:
+        self.block = block
+        self.key = block.key
+        self.priority = priority
+
+    def is_there(self) -> bool:
+        return self.block.parent is not None and self.block.key is self.key
+
+
+@final
+@mypyc_attr(native_class=True)
+class RetentionBook:
+    __slots__ = ("now_us", "_storage", "_tree", "_ends", "_entries", "_next_number", "_pins", "_max_pinned")
+
+    now_us: i64
+    _storage: Final[PageStorage]
+    _tree: Final[RadixTree]
+    _ends: Final[list[tuple[int, int]]]
+    """A heap of (time, number of the entry)."""
+    _entries: Final[dict[int, _Retained]]
+    _next_number: int
+    _pins: Final[dict[int, _Retained]]
+    """Blocks that `pin` has raised, by first page, the oldest first."""
+    _max_pinned: Final[int]
+
+    def __init__(self, storage: PageStorage, tree: RadixTree, max_pinned_blocks: int) -> None:
+        self.now_us = 0
+        self._storage = storage
+        self._tree = tree
+        self._ends = []
+        self._entries = {}
+        self._next_number = 0
+        self._pins = {}
+        self._max_pinned = max_pinned_blocks
+
+    # -- durations ----------------------------------------------------------------------------------------------------
+
+    def note_published(self, plan: RetentionPlan, block: Block, ordinal: int) -> None:
+        """The block of a sequence with durations has joined the tree."""
+        duration = plan.duration_of(ordinal)
+        if duration != FOR_EVER:
+            self._limit(block, plan._find(ordinal, False), duration)
+
+    def _limit(self, block: Block, priority: int, duration_us: int) -> None:
+        number = self._next_number
+        self._next_number = number + 1
+        self._entries[number] = _Retained(block, priority)
+        heapq.heappush(self._ends, (int(self.now_us) + duration_us, number))
+
+    def advance(self, microseconds: i64) -> None:
+        """Time passes; what is over has the default priority again."""
+        self.now_us += microseconds
+        while len(self._ends) > 0 and self._ends[0][0] <= self.now_us:
+            entry = self._entries.pop(heapq.heappop(self._ends)[1])
+            if entry.is_there():
+                self._set_priority(entry.block, PRIORITY_DEFAULT, entry.priority)
+
+    # -- after the fact -----------------------------------------------------------------------------------------------
+
+    def pin(self, block: Block, priority: int, duration_us: int) -> bool:
+        """Raise the priority of a published block's pages; False if as many blocks as may be are pinned."""
+        key = int(block.first_page)
+        known = self._pins.get(key)
+        if known is None or not known.is_there():
+            if len(self._pins) >= self._max_pinned:
+                for old in [page for page, entry in self._pins.items() if not entry.is_there()]:
+                    del self._pins[old]
+                if len(self._pins) >= self._max_pinned:
+                    return False
+        self._pins.pop(key, None)
+        self._pins[key] = _Retained(block, priority)
+        self._set_priority(block, priority, -1)
+        if duration_us != FOR_EVER:
+            self._limit(block, priority, duration_us)
+        return True
+
+    def release(self, block: Block, priority: int) -> None:
+        """The block's pages have that priority from now on, whatever raised them before."""
+        self._pins.pop(int(block.first_page), None)
+        self._set_priority(block, priority, -1)
+
+    def _set_priority(self, block: Block, priority: int, only_from: int) -> None:
+        """``only_from``: only where the priority is that one; -1: wherever it is another."""
+        storage = self._storage
+        life_cycle: i64 = 0
+        while life_cycle < storage.rows.num_life_cycles:
+            page = block.first_page + life_cycle
+            if storage.rows.has_page(page):
+                present = int(storage.rows.priority(page))
+                if present != priority and (only_from < 0 or present == only_from):
+                    storage.set_priority(page, storage.pool_group_of[life_cycle], priority)
+            life_cycle += 1

@@ -1,0 +1,86 @@
+"""Priorities and durations of one sequence's blocks, from its `RetentionConfig`; called as a priority callback is."""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import PRIORITY_DEFAULT, BlockOrdinal
+from ..config.retention import RetentionConfig
+from ..layout.life_cycle import LifeCycle
+from .priority_callback import PriorityCallback
+
+FOR_EVER: Final = -1
+_MICROSECONDS: Final = 1_000_000
+
+
+@final
+@mypyc_attr(native_class=True)
+class RetentionPlan:
+    __slots__ = ("_begins", "_ends", "_priorities", "_durations", "_prompt_length", "_tokens_per_block", "_callback", "has_durations",
+        "_generated_priority", "_generated_duration",
+    )  # fmt: skip
+
+    _begins: Final[list[int]]
+    _ends: Final[list[int]]
+    _priorities: Final[list[int]]
+    _durations: Final[list[int]]
+    _prompt_length: Final[int]
+    _tokens_per_block: Final[int]
+    _callback: Final[PriorityCallback | None]
+    has_durations: Final[bool]
+    _generated_priority: Final[int]
+    _generated_duration: Final[int]
+
+    def __init__(
+        self, retention: RetentionConfig, prompt_length: int, tokens_per_block: int, callback: PriorityCallback | None
+    ) -> None:
+        """``callback``: the user's own; where both say something the higher priority counts."""
+        self._begins = [item.begin for item in retention.ranges]
+        self._ends = [prompt_length if item.end is None else item.end for item in retention.ranges]
+        self._priorities = [item.priority for item in retention.ranges]
+        self._durations = [_to_microseconds(item.duration_seconds) for item in retention.ranges]
+        self._prompt_length = prompt_length
+        self._tokens_per_block = tokens_per_block
+        self._callback = callback
+        generated = retention.generated_priority
+        self._generated_priority = int(PRIORITY_DEFAULT) if generated is None else generated
+        self._generated_duration = _to_microseconds(retention.generated_duration_seconds)
+        self.has_durations = self._generated_duration != FOR_EVER or len([d for d in self._durations if d != FOR_EVER]) > 0
+
+    def __call__(self, ordinal: BlockOrdinal, life_cycle: LifeCycle) -> int:
+        priority = self._find(int(ordinal), False)
+        callback = self._callback
+        if callback is not None:
+            asked: object = callback(ordinal, life_cycle)
+            if not isinstance(asked, int):
+                raise TypeError(f"what custom_priority_callback returned must be an int, not {type(asked).__name__}")
+            if asked > priority or asked < 0:
+                return asked
+        return priority
+
+    def duration_of(self, ordinal: int) -> int:
+        """Microseconds for which the block's priority holds, or FOR_EVER."""
+        return self._find(ordinal, True)
+
+    def _find(self, ordinal: int, wants_duration: bool) -> int:
+        """Of the entries that name a token of the block the one with the highest priority; the first of these."""
+        begin = ordinal * self._tokens_per_block
+        end = begin + self._tokens_per_block
+        priority = -1
+        duration = FOR_EVER
+        position = 0
+        while position < len(self._begins):
+            if self._begins[position] < end and begin < self._ends[position] and self._priorities[position] > priority:
+                priority = self._priorities[position]
+                duration = self._durations[position]
+            position += 1
+        if end > self._prompt_length and self._generated_priority > priority and begin >= self._prompt_length:
+            priority = self._generated_priority
+            duration = self._generated_duration
+        if wants_duration:
+            return duration
+        return int(PRIORITY_DEFAULT) if priority < 0 else priority
+
+
+def _to_microseconds(seconds: float | None) -> int:
+    return FOR_EVER if seconds is None else int(seconds * _MICROSECONDS)

@@ -1,0 +1,173 @@
+"""What the user says is worth keeping is kept longest, for as long as he says; and never in the way of a call that needs room."""
+
+from pathlib import Path
+
+import pytest
+
+from kv_cache_manager_v2 import (
+    GpuCacheTierConfig,
+    HintAnswer,
+    HostCacheTierConfig,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    ReuseScope,
+    RetentionConfig,
+    TokenRangeRetention,
+)
+from kv_cache_manager_v2.device.host_device import HostDevice
+from kv_cache_manager_v2.replay.rerun import rerun
+from small_models import attention_layers
+
+T = 4
+SLOT_BYTES = 2 * 8 * T
+
+
+def manager_of(num_slots: int, num_host_slots: int = 0, journal: Path | None = None, **settings) -> KVCacheManager:
+    tiers = [GpuCacheTierConfig(num_slots * SLOT_BYTES)]
+    lower = [HostCacheTierConfig(num_host_slots * SLOT_BYTES)] if num_host_slots > 0 else []
+    config = KVCacheManagerConfig(T, [*tiers, *lower], attention_layers([None], T), **settings)
+    return KVCacheManager(config, device=HostDevice(granularity_bytes=4096), journal=journal)
+
+
+def text(number: int, num_blocks: int) -> list[int]:
+    return [1000 * number + position for position in range(num_blocks * T)]
+
+
+def serve(manager: KVCacheManager, tokens: list[int], retention: RetentionConfig | None = None) -> None:
+    with manager.create_kv_cache(None, tokens, retention=retention) as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(len(tokens))
+        kv_cache.commit(tokens[kv_cache.num_committed_tokens :])
+
+
+def cached(manager: KVCacheManager, tokens: list[int]) -> int:
+    return manager.probe_reuse(None, tokens)
+
+
+def test_a_range_of_the_prompt_outlives_the_rest() -> None:
+    with manager_of(8) as manager:
+        keep = RetentionConfig([TokenRangeRetention(0, 2 * T, 80)])
+        serve(manager, text(1, 4), keep)
+        for number in range(2, 8):
+            serve(manager, text(number, 4))
+        # Blocks 2 and 3 had the default priority and went; 0 and 1 are still there.
+        assert cached(manager, text(1, 4)) == 2 * T
+
+
+def test_it_lasts_as_long_as_was_said() -> None:
+    with manager_of(8) as manager:
+        serve(manager, text(1, 2), RetentionConfig([TokenRangeRetention(0, None, 80, duration_seconds=30)]))
+        manager.advance_clock(29)
+        for number in range(2, 6):
+            serve(manager, text(number, 6))
+        assert cached(manager, text(1, 2)) == 2 * T
+        manager.advance_clock(1)
+        for number in range(6, 10):
+            serve(manager, text(number, 6))
+        assert cached(manager, text(1, 2)) == 0
+        manager.check_invariants()
+
+
+def test_what_is_generated_has_a_priority_of_its_own() -> None:
+    with manager_of(8) as manager:
+        tokens = text(1, 4)
+        kv_cache = manager.create_kv_cache(
+            None, tokens[: 2 * T], expected_prompt_length=2 * T, retention=RetentionConfig(generated_priority=10)
+        )
+        assert kv_cache.resume() and kv_cache.resize(4 * T)
+        kv_cache.commit(tokens)
+        priorities = [block["pages"][0]["priority"] for block in manager.describe()["tree"][0]["blocks"]]
+        assert priorities == [35, 35, 10, 10]
+        kv_cache.close()
+
+
+def test_a_session_is_retained_after_the_fact_and_released() -> None:
+    with manager_of(8) as manager:
+        serve(manager, text(1, 3))
+        # 3 of the 5 blocks are there; half of the 8 slots may be pinned.
+        assert manager.retain(text(1, 5)) == HintAnswer(3 * T, 0, 2 * T)
+        for number in range(2, 8):
+            serve(manager, text(number, 4))
+        assert cached(manager, text(1, 3)) == 3 * T
+        assert manager.release(text(1, 3)) == HintAnswer(3 * T, 0, 0)
+        for number in range(8, 14):
+            serve(manager, text(number, 4))
+        assert cached(manager, text(1, 3)) == 0
+
+
+def test_pins_have_a_budget_and_the_oldest_gives_way() -> None:
+    with manager_of(8, max_pinned_share=0.5) as manager:
+        serve(manager, text(1, 3))
+        serve(manager, text(2, 3))
+        assert manager.retain(text(1, 3)) == HintAnswer(3 * T, 0, 0)
+        assert manager.retain(text(2, 3)) == HintAnswer(1 * T, 2 * T, 0)
+        # Nothing but pinned pages and one more sequence: it gets its room all the same.
+        serve(manager, text(3, 8))
+        assert cached(manager, text(3, 8)) == 8 * T
+
+
+def test_demoted_pages_go_first() -> None:
+    with manager_of(8) as manager:
+        serve(manager, text(1, 4))
+        serve(manager, text(2, 4))
+        assert manager.demote(text(2, 4)).num_accepted == 4 * T
+        serve(manager, text(3, 4))
+        assert cached(manager, text(1, 4)) == 4 * T and cached(manager, text(2, 4)) == 0
+
+
+def test_pages_under_the_threshold_are_dropped_rather_than_moved() -> None:
+    with manager_of(4, 8, min_offload_priority=20) as manager:
+        serve(manager, text(1, 4), RetentionConfig([TokenRangeRetention(0, None, 10)]))
+        serve(manager, text(2, 4))
+        assert cached(manager, text(1, 4)) == 0
+        serve(manager, text(3, 4))
+        assert cached(manager, text(2, 4)) == 4 * T  # went down, being of the default priority
+        assert manager.get_storage_statistics(1)[0].total - manager.get_storage_statistics(1)[0].free == 4
+
+
+def test_a_prefix_is_brought_near_before_it_is_asked_for() -> None:
+    with manager_of(4, 8) as manager:
+        serve(manager, text(1, 4))
+        serve(manager, text(2, 4))
+        assert {page["level"] for page in _pages(manager, text(1, 4)[:T])} == {1}
+        assert manager.prefetch(text(1, 4)) == HintAnswer(4 * T, 0, 0)
+        assert {page["level"] for page in _pages(manager, text(1, 4)[:T])} == {0}
+        assert cached(manager, text(2, 4)) == 4 * T
+        manager.check_invariants()
+
+
+def _pages(manager: KVCacheManager, first_tokens: list[int]) -> list[dict[str, int]]:
+    return [block["pages"][0] for block in manager.describe()["tree"][0]["blocks"] if block["tokens"] == first_tokens]
+
+
+def test_hints_are_decided_alike_when_they_are_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with manager_of(8, 8, path) as manager:
+        serve(manager, text(1, 4), RetentionConfig([TokenRangeRetention(0, T, 60, 5)], 5, 7.5))
+        serve(manager, text(2, 4))
+        manager.retain(text(2, 3), duration_seconds=2)
+        manager.demote(text(1, 2))
+        manager.advance_clock(6)
+        serve(manager, text(3, 6))
+        manager.prefetch(text(1, 4))
+        manager.release(text(2, 4))
+        assert manager.resize(0, 6 * SLOT_BYTES)
+        manager.adjust()
+        digest = manager.state_digest()
+    assert rerun(path, HostDevice(granularity_bytes=4096)).digest == digest
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="priority is 101"):
+        TokenRangeRetention(0, 4, 101)
+    with pytest.raises(ValueError, match="end is 4; it must be at least 5"):
+        TokenRangeRetention(4, 4, 50)
+    with pytest.raises(TypeError):
+        RetentionConfig([3])  # type: ignore[list-item]
+    with manager_of(8) as manager:
+        with pytest.raises(ValueError, match="priority is -1"):
+            manager.retain([1], priority=-1)
+        with pytest.raises(ValueError, match="seconds"):
+            manager.retain([1], duration_seconds=-1)
+        with pytest.raises(TypeError):
+            manager.create_kv_cache(retention=5)  # type: ignore[arg-type]
+        assert manager.retain([1, 2], ReuseScope(3)) == HintAnswer(0, 0, 2)
