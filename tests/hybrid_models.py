@@ -1,6 +1,7 @@
 """Configurations with recurrent layers, and an engine that prefills through a fake model: for tests that look at state."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,16 @@ def hybrid_config(
 class Rig:
     """A manager, its device and a fake engine for one hybrid model."""
 
-    def __init__(self, device: Device | None = None, config: KVCacheManagerConfig | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        device: Device | None = None,
+        config: KVCacheManagerConfig | None = None,
+        journal: Path | None = None,
+        **settings: Any,
+    ) -> None:
         self.config = hybrid_config(**settings) if config is None else config
         self.device = HostDevice() if device is None else device
-        self.manager = KVCacheManager(self.config, device=self.device)
+        self.manager = KVCacheManager(self.config, device=self.device, journal=journal)
         self.engine = FakeEngine(self.config, self.device)
 
     def __enter__(self) -> "Rig":

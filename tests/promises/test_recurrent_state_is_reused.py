@@ -1,10 +1,15 @@
 """A prefix is reused with its recurrent state: where a snapshot was left, never from a later one; prompts leave them where they
 branch and where they end."""
 
-import pytest
-from hybrid_models import Rig
+from pathlib import Path
+from typing import Any
 
-from kv_cache_manager_v2 import GpuCacheTierConfig, HostCacheTierConfig, KVCache, MatchedTokens, SnapshotPolicy
+import pytest
+from hybrid_models import Rig, hybrid_config
+
+from kv_cache_manager_v2 import GpuCacheTierConfig, HostCacheTierConfig, KVCache, MatchedTokens, MissCause, SnapshotPolicy
+from kv_cache_manager_v2.device.host_device import HostDevice
+from kv_cache_manager_v2.replay.rerun import rerun
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 ONLY_EXPLICIT = SnapshotPolicy(at_prompt_end=False, at_branches=False)
@@ -286,6 +291,22 @@ def test_copies_are_in_stream_order(seed: int) -> None:
         assert not device.races
 
 
+def test_a_journal_of_it_runs_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with Rig(journal=path, state_checkpoints=1, max_state_replay_tokens=4) as rig:
+        tokens = text(1, 24)
+        rig.prefill(tokens, stops=[8, 13], snapshot_positions=[8, 13], expected_prompt_length=30).close()
+        second = rig.create(tokens[:20] + text(2, 9), snapshot_positions=[27])
+        if second.match_info.num_replay_tokens > 0:
+            rig.engine.replay_states(second, tokens[: second.num_committed_tokens], second.match_info.state_tokens)
+        rig.step(second, tokens[:20] + text(2, 9), second.num_committed_tokens, 27)
+        assert second.resize(29)
+        assert second.resize(28)
+        second.close()
+    result = rerun(path, HostDevice(), check_invariants=True)
+    assert result.num_calls > 10 and result.num_digests > 0
+
+
 def test_states_and_snapshots_go_down_and_come_up_again() -> None:
     """More suspended states, and more snapshots, than level 0 has slots for."""
     tiers = [GpuCacheTierConfig(1 << 12), HostCacheTierConfig(1 << 15)]
@@ -307,3 +328,68 @@ def test_states_and_snapshots_go_down_and_come_up_again() -> None:
             rig.step(kv_cache, text(seed, 9) + [7], kv_cache.num_committed_tokens, 10)
             kv_cache.close()
         assert num_found == 20
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_commit_whose_snapshot_cannot_be_copied_has_changed_nothing(nth: int) -> None:
+    """Two pools, so two copies."""
+    device = SimulatedDevice(1)
+    with Rig(device) as rig:
+        tokens = text(1, 8)
+        kv_cache = rig.create(tokens)
+        assert kv_cache.resize(8)
+        before, digest = rig.manager.describe(), rig.manager.state_digest()
+        device.faults.fail("copy", nth, RuntimeError("no copy today"))
+        with pytest.raises(RuntimeError, match="no copy today"):
+            kv_cache.commit(tokens)
+        rig.manager.check_invariants()
+        assert rig.manager.describe() == before and rig.manager.state_digest() == digest
+        kv_cache.commit(tokens)
+        assert rig.manager.probe_reuse(None, tokens) == 8
+
+
+@pytest.mark.parametrize("kind", ["copy", "fill"])
+def test_a_first_resume_that_the_device_refuses_has_changed_nothing(kind: str) -> None:
+    device = SimulatedDevice(1)
+    with Rig(device) as rig:
+        tokens = text(1, 8)
+        rig.prefill(tokens).close()
+        kv_cache = rig.manager.create_kv_cache(input_tokens=tokens if kind == "copy" else [5])
+        before, digest = rig.manager.describe(), rig.manager.state_digest()
+        device.faults.fail(kind, 2, RuntimeError("not today"))
+        with pytest.raises(RuntimeError, match="not today"):
+            kv_cache.resume()
+        rig.manager.check_invariants()
+        assert rig.manager.describe() == before and rig.manager.state_digest() == digest
+        assert kv_cache.resume()
+        rig.step(kv_cache, tokens + [9], kv_cache.num_committed_tokens, 9)
+
+
+def test_statistics_name_the_missing_snapshot() -> None:
+    with Rig(tokens_per_block=32) as rig:
+        shared = text(0, 64)
+        rig.prefill(shared + text(1, 32)).close()
+        second = rig.create(shared + text(2, 40))
+        missed = second.statistics.prompts.missed_tokens
+        assert missed[MissCause.NO_SNAPSHOT] == 64
+        assert sum(missed.values()) == 104
+
+
+def test_wrong_arguments_are_refused_by_name() -> None:
+    with Rig() as rig:
+        with pytest.raises(ValueError, match="snapshot_positions"):
+            rig.manager.create_kv_cache(snapshot_positions=[-1])
+        with pytest.raises(TypeError, match="snapshot_positions"):
+            wrong: Any = ["8"]
+            rig.manager.create_kv_cache(snapshot_positions=wrong)
+        with pytest.raises(ValueError, match="expected_prompt_length"):
+            rig.manager.create_kv_cache(expected_prompt_length=-1)
+    for make, error, name in (
+        (lambda: SnapshotPolicy(every_num_blocks=0), ValueError, "every_num_blocks"),
+        (lambda: SnapshotPolicy(max_per_path=1), ValueError, "max_per_path"),
+        (lambda: hybrid_config(state_checkpoints=-1), ValueError, "state_checkpoints"),
+        (lambda: hybrid_config(max_state_replay_tokens=-1), ValueError, "max_state_replay_tokens"),
+        (lambda: hybrid_config(snapshot_policy="often"), TypeError, "snapshot_policy"),
+    ):
+        with pytest.raises(error, match=name):
+            make()
