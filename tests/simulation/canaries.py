@@ -352,12 +352,6 @@ CANARIES = (
         "live_block(state, position + 1)",
     ),
     Canary(
-        "state goes back further than its checkpoints",
-        "sequence/snapshot_plan.py",
-        "        if capacity > self.peak_capacity:\n            self.peak_capacity = capacity\n",
-        "        self.peak_capacity = capacity\n",
-    ),
-    Canary(
         "matched state is not copied",
         "sequence/recurrent_state.py",
         "        storage.copy_page(source, target, pool_group, state.stream)\n",
@@ -374,11 +368,5 @@ CANARIES = (
         "reuse/state_match.py",
         "                block = attention.blocks[ordinal - 1]\n                num_tokens = ordinal * size\n",
         "                block = attention.blocks[len(attention.blocks) - 1]\n                num_tokens = ordinal * size\n",
-    ),
-    Canary(
-        "fuller block takes a snapshot along",
-        "reuse/radix_tree.py",
-        "            if self._has_page_per_block[life_cycle] and storage.rows.has_page(page):\n",
-        "            if storage.rows.has_page(page):\n",
     ),
 )

@@ -62,6 +62,10 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
             _Attempt("resize", (None, model.capacity + 1), ValueError),
             _Attempt("resize", ("many", None), TypeError),
         ]
+        least_capacity = model.peak_capacity - manager.init_config.state_checkpoints
+        if model.has_state and least_capacity > model.history:
+            # The recurrent state cannot go back so far.
+            attempts.append(_Attempt("resize", (least_capacity - 1, None), LogicError))
         too_many = [0] * (model.capacity - len(model.committed) + 1)
         attempts.append(_Attempt("commit", (too_many,), ValueError if model.is_committing else LogicError))
         if model.is_committing and model.capacity > len(model.committed):

@@ -24,7 +24,8 @@ def keep_off(config: KVCacheManagerConfig, sequence: SimulatedSequence, count: i
     while count > 0:
         end = len(sequence.model.committed) + count
         is_there = sequence.num_computed - end <= config.state_checkpoints
-        if is_there or is_planned(config, sequence, end) == NO_SNAPSHOT:
+        # Of generated tokens nothing is believed, so there is nothing to keep off.
+        if is_there or end > sequence.prompt_length or is_planned(config, sequence, end) == NO_SNAPSHOT:
             break
         count -= 1
     return count
@@ -35,4 +36,6 @@ def expect_snapshot(config: KVCacheManagerConfig, sequence: SimulatedSequence, c
     end = len(sequence.model.committed) + count
     planned = is_planned(config, sequence, end) if count > 0 and end > 0 else NO_SNAPSHOT
     is_certain = sequence.model.peak_capacity - end <= config.state_checkpoints
+    if not is_certain and end > sequence.prompt_length:
+        return NO_SNAPSHOT
     return MAY_SNAPSHOT if planned == MUST_SNAPSHOT and not (is_certain and has_room) else planned
