@@ -266,7 +266,12 @@ class ReferenceModel:
         locked = {page for page, status in self._needed_pages().items() if status == LOCKED}
         for group in range(len(self.rules)):
             for ordinal in range(self.num_blocks(sequence)):
-                if self.is_needed(sequence, group, ordinal) and (sequence.node(ordinal), group) not in locked:
+                node = sequence.node(ordinal)
+                if not self.is_needed(sequence, group, ordinal):
+                    continue
+                sharers = list_sharers(self.sequences.values(), sequence, ordinal) if node is None else []
+                is_locked = any([other.is_active and self.is_needed(other, group, ordinal) for other in sharers])
+                if not is_locked and (node is None or (node, group) not in locked):
                     need.newly_locked[group] += 1
         self._count_tail_copy(sequence, sequence.history, sequence.is_matched_tail, need)
         for group in range(len(self._scratch_rules)):
