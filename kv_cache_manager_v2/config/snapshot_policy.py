@@ -12,6 +12,8 @@ class SnapshotPolicy(ConfigValue):
 
     - ``every_num_blocks``: at each multiple of that many blocks, generated tokens included; None: no such grid.
     - ``at_prompt_end``: at the length of the ``input_tokens`` that the sequence was created with.
+    - ``at_close``: at the end of the committed tokens, when an active sequence is closed: its own slot becomes the snapshot. For
+      chats, whose next turn begins there.
     - ``at_branches``: at the last block boundary before its text leaves a text that the tree knows.
     - ``max_per_path``: on the way from the root to a new snapshot no more than these are kept; None: no limit. What has to go
       lies neither first nor last: the one whose neighbours are nearest to each other, of several the one nearest to the root.
@@ -21,12 +23,14 @@ class SnapshotPolicy(ConfigValue):
     at_prompt_end: bool = True
     at_branches: bool = True
     max_per_path: int | None = None
+    at_close: bool = False
 
     def __post_init__(self) -> None:
         if self.every_num_blocks is not None:
             validate_int(self.every_num_blocks, "SnapshotPolicy.every_num_blocks", 1)
         validate_bool(self.at_prompt_end, "SnapshotPolicy.at_prompt_end")
         validate_bool(self.at_branches, "SnapshotPolicy.at_branches")
+        validate_bool(self.at_close, "SnapshotPolicy.at_close")
         if self.max_per_path is not None:
             validate_int(self.max_per_path, "SnapshotPolicy.max_per_path", MIN_PER_PATH)
 

@@ -15,6 +15,7 @@ from .. import (
     HostDevice,
     KVCacheDesc,
     KVCacheManagerConfig,
+    SnapshotPolicy,
     SwaScratchReuseConfig,
     default_device,
 )
@@ -97,6 +98,7 @@ class ReplayPlan:
             miss_ratio_sampling=self.miss_ratio_sampling,
             typical_step=BatchDesc([KVCacheDesc(capacity=history + 1, history_length=history)]),
             swa_scratch_reuse=SwaScratchReuseConfig() if self.scratch else None,
+            snapshot_policy=SnapshotPolicy(at_close=True),
         )
 
     def _memory(self, summary: WorkloadSummary, device: Device) -> tuple[int, list[BatchDesc]]:

@@ -50,7 +50,11 @@ def begin_with(
     every = policy.every_num_blocks
     interval = 0 if every is None else every * int(shared.tokens_per_block)
     state.snapshot_plan = SnapshotPlan(
-        planned, interval, max(num_input_tokens, prompt_length), int(shared.num_state_slots) - 1
+        planned,
+        interval,
+        max(num_input_tokens, prompt_length),
+        int(shared.num_state_slots) - 1,
+        int(found.match.num_tokens),
     )
 
 

@@ -35,6 +35,7 @@ from .recurrent_state import (
 from .resize import count_new_pages
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
+from .snapshots import leave_last_state
 from .tail_copy import can_take_tail_back, copy_shared_blocks, take_tail_back
 from .usage_books import enter_resume
 
@@ -456,6 +457,7 @@ def close(state: SequenceState) -> None:
         settle_arrivals(state)
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     state.scratch.give_all_back(mark)
+    leave_last_state(state)
     free_state(state, mark)
     goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
     ordinal = state.num_blocks - 1

@@ -15,7 +15,7 @@ from mypy_extensions import i64, mypyc_attr
 @final
 @mypyc_attr(native_class=True)
 class SnapshotPlan:
-    __slots__ = ("_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until", "peak_capacity")
+    __slots__ = ("_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until", "_num_matched", "peak_capacity")
 
     _positions: Final[list[int]]
     """In order, each once."""
@@ -23,21 +23,26 @@ class SnapshotPlan:
     """A snapshot at each multiple of so many tokens; 0: at none."""
     _prompt_length: Final[i64]
     _num_checkpoints: Final[i64]
+    _num_matched: Final[i64]
+    """The sequence began with so many tokens, whose state may have been behind."""
     _ahead_until: i64
     """A commit that ends before this length says nothing of the state."""
     peak_capacity: i64
     """The most room that there ever was: so far the state may have gone, and overwritten what is older than its checkpoints."""
 
-    def __init__(self, positions: set[int], interval: int, prompt_length: int, num_checkpoints: int) -> None:
+    def __init__(self, positions: set[int], interval: int, prompt_length: int, num_checkpoints: int, num_matched: int) -> None:
         self._positions = sorted(positions)
         self._interval = interval
         self._prompt_length = prompt_length
         self._num_checkpoints = num_checkpoints
+        self._num_matched = num_matched
         self._ahead_until = 0
         self.peak_capacity = 0
 
     def copy(self) -> "SnapshotPlan":
-        plan = SnapshotPlan(set(self._positions), int(self._interval), int(self._prompt_length), int(self._num_checkpoints))
+        plan = SnapshotPlan(
+            set(self._positions), int(self._interval), int(self._prompt_length), int(self._num_checkpoints), int(self._num_matched)
+        )
         plan._ahead_until = self._ahead_until
         plan.peak_capacity = self.peak_capacity
         return plan
@@ -65,3 +70,7 @@ class SnapshotPlan:
         if self.peak_capacity - position <= self._num_checkpoints:
             return True
         return position <= self._prompt_length and position >= self._ahead_until
+
+    def is_certain_at_end(self, num_committed: i64) -> bool:
+        """Whether a sequence that is closed has the state of just its committed tokens."""
+        return num_committed > self._num_matched and self.peak_capacity - num_committed <= self._num_checkpoints

@@ -6,6 +6,7 @@ block is a partial one, made for the snapshot if it is not there: its siblings m
     stage      before a commit changes anything: a private block gets a copy of the live state, in stream order. It may fail,
                and then nothing has changed; without room there is no snapshot
     publish    after the commit: the page moves to its block in the tree, droppable from the start. Cannot fail
+    leave      at the end an active sequence's own slot becomes a snapshot, without a copy
     thin       too many on the path: one that nobody holds goes
 """
 
@@ -18,7 +19,7 @@ from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..events.removal_cause import SUPERSEDED
 from ..reuse.block import Block
 from .recurrent_state import live_block
-from .sequence_state import SequenceState
+from .sequence_state import NO_TIMELINE, SequenceState
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
@@ -91,6 +92,17 @@ def publish_snapshot(state: SequenceState, staged: Block) -> None:
     if shared.max_snapshots_per_path > 0:
         _thin(state)
     shared.guard.end_change()
+
+
+def leave_last_state(state: SequenceState) -> None:
+    """The sequence is about to be closed: its own slot becomes the snapshot of its committed tokens, if it is their state."""
+    plan = state.snapshot_plan
+    if plan is None or state.timeline == NO_TIMELINE or not state.shared.snapshot_policy.at_close:
+        return
+    if plan.is_certain_at_end(state.num_committed):
+        block = live_block(state, state.num_committed)
+        state.state_blocks.remove(block)
+        publish_snapshot(state, block)
 
 
 def _thin(state: SequenceState) -> None:

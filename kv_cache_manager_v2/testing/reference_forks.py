@@ -36,6 +36,7 @@ def make_fork(sequence: ReferenceSequence, name: int, num_blocks: int, next_numb
     child.has_state = sequence.has_state
     child.snapshot_node = sequence.snapshot_node
     child.peak_capacity = sequence.peak_capacity
+    child.num_matched = sequence.num_matched
     for ordinal in range(len(sequence.path), num_blocks):
         if sequence.node(ordinal) is None:
             sequence.shared_private.setdefault(ordinal, next_number + ordinal)

@@ -368,6 +368,7 @@ class ReferenceModel:
             sequence.path.append(node)
         if self.state.group >= 0:
             self._begin_state(sequence, text, num_matched, state_tokens)
+        sequence.num_matched = num_matched
         sequence.committed = list(text[:num_matched])
         sequence.history = num_matched
         sequence.capacity = num_matched
@@ -461,9 +462,9 @@ class ReferenceModel:
             sequence.grow_path(node)
         sequence.history = max(sequence.history, len(sequence.committed))
         if snapshot != NO_SNAPSHOT:
-            self._expect_snapshot(sequence, snapshot == MUST_SNAPSHOT)
+            self._expect_snapshot(sequence, snapshot == MUST_SNAPSHOT, True)
 
-    def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool) -> None:
+    def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool, makes_room: bool) -> None:
         """A page of the recurrent group on the block that ends where the committed tokens do; it may make room first."""
         tail = tuple(sequence.committed[len(sequence.path) * self.tokens_per_block :])
         node = self.tree.child(self._path_end(sequence), tail) if tail else self._path_end(sequence)
@@ -473,7 +474,7 @@ class ReferenceModel:
             self._must_come.add(page)
         else:
             self._may_come.add(page)
-        self._may_all_go = True
+        self._may_all_go = self._may_all_go or makes_room
 
     def stop_committing(self, sequence: ReferenceSequence, picture: Picture) -> None:
         """The partial last block is published, unless a longer one with its text and all its pages is there already.
@@ -504,6 +505,8 @@ class ReferenceModel:
         self._end(sequence, False)
 
     def _end(self, sequence: ReferenceSequence, must_publish: bool) -> None:
+        if self.state.leaves_state_at_close(sequence):
+            self._expect_snapshot(sequence, True, self.state.thins_paths)
         has_tail = len(sequence.committed) > len(sequence.path) * self.tokens_per_block
         if sequence.shared_tail is None and has_tail:
             ordinal = len(sequence.path)

@@ -20,7 +20,7 @@ class ReferenceSequence:
     __slots__ = (
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
         "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
-        "peak_capacity",
+        "peak_capacity", "num_matched",
     )  # fmt: skip
 
     name: Final[int]
@@ -37,6 +37,7 @@ class ReferenceSequence:
     shared_private: dict[int, int]
     has_state: bool  # it was active once, and has slots of recurrent state since
     snapshot_node: int | None  # the block whose snapshot its recurrent state begins with; None: with zeros
+    num_matched: int  # tokens that it began with
     peak_capacity: int  # the most room that it ever had
     scratch: list[tuple[int, int]]  # by group, the blocks of the present step that share slots; (0, 0) for none
 
@@ -56,6 +57,7 @@ class ReferenceSequence:
         self.has_state = False
         self.snapshot_node = None
         self.peak_capacity = 0
+        self.num_matched = 0
         self.scratch = [(0, 0)] * num_groups
 
     def node(self, ordinal: int) -> int | None:

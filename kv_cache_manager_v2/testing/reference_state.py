@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 
 from ..config.layer_config import SsmLayerConfig
 from ..config.manager_config import KVCacheManagerConfig
+from ..config.snapshot_policy import SnapshotPolicy
 from .reference_sequence import ReferenceSequence
 from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
 
@@ -46,11 +47,12 @@ def _key_of(layer: Any, tokens_per_block: int) -> tuple[int | None, int] | None:
 class StateRule:
     """``group``: the layer group of the recurrent layers, negative if there are none."""
 
-    __slots__ = ("group", "num_slots", "max_replay_tokens", "_tokens_per_block", "_rules", "_tree")
+    __slots__ = ("group", "num_slots", "max_replay_tokens", "_policy", "_tokens_per_block", "_rules", "_tree")
 
     group: Final[int]
     num_slots: Final[int]
     max_replay_tokens: Final[int]
+    _policy: Final[SnapshotPolicy]
     _tokens_per_block: Final[int]
     _rules: Final[Sequence[GroupRule]]
     _tree: Final[ReferenceTree]
@@ -60,6 +62,7 @@ class StateRule:
         self.group = groups[0] if groups else -1
         self.num_slots = config.state_checkpoints + 1 if groups else 0
         self.max_replay_tokens = config.max_state_replay_tokens
+        self._policy = config.snapshot_policy
         self._tokens_per_block = config.tokens_per_block
         self._rules = rules
         self._tree = tree
@@ -82,6 +85,16 @@ class StateRule:
         most[self.group] += self.num_slots
         if sequence.snapshot_node is not None:
             newly_locked[self.group] += 1
+
+    def leaves_state_at_close(self, sequence: ReferenceSequence) -> bool:
+        """Whether its own slot becomes a snapshot: it is active, and nothing beyond its committed tokens can have been computed."""
+        num_committed = len(sequence.committed)
+        is_certain = sequence.peak_capacity - num_committed < self.num_slots
+        return self._policy.at_close and sequence.is_active and num_committed > sequence.num_matched and is_certain
+
+    @property
+    def thins_paths(self) -> bool:
+        return self._policy.max_per_path is not None
 
     def held_snapshot(self, sequence: ReferenceSequence) -> Page | None:
         """What a sequence will begin with at its first resume."""

@@ -330,6 +330,46 @@ def test_states_and_snapshots_go_down_and_come_up_again() -> None:
         assert num_found == 20
 
 
+@pytest.mark.parametrize("end", [16, 18])
+def test_a_closed_chat_leaves_its_own_state_where_the_next_turn_begins(end: int) -> None:
+    """On a whole block, or inside one; without a copy, and not a slot more."""
+    with Rig(snapshot_policy=SnapshotPolicy(at_prompt_end=False, at_close=True)) as rig:
+        tokens = text(1, end + 6)
+        kv_cache = rig.prefill(tokens[:10])
+        for position in range(10, end):
+            rig.step(kv_cache, tokens, position, position + 1)
+        slot = kv_cache.get_ssm_block_base_index(rig.state_group)
+        used = [counts.total - counts.free for counts in rig.manager.get_storage_statistics()]
+        kv_cache.close()
+        assert [counts.total - counts.free for counts in rig.manager.get_storage_statistics()] == used
+        turn = rig.create(tokens)
+        assert turn.num_committed_tokens == end
+        assert turn.get_ssm_block_base_index(rig.state_group) != slot
+        rig.step(turn, tokens, end, end + 6)
+        # A suspended one, and one whose state may have gone on, leave none.
+        assert turn.resize(end + 8)
+        turn.close()
+        assert rig.manager.probe_reuse(None, tokens) == end
+        waiting = rig.prefill(tokens)
+        waiting.suspend()
+        waiting.close()
+        assert rig.manager.probe_reuse(None, tokens) == end
+
+
+def test_a_replayed_match_that_is_closed_at_once_leaves_nothing() -> None:
+    """Its state is behind its tokens still."""
+    policy = SnapshotPolicy(at_prompt_end=False, at_close=True)
+    with Rig(tokens_per_block=8, max_state_replay_tokens=16, snapshot_policy=policy) as rig:
+        tokens = text(1, 64)
+        kv_cache = rig.prefill(tokens, stops=[32], snapshot_positions=[32])
+        assert kv_cache.resize(70)
+        kv_cache.close()
+        kv_cache = rig.create(tokens[:40])
+        assert kv_cache.match_info == MatchedTokens(40, 32)
+        kv_cache.close()
+        assert rig.manager.create_kv_cache(input_tokens=tokens[:40]).match_info == MatchedTokens(40, 32)
+
+
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_commit_whose_snapshot_cannot_be_copied_has_changed_nothing(nth: int) -> None:
     """Two pools, so two copies."""

@@ -47,6 +47,7 @@ def add_state(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
             every_num_blocks=random.choice((None, None, 1, 2)),
             at_prompt_end=random.random() < 0.8,
             at_branches=random.random() < 0.8,
+            at_close=random.random() < 0.5,
             max_per_path=random.choice((None, None, 2, 3)),
         ),
     )
