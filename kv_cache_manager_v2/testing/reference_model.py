@@ -74,7 +74,7 @@ class ReferenceModel:
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
-        "state",
+        "state", "_snapshots_due",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -92,6 +92,7 @@ class ReferenceModel:
     _maybe_published: Final[dict[int, int]]  # by the number of a shared private block, the node that it may be by now
     _next_private: int
     state: Final[StateRule]
+    _snapshots_due: Final[set[Page]]  # made last in their call: nothing can have made them go
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
@@ -118,6 +119,7 @@ class ReferenceModel:
         self._may_all_go = False
         self._maybe_published = {}
         self._next_private = 0
+        self._snapshots_due = set()
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -137,6 +139,10 @@ class ReferenceModel:
         for page in needed:
             if page not in self.statuses:
                 raise ModelDisagreement(f"{self.name(page)} is gone, but an open sequence needs it")
+        for page in self._snapshots_due:
+            if page not in self.statuses:
+                raise ModelDisagreement(f"{self.name(page)} is not there, a snapshot that had to be left")
+        self._snapshots_due.clear()
         if not self._may_all_go:
             for page in {*old, *self._must_come}:
                 if page not in self.statuses and page not in self._may_go:
@@ -470,10 +476,9 @@ class ReferenceModel:
         node = self.tree.child(self._path_end(sequence), tail) if tail else self._path_end(sequence)
         page = (node, self.state.group)
         self.tree.ever_published.add(page)
+        self._may_come.add(page)
         if must_come:
-            self._must_come.add(page)
-        else:
-            self._may_come.add(page)
+            self._snapshots_due.add(page)
         self._may_all_go = self._may_all_go or makes_room
 
     def stop_committing(self, sequence: ReferenceSequence, picture: Picture) -> None:

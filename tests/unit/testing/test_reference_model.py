@@ -4,10 +4,10 @@ hand."""
 import pytest
 
 from kv_cache_manager_v2.config.cache_tier_config import GpuCacheTierConfig
-from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig, BufferConfig
+from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from kv_cache_manager_v2.config.manager_config import KVCacheManagerConfig
 from kv_cache_manager_v2.config.scratch_reuse_config import SwaScratchReuseConfig
-from kv_cache_manager_v2.testing.reference_model import ModelDisagreement, ReferenceModel
+from kv_cache_manager_v2.testing.reference_model import MUST_SNAPSHOT, ModelDisagreement, ReferenceModel
 
 NOBODY = (None, None)
 
@@ -25,13 +25,25 @@ def picture(blocks, shares_last_block=False, page_slots=()):
                 "lora_id": None,
                 "salt": None,
                 "blocks": [
-                    {"depth": depth, "tokens": list(tokens), "pages": [status and {"status": status, "slot": slot}]}
+                    {"depth": depth, "tokens": list(tokens), "pages": [page_of(status, slot)]}
                     for depth, tokens, status, slot in blocks
                 ],
             }
         ],
-        "sequences": [{"id": 0, "shares_last_block": shares_last_block, "page_slots": [list(page_slots)]}],
+        "sequences": [
+            {
+                "id": 0,
+                "shares_last_block": shares_last_block,
+                "page_slots": [list(page_slots)],
+                "page_levels": [[0] * len(page_slots)],
+                "forked_blocks": [],
+            }
+        ],
     }
+
+
+def page_of(status, slot):
+    return status and {"status": status, "level": 0, "slot": slot}
 
 
 def running(model, num_tokens):
@@ -143,7 +155,7 @@ def test_partly_matched_block_becomes_private_on_resume():
     assert sequence.node(0) is not None
     # A slot for the copy; or none, if there is no room: nobody else needs the block, so it may become private as it is.
     assert (model.slots_to_resume(sequence).least, model.slots_to_resume(sequence).most) == ([0], [1])
-    other = model.create(1, NOBODY, (1, 2, 9), 2, {"sequences": [{"id": 1, "page_slots": [[7]]}]})
+    other = model.create(1, NOBODY, (1, 2, 9), 2, {"sequences": [{"id": 1, "page_slots": [[7]], "page_levels": [[0]]}]})
     assert model.slots_to_resume(sequence).least == [1]
     model.close(other)
     with pytest.raises(ModelDisagreement):
@@ -241,3 +253,33 @@ def test_scratch_slots_of_layers_with_different_numbers_of_buffers():
     # Stale at 24 - 4 = 20: floor((20 + 1 - 4) / 4) = 4 blocks, a slot for each.
     assert sequence.scratch == [(0, 4)]
     assert model.num_scratch_slots(sequence, 0) == 4
+
+
+def test_recurrent_state_matches_where_a_snapshot_is():
+    """One layer of attention, one recurrent; 4 tokens per block, a snapshot at 4 and none at 8."""
+    layers = [AttentionLayerConfig(0, [BufferConfig("key", 8)]), SsmLayerConfig(1, [BufferConfig("ssm", 8)])]
+    model = ReferenceModel(KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers), [[0], [1]])
+
+    def seen(*blocks):
+        plain = picture([])
+        plain["tree"][0]["blocks"] = [
+            {"depth": depth, "tokens": list(tokens), "pages": [page_of("locked", slot), page_of(snapshot, 9)]}
+            for depth, (tokens, slot, snapshot) in enumerate(blocks)
+        ]
+        return plain
+
+    sequence = model.create(0, NOBODY, (), 0, seen())
+    assert model.slots_to_resume(sequence).least == [0, 1]
+    model.resume(sequence, seen())
+    assert model.num_locked_slots(1) == 1
+    model.resize(sequence, 8, 0, seen())
+    model.commit(sequence, [1, 2, 3, 4], MUST_SNAPSHOT)
+    with pytest.raises(ModelDisagreement):
+        model.see(seen(((1, 2, 3, 4), 7, None)))
+    model.see(seen(((1, 2, 3, 4), 7, "droppable")))
+    model.commit(sequence, [5, 6, 7, 8])
+    model.see(seen(((1, 2, 3, 4), 7, "droppable"), ((5, 6, 7, 8), 8, None)))
+    for text, expected in (((1, 2, 3), 0), ((1, 2, 3, 4), 4), ((1, 2, 3, 4, 5, 6, 7, 8, 9), 4)):
+        assert model.expect_match(NOBODY, text).best == expected
+    with pytest.raises(ModelDisagreement):  # nobody may have left one at 8
+        model.see(seen(((1, 2, 3, 4), 7, "droppable"), ((5, 6, 7, 8), 8, "droppable")))
