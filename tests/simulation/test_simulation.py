@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kv_cache_manager_v2.base.ids import PageIndexMode
+from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig
 from kv_cache_manager_v2.testing.race_error import RaceError
 from kv_cache_manager_v2.testing.simulation.command_line import main
 from kv_cache_manager_v2.testing.simulation.history import run_history
@@ -44,7 +45,10 @@ def test_seeds_differ_in_what_they_configure() -> None:
     assert len({config.tokens_per_block for config in configs}) > 3
     assert {config.enable_swa_scratch_reuse for config in configs} == {True, False}
     assert {config.enable_partial_reuse for config in configs} == {True, False}
-    assert {layer.window_size is None for config in configs for layer in config.layers} == {True, False}
+    layers = [layer for config in configs for layer in config.layers]
+    attention = [layer for layer in layers if isinstance(layer, AttentionLayerConfig)]
+    assert {layer.window_size is None for layer in attention} == {True, False}
+    assert 0 < len(attention) < len(layers)
 
 
 def test_histories_reach_what_they_are_meant_to_reach() -> None:
