@@ -45,12 +45,14 @@ MAX_WORDS: Final = 1 << 17
 @final
 @mypyc_attr(native_class=True)
 class EventLog(PageEventSink):
-    __slots__ = ("_backlog", "_words", "_objects", "_num_pages", "_states", "_first_page", "_num_life_cycles")
+    __slots__ = ("_backlog", "_words", "_num_words", "_objects", "_num_pages", "_states", "_first_page", "_num_life_cycles")
 
     _backlog: Final[EventBacklog]
     _num_pages: i64
     """Notes about pages since the last `hand_over`."""
     _words: vec[i64]
+    """The first `_num_words` are notes."""
+    _num_words: i64
     _objects: list[object]
     _states: vec[i64]
     """By page id, from the first page of the first block on."""
@@ -60,7 +62,8 @@ class EventLog(PageEventSink):
     def __init__(self, backlog: EventBacklog, first_page: i64, num_life_cycles: i64) -> None:
         self._backlog = backlog
         self._num_pages = 0
-        self._words = vec[i64]()
+        self._words = vec[i64]([0] * 64)
+        self._num_words = 0
         self._objects = []
         self._states = vec[i64]()
         self._first_page = first_page
@@ -68,38 +71,58 @@ class EventLog(PageEventSink):
 
     def hand_over(self) -> None:
         """All notes since the last time, to those who drain."""
-        words = self._words
-        if len(words) == 0:
+        num_words = self._num_words
+        if num_words == 0:
             return
-        objects = self._objects
-        num_pages = self._num_pages
-        self._words = vec[i64]()
+        batch = LogBatch(self._words[:num_words], self._objects, self._num_pages)
         self._objects = []
+        self._num_words = 0
         self._num_pages = 0
-        self._backlog.hand_over(LogBatch(words, objects, num_pages))
+        self._backlog.hand_over(batch)
 
-    def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None:
-        self._words = append(self._words, ROOT_MADE | (-root << ID_SHIFT))
-        self._objects.append((lora_id, salt))
-        if len(self._words) > MAX_WORDS:
+    def _note(self, word: i64) -> None:
+        words = self._words
+        at = self._num_words
+        if at == len(words):
+            words = self._grow()
+        words[at] = word
+        self._num_words = at + 1
+
+    def _grow(self) -> vec[i64]:
+        words = self._words
+        count: i64 = len(words)
+        while count > 0:
+            words = append(words, 0)
+            count -= 1
+        self._words = words
+        return words
+
+    def _hand_over_if_full(self) -> None:
+        if self._num_words > MAX_WORDS:
             self.hand_over()
 
+    def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None:
+        self._note(ROOT_MADE | (-root << ID_SHIFT))
+        self._objects.append((lora_id, salt))
+        self._hand_over_if_full()
+
     def on_root_removed(self, root: i64) -> None:
-        self._words = append(self._words, ROOT_REMOVED | (-root << ID_SHIFT))
+        self._note(ROOT_REMOVED | (-root << ID_SHIFT))
 
     def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
         states = self._states
         at = block - self._first_page
         end = at + self._num_life_cycles
-        while len(states) < end:
-            states = append(states, _UNKNOWN)
+        if end > len(states):
+            while len(states) < end:
+                states = append(states, _UNKNOWN)
+            self._states = states
         while at < end:
             assert states[at] == _UNKNOWN, "a block was announced twice"
             states[at] = _KNOWN
             at += 1
-        self._states = states
-        words = append(self._words, BLOCK_PUBLISHED | (block << ID_SHIFT))
-        self._words = append(words, parent)
+        self._note(BLOCK_PUBLISHED | (block << ID_SHIFT))
+        self._note(parent)
         if mixed is None:
             self._objects.append(key)
         else:
@@ -115,13 +138,12 @@ class EventLog(PageEventSink):
             assert states[at] == _KNOWN, "a block left the tree, and an announced page stayed"
             states[at] = _UNKNOWN
             at += 1
-        self._words = append(self._words, BLOCK_REMOVED | (block << ID_SHIFT))
+        self._note(BLOCK_REMOVED | (block << ID_SHIFT))
 
     def _note_page(self, word: i64) -> None:
-        self._words = append(self._words, word)
+        self._note(word)
         self._num_pages += 1
-        if len(self._words) > MAX_WORDS:
-            self.hand_over()
+        self._hand_over_if_full()
 
     def on_page_published(self, page: i64, level: i64, priority: i64) -> None:
         states = self._states

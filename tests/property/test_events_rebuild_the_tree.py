@@ -1,13 +1,15 @@
 """A snapshot and the events after it are exactly what introspection shows: at every step, and for one to whom events come late,
 twice, in another order, or not at all."""
 
+import dataclasses
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import config_of, run_prompt
+from small_models import BYTES_PER_TOKEN, config_of, run_prompt
 
 from kv_cache_manager_v2 import (
+    HostCacheTierConfig,
     HostDevice,
     KVCacheEvent,
     KVCacheEventIndex,
@@ -19,23 +21,30 @@ from kv_cache_manager_v2 import (
 )
 from kv_cache_manager_v2.testing.event_follower import EventFollower, Places, find_indexed, find_published
 
+SLOT_BYTES = 2 * BYTES_PER_TOKEN * 2  # key and value of two tokens
 SCOPES = [ReuseScope(), ReuseScope(), ReuseScope(7), ReuseScope(salt="a"), ReuseScope(7, 1)]
 TOKENS = st.one_of(st.integers(0, 1), st.integers(0, 1), st.sampled_from([b"cat", b"dog"]))
 STEP = st.tuples(
-    st.sampled_from(["serve", "serve", "serve", "open", "close", "grow", "clear"]),
+    st.sampled_from(["serve", "serve", "serve", "open", "close", "grow", "suspend", "clear"]),
     st.sampled_from(SCOPES),
     st.lists(TOKENS, max_size=14),
     st.integers(0, 100),
 )
-MODELS = st.sampled_from([((None,), 12), ((None,), 4), ((None, 4), 12), ((4,), 6), ((None, 5, 2), 20)])
+# Windows, slots on the GPU, slots in host memory.
+MODELS = st.sampled_from(
+    [((None,), 12, 0), ((None,), 4, 6), ((None, 4), 12, 0), ((None, 4), 8, 5), ((4,), 6, 0), ((None, 5, 2), 20, 30)]
+)
 
 
 class History:
     """A manager that is driven step by step; what each step left behind, by the id of its last event."""
 
-    def __init__(self, windows: Any, num_slots: int, max_entries: int, hash_algo: str) -> None:
+    def __init__(self, windows: Any, num_slots: int, num_host_slots: int, max_entries: int, hash_algo: str) -> None:
         self.events = KVCacheEventManager(max_entries, hash_algo=hash_algo)
         config = config_of(windows, tokens_per_block=2, num_slots=num_slots)
+        if num_host_slots > 0:
+            tiers = [*config.cache_tiers, HostCacheTierConfig(num_host_slots * SLOT_BYTES)]
+            config = dataclasses.replace(config, cache_tiers=tiers)
         self.manager = KVCacheManager(config, device=HostDevice(), event_manager=self.events)
         self.open: list[Any] = []
 
@@ -45,6 +54,12 @@ class History:
                 self.manager.clear_reusable_blocks()
         elif kind == "close" and self.open:
             self.open.pop(number % len(self.open)).close()
+        elif kind == "suspend" and self.open:
+            sequence = self.open[number % len(self.open)]
+            if sequence.is_active:
+                sequence.suspend()
+            else:
+                sequence.resume()
         elif kind == "grow" and self.open:
             sequence = self.open[number % len(self.open)]
             if sequence.is_active and sequence.resize(sequence.capacity + 1):
@@ -118,7 +133,7 @@ def test_whatever_becomes_of_the_messages(
 
 
 def test_the_index_answers_how_much_of_a_prompt_is_there() -> None:
-    history = History((None, 4), 20, 1000, "sha256")
+    history = History((None, 4), 20, 0, 1000, "sha256")
     run_prompt(history.manager, [1, 2, 3, 4, 5, 6]).close()
     history.events.flush_iteration_events()
     index = KVCacheEventIndex()

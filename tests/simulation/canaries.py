@@ -272,6 +272,12 @@ CANARIES = (
         "                    pass\n",
     ),
     Canary(
+        "a page that went down is told of as where it was",
+        "storage/page_storage.py",
+        "            self.sink.on_page_moved(page, level_of_place(place), level)\n",
+        "            pass\n",
+    ),
+    Canary(
         "events of different paths merge",
         "events/event_assembler.py",
         "draft.kind != _STORED or draft.nodes[-1] is not node.parent:\n",
