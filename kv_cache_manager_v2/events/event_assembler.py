@@ -33,6 +33,7 @@ from .log_batch import (
     ID_SHIFT,
     KIND_MASK,
     LEVEL_SHIFT,
+    LEVELS_RESIZED,
     PAGE_MOVED,
     PAGE_PUBLISHED,
     PAGE_REMOVED,
@@ -65,7 +66,7 @@ class _Draft:
     num_dropped: int
     nodes: Final[list[BlockNode]]
     places: vec[i64]
-    """Of stored blocks, `_pack`; of an update, the old and the new value."""
+    """Of stored blocks, `_pack`; of an update, the old and the new value; of a created group, its blocks by level."""
     value: Final[i64]
     """Of removed blocks, the cause."""
 
@@ -94,7 +95,7 @@ class EventAssembler:
 
     __slots__ = (
         "next_event_id", "num_dropped", "_groups", "_first_page", "_num_groups", "_algorithm", "_rank", "_max_events",
-        "_roots", "_nodes", "_places", "_drafts", "_first_draft", "_open",
+        "_num_blocks", "_roots", "_nodes", "_places", "_drafts", "_first_draft", "_open",
     )  # fmt: skip
 
     next_event_id: int
@@ -106,6 +107,8 @@ class EventAssembler:
     _algorithm: Final[str]
     _rank: Final[int | None]
     _max_events: Final[int]
+    _num_blocks: Final[list[tuple[int, ...]]]
+    """By layer group, what each cache level has slots for."""
     _roots: Final[dict[int, BlockNode]]
     _nodes: Final[list[BlockNode | None]]
     """By block; None where no full block is published."""
@@ -134,8 +137,9 @@ class EventAssembler:
         self._drafts = []
         self._first_draft = 0
         self._open = [None for _group in groups]
+        self._num_blocks = [group.num_blocks_per_cache_level for group in groups]
         for group in range(len(groups)):
-            self._add_draft(_CREATED, group, 0)
+            self._create(group)
 
     @property
     def num_undrained(self) -> int:
@@ -169,6 +173,9 @@ class EventAssembler:
                 next_object += 1
             elif kind == ROOT_REMOVED:
                 del self._roots[int(-number)]
+            elif kind == LEVELS_RESIZED:
+                self._resize(objects[next_object])
+                next_object += 1
             elif kind == PAGE_MOVED:
                 self._update(number, _MOVED, (word >> LEVEL_SHIFT) & BYTE_MASK)
             else:
@@ -206,6 +213,20 @@ class EventAssembler:
                 self._places = append(self._places, _NOT_ANNOUNCED)
                 group += 1
         self._nodes[block] = node
+
+    def _create(self, group: i64) -> None:
+        draft = self._add_draft(_CREATED, group, 0)
+        for count in self._num_blocks[group]:
+            draft.places = append(draft.places, count)
+
+    def _resize(self, num_blocks: object) -> None:
+        assert isinstance(num_blocks, list)
+        self._close_all_but(_CREATED)
+        for group in range(len(self._num_blocks)):
+            counts: tuple[int, ...] = num_blocks[group]
+            if counts != self._num_blocks[group]:
+                self._num_blocks[group] = counts
+                self._create(group)
 
     def _node_of(self, page: i64) -> BlockNode:
         node = self._nodes[(page - self._first_page) // self._num_groups]
@@ -291,7 +312,7 @@ class EventAssembler:
         elif draft.kind == _REMOVED:
             data = KVCacheRemovedData([self._name(node) for node in draft.nodes], CAUSE_NAMES[int(draft.value)])
         elif draft.kind == _CREATED:
-            data = self._created_data(draft.group)
+            data = KVCacheCreatedData([int(count) for count in draft.places])
         else:
             diff = KVCacheEventDiff(int(draft.places[0]), int(draft.places[1]))
             name = self._name(draft.nodes[0])
@@ -305,9 +326,6 @@ class EventAssembler:
 
     def _name(self, node: BlockNode) -> BlockHash:
         return show_digest(node.digest(), self._algorithm)
-
-    def _created_data(self, group: i64) -> KVCacheCreatedData:
-        return KVCacheCreatedData(list(self._groups[group].num_blocks_per_cache_level))
 
     def _stored_data(self, nodes: list[BlockNode], places: vec[i64]) -> KVCacheStoredData:
         first = nodes[0]
@@ -330,7 +348,7 @@ class EventAssembler:
         events: list[KVCacheEvent] = []
         group: i64 = 0
         while group < self._num_groups:
-            events.append(self._event(event_id, self._created_data(group), group, 0))
+            events.append(self._event(event_id, KVCacheCreatedData(list(self._num_blocks[group])), group, 0))
             nodes: list[BlockNode] = []
             places = vec[i64]()
             for block in order:

@@ -23,6 +23,7 @@ from .log_batch import (
     BLOCK_REMOVED,
     ID_SHIFT,
     LEVEL_SHIFT,
+    LEVELS_RESIZED,
     PAGE_MOVED,
     PAGE_PUBLISHED,
     PAGE_REMOVED,
@@ -168,6 +169,12 @@ class EventLog(PageEventSink):
     def on_priority_changed(self, page: i64, old_priority: i64, new_priority: i64) -> None:
         if self.is_announced(page) and new_priority != old_priority:
             self._note_page(PRIORITY_CHANGED | (page << ID_SHIFT) | (new_priority << PRIORITY_SHIFT))
+
+    def on_levels_resized(self, num_blocks: list[tuple[int, ...]]) -> None:
+        self._note(LEVELS_RESIZED)
+        self._objects.append(num_blocks)
+        self._num_pages += self._num_life_cycles  # as many events may come of it
+        self._hand_over_if_full()
 
     def is_announced(self, page: i64) -> bool:
         at = page - self._first_page

@@ -55,7 +55,10 @@ class KVCacheEventData(metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class KVCacheCreatedData(KVCacheEventData):
-    """The first event of a layer group: how many of its blocks each cache level could hold if it had them to itself."""
+    """How many of a layer group's blocks each cache level could hold if it had it to itself.
+
+    The first event of a group, and once more whenever a level gets another size.
+    """
 
     __slots__ = ("num_blocks_per_cache_level",)
 

@@ -1,7 +1,7 @@
 """Notes of what became of published pages, as integers, handed over whole.
 
-One word a note: what happened (bits 0-2), to which page, block or root (3-34), a level or cause (35-42), a priority (43-50). A
-block is followed by a second word, its parent; its tokens, and the scope of a root, wait in `objects`, in the same order.
+One word a note: what happened (bits 0-3), to which page, block or root (4-35), a level or cause (36-43), a priority (44-51). A
+block is followed by a second word, its parent; its tokens, the scope of a root, and the sizes of the levels wait in `objects`, in the same order.
 """
 
 from typing import Final, final
@@ -17,12 +17,13 @@ PAGE_PUBLISHED: Final = 4
 PAGE_REMOVED: Final = 5
 PAGE_MOVED: Final = 6
 PRIORITY_CHANGED: Final = 7
+LEVELS_RESIZED: Final = 8
 
-KIND_MASK: Final = 7
-ID_SHIFT: Final = 3
+KIND_MASK: Final = 15
+ID_SHIFT: Final = 4
 ID_MASK: Final = (1 << 32) - 1
-LEVEL_SHIFT: Final = 35
-PRIORITY_SHIFT: Final = 43
+LEVEL_SHIFT: Final = 36
+PRIORITY_SHIFT: Final = 44
 BYTE_MASK: Final = 255
 
 

@@ -11,6 +11,7 @@ listens, and the test for that is all it costs. A sink only takes notes: it neve
     on_page_removed      the page is gone; or its block is a sequence's own again
     on_block_removed     the block left the tree, after its pages
     on_root_removed
+    on_levels_resized    pool groups have another number of slots
 
 Pages are told of whether or not their block is full: a sink knows those of full blocks, and ignores all others. A page is named
 by its page id, a block by its first page id, a root by a negative number that is never used again.
@@ -52,6 +53,10 @@ class PageEventSink(metaclass=ABCMeta):
 
     @abstractmethod
     def on_priority_changed(self, page: i64, old_priority: i64, new_priority: i64) -> None: ...
+
+    @abstractmethod
+    def on_levels_resized(self, num_blocks: list[tuple[int, ...]]) -> None:
+        """By layer group, how many of its blocks each cache level has slots for."""
 
     @abstractmethod
     def is_announced(self, page: i64) -> bool:

@@ -16,6 +16,7 @@ from mypy_extensions import i64
 from ..base.errors import PageMoveError
 from ..device.stream_order import NO_POINT
 from ..storage.pool_resizer import PoolResizer
+from ..storage.slots_per_level import announce_slots
 from .beams import list_beams
 from .sequence_state import NO_TIMELINE, SequenceState
 from .shared_state import SharedState
@@ -79,6 +80,7 @@ def resize_level(
         storage.allocators[first + pool_group].grow(counts[pool_group] - old_counts[pool_group])
         if level == 0:
             storage.clear_slots(pool_group, old_counts[pool_group], counts[pool_group])
+    announce_slots(storage)
     shared.guard.end_change()
 
 

@@ -108,9 +108,18 @@ class EventFollower:
         if self.index.last_event_id != snapshot.event_id:
             raise EventMismatch(f"the events end with {self.index.last_event_id}, the snapshot with {snapshot.event_id}")
         _compare("the events", find_indexed(self.index), expected)
+        self._check_sizes(picture)
         fresh = KVCacheEventIndex()
         fresh.apply_snapshot(snapshot)
         _compare("a snapshot", find_indexed(fresh), expected)
+
+    def _check_sizes(self, picture: dict[str, Any]) -> None:
+        """What levels have slots for is what some pool group of theirs has."""
+        for group, num_blocks in self.index.num_blocks_per_cache_level.items():
+            for level, count in enumerate(num_blocks):
+                slots = [pool_group["slots"] for pool_group in picture["levels"][level]["pool_groups"]]
+                if count not in slots:
+                    raise EventMismatch(f"events say {count} slots for group {group} on level {level}; there are {slots}")
 
     def _check_order(self, events: list[KVCacheEvent]) -> None:
         """Ids grow by one; each block of a group is announced once until it is removed."""

@@ -127,6 +127,18 @@ def test_a_page_that_goes_down_and_comes_up_again_is_told_with_both_levels() -> 
         assert (names[0], 1, 0) in changes
 
 
+def test_a_level_of_another_size_is_told() -> None:
+    with followed(num_slots=20) as manager:
+        drained(manager)
+        quota = manager.get_quota(0)
+        assert manager.resize(0, quota // 2)
+        (smaller,) = drained(manager)
+        assert isinstance(smaller.data, KVCacheCreatedData) and smaller.data.num_blocks_per_cache_level == [10]
+        assert manager.resize(0, quota // 2)
+        manager.event_manager.flush_iteration_events()
+        assert manager.event_manager.get_latest_events() == []
+
+
 def test_what_both_sequences_produce_is_announced_once() -> None:
     with followed() as manager:
         first = manager.create_kv_cache()

@@ -48,6 +48,9 @@ class Notes(PageEventSink):
     def on_priority_changed(self, page: int, old_priority: int, new_priority: int) -> None:
         self.notes.append(("priority", self.number("page", page), old_priority, new_priority))
 
+    def on_levels_resized(self, num_blocks: list[tuple[int, ...]]) -> None:
+        self.notes.append(("resized", num_blocks))
+
     def is_announced(self, page: int) -> bool:
         return ("page", page) in self.numbers
 
