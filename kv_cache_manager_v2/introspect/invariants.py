@@ -18,6 +18,7 @@ from ..sequence.shared_state import SharedState
 from ..sequence.transfer_leases import TransferLeaseState
 from ..storage.eviction_queue import EvictionQueue
 from .event_invariants import check_announcements
+from .usage_checks import check_usage
 
 
 _SCRATCH: Final = -1
@@ -67,6 +68,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_pages(shared, states, books)
         _check_slots(shared, states)
         check_announcements(shared)
+        check_usage(shared, states, len(books.published))
         count = shared.tree.digests.total_count()
         _require(count == books.num_digests, f"{books.num_digests} digests are in use, {count} are counted")
     except AssertionError as error:
