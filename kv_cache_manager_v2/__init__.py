@@ -43,6 +43,7 @@ from .config.cache_tier_config import (
     GpuCacheTierConfig,
     HostCacheTierConfig,
 )
+from .config.eviction_policy import EvictionPolicy
 from .config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
 from .config.manager_config import KVCacheManagerConfig
 from .config.rebalance_config import RebalanceConfig
@@ -183,6 +184,7 @@ __all__ = [
     "DiskCacheTierConfig",
     "DropReason",
     "DropStatistics",
+    "EvictionPolicy",
     "GPU_LEVEL",
     "GpuCacheTierConfig",
     "HalfOpenRange",

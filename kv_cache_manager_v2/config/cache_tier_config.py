@@ -1,10 +1,14 @@
-"""The memory that the manager may use: one value per cache level, the warmest first."""
+"""The memory that the manager may use: one value per cache level, the warmest first.
+
+``eviction_policy`` says which pages of one priority go first when the level is full.
+"""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..base.ids import CacheTier
 from .config_value import ConfigValue, validate_int, validate_text
+from .eviction_policy import EvictionPolicy, validate_eviction_policy
 
 
 @dataclass(frozen=True)
@@ -12,9 +16,11 @@ class GpuCacheTierConfig(ConfigValue):
     """Where kernels run; host memory if the device is a software one. ``quota`` is bytes."""
 
     quota: int
+    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
 
     def __post_init__(self) -> None:
         validate_int(self.quota, "GpuCacheTierConfig.quota", 1)
+        validate_eviction_policy(self.eviction_policy, "GpuCacheTierConfig.eviction_policy")
 
     @property
     def tier(self) -> CacheTier:
@@ -26,9 +32,11 @@ class HostCacheTierConfig(ConfigValue):
     """Pinned host memory. ``quota`` is bytes."""
 
     quota: int
+    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
 
     def __post_init__(self) -> None:
         validate_int(self.quota, "HostCacheTierConfig.quota", 1)
+        validate_eviction_policy(self.eviction_policy, "HostCacheTierConfig.eviction_policy")
 
     @property
     def tier(self) -> CacheTier:
@@ -41,9 +49,11 @@ class DiskCacheTierConfig(ConfigValue):
 
     quota: int
     path: str
+    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
 
     def __post_init__(self) -> None:
         validate_int(self.quota, "DiskCacheTierConfig.quota", 1)
+        validate_eviction_policy(self.eviction_policy, "DiskCacheTierConfig.eviction_policy")
         validate_text(self.path, "DiskCacheTierConfig.path")
 
     @property

@@ -7,6 +7,7 @@ from typing import Any, Final
 from .config_value import ConfigValue
 from .batch_desc import BatchDesc, KVCacheDesc
 from .cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
+from .eviction_policy import EvictionPolicy
 from .layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from .manager_config import KVCacheManagerConfig
 from .rebalance_config import RebalanceConfig
@@ -67,6 +68,8 @@ def _to_plain(value: Any) -> Any:
         for field in fields(value):
             plain[field.name] = _to_plain(getattr(value, field.name))
         return plain
+    if isinstance(value, EvictionPolicy):
+        return {_TYPE: EvictionPolicy.__name__, "value": value.value}
     if isinstance(value, tuple):
         return [_to_plain(item) for item in value]
     return value
@@ -78,6 +81,8 @@ def _from_plain(plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
     name = plain.get(_TYPE)
+    if name == EvictionPolicy.__name__:
+        return EvictionPolicy(plain.get("value"))
     cls = _CLASSES.get(name) if isinstance(name, str) else None
     if cls is None:
         raise ValueError(f"{name!r} is no configuration class of this version")

@@ -16,7 +16,7 @@ from ..reuse.block import Block
 from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.transfer_leases import TransferLeaseState
-from ..storage.eviction_queue import EvictionQueue
+from ..storage.victim_queue import VictimQueue
 from .event_invariants import check_announcements
 from .usage_checks import check_usage
 
@@ -267,7 +267,7 @@ def _check_blocks(shared: SharedState, books: _Books) -> None:
             _require(root.num_pins == pins, f"the root of {scope} has {root.num_pins} pins, should have {pins}")
 
 
-def _collect_queues(queues: Sequence[EvictionQueue], name: str, place_of: dict[int, int]) -> None:
+def _collect_queues(queues: Sequence[VictimQueue], name: str, place_of: dict[int, int]) -> None:
     """By page, the index of the queue that it is in."""
     for index, queue in enumerate(queues):
         pages = queue.collect()

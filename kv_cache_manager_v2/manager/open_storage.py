@@ -19,7 +19,7 @@ def plan_levels(layout: SlotLayout, config: KVCacheManagerConfig) -> list[LevelS
     for level, tier in enumerate(config.cache_tiers):
         path = tier.path if isinstance(tier, DiskCacheTierConfig) else None
         counts = plan_slot_counts(layout, config, tier.quota, level)
-        levels.append(LevelSlots(tier.tier, path, counts))
+        levels.append(LevelSlots(tier.tier, path, counts, tier.eviction_policy))
     return levels
 
 
@@ -33,7 +33,7 @@ def open_storage(
     debug_fill: DebugFill | None,
 ) -> tuple[PageStorage, PageMover]:
     """Gets the memory; an error leaves nothing behind."""
-    storage = PageStorage(device, order, layout, levels[0].num_slots, num_null_slots, debug_fill, levels[1:])
+    storage = PageStorage(device, order, layout, levels, num_null_slots, debug_fill)
     mover = PageMover(device, order, storage.pool_groups, storage.num_pool_groups, storage.num_levels)
     if len(levels) > 1:
         try:

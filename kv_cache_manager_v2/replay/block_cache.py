@@ -11,6 +11,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from .. import EvictionPolicy
 from ..storage.eviction.make_queue import make_queue
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
@@ -51,14 +52,13 @@ class BlockCache:
     _num_below: vec[i64]
     """Cached blocks right below each one."""
 
-    def __init__(self, policy: str, num_slots: int, blocks: BlockRequests) -> None:
+    def __init__(self, policy: EvictionPolicy, num_slots: int, blocks: BlockRequests) -> None:
         self.num_slots = num_slots
         self.num_cached = 0
         self.num_hits = 0
         self.num_evicted = 0
         self._rows = PageRows(1, NUM_PRIORITIES)
-        self.queue = make_queue(policy, self._rows, 0, _BlockKeys())
-        self.queue.set_capacity(num_slots)
+        self.queue = make_queue(policy, self._rows, 0, _BlockKeys(), num_slots)
         self._parents = blocks.parents
         self._children: Final[list[list[int]]] = [[] for _ in blocks.parents]
         for block, parent in enumerate(blocks.parents):

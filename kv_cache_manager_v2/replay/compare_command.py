@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from ..storage.eviction.make_queue import POLICY_NAMES
+from .. import EvictionPolicy
 from .block_requests import BlockRequests, read_blocks
 from .comparison_progress import ComparisonProgress
 from .generators import WORKLOAD_NAMES, make_workload
@@ -24,6 +24,7 @@ COMPARE_HELP: Final = "hit rates of eviction policies, beside the optimum, on tr
 DEFAULT_SIZES: Final = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 _DEFAULT_NUM_REQUESTS: Final = 3_000
 _DEFAULT_BLOCK_TOKENS: Final = 64
+POLICY_NAMES: Final = tuple([policy.value for policy in EvictionPolicy])
 _EXIT_OK: Final = 0
 _EXIT_BAD_INPUT: Final = 3
 
@@ -53,7 +54,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         help="tokens per block of the workloads (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--policies", type=_policies, default=list(POLICY_NAMES), metavar="P,P,...",
+        "--policies", type=_policies, default=list(EvictionPolicy), metavar="P,P,...",
         help=f"of {', '.join(POLICY_NAMES)} (default: all)",
     )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is the output, without the tables")
@@ -156,12 +157,12 @@ def _sizes(text: str) -> list[str]:
     return parts
 
 
-def _policies(text: str) -> list[str]:
+def _policies(text: str) -> list[EvictionPolicy]:
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if name not in POLICY_NAMES:
             raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(POLICY_NAMES)}")
-    return names
+    return [EvictionPolicy(name) for name in names]
 
 
 def _positive(text: str) -> int:

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from .. import __version__, is_compiled
+from .. import EvictionPolicy, __version__, is_compiled
 from .block_cache import BlockCache
 from .block_requests import BlockRequests
 from .comparison_progress import ComparisonProgress
@@ -46,7 +46,7 @@ class Comparison:
 
 
 def compare_source(
-    blocks: BlockRequests, sizes: list[int], policies: list[str], progress: ComparisonProgress
+    blocks: BlockRequests, sizes: list[int], policies: list[EvictionPolicy], progress: ComparisonProgress
 ) -> SourceComparison:
     uses = next_uses(blocks)
     total = max(blocks.num_accesses, 1)
@@ -54,11 +54,11 @@ def compare_source(
     for num_slots in sizes:
         rates: dict[str, float] = {}
         for policy in policies:
-            progress.begin(blocks.name, num_slots, policy)
+            progress.begin(blocks.name, num_slots, policy.value)
             cache = BlockCache(policy, num_slots, blocks)
             for request in blocks.requests:
                 cache.serve(request)
-            rates[policy] = int(cache.num_hits) / total
+            rates[policy.value] = int(cache.num_hits) / total
         progress.begin(blocks.name, num_slots, OPTIMUM)
         rates[REUSED_ONLY] = count_hits_of_reused(blocks, uses, num_slots) / total
         rates[OPTIMUM] = count_optimal_hits(blocks, uses, num_slots) / total

@@ -21,7 +21,7 @@ from .sorted_keys import SortedKeys
 @final
 @mypyc_attr(native_class=True)
 class Block:
-    __slots__ = ("first_page", "key", "parent", "only_child", "children", "num_pins", "num_co_owners", "num_shared_tokens")
+    __slots__ = ("first_page", "key", "parent", "only_child", "children", "num_pins", "num_co_owners", "num_shared_tokens", "content_key")
 
     first_page: Final[i64]
     key: bytes
@@ -39,6 +39,9 @@ class Block:
     num_shared_tokens: i64
     """Where there are co-owners: the most tokens of this block that one of them had room for when it was forked."""
 
+    content_key: i64
+    """See `block_key`; 0 until asked for."""
+
     def __init__(self, first_page: i64) -> None:
         self.first_page = first_page
         self.key = b""
@@ -48,6 +51,7 @@ class Block:
         self.num_pins = 0
         self.num_co_owners = 0
         self.num_shared_tokens = 0
+        self.content_key = 0
 
 
 @final

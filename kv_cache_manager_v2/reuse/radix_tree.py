@@ -21,6 +21,7 @@ from ..storage.page_storage import PageStorage
 from .block import Block, Children
 from .block_history import BlockHistory
 from .block_pool import BlockPool
+from .content_key import NO_KEY, block_key, mix_key, text_key
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
 from .window_runs import WindowRuns
@@ -77,6 +78,7 @@ class RadixTree(PageOwner):
         if root is None:
             root = Block(self._next_root)
             self._next_root -= 1
+            root.content_key = text_key(repr((scope.lora_id, scope.salt)).encode(errors="surrogatepass"))
             self._roots[scope] = root
             self._scopes[int(root.first_page)] = scope
             sink = self.storage.sink
@@ -137,6 +139,7 @@ class RadixTree(PageOwner):
         assert block.parent is None, "a block was published twice"
         block.key = key
         block.parent = parent
+        block.content_key = NO_KEY
         if self.history is not None:
             self.history.note_published(parent.first_page, block.first_page, key)
         if self.storage.sink is not None:
@@ -254,6 +257,10 @@ class RadixTree(PageOwner):
                 if rows.is_queued(below) and rows.level(below) == level:
                     return below
         return NO_PAGE
+
+    def content_key(self, page: i64) -> i64:
+        block = self.pool.block_of_page(page)
+        return mix_key(block_key(block), page - block.first_page)
 
     def on_page_dropped(self, page: i64) -> None:
         block = self.pool.block_of_page(page)

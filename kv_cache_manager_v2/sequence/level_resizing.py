@@ -76,8 +76,10 @@ def resize_level(
         _wait_for_end(shared, first + pool_group, points)
         storage.pool_groups[first + pool_group].resize_memory(counts[pool_group])
         storage.allocators[first + pool_group].end_shrink()
+        storage.queues[first + pool_group].set_capacity(counts[pool_group])
     for pool_group in grown:
         storage.allocators[first + pool_group].grow(counts[pool_group] - old_counts[pool_group])
+        storage.queues[first + pool_group].set_capacity(counts[pool_group])
         if level == 0:
             storage.clear_slots(pool_group, old_counts[pool_group], counts[pool_group])
     announce_slots(storage)

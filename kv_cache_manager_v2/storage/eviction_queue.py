@@ -69,6 +69,9 @@ class EvictionQueue(VictimQueue):
     def evict(self, page: i64) -> None:
         self.remove(page)
 
+    def forget(self, page: i64) -> None:
+        pass
+
     def requeue(self, page: i64) -> None:
         self.remove(page)
         self.push(page)

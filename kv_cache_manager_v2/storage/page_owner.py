@@ -1,12 +1,14 @@
 """The narrow way up: what storage tells the owner of published pages (the tree) when it evicts one."""
 
-from abc import ABCMeta, abstractmethod
+from abc import abstractmethod
 
 from mypy_extensions import i64, mypyc_attr
 
+from .victim_queue import ContentKeys
+
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class PageOwner(metaclass=ABCMeta):
+class PageOwner(ContentKeys):
     __slots__ = ()
 
     @abstractmethod

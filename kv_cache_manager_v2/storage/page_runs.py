@@ -38,7 +38,7 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
             words[at_users] = users + ONE_HOLD
         elif is_only_level:
             words[at_users] = ONE_HOLD
-            queue.remove(page)
+            queue.use(page)
         else:
             storage.hold(page, pool_group)
         position += 1

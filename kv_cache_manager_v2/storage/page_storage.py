@@ -35,8 +35,10 @@ from ..stats.storage_statistics import StorageStatistics
 from .debug_fill import DebugFill
 from .decision_digest import SLOT, DecisionDigest
 from .disk_reads import DiskReads
+from .eviction.make_queue import make_queue
 from .eviction_queue import EvictionQueue
 from .level_slots import LevelSlots
+from .owner_keys import OwnerKeys
 from .page_fill import PageFiller, clear_at_start
 from .page_owner import PageOwner
 from .page_rows import (
@@ -56,7 +58,7 @@ from .page_rows import (
     priority_of_place,
 )
 from .refusal import Refusal
-from .victim_queue import NUM_PRIORITIES
+from .victim_queue import NUM_PRIORITIES, VictimQueue
 
 GPU: Final = 0
 
@@ -85,7 +87,7 @@ class PageStorage:
         "last_refusal",
         "sink",
         "reads",
-        "_owner",
+        "_keys",
         "_filler",
     )
 
@@ -95,7 +97,7 @@ class PageStorage:
     rows: Final[PageRows]
     pool_groups: Final[list[PoolGroup]]
     allocators: Final[list[SlotAllocator]]
-    queues: Final[list[EvictionQueue]]
+    queues: Final[list[VictimQueue]]
     """Droppable pages."""
     held_queues: Final[list[EvictionQueue]]
     """Held pages, which may go down but not vanish; none on the last level."""
@@ -116,7 +118,7 @@ class PageStorage:
     sink: PageEventSink | None
     """Who is told what becomes of published pages; None if nobody listens."""
     reads: Final[DiskReads]
-    _owner: PageOwner | None
+    _keys: Final[OwnerKeys]
     _filler: PageFiller | None
     """None unless slots are filled with a debug pattern."""
 
@@ -125,19 +127,18 @@ class PageStorage:
         device: Device,
         order: StreamOrder,
         layout: SlotLayout,
-        num_slots: tuple[int, ...],
+        levels: Sequence[LevelSlots],
         num_null_slots: int,
         debug_fill: DebugFill | None = None,
-        lower_levels: Sequence[LevelSlots] = (),
     ) -> None:
         self.device = device
         self.order = order
         self.layout = layout
         self.num_pool_groups = layout.num_pool_groups
-        self.num_levels = 1 + len(lower_levels)
-        self.last_level = len(lower_levels)
+        self.num_levels = len(levels)
+        self.last_level = len(levels) - 1
         self.pool_group_of = vec[i64](layout.pool_group_indices)
-        num_places = layout.num_pool_groups * (1 + len(lower_levels))
+        num_places = layout.num_pool_groups * len(levels)
         self.rows = PageRows(layout.num_life_cycles, 2 * num_places * NUM_PRIORITIES)
         self.pool_groups = []
         self.allocators = []
@@ -146,18 +147,18 @@ class PageStorage:
         self.num_locked = vec[i64]([0] * layout.num_pool_groups)
         self.num_evicted = vec[i64]([0] * num_places)
         page_bytes = [sum(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)]
-        self.counters = PageCounters(1 + len(lower_levels), vec[i64](page_bytes))
+        self.counters = PageCounters(len(levels), vec[i64](page_bytes))
         self.last_cause = CAPACITY
         self.digest = DecisionDigest()
         self.last_refusal = None
         self.sink = None
         self.reads = DiskReads(device, order)
-        self._owner = None
+        self._keys = OwnerKeys()
         self._filler = None
         try:
-            self._add_level(LevelSlots(CacheTier.GPU_MEM, None, num_slots), num_null_slots)
+            self._add_level(levels[0], num_null_slots)
             clear_at_start(device, self.pool_groups)
-            for level in lower_levels:
+            for level in levels[1:]:
                 self._add_level(level, 0)
         except BaseException:
             self.close()
@@ -173,11 +174,12 @@ class PageStorage:
             self.pool_groups.append(group)
             self.allocators.append(group.allocator)
             first_sentinel = 2 * NUM_PRIORITIES * len(self.queues)
-            self.queues.append(EvictionQueue(self.rows, first_sentinel))
+            num_slots = level.num_slots[index]
+            self.queues.append(make_queue(level.eviction_policy, self.rows, first_sentinel, self._keys, num_slots))
             self.held_queues.append(EvictionQueue(self.rows, first_sentinel + NUM_PRIORITIES))
 
     def set_owner(self, owner: PageOwner) -> None:
-        self._owner = owner
+        self._keys.owner = owner
 
     def close(self) -> None:
         """Give the memory back. The caller has synchronised."""
@@ -185,7 +187,7 @@ class PageStorage:
             self._filler.close()
         for group in self.pool_groups:
             group.close()
-        self._owner = None
+        self._keys.owner = None
 
     @property
     def fills_pages(self) -> bool:
@@ -323,7 +325,7 @@ class PageStorage:
         if users == 0:
             level = (words[at + PLACE] >> 32) & 255
             index = level * self.num_pool_groups + pool_group
-            self.queues[index].remove(page)
+            self.queues[index].use(page)
             if level < self.last_level:
                 self.held_queues[index].push(page)
 
@@ -456,14 +458,10 @@ class PageStorage:
         words = self.rows.words
         at = page * ROW_WORDS
         place = words[at + PLACE]
-        queue: EvictionQueue | None = None
+        words[at + PLACE] = place + ((priority - priority_of_place(place)) << 40)
         if words[at + LINKS] != NOT_QUEUED:
             index = self.rows.level(page) * self.num_pool_groups + pool_group
-            queue = self.queues[index] if words[at + USERS] == 0 else self.held_queues[index]
-            queue.remove(page)
-        words[at + PLACE] = place + ((priority - priority_of_place(place)) << 40)
-        if queue is not None:
-            queue.push(page)
+            (self.queues[index] if words[at + USERS] == 0 else self.held_queues[index]).requeue(page)
         if self.sink is not None:
             self.sink.on_priority_changed(page, priority_of_place(place), priority)
 
@@ -501,6 +499,7 @@ class PageStorage:
         at = page * ROW_WORDS + PLACE
         place = words[at]
         words[at] = pack_place(slot, level, priority_of_place(place))
+        self.queues[level_of_place(place) * self.num_pool_groups + self._pool_group_of_row(page)].forget(page)
         if self.sink is not None:
             # A sink passes over what was never published.
             self.sink.on_page_moved(page, level_of_place(place), level)
@@ -513,7 +512,10 @@ class PageStorage:
         place = words[at + PLACE]
         level = level_of_place(place)
         index = level * self.num_pool_groups + pool_group
-        self.queues[index].remove(page)
+        if cause == CAPACITY:
+            self.queues[index].evict(page)
+        else:
+            self.queues[index].remove(page)
         slot = place & LOW_MASK
         words[at + PLACE] = NO_PAGE
         self.reads.forget(page)
@@ -528,12 +530,12 @@ class PageStorage:
     def drop_with_owner(self, page: i64, pool_group: i64, cause: i64) -> None:
         """The same, and the owner hears of it: what is useless without the page may go with it."""
         self.drop(page, pool_group, cause)
-        owner = self._owner
+        owner = self._keys.owner
         assert owner is not None
         owner.on_page_dropped(page)
 
     def find_page_below(self, page: i64) -> i64:
-        owner = self._owner
+        owner = self._keys.owner
         assert owner is not None
         return owner.find_page_below(page)
 

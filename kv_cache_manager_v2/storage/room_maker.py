@@ -242,7 +242,6 @@ class RoomMaker:
             below = storage.find_page_below(page)
             if below == NO_PAGE:
                 return page
-            queue.remove(page)
             priority = priority_of_place(words[below * ROW_WORDS + PLACE])
             at = page * ROW_WORDS + PLACE
             old = priority_of_place(words[at])
@@ -250,7 +249,7 @@ class RoomMaker:
                 words[at] += (priority - old) << 40
                 if storage.sink is not None:
                     storage.sink.on_priority_changed(page, old, priority)
-            queue.push(page)
+            queue.defer(page, below)
 
     def _choose_victim(self, index: i64) -> i64:
         """The next page to go down; a held one only if it has a lower priority than every droppable one."""

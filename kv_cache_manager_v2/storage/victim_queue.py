@@ -45,7 +45,11 @@ class VictimQueue(metaclass=ABCMeta):
 
     @abstractmethod
     def evict(self, page: i64) -> None:
-        """The page, which is the next victim, leaves its slot to make room."""
+        """The page leaves its slot to make room."""
+
+    @abstractmethod
+    def forget(self, page: i64) -> None:
+        """The page, which is not queued, will not come back from its use: it has left its slot."""
 
     @abstractmethod
     def requeue(self, page: i64) -> None:

@@ -18,13 +18,13 @@ ONCE: Final = 0
 AGAIN: Final = 1
 _IN_LINE: Final = 0
 _KEY_SHIFT: Final = 1
-_KEY_MASK: Final = (1 << 45) - 1
+_KEY_MASK: Final = (1 << 44) - 1
 
 
 @final
 @mypyc_attr(native_class=True)
 class ArcQueue(VictimQueue):
-    """The note of a page: bit 0 says whether it goes to AGAIN; above it 45 bits of its content key, 0 before its first push."""
+    """The note of a page: bit 0 says whether it goes to AGAIN; above it 44 bits of its content key, 0 before its first push."""
 
     __slots__ = ("_rows", "_keys", "_lists", "_ghosts_of_once", "_ghosts_of_again", "_capacity", "_target")
 
@@ -98,6 +98,9 @@ class ArcQueue(VictimQueue):
         rest = 2 * self._capacity - self.num_pages - self._ghosts_of_once.num_keys
         self._ghosts_of_again.set_limit(max(rest, 1))
 
+    def forget(self, page: i64) -> None:
+        self._lists.set_note(page, 0)
+
     def requeue(self, page: i64) -> None:
         self._lists.push_last(page, self._lists.unlink(page))
 
@@ -126,6 +129,6 @@ class ArcQueue(VictimQueue):
 
 
 def fold_key(key: i64) -> i64:
-    """45 bits of a content key, never 0: what fits beside a page's note."""
+    """44 bits of a content key, never 0: what fits beside a page's note."""
     folded = (key ^ (key >> 17)) & _KEY_MASK
     return folded if folded != 0 else 1

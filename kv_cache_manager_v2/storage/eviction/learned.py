@@ -34,7 +34,7 @@ _KEY_SHIFT: Final = 2
 @final
 @mypyc_attr(native_class=True)
 class LearnedQueue(VictimQueue):
-    """The note of a page: its kind (2 bits), then 45 bits of its content key, 0 before its first push."""
+    """The note of a page: its kind (2 bits), then 44 bits of its content key, 0 before its first push."""
 
     __slots__ = ("rates", "_rows", "_keys", "_lists", "_ghosts", "_stamps")
 

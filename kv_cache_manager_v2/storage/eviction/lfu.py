@@ -53,6 +53,9 @@ class LfuQueue(VictimQueue):
     def evict(self, page: i64) -> None:
         self.remove(page)
 
+    def forget(self, page: i64) -> None:
+        self._lists.set_note(page, 0)
+
     def requeue(self, page: i64) -> None:
         self._lists.push_last(page, self._lists.unlink(page))
 

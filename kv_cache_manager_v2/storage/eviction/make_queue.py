@@ -1,9 +1,8 @@
-"""A queue by the name of its policy."""
-
-from typing import Final
+"""A queue by its policy."""
 
 from mypy_extensions import i64
 
+from ...config.eviction_policy import EvictionPolicy
 from ..eviction_queue import EvictionQueue
 from ..page_rows import PageRows
 from ..victim_queue import ContentKeys, VictimQueue
@@ -12,19 +11,22 @@ from .learned import LearnedQueue
 from .lfu import LfuQueue
 from .s3_fifo import S3FifoQueue
 
-POLICY_NAMES: Final = ("lru", "lfu", "arc", "s3-fifo", "learned")
 
-
-def make_queue(policy: str, rows: PageRows, first_sentinel: i64, keys: ContentKeys) -> VictimQueue:
+def make_queue(
+    policy: EvictionPolicy, rows: PageRows, first_sentinel: i64, keys: ContentKeys, num_slots: i64
+) -> VictimQueue:
     """``first_sentinel``: of as many rows of ``rows`` as there are priorities, which the queue may use."""
-    if policy == "lru":
-        return EvictionQueue(rows, first_sentinel)
-    if policy == "lfu":
-        return LfuQueue(rows)
-    if policy == "arc":
-        return ArcQueue(rows, keys)
-    if policy == "s3-fifo":
-        return S3FifoQueue(rows, keys)
-    if policy == "learned":
-        return LearnedQueue(rows, keys)
-    raise ValueError(f"no eviction policy {policy!r}")
+    queue: VictimQueue
+    if policy is EvictionPolicy.LRU:
+        queue = EvictionQueue(rows, first_sentinel)
+    elif policy is EvictionPolicy.LFU:
+        queue = LfuQueue(rows)
+    elif policy is EvictionPolicy.ARC:
+        queue = ArcQueue(rows, keys)
+    elif policy is EvictionPolicy.S3_FIFO:
+        queue = S3FifoQueue(rows, keys)
+    else:
+        assert policy is EvictionPolicy.LEARNED, f"no queue for {policy}"
+        queue = LearnedQueue(rows, keys)
+    queue.set_capacity(num_slots)
+    return queue

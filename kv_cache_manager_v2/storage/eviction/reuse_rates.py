@@ -85,7 +85,7 @@ class ReuseRates:
         tick = num_slots // TICKS_PER_CACHE
         self._tick = tick if tick > _LEAST_TICK else _LEAST_TICK
         self._next_tick = self.clock + self._tick
-        self._smoothing = (num_slots // 50 + 1) * _ONE
+        self._smoothing = (num_slots // 12 + 1) * _ONE
         self._evaluate()
 
     def is_young(self, stamp: i64) -> bool:

@@ -25,15 +25,15 @@ SMALL_SHARE: Final = 10
 MOST_USES: Final = 3
 _IN_LINE: Final = 0
 _USES_MASK: Final = 3
-_KEY_SHIFT: Final = 2
+_IN_USE: Final = 4
+_KEY_SHIFT: Final = 3
 
 
 @final
 @mypyc_attr(native_class=True)
 class S3FifoQueue(VictimQueue):
-    """The note of a page: its uses (2 bits), then 45 bits of its content key, 0 before its first push.
-
-    A page in a line may be in use: LINKS of its row tells.
+    """The note of a page: its uses (2 bits), whether it is in use (1 bit), then 44 bits of its content key, 0
+    before its first push. A page in a line may be in use.
     """
 
     __slots__ = ("_rows", "_keys", "_lists", "_ghosts", "_most_in_small")
@@ -50,12 +50,13 @@ class S3FifoQueue(VictimQueue):
 
     def push(self, page: i64) -> None:
         lists = self._lists
-        in_list = lists.list_of(page)
-        if in_list != NO_LIST:
+        note = lists.note(page)
+        if note & _IN_USE != 0:
+            lists.set_note(page, note - _IN_USE)
+        if lists.list_of(page) != NO_LIST:
             if lists.priority_of(page) != priority_of_place(self._rows.words[page * ROW_WORDS + PLACE]):
                 lists.push_last(page, lists.unlink(page))
         else:
-            note = lists.note(page)
             if note != 0:
                 lists.push_last(page, MAIN)
             else:
@@ -80,7 +81,8 @@ class S3FifoQueue(VictimQueue):
     def use(self, page: i64) -> None:
         note = self._lists.note(page)
         if note & _USES_MASK < MOST_USES:
-            self._lists.set_note(page, note + 1)
+            note += 1
+        self._lists.set_note(page, note | _IN_USE)
         self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
         self.num_pages -= 1
 
@@ -95,6 +97,11 @@ class S3FifoQueue(VictimQueue):
             self._ghosts.add(self._lists.note(page) >> _KEY_SHIFT)
         self.remove(page)
 
+    def forget(self, page: i64) -> None:
+        if self._lists.list_of(page) != NO_LIST:
+            self._lists.unlink(page)
+        self._lists.set_note(page, 0)
+
     def requeue(self, page: i64) -> None:
         self._lists.push_last(page, self._lists.unlink(page))
 
@@ -106,7 +113,6 @@ class S3FifoQueue(VictimQueue):
         if self.num_pages == 0:
             return NO_VICTIM
         lists = self._lists
-        words = self._rows.words
         while True:
             priority = lists.lowest_priority()
             line: i64 = SMALL
@@ -117,7 +123,7 @@ class S3FifoQueue(VictimQueue):
                     line = MAIN
                     page = other
             note = lists.note(page)
-            if words[page * ROW_WORDS + LINKS] == NOT_QUEUED:
+            if note & _IN_USE != 0:
                 lists.unlink(page)
             elif line == SMALL and note & _USES_MASK > 1:
                 lists.unlink(page)
@@ -135,5 +141,4 @@ class S3FifoQueue(VictimQueue):
         self._ghosts.set_limit(max(num_slots - self._most_in_small, 1))
 
     def collect(self) -> list[int]:
-        words = self._rows.words
-        return [page for page in self._lists.collect() if words[page * ROW_WORDS + LINKS] != NOT_QUEUED]
+        return [page for page in self._lists.collect() if self._lists.note(page) & _IN_USE == 0]

@@ -16,6 +16,7 @@ from ...config.layer_config import AttentionLayerConfig, BufferConfig
 from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
+from .policy_scenario import draw_policies
 from .state_scenario import add_state
 
 _LIKELIHOODS: Final = {
@@ -89,7 +90,7 @@ class Scenario:
         random = Random(seed)
         self.seed = seed
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
-        self.config = add_state(_draw_config(random), seed)
+        self.config = draw_policies(add_state(_draw_config(random), seed), seed)
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         self.max_sequences = random.choice((2, 4, 8, 12))
         self.max_tokens = self.config.tokens_per_block * random.choice((3, 6, 12))

@@ -7,13 +7,14 @@ from random import Random
 
 import pytest
 
+from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests, read_blocks
+from kv_cache_manager_v2.replay.compare_command import POLICY_NAMES
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.generators import WORKLOAD_NAMES, make_workload
 from kv_cache_manager_v2.replay.offline_caches import count_hits_of_reused, count_optimal_hits, count_reusable, next_uses
 from kv_cache_manager_v2.replay.trace import TraceWorkload
-from kv_cache_manager_v2.storage.eviction.make_queue import POLICY_NAMES
 
 LINES = [
     b'{"timestamp": 0, "input_length": 1100, "output_length": 3, "hash_ids": [7, 8, 9]}',
@@ -61,15 +62,15 @@ def lru_hits(blocks: BlockRequests, num_slots: int) -> int:
 @pytest.mark.parametrize("num_slots", [1, 3, 8, 30])
 def test_lru_is_what_plain_counting_says(seed: int, num_slots: int) -> None:
     blocks = random_requests(seed)
-    cache = BlockCache("lru", num_slots, blocks)
+    cache = BlockCache(EvictionPolicy.LRU, num_slots, blocks)
     for request in blocks.requests:
         cache.serve(request)
         assert cache.num_cached == cache.queue.num_pages <= num_slots
     assert cache.num_hits == lru_hits(blocks, num_slots)
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_no_policy_beats_the_optimum_and_all_are_perfect_with_room_for_everything(policy: str) -> None:
+@pytest.mark.parametrize("policy", list(EvictionPolicy))
+def test_no_policy_beats_the_optimum_and_all_are_perfect_with_room_for_everything(policy: EvictionPolicy) -> None:
     for seed in range(4):
         blocks = random_requests(seed)
         uses = next_uses(blocks)

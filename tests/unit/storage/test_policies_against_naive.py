@@ -5,8 +5,9 @@ from random import Random
 import pytest
 from unit.storage.naive_queues import NaiveArc, NaiveLearned, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
 
+from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.storage.eviction.arc import ArcQueue
-from kv_cache_manager_v2.storage.eviction.make_queue import POLICY_NAMES, make_queue
+from kv_cache_manager_v2.storage.eviction.make_queue import make_queue
 from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES, ContentKeys, VictimQueue
@@ -29,8 +30,7 @@ class History:
         self.random = Random(seed)
         self.rows = PageRows(1, NUM_PRIORITIES)
         self.pages = [self.rows.add_block() for _ in range(NUM_PAGES)]
-        self.queue: VictimQueue = make_queue(policy, self.rows, 0, PageNumbers())
-        self.queue.set_capacity(capacity)
+        self.queue: VictimQueue = make_queue(EvictionPolicy(policy), self.rows, 0, PageNumbers(), capacity)
         self.twin: NaiveQueue = NAIVE[policy](capacity)
         self.capacity = capacity
         self.num_priorities = num_priorities
@@ -116,7 +116,7 @@ class History:
             assert self.rows.is_queued(page) == (page in self.queued)
 
 
-@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("policy", sorted(NAIVE))
 @pytest.mark.parametrize(("capacity", "num_priorities"), [(1, 1), (3, 2), (12, 1), (20, 3), (37, 101)])
 def test_same_victims(policy: str, capacity: int, num_priorities: int) -> None:
     for seed in range(4):
@@ -191,6 +191,4 @@ def new_queue(policy: str, capacity: int) -> tuple[VictimQueue, list[int]]:
     pages = [rows.add_block() for _ in range(NUM_PAGES)]
     for page in pages:
         rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, 35)
-    queue = make_queue(policy, rows, 0, PageNumbers())
-    queue.set_capacity(capacity)
-    return queue, pages
+    return make_queue(EvictionPolicy(policy), rows, 0, PageNumbers(), capacity), pages

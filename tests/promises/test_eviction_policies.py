@@ -1,0 +1,173 @@
+"""Each level gives pages up by the policy that its tier names; priority stands above it, and every policy costs O(1) a call."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from random_calls import drive
+from small_models import config_of, run_prompt
+
+from kv_cache_manager_v2 import (
+    EvictionPolicy,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    HostDevice,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    is_compiled,
+)
+from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
+from kv_cache_manager_v2.replay.rerun import rerun
+from kv_cache_manager_v2.storage.eviction.make_queue import make_queue
+from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
+from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES, ContentKeys
+
+POLICIES = list(EvictionPolicy)
+SLOT_BYTES = 64  # of `config_of`: 4 tokens, a key and a value of 8 bytes each
+
+
+def config_with(
+    policy: EvictionPolicy, num_slots: int, num_host_slots: int = 0, windows: tuple[int | None, ...] = (None,)
+) -> KVCacheManagerConfig:
+    plain = config_of(windows, num_slots=num_slots)
+    tiers: list[Any] = [GpuCacheTierConfig(num_slots * SLOT_BYTES, policy)]
+    if num_host_slots > 0:
+        tiers.append(HostCacheTierConfig(num_host_slots * SLOT_BYTES, policy))
+    return KVCacheManagerConfig(plain.tokens_per_block, tiers, plain.layers)
+
+
+def serve_hot_prompt_among_others(policy: EvictionPolicy) -> int:
+    """In how many of 30 rounds a prompt of 8 blocks is still there, when 40 blocks that come once went by; 24 slots."""
+    hot = list(range(32))
+    next_token = 1000
+    hits = 0
+    with KVCacheManager(config_with(policy, 24), device=HostDevice()) as manager:
+        for _ in range(4):
+            run_prompt(manager, hot).close()
+        for _ in range(30):
+            for _ in range(10):
+                run_prompt(manager, list(range(next_token, next_token + 16))).close()
+                next_token += 16
+            hits += manager.probe_reuse(input_tokens=hot) == 32
+            run_prompt(manager, hot).close()
+        manager.check_invariants()
+    return hits
+
+
+def test_what_is_reused_outlives_what_comes_once() -> None:
+    hits = {policy: serve_hot_prompt_among_others(policy) for policy in POLICIES}
+    # By recency alone 40 blocks in 24 slots leave nothing of what was before them.
+    assert hits[EvictionPolicy.LRU] == 0
+    # The others have seen it four times in a row, and the rest but once.
+    assert hits[EvictionPolicy.LFU] == hits[EvictionPolicy.ARC] == hits[EvictionPolicy.S3_FIFO] == 30
+    # This one first has to learn that what comes once does not come back.
+    assert hits[EvictionPolicy.LEARNED] >= 25
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_priority_stands_above_the_policy(policy: EvictionPolicy) -> None:
+    with KVCacheManager(config_with(policy, 24), device=HostDevice()) as manager:
+        run_prompt(manager, list(range(32)), custom_priority_callback=lambda ordinal, life_cycle: 80).close()
+        often = list(range(100, 116))
+        for _ in range(5):
+            run_prompt(manager, often).close()
+        for first in range(1000, 2600, 16):
+            run_prompt(manager, list(range(first, first + 16))).close()
+        # 8 blocks of priority 80 are never used again; 400 others went by under the default of 35.
+        assert manager.probe_reuse(input_tokens=list(range(32))) == 32
+        manager.check_invariants()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_far_end_goes_first(policy: EvictionPolicy) -> None:
+    with KVCacheManager(config_with(policy, 24), device=HostDevice()) as manager:
+        text = list(range(64))
+        run_prompt(manager, text).close()
+        # 16 blocks of 24 slots; each prompt of 2 blocks more takes 2 from the far end of one path or the other.
+        left = 64
+        for first in range(1000, 1160, 8):
+            run_prompt(manager, list(range(first, first + 8))).close()
+            now = manager.probe_reuse(input_tokens=text)
+            assert now <= left
+            statistics = manager.get_storage_statistics()[0]
+            assert statistics.evictable == statistics.total - statistics.free
+            manager.check_invariants()
+            left = now
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_host_slots", [0, 40])
+def test_runs_can_be_repeated_under_any_policy(tmp_path: Path, policy: EvictionPolicy, num_host_slots: int) -> None:
+    path = tmp_path / "calls.journal"
+    config = config_with(policy, 60, num_host_slots, (None, 8))
+    with KVCacheManager(config, device=HostDevice(), journal=path) as manager:
+        drive(manager, 5, 1200)
+        manager.check_invariants()
+        manager.clear_reusable_blocks()
+        digest = manager.state_digest()
+    assert rerun(path, HostDevice()).digest == digest
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_policy_is_part_of_the_configuration(policy: EvictionPolicy) -> None:
+    config = config_with(policy, 24, 10)
+    copy = decode_config(encode_config(config))
+    assert copy == config
+    assert [tier.eviction_policy for tier in copy.cache_tiers] == [policy, policy]
+
+
+def test_a_wrong_policy_is_refused() -> None:
+    wrong: Any = "lru"
+    for tier in (GpuCacheTierConfig, HostCacheTierConfig):
+        with pytest.raises(TypeError):
+            tier(1 << 20, wrong)
+    assert GpuCacheTierConfig(1 << 20).eviction_policy is EvictionPolicy.LRU
+    with pytest.raises(ValueError):
+        decode_config(encode_config(config_with(EvictionPolicy.ARC, 24)).replace(b'"arc"', b'"best"'))
+
+
+class Numbers(ContentKeys):
+    def content_key(self, page: int) -> int:
+        return page + 1
+
+
+class CallCounter:
+    """Counts calls of Python functions."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        self.num_calls += event in ("call", "c_call")
+
+
+def count_calls_of_evictions(policy: EvictionPolicy, num_pages: int) -> int:
+    """200 evictions, each followed by a new page, from a queue of so many."""
+    rows = PageRows(1, NUM_PRIORITIES)
+    queue = make_queue(policy, rows, 0, Numbers(), num_pages)
+    pages = [rows.add_block() for _ in range(num_pages + 200)]
+    for page in pages:
+        rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, 35)
+    for page in pages[:num_pages]:
+        queue.push(page)
+    # What is due after many pushes (a tick of `LEARNED`) is not of this count.
+    counter = CallCounter()
+    sys.setprofile(counter)
+    try:
+        for page in pages[num_pages:]:
+            queue.evict(queue.first())
+            queue.push(page)
+    finally:
+        sys.setprofile(None)
+    return counter.num_calls
+
+
+@pytest.mark.skipif(is_compiled(), reason="compiled calls are not seen by a profiler; the work is the same")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_many_pages_are_evicted_as_few_are(policy: EvictionPolicy) -> None:
+    few = count_calls_of_evictions(policy, 2_000)
+    many = count_calls_of_evictions(policy, 60_000)
+    # Thirty times the pages: the same work, but for columns and tables that double now and then.
+    assert many <= 2 * few
