@@ -21,6 +21,7 @@ from .. import (
 )
 from ..device.cuda_device import CudaDevice
 from .bookkeeping_device import BookkeepingDevice
+from .decoding import Decoding
 from .presets import ModelPreset
 from .scheduler import ServingLimits
 from .tier_option import LowerTier
@@ -50,6 +51,10 @@ class ReplayPlan:
     device: str = "auto"
     lower_tiers: tuple[LowerTier, ...] = ()
     """Below the GPU, warmest first."""
+    decoding: Decoding = field(default_factory=Decoding)
+    """How requests generate."""
+    disaggregate: bool = False
+    """A second manager of the same size decodes what the first one has computed the prompt of."""
     scratch: bool = False
     """Inputs of a step that are stale right after it share scratch slots."""
     seed: int | None = None
@@ -99,6 +104,7 @@ class ReplayPlan:
             typical_step=BatchDesc([KVCacheDesc(capacity=history + 1, history_length=history)]),
             swa_scratch_reuse=SwaScratchReuseConfig() if self.scratch else None,
             snapshot_policy=SnapshotPolicy(at_close=True),
+            state_checkpoints=self.decoding.num_drafts if self.model.bytes_per_state(self.shrink) > 0 else 0,
         )
 
     def _memory(self, summary: WorkloadSummary, device: Device) -> tuple[int, list[BatchDesc]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from .console import Console, make_console, make_live_console
+from .decoding import Decoding
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
 from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
 from .presets import DEFAULT_MODEL, PRESETS
@@ -70,6 +71,17 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         "--scratch", action="store_true",
         help="windowed layers keep inputs that are stale right after their step in shared scratch slots",
     )  # fmt: skip
+    serving.add_argument(
+        "--speculate", type=_positive, metavar="N",
+        help="generate with N draft tokens a step, of which the wrong ones are taken back",
+    )  # fmt: skip
+    serving.add_argument(
+        "--beams", type=_positive, metavar="N", help="generate with N beams, of which one has the answer"
+    )
+    serving.add_argument(
+        "--disaggregate", action="store_true",
+        help="compute prompts on one manager and decode on a second one of the same size, pages copied between them",
+    )  # fmt: skip
     serving.add_argument("--max-running", type=_positive, default=64, metavar="N", help="default: %(default)s")
     serving.add_argument(
         "--token-budget", type=_positive, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
@@ -105,6 +117,8 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
     """Returns the exit code; usage errors leave through ``parser.error``."""
     if options.trace is not None and options.workload is not None:
         parser.error("give a TRACE or --workload, not both")
+    if options.speculate is not None and options.beams is not None:
+        parser.error("give --speculate or --beams, not both")
     skipped_lines = 0
     workload: Workload
     if options.trace is not None:
@@ -183,6 +197,8 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         ),
         device=options.device,
         lower_tiers=() if tiers is None else tiers.lower,
+        decoding=Decoding(options.speculate or 0, options.beams or 1),
+        disaggregate=options.disaggregate,
         scratch=options.scratch,
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,

@@ -25,6 +25,7 @@ from .. import (
 )
 from ..testing import FakeEngine
 from .console import Console
+from .handover import Handover
 from .interrupt import InterruptFlag
 from .plan import ReplayPlan
 from .recorder import CallRecorder
@@ -59,14 +60,21 @@ def _run(plan: ReplayPlan, console: Console, timeline: Timeline | None, temporar
     try:
         config = plan.manager_config(device, temporary_folder)
         with _make_manager(config, device) as manager:
-            replayer = _Replayer(plan, console, manager, timeline)
-            if plan.verify:
-                mode = PageIndexMode.PER_LAYER if plan.scratch else PageIndexMode.SHARED
-                with FakeEngine(config, device, raise_on_mismatch=False, index_mode=mode) as engine:
-                    return replayer.serve(engine)
-            return replayer.serve(None)
+            if plan.disaggregate:
+                with _make_manager(config, device) as decode_manager:
+                    return _serve(_Replayer(plan, console, manager, decode_manager, timeline), config, device)
+            return _serve(_Replayer(plan, console, manager, None, timeline), config, device)
     finally:
         device.close()
+
+
+def _serve(replayer: "_Replayer", config: KVCacheManagerConfig, device: Device) -> ReplayReport:
+    plan = replayer.plan
+    if not plan.verify:
+        return replayer.serve(None)
+    mode = PageIndexMode.PER_LAYER if plan.scratch else PageIndexMode.SHARED
+    with FakeEngine(config, device, raise_on_mismatch=False, index_mode=mode) as engine:
+        return replayer.serve(engine)
 
 
 def _make_device(plan: ReplayPlan) -> Device:
@@ -97,21 +105,36 @@ def _close_sequences(scheduler: Scheduler, is_corrupted: bool) -> None:
 class _Replayer:
     """A manager that serves a plan's workload."""
 
-    __slots__ = ("_plan", "_console", "_manager", "_timeline")
+    __slots__ = ("plan", "_console", "_manager", "_decode_manager", "_timeline")
 
-    def __init__(self, plan: ReplayPlan, console: Console, manager: KVCacheManager, timeline: Timeline | None) -> None:
-        self._plan: Final = plan
+    plan: Final[ReplayPlan]
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        console: Console,
+        manager: KVCacheManager,
+        decode_manager: KVCacheManager | None,
+        timeline: Timeline | None,
+    ) -> None:
+        """``decode_manager``: None to decode where the prompt was computed."""
+        self.plan = plan
         self._console: Final = console
         self._manager: Final = manager
+        self._decode_manager: Final = decode_manager
         self._timeline: Final = timeline
 
     def serve(self, engine: FakeEngine | None) -> ReplayReport:
         recorder = CallRecorder()
-        line = WaitingLine(self._plan.workload.requests())
-        scheduler = Scheduler(TimedCalls(self._manager, recorder), line, self._plan.limits, engine)
+        line = WaitingLine(self.plan.workload.requests())
+        calls = TimedCalls(self._manager, recorder)
+        handover: Handover | None = None
+        if self._decode_manager is not None:
+            handover = Handover(TimedCalls(self._decode_manager, recorder))
+        scheduler = Scheduler(calls, line, self.plan.limits, engine, self.plan.decoding, handover)
         failure: str | None = None
         interrupted = False
-        self._console.start(self._plan.workload.summary().num_requests)
+        self._console.start(self.plan.workload.summary().num_requests)
         if self._timeline is not None:
             self._timeline.begin(self._manager)
         begin = perf_counter()
@@ -135,8 +158,10 @@ class _Replayer:
         next_update = monotonic()
         tiers = tier_names(self._manager)
         while scheduler.step():
-            if self._plan.check_invariants:
+            if self.plan.check_invariants:
                 self._manager.check_invariants()
+                if self._decode_manager is not None:
+                    self._decode_manager.check_invariants()
             if self._timeline is not None:
                 self._timeline.look(scheduler.tally)
             now = monotonic()
@@ -162,7 +187,7 @@ class _Replayer:
         self, scheduler: Scheduler, recorder: CallRecorder, engine: FakeEngine | None, wall_seconds: float, interrupted: bool,
         failure: str | None,
     ) -> ReplayReport:  # fmt: skip
-        plan = self._plan
+        plan = self.plan
         tally = scheduler.tally
         return ReplayReport(
             workload=plan.workload.name,

@@ -20,7 +20,9 @@ from mypy_extensions import mypyc_attr
 
 from .. import KVCache, SsmLayerConfig
 from ..testing import FakeEngine, Step
+from .decoding import Decoding
 from .forced_pauses import ForcedPauses
+from .handover import Handover
 from .prefix_ledger import PrefixLedger
 from .served_request import ServedRequest
 from .slot_census import SlotCensus
@@ -76,14 +78,22 @@ class Scheduler:
     __slots__ = (
         "tally", "census", "_calls", "_line", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers", "_has_state",
         "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step", "_pauses",
+        "_decoding", "_handover",
     )  # fmt: skip
 
     tally: Final[Tally]
     census: Final[SlotCensus]
 
     def __init__(
-        self, calls: TimedCalls, line: WaitingLine, limits: ServingLimits, engine: FakeEngine | None = None
+        self,
+        calls: TimedCalls,
+        line: WaitingLine,
+        limits: ServingLimits,
+        engine: FakeEngine | None = None,
+        decoding: Decoding | None = None,
+        handover: Handover | None = None,
     ) -> None:
+        """``decoding``: None for one token a step. ``handover``: None to decode where the prompt was computed."""
         self.tally = Tally()
         self.census = SlotCensus(calls.manager)
         self._calls: Final = calls
@@ -105,6 +115,8 @@ class Scheduler:
         self._room_may_exist = True
         self._step = 0
         self._pauses: Final = ForcedPauses(limits.preempt_share)
+        self._decoding: Final[Decoding | None] = None if decoding is None or decoding.is_plain else decoding
+        self._handover: Final[Handover | None] = handover
 
     def step(self) -> bool:
         """One step of the engine; False when there is nothing left to serve."""
@@ -119,6 +131,7 @@ class Scheduler:
         self._count_slots()
         self._compute()
         self._commit()
+        self._hand_over()
         self._pause_some()
         self._step += 1
         self.tally.num_steps += 1
@@ -142,9 +155,11 @@ class Scheduler:
         self._has_partial_prompt = False
         ready = self._list_ready()
         for served in ready:
-            if served.num_known - served.position == 1:
+            if self._decoding is not None:
+                self._decoding.prepare(served)
+            if served.num_known - served.history == 1:
                 served.num_inputs = 1
-                budget -= 1
+                budget -= 1 + served.num_drafts
             else:
                 served.num_inputs = 0
                 prefilling += 1
@@ -172,7 +187,7 @@ class Scheduler:
         return ready if len(ready) > 0 else self._running[:]
 
     def _note_partial_prompt(self, served: ServedRequest) -> None:
-        if served.num_inputs < served.num_known - served.position:
+        if served.num_inputs < served.num_known - served.history:
             self._has_partial_prompt = True
 
     def _chunk_of(self, served: ServedRequest, budget: int) -> int:
@@ -235,6 +250,7 @@ class Scheduler:
         kv_cache = self._calls.create(served.tokens()[: served.num_known - 1], served.request.id)
         served.is_arriving = False
         served.kv_cache = kv_cache
+        served.has_state = self._has_state
         served.position = kv_cache.num_committed_tokens
         served.num_inputs = self._chunk_of(served, self._budget)
         # It waits, as it gets its first inputs in this step.
@@ -266,14 +282,27 @@ class Scheduler:
         while begin < len(self._batch):
             kv_caches: list[KVCache] = []
             capacities: list[int] = []
+            histories: list[int] = []
+            calls = self._calls_of(self._batch[begin])
             for position in range(begin, len(self._batch)):
                 served = self._batch[position]
+                if self._calls_of(served) is not calls:
+                    break
                 kv_caches.append(served.open_kv_cache())
-                capacities.append(served.position + served.num_inputs)
-            begin += self._calls.resize_batch(kv_caches, capacities)
-            if begin < len(self._batch):
+                capacities.append(served.history + served.num_inputs + served.num_drafts)
+                histories.append(served.history)
+            num_resized = calls.resize_batch(kv_caches, capacities, None if self._decoding is None else histories)
+            begin += num_resized
+            if num_resized < len(kv_caches):
                 self.tally.num_refused_calls += 1
                 self._give_way(self._batch[begin])
+
+    def _calls_of(self, served: ServedRequest) -> TimedCalls:
+        """Of the manager that has its sequence."""
+        handover = self._handover
+        if handover is not None and served.open_kv_cache().manager is handover.calls.manager:
+            return handover.calls
+        return self._calls
 
     def _give_way(self, blocked: ServedRequest) -> None:
         """Somebody younger gives way to ``blocked``, or else it leaves the batch itself."""
@@ -384,6 +413,9 @@ class Scheduler:
             return
         steps: list[Step] = []
         for served in self._batch:
+            if self._decoding is not None:
+                steps.append(self._decoding.make_step(served))
+                continue
             tokens = served.tokens()
             end = served.position + served.num_inputs
             steps.append(Step(served.open_kv_cache(), tokens[served.position : end], tokens[: served.position]))
@@ -392,6 +424,9 @@ class Scheduler:
     def _commit(self) -> None:
         tally = self.tally
         for served in self._batch:
+            if self._decoding is not None:
+                self._commit_decoded(self._decoding, served)
+                continue
             self._calls.commit(served.open_kv_cache(), served.input_tokens())
             served.position += served.num_inputs
             tally.num_computed_tokens += served.num_inputs
@@ -402,6 +437,28 @@ class Scheduler:
                     self._finish(served)
                 else:
                     served.num_known += 1
+
+    def _commit_decoded(self, decoding: Decoding, served: ServedRequest) -> None:
+        tally = self.tally
+        tally.num_computed_tokens += served.num_inputs
+        num_generated = decoding.commit(served) - served.num_inputs
+        if served.history < served.num_known:
+            return
+        if served.request.num_output_tokens > 0:
+            tally.num_generated_tokens += 1 + num_generated
+        if served.position == served.num_tokens:
+            self._finish(served)
+        else:
+            served.num_known = served.history + 1
+
+    def _hand_over(self) -> None:
+        """Whose prompt has just been computed decodes on the other manager."""
+        handover = self._handover
+        if handover is None:
+            return
+        for served in self._running:
+            if served.position >= served.num_prompt_tokens and served.num_pending == 0 and not served.is_arriving:
+                handover.take(served)
 
     def _finish(self, served: ServedRequest) -> None:
         self.census.leave(served.ticket)
@@ -421,8 +478,7 @@ class Scheduler:
             self._ledger.publish(served.cursor, served.position)
         self._calls.close(served.open_kv_cache())
         served.kv_cache = None
-        served.position = 0
-        served.drop_tokens()
+        served.start_over()
 
 
 def _ticket(served: ServedRequest) -> int:

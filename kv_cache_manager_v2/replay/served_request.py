@@ -26,7 +26,8 @@ class ServedRequest:
 
     __slots__ = (
         "request", "ticket", "num_prompt_tokens", "num_tokens", "position", "num_known", "num_inputs", "kv_cache",
-        "was_admitted", "must_look", "is_arriving", "paused_until", "cursor", "_tokens", "_answer",
+        "was_admitted", "must_look", "is_arriving", "paused_until", "cursor", "num_drafts", "num_pending", "suffixes", "answer_beam",
+        "has_state", "_tokens", "_answer",
     )  # fmt: skip
 
     request: Final[Request]
@@ -48,6 +49,15 @@ class ServedRequest:
     paused_until: int
     """While preempted: the first step in which it may come back."""
     cursor: Final[LedgerCursor]
+    num_drafts: int
+    """Guesses behind the step's inputs."""
+    num_pending: int
+    """Computed tokens behind `position` that are not committed yet: of several beams."""
+    suffixes: list[list[int]]
+    """What each beam has behind `position`; empty while there is one beam."""
+    answer_beam: int
+    has_state: bool
+    """Whether the model has recurrent layers."""
 
     def __init__(self, request: Request, ticket: int) -> None:
         self.request = request
@@ -63,8 +73,31 @@ class ServedRequest:
         self.is_arriving = False
         self.paused_until = 0
         self.cursor = LedgerCursor(request)
+        self.num_drafts = 0
+        self.num_pending = 0
+        self.suffixes = []
+        self.answer_beam = 0
+        self.has_state = False
         self._tokens: Tokens | None = None
         self._answer: list[int] | None = None
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether the prompt is computed and one token more is known."""
+        return self.position >= self.num_prompt_tokens and self.num_known - self.position - self.num_pending == 1
+
+    @property
+    def history(self) -> int:
+        """Computed tokens."""
+        return self.position + self.num_pending
+
+    def start_over(self) -> None:
+        """Its sequence is gone."""
+        self.position = 0
+        self.num_pending = 0
+        self.num_drafts = 0
+        self.suffixes = []
+        self.drop_tokens()
 
     def tokens(self) -> Tokens:
         """All that will be computed, prompt and answer; made when first asked for."""

@@ -67,9 +67,9 @@ class TimedCalls:
         self._record(RESIZE, begin)
         return is_resized
 
-    def resize_batch(self, kv_caches: list[KVCache], capacities: list[int]) -> int:
+    def resize_batch(self, kv_caches: list[KVCache], capacities: list[int], histories: list[int] | None = None) -> int:
         begin: i64 = perf_counter_ns()
-        num_resized = self.manager.resize_batch(kv_caches, capacities)
+        num_resized = self.manager.resize_batch(kv_caches, capacities, histories)
         self._record(RESIZE_BATCH, begin)
         return num_resized
 
