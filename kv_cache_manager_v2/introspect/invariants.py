@@ -95,9 +95,14 @@ def _check_lease(shared: SharedState, lease: TransferLeaseState, books: _Books) 
     """Its pages are where it says, held and locked; private blocks count it as an owner, published ones have its pin."""
     rows = shared.storage.rows
     for life_cycle in range(shared.num_life_cycles):
-        for page, slot in zip(lease.pages[life_cycle], lease.slots[life_cycle], strict=True):
+        pages = lease.pages[life_cycle]
+        slots = lease.slots[life_cycle]
+        num_kept = len(pages) - len(slots)
+        for position, page in enumerate(pages):
             _require(rows.has_page(page), f"page {page} of lease {lease.number} does not exist")
-            _require(rows.slot(page) == slot, f"page {page} of lease {lease.number} is in slot {rows.slot(page)}, not {slot}")
+            if position >= num_kept:
+                slot = slots[position - num_kept]
+                _require(rows.slot(page) == slot, f"page {page} of lease {lease.number} is in slot {rows.slot(page)}, not {slot}")
             books.holds[page] = books.holds.get(page, 0) + 1
             books.locks[page] = books.locks.get(page, 0) + 1
     for block in lease.private_blocks:

@@ -7,7 +7,6 @@
 
 from typing import Final, final
 
-import rawref
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
@@ -44,9 +43,8 @@ def cancel_plan(shared: SharedState, number: int) -> None:
 class CommittedBlockDrop:
     """Made by `KVCache.plan_committed_block_drop`. It outlives the sequence; it keeps no page from eviction."""
 
-    __slots__ = ("__rawref__", "_shared", "_number", "_is_done")
+    __slots__ = ("_shared", "_number", "_is_done")
 
-    __rawref__: object
     _shared: Final[SharedState]
     _number: Final[int]
     _is_done: bool
@@ -58,7 +56,6 @@ class CommittedBlockDrop:
         self._is_done = False
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
         if not self._is_done and self._shared.drop_plans.is_open(self._number):
             self._shared.guard.add_abandoned(AbandonedPlan(self._shared, self._number))
 

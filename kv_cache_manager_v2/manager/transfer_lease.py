@@ -12,7 +12,6 @@ import warnings
 from types import TracebackType
 from typing import Final, SupportsIndex, final
 
-import rawref
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int
@@ -29,9 +28,8 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class TransferLease:
     """Made by `KVCache.reserve_transfer`, and listed by `KVCacheManager.open_leases`. Leaving a ``with`` settles it."""
 
-    __slots__ = ("__rawref__", "_shared", "_lease")
+    __slots__ = ("_shared", "_lease")
 
-    __rawref__: object
     _shared: Final[SharedState]
     _lease: Final[TransferLeaseState]
 
@@ -41,7 +39,6 @@ class TransferLease:
         self._lease = lease
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
         lease = self._lease
         if not lease.is_reported and self._shared.leases.is_open(lease.number):
             lease.is_reported = True

@@ -206,13 +206,19 @@ def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
 def _reorder_states(beams: list[SequenceState], parents: vec[i64]) -> None:
     """Recurrent states go over to a child of their beam; further children get copies in slots of beams that have none."""
     states = [beam.state_blocks for beam in beams]
-    unused = [states[position] for position in range(len(beams)) if position not in parents]
+    is_parent = [False] * len(beams)
     taken = [False] * len(beams)
     position: i64 = 0
-    for beam in beams:
-        parent = parents[position]
+    for parent in parents:
+        is_parent[parent] = True
         if parent == position:
             taken[position] = True
+        position += 1
+    unused: list[list[Block]] = []
+    position = 0
+    for state_blocks in states:
+        if not is_parent[position]:
+            unused.append(state_blocks)
         position += 1
     position = 0
     for beam in beams:

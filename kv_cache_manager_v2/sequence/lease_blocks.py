@@ -3,24 +3,28 @@
 from mypy_extensions import i64
 
 from .sequence_state import SequenceState
+from .shared_state import UNBOUNDED
 from .transfer_leases import TransferLeaseState
 
 
 def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseState:
-    """Of blocks ``begin .. end - 1`` the pages that the sequence has."""
+    """Of blocks ``begin .. end - 1`` the pages that the sequence has.
+
+    Of life cycles without a window those of earlier blocks are kept with them: whoever holds a page of a path holds the ones before.
+    """
     shared = state.shared
     leases = shared.leases
     lease = leases.open(state.id)
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
-        ordinal = begin
+        ordinal: i64 = 0 if shared.window_sizes[life_cycle] == UNBOUNDED else begin
         while ordinal < end:
             if state.holds_page(life_cycle, ordinal):
-                leases.add_page(lease, life_cycle, state.blocks[ordinal].first_page + life_cycle)
+                leases.add_page(lease, life_cycle, state.blocks[ordinal].first_page + life_cycle, ordinal >= begin)
             ordinal += 1
         life_cycle += 1
     size = shared.tokens_per_block
-    ordinal = begin if begin > state.num_published else state.num_published
+    ordinal = state.num_published
     while ordinal < end:
         block = state.blocks[ordinal]
         if block.parent is None:

@@ -26,7 +26,8 @@ from ..storage.page_storage import PageStorage
 @final
 @mypyc_attr(native_class=True)
 class TransferLeaseState:
-    """``slots``: by life cycle, those of its blocks in order. ``pages``: by life cycle, the rows of the same."""
+    """``slots``: by life cycle, those of its blocks in order. ``pages``: by life cycle, the rows of the same and, before them, of
+    pages that are kept so that the leased ones stay reachable."""
 
     __slots__ = ("number", "sequence_id", "private_blocks", "pages", "slots", "is_reported")
 
@@ -78,9 +79,11 @@ class TransferLeases:
         self._num_made += 1
         return lease
 
-    def add_page(self, lease: TransferLeaseState, life_cycle: i64, page: i64) -> None:
-        """A page that an active sequence has locked."""
-        lease.slots[life_cycle].append(int(self._storage.share_locked_page(page)))
+    def add_page(self, lease: TransferLeaseState, life_cycle: i64, page: i64, is_lent: bool) -> None:
+        """A page that an active sequence has locked, lent or merely kept."""
+        slot = self._storage.share_locked_page(page)
+        if is_lent:
+            lease.slots[life_cycle].append(int(slot))
         lease.pages[life_cycle].append(int(page))
 
     def add_private_block(self, lease: TransferLeaseState, block: Block, num_tokens: i64) -> None:
