@@ -26,7 +26,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 
 from ..base.checks import to_count, to_int
 from ..base.errors import LogicError
-from ..base.ids import BAD_PAGE_INDEX, DataRole
+from ..base.ids import BAD_PAGE_INDEX, DEFAULT_BEAM_INDEX, DataRole
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
@@ -198,10 +198,11 @@ class BatchPageTable:
         """Sequences in the batch; they are in rows 0, 1, ..."""
         return len(self._rows)
 
-    def add(self, kv_cache: KVCache) -> int:
-        """The sequence joins; returns its row. `ValueError` if there is no row left, it is in the table, or of
-        another manager."""
+    def add(self, kv_cache: KVCache, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
+        """The sequence, or one of its beams, joins; returns its row. `ValueError` if there is no row left, it is in the
+        table, or of another manager, or there is no such beam."""
         state = self._state_of(kv_cache)
+        beam = to_int(beam_id, "beam_id")
         if kv_cache.manager is not self._manager:
             raise ValueError(f"sequence {state.id} belongs to another manager")
         if state.status == CLOSED:
@@ -209,14 +210,16 @@ class BatchPageTable:
         row = len(self._rows)
         if row >= self._max_num_sequences:
             raise ValueError(f"all {row} rows are taken; make the table with a larger max_num_sequences")
-        if self._rows.find(state) >= 0:
-            raise ValueError(f"sequence {state.id} is in the table already")
-        self._rows.add(state)
+        if not 0 <= beam <= len(state.beams):
+            raise ValueError(f"beam_id is {beam}; the beam width of sequence {state.id} is {len(state.beams) + 1}")
+        if self._rows.find(state, beam) >= 0:
+            raise ValueError(f"sequence {state.id}, beam {beam}, is in the table already")
+        self._rows.add(state, beam)
         return row
 
-    def remove(self, kv_cache: KVCache) -> int:
-        """The sequence leaves, closed or not; returns its row, which the sequence of the last row now has."""
-        row = self.row_of(kv_cache)
+    def remove(self, kv_cache: KVCache, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
+        """The sequence or the beam leaves, closed or not; returns its row, which the one of the last row now has."""
+        row = self.row_of(kv_cache, beam_id)
         self._rows.remove(row)
         for output in self._outputs:
             output.clear_row(len(self._rows))
@@ -229,9 +232,9 @@ class BatchPageTable:
             for output in self._outputs:
                 output.clear_row(len(self._rows))
 
-    def row_of(self, kv_cache: KVCache) -> int:
+    def row_of(self, kv_cache: KVCache, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
         """The sequence's row; it changes when another one leaves. `ValueError` if it is not in the table."""
-        row = self._rows.find(self._state_of(kv_cache))
+        row = self._rows.find(self._state_of(kv_cache), to_int(beam_id, "beam_id"))
         if row < 0:
             raise ValueError(f"{kv_cache!r} is not in the table")
         return row

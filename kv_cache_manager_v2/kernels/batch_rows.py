@@ -1,4 +1,4 @@
-"""The sequences of a batch, one per row, and the numbers of the step: lengths, inputs, what changed in their page
+"""The sequences of a batch, one per row and beam, and the numbers of the step: lengths, inputs, what changed in their page
 tables.
 
 Owns a `ChangedBlocks` for each row and layer group that some output uses, registered with the sequence's page table
@@ -17,9 +17,13 @@ from ..sequence.sequence_state import SequenceState
 @final
 @mypyc_attr(native_class=True)
 class BatchRows:
-    __slots__ = ("states", "changed", "layer_groups", "histories", "num_inputs")
+    __slots__ = ("states", "owners", "beams", "changed", "layer_groups", "histories", "num_inputs")
 
     states: Final[list[SequenceState]]
+    """Of the beam in each row."""
+    owners: Final[list[SequenceState]]
+    """Beam 0 of its sequence."""
+    beams: Final[list[int]]
     changed: Final[list[list[ChangedBlocks]]]
     """By row, then in the order of `layer_groups`."""
     layer_groups: Final[list[int]]
@@ -28,6 +32,8 @@ class BatchRows:
 
     def __init__(self, max_num_rows: i64) -> None:
         self.states = []
+        self.owners = []
+        self.beams = []
         self.changed = []
         self.layer_groups = []
         self.histories = vec[i64]([0] * max_num_rows)
@@ -45,15 +51,18 @@ class BatchRows:
         for readers in self.changed:
             readers[self.layer_groups.index(layer_group)].note_all()
 
-    def find(self, state: SequenceState) -> int:
-        """The sequence's row, or -1."""
-        for row, other in enumerate(self.states):
-            if other is state:
+    def find(self, owner: SequenceState, beam: int) -> int:
+        """The row of that beam of a sequence, or -1."""
+        for row, other in enumerate(self.owners):
+            if other is owner and self.beams[row] == beam:
                 return row
         return -1
 
-    def add(self, state: SequenceState) -> None:
+    def add(self, owner: SequenceState, beam: int) -> None:
+        state = owner if beam == 0 else owner.beams[beam - 1]
         self.states.append(state)
+        self.owners.append(owner)
+        self.beams.append(beam)
         self.changed.append([_register(state, group) for group in self.layer_groups])
 
     def remove(self, row: int) -> None:
@@ -62,9 +71,13 @@ class BatchRows:
         for position, group in enumerate(self.layer_groups):
             state.tables[group].remove_reader(self.changed[row][position])
         last_state = self.states.pop()
+        last_owner = self.owners.pop()
+        last_beam = self.beams.pop()
         last_changed = self.changed.pop()
         if row < len(self.states):
             self.states[row] = last_state
+            self.owners[row] = last_owner
+            self.beams[row] = last_beam
             self.changed[row] = last_changed
             _note_all(last_changed)
 
@@ -72,6 +85,8 @@ class BatchRows:
         states = self.states
         changed = self.changed
         states[first], states[second] = states[second], states[first]
+        self.owners[first], self.owners[second] = self.owners[second], self.owners[first]
+        self.beams[first], self.beams[second] = self.beams[second], self.beams[first]
         changed[first], changed[second] = changed[second], changed[first]
         _note_all(changed[first])
         _note_all(changed[second])

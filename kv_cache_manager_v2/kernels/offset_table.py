@@ -96,7 +96,8 @@ class OffsetTable(TableOutput):
 
     - `offsets` ``[pools, max_num_sequences * beams, 2, max_blocks]`` int32, ``kv_cache_block_offsets``: plane 0 the
       keys', plane 1 the values'; the byte address is ``pool pointer + layer in pool * kv_factor * page bytes + offset *
-      page bytes``. Beams: 1;
+      page bytes``. A beam is a row: add a
+      sequence's beams one after another;
     - `pool_pointers` ``[pools, 2]`` int64, ``host_kv_cache_pool_pointers``: the address, and 0 for the host's pool.
       With ``scale_role`` ``[pools, 2, 2]``, the last axis (data, scales), for NVFP4;
     - `pool_mapping` ``[layers, 2]`` int32, ``host_kv_cache_pool_mapping``: pool, and layer in the pool, in the order of

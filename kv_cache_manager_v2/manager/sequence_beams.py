@@ -91,6 +91,8 @@ class SequenceBeams(SequenceCommits):
                 )
             if width == 1:
                 return
+            if len(state.arrivals) > 0:
+                residency.await_arrivals(state)
             guard.begin_change()
             reorder(state, found)
             guard.end_change()

@@ -92,7 +92,7 @@ class SequenceCommits(SequenceTransfers):
             if not state.is_committing:
                 raise LogicError(f"sequence {state.id}: commit() after stop_committing()")
             if len(state.arrivals) > 0:
-                residency.settle_arrivals(state)
+                residency.await_arrivals(state)
             heads = _to_heads(num_heads)
             if beam_search_indices is None:
                 sources = vec[i64]([0] * len(tokens))

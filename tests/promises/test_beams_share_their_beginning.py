@@ -8,7 +8,16 @@ import pytest
 from hybrid_models import hybrid_config
 from small_models import config_of, manager_of, run_prompt, used_slots
 
-from kv_cache_manager_v2 import HostDevice, KVCacheManager, LayerId, LogicError, SwaScratchReuseConfig
+from kv_cache_manager_v2 import (
+    BatchPageTable,
+    HostDevice,
+    KVCacheManager,
+    LayerGroupId,
+    LayerId,
+    LogicError,
+    StridedPages,
+    SwaScratchReuseConfig,
+)
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 
 
@@ -234,3 +243,29 @@ def test_beams_are_recorded_and_run_again(tmp_path: Any) -> None:
             kv_cache.beam_width = 2
         digest = manager.state_digest()
     assert rerun(path, HostDevice(), True).digest == digest
+
+
+def test_each_beam_is_a_row_of_a_batch() -> None:
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
+        kv_cache.beam_width = 3
+        assert kv_cache.resize(9, 5)
+        table = BatchPageTable(manager, 4, 8)
+        blocks = table.add_block_table(StridedPages(LayerGroupId(0)), filler=-1)
+        assert [table.add(kv_cache, beam) for beam in range(3)] == [0, 1, 2]
+        with pytest.raises(ValueError, match="beam"):
+            table.add(kv_cache, 3)
+        with pytest.raises(ValueError, match="already"):
+            table.add(kv_cache, 1)
+        table.update()
+        for step in range(2):
+            for beam in range(3):
+                entries = kv_cache.get_base_page_indices(0, beam).tolist()
+                assert blocks.rows[beam].tolist()[: len(entries)] == entries
+            kv_cache.reorder_beams([2, 2, 1])
+            assert kv_cache.resize(10 + step, 9)
+            table.update()
+        kv_cache.beam_width = 2
+        with pytest.raises(LogicError, match="remove"):
+            table.update()
+        assert table.remove(kv_cache, 2) == 2
+        table.update()
