@@ -53,6 +53,9 @@ class Decoding:
 
     def _widen(self, served: ServedRequest) -> None:
         kv_cache = served.open_kv_cache()
+        if kv_cache.has_scratch_slots:
+            # Of the prompt's last step; the first one of the answer gives them back.
+            return
         if kv_cache.enable_swa_scratch_reuse:
             kv_cache.enable_swa_scratch_reuse = False
         try:

@@ -13,6 +13,9 @@ WAYS = {
     "drafts": {"decoding": Decoding(num_drafts=5)},
     "beams": {"decoding": Decoding(beam_width=3)},
     "elsewhere": {"disaggregate": True},
+    "drafts and scratch": {"scratch": True, "decoding": Decoding(num_drafts=5)},
+    "beams and scratch": {"scratch": True, "decoding": Decoding(beam_width=3)},
+    "elsewhere with scratch": {"scratch": True, "disaggregate": True},
     "drafts elsewhere": {"disaggregate": True, "decoding": Decoding(num_drafts=3)},
     "beams elsewhere": {"disaggregate": True, "decoding": Decoding(beam_width=2)},
 }
