@@ -27,8 +27,8 @@ class SequenceBeams(SequenceCommits):
 
         Setting it higher makes each further beam a fork of beam 0: everything is shared until a `resize` whose step writes there.
         Setting it lower frees the last beams. Prefill first, then widen. `ValueError` under 1; `LogicError` once closed, or, to
-        widen, unless ACTIVE, with scratch reuse on (`enable_swa_scratch_reuse`), or where `fork` is one; `OutOfPagesError`, and
-        nothing has changed, if there is no slot for a beam's recurrent state.
+        widen, before the first resume of a partial match, with scratch reuse on (`enable_swa_scratch_reuse`), or where `fork` is
+        one; `OutOfPagesError`, and nothing has changed, if there is no slot for a beam's recurrent state.
         """
         return len(self._state.beams) + 1
 
@@ -44,7 +44,11 @@ class SequenceBeams(SequenceCommits):
                 raise ValueError("beam_width is 0; a sequence has at least one beam")
             old_width: i64 = len(state.beams) + 1
             if width > old_width:
-                self._require(ACTIVE, "a larger beam_width")
+                if state.copies_tail_on_resume:
+                    raise LogicError(
+                        f"sequence {state.id}: the first resume() copies the partial block that was matched; set a larger "
+                        f"beam_width after it"
+                    )
                 if state.scratch.is_enabled:
                     raise LogicError(
                         f"sequence {state.id}: beams do not use scratch slots; set enable_swa_scratch_reuse to False first"

@@ -210,14 +210,31 @@ def test_mistakes_change_nothing() -> None:
             with pytest.raises(LogicError, match="beams"):
                 call()
         assert manager.describe() == before
+        with manager.create_kv_cache(input_tokens=[1, 2, 3]) as partial:
+            with pytest.raises(LogicError, match="resume"):
+                partial.beam_width = 2
         kv_cache.suspend()
-        with pytest.raises(LogicError):
-            kv_cache.beam_width = 3
-        kv_cache.beam_width = 1
+        kv_cache.beam_width = 3
+        manager.check_invariants()
         assert kv_cache.resume()
+        manager.check_invariants()
+        kv_cache.beam_width = 1
         kv_cache.commit([6], beam_search_indices=[0])
         with pytest.raises(ValueError):
             kv_cache.commit([7], beam_search_indices=[1])
+
+
+def test_beams_may_be_there_from_the_start() -> None:
+    """Wider than one before the prompt: each beam has pages of its own for it."""
+    with manager_of() as manager, manager.create_kv_cache() as kv_cache:
+        kv_cache.beam_width = 2
+        assert kv_cache.resume() and kv_cache.resize(6)
+        manager.check_invariants()
+        assert used_slots(manager) == 4
+        kv_cache.commit([1, 2, 3, 4, 5, 6])
+        manager.check_invariants()
+        # The full block is one for both, each has its own partial one.
+        assert used_slots(manager) == 3
 
 
 def test_beams_do_without_scratch_slots() -> None:

@@ -60,6 +60,7 @@ class Run:
         self.leases: list[Any] = []
         self.plans: list[Any] = []
         self.num_refused = 0
+        self.quotas = [self.manager.get_quota(level) for level in range(len(self.manager.cache_tier_list))]
 
     def make_config(self) -> KVCacheManagerConfig:
         rng = self.random
@@ -79,6 +80,11 @@ class Run:
 
     def call(self, kind: float) -> None:
         rng = self.random
+        if kind > 0.98:
+            level = rng.randrange(len(self.quotas))
+            # Leased slots cannot move, and what must stay may not fit: then nothing happens.
+            self.num_refused += not self.manager.resize(level, int(self.quotas[level] * rng.choice([0.6, 0.8, 1, 1.2])))
+            return
         if kind < 0.12 or not self.sequences:
             self.create()
             return
