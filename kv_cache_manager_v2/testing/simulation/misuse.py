@@ -66,6 +66,12 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
         if model.has_state and least_capacity > model.history:
             # The recurrent state cannot go back so far.
             attempts.append(_Attempt("resize", (least_capacity - 1, None), LogicError))
+        beyond = ValueError if model.is_committing and not model.has_state else LogicError
+        attempts += [
+            _Attempt("reserve_transfer", (sequence.handle.num_blocks + 1,), ValueError),
+            _Attempt("reorder_beams", ([1],), ValueError),
+            _Attempt("commit_tree", ([1], [model.capacity]), beyond),
+        ]
         too_many = [0] * (model.capacity - len(model.committed) + 1)
         attempts.append(_Attempt("commit", (too_many,), ValueError if model.is_committing else LogicError))
         if model.is_committing and model.capacity > len(model.committed):
@@ -76,7 +82,11 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
             _Attempt("resize", (model.capacity + 1, None), LogicError),
             _Attempt("commit", ([1],), LogicError),
             _Attempt("get_aggregated_page_indices", (0,), LogicError),
+            _Attempt("reserve_transfer", (), LogicError),
+            _Attempt("reorder_beams", ([0],), LogicError),
         ]
+    if model.is_committing:
+        attempts.append(_Attempt("plan_committed_block_drop", (), LogicError))
     attempts.append(_Attempt("shutdown", (), LogicError))
     attempt = random.choice(attempts)
     _attempt(manager, manager if attempt.method == "shutdown" else sequence.handle, attempt)
