@@ -34,6 +34,7 @@ def add_beam(state: SequenceState) -> bool:
         return False
     beam.counters = None
     beam.snapshot_plan = None
+    beam.retention = None
     state.beams.append(beam)
     state.is_wide = True
     return True

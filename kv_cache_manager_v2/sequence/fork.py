@@ -85,6 +85,8 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
         child.counters = state.counters.make_fork()
     child.arrivals = state.arrivals[:]
     child.awaits_reads = state.awaits_reads
+    child.retention = state.retention
+    child.branch_end = state.branch_end
     child.status = state.status
     share_snapshot(state, child)
     ordinal = state.num_published
