@@ -30,6 +30,7 @@ _MASK: Final = (1 << 62) - 1
 _FIRST_FACTOR: Final = 0x1E3779B97F4A7C15
 _SECOND_FACTOR: Final = 0x0F58476D1CE4E5B9
 _WORD_BYTES: Final = 8
+_TOKEN_BYTES: Final = 4
 _WAYS: Final = 8
 _NO_TEXT: Final = -1
 # An entry beside its text: state (bits 0-7) | scope (8-27) | when it was written (28-61).
@@ -45,14 +46,14 @@ def hash_block(parent_text: i64, key: bytes) -> i64:
     num_bytes: i64 = len(key)
     text = (parent_text ^ (num_bytes * _SECOND_FACTOR)) & _MASK
     position: i64 = 0
-    while position + _WORD_BYTES <= num_bytes:
-        text = ((text ^ (read_i64_le(key, position) & _MASK)) * _FIRST_FACTOR) & _MASK
-        text ^= text >> 29
-        position += _WORD_BYTES
-    if position < num_bytes:
-        last = i64(read_i32_le(key, position))
-        text = ((text ^ (last & _MASK)) * _FIRST_FACTOR) & _MASK
-        text ^= text >> 29
+    # The upper half of a product reaches the lower one every other word: often enough, and half the work.
+    while position + 2 * _WORD_BYTES <= num_bytes:
+        text = ((text ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
+        text = ((text ^ (text >> 31) ^ read_i64_le(key, position + _WORD_BYTES)) * _SECOND_FACTOR) & _MASK
+        position += 2 * _WORD_BYTES
+    while position < num_bytes:
+        text = ((text ^ (text >> 31) ^ i64(read_i32_le(key, position))) * _FIRST_FACTOR) & _MASK
+        position += _TOKEN_BYTES
     return ((text * _SECOND_FACTOR) & _MASK) ^ (text >> 31)
 
 
@@ -250,7 +251,9 @@ class BlockHistory:
         at = begin
         place: i64 = -1
         while at < begin + _WAYS:
-            if texts[at] == text and ((entries[at] >> _SCOPE_SHIFT) & _SCOPE_MASK) == scope:
+            # Entries are overwritten, never emptied: behind the first empty one there is none.
+            known = texts[at]
+            if known == _NO_TEXT or (known == text and ((entries[at] >> _SCOPE_SHIFT) & _SCOPE_MASK) == scope):
                 place = at
                 break
             at += 1
@@ -262,15 +265,12 @@ class BlockHistory:
             self._time += 1
 
     def _find_room(self, begin: i64) -> i64:
-        """An empty entry; else the oldest of a block that is gone; else the oldest."""
-        texts = self._texts
+        """In a full bucket: the oldest entry of a block that is gone; else the oldest."""
         entries = self._entries
         oldest = begin
         oldest_gone: i64 = -1
         at = begin
         while at < begin + _WAYS:
-            if texts[at] == _NO_TEXT:
-                return at
             entry = entries[at]
             if (entry >> _TIME_SHIFT) < (entries[oldest] >> _TIME_SHIFT):
                 oldest = at
