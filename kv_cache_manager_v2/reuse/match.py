@@ -12,15 +12,16 @@ Found in one walk down the tree by content, then upwards from the deepest block 
 
 from typing import Final, final
 
+from librt.strings import read_i32_le, read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
-from .block import Block
+from .block import Block, Children
 from .radix_tree import RadixTree
-from .token_packing import TOKEN_BYTES
+from .token_packing import PAIR_BYTES, TOKEN_BYTES
 
 NEIGHBOURS_TRIED: Final = 8
 NONE_MISSING: Final = -1
@@ -184,11 +185,17 @@ class Matcher:
         children = parent.children
         if children is None:
             return None
-        before, after = children.sorted_keys().neighbours(rest, NEIGHBOURS_TRIED)
+        # Nearly always the nearest one serves; only where it does not, look further.
+        match = self._try_neighbours(children, rest, blocks, 1)
+        return match if match is not None else self._try_neighbours(children, rest, blocks, NEIGHBOURS_TRIED)
+
+    def _try_neighbours(self, children: Children, rest: bytes, blocks: list[Block], count: i64) -> Match | None:
+        """Of the children beside the place of ``rest`` in their order, ``count`` of those that share the most with it."""
+        before, after = children.sorted_keys().neighbours(rest, count)
         at_before: i64 = 0
         at_after: i64 = 0
         tried: i64 = 0
-        while tried < NEIGHBOURS_TRIED:
+        while tried < count:
             shared_before = count_shared_tokens(before[at_before], rest) if at_before < len(before) else 0
             shared_after = count_shared_tokens(after[at_after], rest) if at_after < len(after) else 0
             if shared_after == 0 and shared_before == 0:
@@ -227,13 +234,11 @@ def has_pages(words: vec[i64], first_page: i64, life_cycles: vec[i64]) -> bool:
 
 
 def count_shared_tokens(a: bytes, b: bytes) -> i64:
-    """How many leading tokens two packed texts share; a binary search over comparisons of whole prefixes."""
-    low: i64 = 0
-    high: i64 = (len(a) if len(a) < len(b) else len(b)) // TOKEN_BYTES
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low * TOKEN_BYTES : middle * TOKEN_BYTES] == b[low * TOKEN_BYTES : middle * TOKEN_BYTES]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """How many leading tokens two packed texts share."""
+    num_bytes: i64 = len(a) if len(a) < len(b) else len(b)
+    position: i64 = 0
+    while position + PAIR_BYTES <= num_bytes and read_i64_le(a, position) == read_i64_le(b, position):
+        position += PAIR_BYTES
+    if position + TOKEN_BYTES <= num_bytes and read_i32_le(a, position) == read_i32_le(b, position):
+        position += TOKEN_BYTES
+    return position // TOKEN_BYTES

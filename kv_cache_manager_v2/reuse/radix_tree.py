@@ -266,10 +266,12 @@ class RadixTree(PageOwner):
         block = self.pool.block_of_page(page)
         cause = self.storage.last_cause
         life_cycle = page - block.first_page
-        if self._is_unbounded[life_cycle]:
-            self._drop_below(block, UNREACHABLE)
-        else:
+        if not self._is_unbounded[life_cycle]:
             self._drop_broken_runs(block, life_cycle)
+        elif block.only_child is None and block.children is None:
+            self.drop_pages(block, UNREACHABLE)
+        else:
+            self._drop_below(block, UNREACHABLE)
         self.storage.last_cause = cause
         self.prune(block)
 
