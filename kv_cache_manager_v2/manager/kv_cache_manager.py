@@ -10,6 +10,7 @@ This module validates, guards and delegates. One caller at a time; see `CallGuar
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import warnings
@@ -35,6 +36,7 @@ from ..journal.journal_writer import JournalWriter
 from ..layout.registry import LifeCycleRegistry
 from ..layout.slot_layout import compute_slot_layout
 from ..reuse.block import Block
+from ..reuse.block_pool import count_full_blocks
 from ..reuse.match import Match, Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import ReuseScope, to_scope
@@ -210,6 +212,25 @@ class KVCacheManager(RetentionHints):
             raise guard.fail(error) from error
         finally:
             guard.leave()
+
+    def freeze(self) -> None:
+        """Make all blocks that the tiers have room for, and hide everything that is alive from the garbage collector.
+
+        For once, when the engine is loaded and not serving yet: from then on a full collection looks at what came later and
+        not at the cache, whose blocks would cost it some 0.2 us each. It is `gc.freeze`, so it is the whole process that is
+        hidden; `gc.unfreeze` takes it back. A block takes about 0.2 us and 100 bytes to make. No decision depends on it.
+        """
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_open()
+            self._shared.tree.pool.make(count_full_blocks(self._shared.storage))
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+        gc.collect()
+        gc.freeze()
 
     def shutdown(self) -> None:
         """Wait for the device, then give all memory back. Twice is fine. `LogicError` while sequences are open."""

@@ -5,7 +5,29 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from ..storage.page_rows import PageRows
+from ..storage.page_storage import PageStorage
 from .block import Block
+
+
+def count_full_blocks(storage: PageStorage) -> i64:
+    """How many blocks with a page for every life cycle the slots of all levels hold; there may be more that lack some."""
+    most: i64 = 0
+    pool_group: i64 = 0
+    while pool_group < storage.num_pool_groups:
+        num_slots: i64 = 0
+        index = pool_group
+        while index < len(storage.allocators):
+            num_slots += storage.allocators[index].num_slots
+            index += storage.num_pool_groups
+        num_life_cycles: i64 = 0
+        for other in storage.pool_group_of:
+            if other == pool_group:
+                num_life_cycles += 1
+        count = num_slots // num_life_cycles
+        if count > most:
+            most = count
+        pool_group += 1
+    return most
 
 
 @final
@@ -19,8 +41,9 @@ class BlockPool:
     _num_used: i64
     _free: Final[list[Block]]
 
-    def __init__(self, rows: PageRows) -> None:
-        self._rows = rows
+    def __init__(self, storage: PageStorage) -> None:
+        self._rows = storage.rows
+        self._rows.reserve(count_full_blocks(storage))
         self._blocks = []
         self._num_used = 0
         self._free = []

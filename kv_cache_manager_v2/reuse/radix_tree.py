@@ -54,7 +54,7 @@ class RadixTree(PageOwner):
 
     def __init__(self, storage: PageStorage, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
         self.storage = storage
-        self.pool = BlockPool(storage.rows)
+        self.pool = BlockPool(storage)
         self.digests = DigestTable()
         self.block_bytes = tokens_per_block * TOKEN_BYTES
         self.history = None

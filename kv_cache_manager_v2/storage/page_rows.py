@@ -18,13 +18,16 @@ The first rows are the sentinels of the eviction queues, so that every link is a
 
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64, mypyc_attr
 
 PLACE: Final = 0
 USERS: Final = 1
 LINKS: Final = 2
 ROW_WORDS: Final = 3
+
+MOST_RESERVED: Final = 1 << 26
+"""Words; half a gigabyte of addresses."""
 
 NO_PAGE: Final = -1
 NOT_QUEUED: Final = -1
@@ -70,6 +73,11 @@ class PageRows:
         self.first_page_of_blocks = num_sentinels
         self._num_rows = num_sentinels
         self.words = vec[i64]([NO_PAGE] * (num_sentinels * ROW_WORDS))
+
+    def reserve(self, num_blocks: i64) -> None:
+        """Take addresses for that many blocks, so that nothing is copied as they are added; memory comes as it is used."""
+        num_words = (self._num_rows + num_blocks * self.num_life_cycles) * ROW_WORDS
+        self.words = extend(vec[i64](capacity=num_words if num_words < MOST_RESERVED else MOST_RESERVED), self.words)
 
     def add_block(self) -> i64:
         """Rows for one more block, without pages; returns its first page id."""
