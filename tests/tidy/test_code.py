@@ -218,3 +218,19 @@ def test_handlers_of_one_function_name_their_errors_apart() -> None:
                     if classes.setdefault(node.name, caught) != caught:
                         found.append(f"{source.at(node)}: {node.name} is {classes[node.name]} and {caught}")
     assert not found, "\n" + "\n".join(found)
+
+
+# mypyc puts an underscore before the name of an attribute; these are words of C then.
+C_WORDS_LESS_AN_UNDERSCORE: Final = {
+    "_alignof", "_asm", "_attribute", "_complex", "_const", "_extension", "_imag", "_inline", "_int128", "_label", "_real",
+    "_restrict", "_signed", "_thread", "_typeof", "_volatile",
+}  # fmt: skip
+
+
+def test_no_attribute_becomes_a_word_of_c() -> None:
+    found = []
+    for source in compiled_sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Attribute) and node.attr in C_WORDS_LESS_AN_UNDERSCORE:
+                found.append(f"{source.at(node)}: {node.attr}")
+    assert not found, "\n" + "\n".join(found)
