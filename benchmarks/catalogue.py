@@ -3,6 +3,7 @@
 from typing import Final
 
 import decode_workloads
+import feature_workloads
 import memory_workloads
 import prompts_workloads
 import scale_workloads
@@ -14,6 +15,7 @@ from workload import Workload
 WORKLOADS: Final[list[Workload]] = [
     *prompts_workloads.WORKLOADS,
     *decode_workloads.WORKLOADS,
+    *feature_workloads.WORKLOADS,
     *trace_workload.WORKLOADS,
     *memory_workloads.WORKLOADS,
     *start_workloads.WORKLOADS,

@@ -39,7 +39,7 @@ def _collect_ms() -> float:
 
 
 def pauses(size: Size) -> dict[str, float]:
-    """`gc.collect()` with many cached blocks, and after the freeze that the manager offers (or `gc.freeze`)."""
+    """`gc.collect()` with many cached blocks, and after the freeze that the manager offers."""
     num_blocks = size.of(1_000_000, 20_000)
     gc.collect()
     empty = _collect_ms()
@@ -47,8 +47,7 @@ def pauses(size: Size) -> dict[str, float]:
         fill(manager, num_blocks, Prompts(4 * BLOCK * 64))
         gc.collect()
         filled = _collect_ms()
-        freeze = getattr(manager, "freeze", gc.freeze)
-        freeze()
+        manager.freeze()
         frozen = _collect_ms()
         gc.unfreeze()
     return {"empty": empty, "filled": filled, "frozen": frozen}

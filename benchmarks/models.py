@@ -15,6 +15,7 @@ from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostDevice,
     KVCache,
+    KVCacheEventManager,
     KVCacheManager,
     KVCacheManagerConfig,
     LayerId,
@@ -32,8 +33,14 @@ WINDOWS_OF_8: Final[tuple[int | None, ...]] = (None, 1024, 512, 2048, 4096, 256,
 """The first n of these are n layer groups."""
 
 
-def make_manager(num_blocks: int, windows: Sequence[int | None] = FULL_AND_WINDOW, **settings: Any) -> KVCacheManager:
-    """Room for ``num_blocks`` blocks with a page in every layer group."""
+def make_manager(
+    num_blocks: int,
+    windows: Sequence[int | None] = FULL_AND_WINDOW,
+    enable_stats: bool = False,
+    event_manager: KVCacheEventManager | None = None,
+    journal: str | None = None,
+) -> KVCacheManager:
+    """Room for ``num_blocks`` blocks with a page in every layer group; without the features that can be switched off."""
     layers = [
         AttentionLayerConfig(LayerId(number), [BufferConfig("key_and_value", SLOT_BYTES)], sliding_window_size=window)
         for number, window in enumerate(windows)
@@ -42,9 +49,9 @@ def make_manager(num_blocks: int, windows: Sequence[int | None] = FULL_AND_WINDO
         tokens_per_block=BLOCK,
         cache_tiers=[GpuCacheTierConfig(num_blocks * len(windows) * SLOT_BYTES)],
         layers=layers,
-        **settings,
+        enable_stats=enable_stats,
     )
-    return KVCacheManager(config, device=HostDevice())
+    return KVCacheManager(config, device=HostDevice(), event_manager=event_manager, journal=journal)
 
 
 class Prompts:
