@@ -286,6 +286,19 @@ def test_each_token_is_read_once() -> None:
             assert tokens.num_read == 20 * BLOCK
 
 
+def test_a_batch_reads_each_number_once() -> None:
+    with manager_of(WINDOWS[2], BLOCK, num_slots=200) as manager:
+        kv_caches = [run_prompt(manager, prompt_of(number, 2)) for number in range(1, 6)]
+        capacities = CountingTokens([2 * BLOCK + number for number in range(1, 6)])
+        histories = CountingTokens([2 * BLOCK] * 5)
+        assert manager.resize_batch(kv_caches, capacities, histories) == 5
+        assert [kv_cache.capacity for kv_cache in kv_caches] == list(capacities)[:5]
+        assert histories.num_read == 5
+        assert capacities.num_read == 10  # 5 of them just now, by this test
+        for kv_cache in kv_caches:
+            kv_cache.close()
+
+
 def test_priorities_are_asked_once_for_each_page_that_is_made() -> None:
     asked: Counter[tuple[int, int]] = Counter()
 

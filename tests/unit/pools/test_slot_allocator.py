@@ -1,0 +1,34 @@
+"""Many slots at once are those, in that order, that one call each would have given."""
+
+import random
+
+import pytest
+
+from kv_cache_manager_v2.pools.slot_allocator import SlotAllocator
+
+
+def take(allocator: SlotAllocator, count: int, at_once: bool) -> list[int]:
+    if at_once:
+        return [int(slot) for slot in allocator.allocate_many(count)]
+    return [int(allocator.allocate()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_many_slots_are_those_of_as_many_calls(seed: int) -> None:
+    choices = random.Random(seed)
+    one_by_one, at_once = SlotAllocator(40, 1), SlotAllocator(40, 1)
+    used: list[int] = []
+    for step in range(60):
+        count = choices.randint(0, int(at_once.num_free))
+        slots = take(at_once, count, at_once=True)
+        assert slots == take(one_by_one, count, at_once=False)
+        used += slots
+        choices.shuffle(used)
+        for _ in range(choices.randint(0, len(used))):
+            slot = used.pop()
+            one_by_one.free(slot, step)
+            at_once.free(slot, step)
+        assert at_once.num_free == one_by_one.num_free == 40 - len(used)
+        assert at_once.peak_used == one_by_one.peak_used
+        assert list(at_once.ready) == list(one_by_one.ready)
+        at_once.check()
