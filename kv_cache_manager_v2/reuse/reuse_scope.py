@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReuseScope:
     """A root of the tree: nothing is ever shared across two scopes that differ in any field.
 
@@ -20,6 +20,15 @@ class ReuseScope:
             raise TypeError(f"ReuseScope.lora_id must be an int or None, not {type(self.lora_id).__name__}")
         if self.salt is not None and not isinstance(self.salt, (int, str)):
             raise TypeError(f"ReuseScope.salt must be an int, a str or None, not {type(self.salt).__name__}")
+
+    # Written out: those that `dataclass` makes stay interpreted, and every new sequence looks its scope up.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ReuseScope):
+            return NotImplemented
+        return self.lora_id == other.lora_id and self.salt == other.salt
+
+    def __hash__(self) -> int:
+        return hash((self.lora_id, self.salt))
 
 
 EMPTY_SCOPE = ReuseScope()
