@@ -6,6 +6,7 @@ page after the sentinel is the next victim of that priority. Push, remove and lo
 
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
@@ -82,6 +83,34 @@ class EvictionQueue(VictimQueue):
 
     def set_capacity(self, num_slots: i64) -> None:
         pass
+
+    def push_run(self, pages: vec[i64], count: i64) -> None:
+        # Each link is written once, and the sentinel's once for each change of priority.
+        words = self._rows.words
+        position: i64 = 0
+        while position < count:
+            priority = priority_of_place(words[pages[position] * ROW_WORDS + PLACE])
+            if priority < self._lowest:
+                self._lowest = priority
+            sentinel = self._first_sentinel + priority
+            at_sentinel = sentinel * ROW_WORDS + LINKS
+            sentinel_links = words[at_sentinel]
+            at_last = (sentinel_links >> 32) * ROW_WORDS + LINKS
+            page = pages[position]
+            words[at_last] = page | ((words[at_last] >> 32) << 32)
+            previous = sentinel_links >> 32
+            position += 1
+            while position < count:
+                following = pages[position]
+                if priority_of_place(words[following * ROW_WORDS + PLACE]) != priority:
+                    break
+                words[page * ROW_WORDS + LINKS] = following | (previous << 32)
+                previous = page
+                page = following
+                position += 1
+            words[page * ROW_WORDS + LINKS] = sentinel | (previous << 32)
+            words[at_sentinel] = (words[at_sentinel] & LOW_MASK) | (page << 32)
+        self.num_pages += count
 
     def remove(self, page: i64) -> None:
         words = self._rows.words

@@ -139,15 +139,17 @@ def give_back_run(
     has_lower_levels = storage.last_level > 0
     pool_group: i64 = storage.pool_group_of[life_cycles[0]]
     ready = storage.allocators[pool_group].ready
-    queue = storage.queues[pool_group]
+    released = vec[i64]([0] * ((end - begin) * len(life_cycles)))
+    num_released: i64 = 0
     position = end - 1
     while position >= begin:
         first_page = first_pages[position]
         for life_cycle in life_cycles:
             if storage.pool_group_of[life_cycle] != pool_group:
+                storage.queues[pool_group].push_run(released, num_released)
+                num_released = 0
                 pool_group = storage.pool_group_of[life_cycle]
                 ready = storage.allocators[pool_group].ready
-                queue = storage.queues[pool_group]
             page = first_page + life_cycle
             at = page * ROW_WORDS
             users = words[at + USERS] - ONE_LOCKED_HOLD
@@ -158,10 +160,12 @@ def give_back_run(
             if users < ONE_LOCK:
                 num_locked[pool_group] -= 1
                 if users == 0:
-                    queue.push(page)
+                    released[num_released] = page
+                    num_released += 1
                 elif has_lower_levels:
                     storage.held_queues[pool_group].push(page)
         position -= 1
+    storage.queues[pool_group].push_run(released, num_released)
 
 
 def give_back_run_first(

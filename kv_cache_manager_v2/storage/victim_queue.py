@@ -15,6 +15,7 @@ O(1), whatever is queued, and allocate nothing once the columns have grown to th
 from abc import ABCMeta, abstractmethod
 from typing import Final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 NUM_PRIORITIES: Final = 101
@@ -30,6 +31,13 @@ class VictimQueue(metaclass=ABCMeta):
     @abstractmethod
     def push(self, page: i64) -> None:
         """The page's last user has let go of it."""
+
+    def push_run(self, pages: vec[i64], count: i64) -> None:
+        """`push` the first ``count`` of the pages, in order."""
+        position: i64 = 0
+        while position < count:
+            self.push(pages[position])
+            position += 1
 
     @abstractmethod
     def push_first(self, page: i64) -> None:

@@ -1,0 +1,52 @@
+"""Many pages at once take the places that one call each would have given them."""
+
+import random
+
+import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from kv_cache_manager_v2.storage.eviction_queue import EvictionQueue
+from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
+from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES
+
+NUM_PAGES = 30
+
+
+def queue_with_priorities(seed: int) -> tuple[EvictionQueue, list[int]]:
+    """A queue, and pages of few priorities: neighbours often have the same one."""
+    choices = random.Random(seed)
+    rows = PageRows(1, NUM_PRIORITIES)
+    queue = EvictionQueue(rows, 0)
+    pages = []
+    for slot in range(NUM_PAGES):
+        page = int(rows.add_block())
+        rows.words[page * ROW_WORDS + PLACE] = pack_place(slot, 0, choices.choice([3, 35, 35, 35, 100]))
+        pages.append(page)
+    return queue, pages
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_of_pages_is_pushed_as_page_by_page(seed: int) -> None:
+    choices = random.Random(1000 + seed)
+    one_by_one, pages = queue_with_priorities(seed)
+    at_once, _ = queue_with_priorities(seed)
+    waiting = list(pages)
+    queued: list[int] = []
+    for _ in range(40):
+        choices.shuffle(waiting)
+        count = choices.randint(0, len(waiting))
+        run, waiting = waiting[:count], waiting[count:]
+        at_once.push_run(vec[i64](run), count)
+        for page in run:
+            one_by_one.push(page)
+        queued += run
+        assert at_once.collect() == one_by_one.collect()
+        assert at_once.num_pages == one_by_one.num_pages == len(queued)
+        assert at_once.first() == one_by_one.first()
+        choices.shuffle(queued)
+        for _ in range(choices.randint(0, len(queued))):
+            page = queued.pop()
+            at_once.remove(page)
+            one_by_one.remove(page)
+            waiting.append(page)
