@@ -51,7 +51,10 @@ def to_counts(values: object, name: str) -> vec[i64]:
     counts = vec[i64]([0] * len(items))
     position: i64 = 0
     for item in items:
-        counts[position] = to_count(item, name)
+        if isinstance(item, int) and 0 <= item <= MAX_COUNT:
+            counts[position] = item
+        else:
+            counts[position] = to_count(item, name)
         position += 1
     return counts
 

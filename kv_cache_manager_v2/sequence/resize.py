@@ -346,24 +346,26 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], nu
         state.blocks.append(pool.take())
         ordinal += 1
     state.num_blocks = num_blocks
-    first_pages = list_first_pages(state.blocks, old_num_blocks, num_blocks)
     asked = state.priority_callback is not None
+    # For the one block that a decode step begins, the lists that a run needs would cost more than they save.
+    if not asked and state.scratch.num_blocks == 0 and num_blocks - old_num_blocks > 1:
+        first_pages = list_first_pages(state.blocks, old_num_blocks, num_blocks)
+        for group, table in enumerate(state.tables):
+            table.resize(num_blocks)
+            make_pages(state, first_pages, old_num_blocks, group)
+        return
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         pool_group = storage.pool_group_of[life_cycle]
         table = state.tables[life_cycle]
         table.resize(num_blocks)
-        if not asked and state.scratch.num_blocks == 0:
-            make_pages(state, first_pages, old_num_blocks, life_cycle)
-            life_cycle += 1
-            continue
         ordinal = old_num_blocks
         while ordinal < num_blocks:
             if state.holds_page(life_cycle, ordinal):
                 priority: i64 = PRIORITY_DEFAULT
                 if asked:
                     priority = priorities[(ordinal - old_num_blocks + num_copies) * shared.num_life_cycles + life_cycle]
-                page = first_pages[ordinal - old_num_blocks] + life_cycle
+                page = state.blocks[ordinal].first_page + life_cycle
                 table.set(ordinal, storage.make_locked_page(page, pool_group, priority, state.timeline))
             ordinal += 1
         life_cycle += 1

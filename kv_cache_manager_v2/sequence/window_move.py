@@ -33,7 +33,7 @@ def _give_up_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin:
     end = new_begin if new_begin < state.num_blocks else state.num_blocks
     table = state.tables[life_cycle]
     runs_end = begin
-    if state.scratch.num_blocks == 0:
+    if state.scratch.num_blocks == 0 and end - begin > 1:
         runs_end = end if end < state.num_published else state.num_published
     if begin < runs_end:
         kept_end = state.branch_end if state.branch_end < runs_end else runs_end
