@@ -10,9 +10,10 @@ for it on his own stream.
 
 from typing import Final, final
 
-from librt.vecs import append, extend, vec
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.reserved_words import reserve_words
 from ..device.stream_order import NO_POINT
 
 NO_SLOT: Final = -1
@@ -48,8 +49,8 @@ class SlotAllocator:
         self._past_peak = 0
         # Addresses for all slots, memory only for those that are used: nothing is copied as the numbers grow.
         reserved = num_slots if num_slots < MOST_RESERVED else MOST_RESERVED
-        self.ready = extend(vec[i64](capacity=first_slot + reserved), vec[i64]([NO_POINT] * first_slot))
-        self._stack = vec[i64](capacity=reserved)
+        self.ready = reserve_words(vec[i64]([NO_POINT] * first_slot), first_slot + reserved)
+        self._stack = reserve_words(vec[i64](), reserved)
         self._num_stacked = 0
         self._next_unused = first_slot
         self._before_shrink = vec[i64]()

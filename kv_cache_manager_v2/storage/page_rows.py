@@ -18,8 +18,10 @@ The first rows are the sentinels of the eviction queues, so that every link is a
 
 from typing import Final, final
 
-from librt.vecs import append, extend, vec
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
+
+from ..base.reserved_words import reserve_words
 
 PLACE: Final = 0
 USERS: Final = 1
@@ -77,7 +79,7 @@ class PageRows:
     def reserve(self, num_blocks: i64) -> None:
         """Take addresses for that many blocks, so that nothing is copied as they are added; memory comes as it is used."""
         num_words = (self._num_rows + num_blocks * self.num_life_cycles) * ROW_WORDS
-        self.words = extend(vec[i64](capacity=num_words if num_words < MOST_RESERVED else MOST_RESERVED), self.words)
+        self.words = reserve_words(self.words, num_words if num_words < MOST_RESERVED else MOST_RESERVED)
 
     def add_block(self) -> i64:
         """Rows for one more block, without pages; returns its first page id."""
