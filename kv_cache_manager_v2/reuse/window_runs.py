@@ -18,7 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
-from ..storage.page_rows import PageRows
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
 from .block import Block
 
 _NO_WINDOW: Final = -1
@@ -49,7 +49,8 @@ class WindowRuns:
         if least <= 1:
             return pages
         self._pages = pages
-        self._add_run_above(block, life_cycle, least)
+        if not self._is_long_above(block, life_cycle, least):
+            self._add_run_above(block, life_cycle, least)
         only_child = block.only_child
         if only_child is not None:
             self._add_run_below(only_child, life_cycle, least)
@@ -57,6 +58,20 @@ class WindowRuns:
             for child in block.children.by_key.values():
                 self._add_run_below(child, life_cycle, least)
         return self._pages
+
+    def _is_long_above(self, block: Block, life_cycle: i64, least: i64) -> bool:
+        """Whether the run above is of use by its length alone: nearly always, so this looks at nothing but that."""
+        words = self._rows.words
+        length: i64 = 0
+        above = block.parent
+        while above is not None and above.first_page >= 0:
+            if words[(above.first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
+                return False
+            length += 1
+            if length == least:
+                return True
+            above = above.parent
+        return False
 
     def _add_run_above(self, block: Block, life_cycle: i64, least: i64) -> None:
         rows = self._rows
