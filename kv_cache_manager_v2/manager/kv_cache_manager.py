@@ -41,7 +41,7 @@ from ..reuse.match import Match, Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import ReuseScope, to_scope
 from ..reuse.state_match import NO_STATE_MATCH, StateMatch
-from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import residency
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
@@ -450,14 +450,6 @@ class KVCacheManager(RetentionHints):
             return found
         end = int(found.attention_tokens) - backoff
         return matcher.find_longest(root, packed[: end * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH
-
-    def _to_journal_tokens(
-        self, tokens: Tokens | None, packed: bytes | None
-    ) -> tuple[list[int | bytes] | None, bytes | None]:
-        """The tokens as the journal takes them: packed, or, where a digest may be among them, one by one."""
-        if tokens is None or packed is None or not isinstance(tokens, Sequence) or not has_digest(packed):
-            return None, packed
-        return [token if isinstance(token, bytes) else int(token) for token in tokens], None
 
     @property
     def open_kv_caches(self) -> list[KVCache]:

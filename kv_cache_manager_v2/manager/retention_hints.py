@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, SupportsIndex
 
 from mypy_extensions import i64, mypyc_attr
@@ -12,7 +13,7 @@ from ..config.retention import validate_duration
 from ..journal.journal_format import DEMOTE, RELEASE, RETAIN, WARM
 from ..reuse.block import Block
 from ..reuse.reuse_scope import ReuseScope, to_scope
-from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence.prefetching import try_prefetch_blocks
 from ..sequence.retention_plan import FOR_EVER
 from ..stats.hint_answer import HintAnswer
@@ -110,7 +111,10 @@ class RetentionHints(TierControl):
     def _to_journal_tokens(
         self, tokens: Tokens | None, packed: bytes | None
     ) -> tuple[list[int | bytes] | None, bytes | None]:
-        raise NotImplementedError
+        """The tokens as the journal takes them: packed, or, where a digest may be among them, one by one."""
+        if tokens is None or packed is None or not isinstance(tokens, Sequence) or not has_digest(packed):
+            return None, packed
+        return [token if isinstance(token, bytes) else int(token) for token in tokens], None
 
 
 def _to_priority(value: SupportsIndex) -> int:
