@@ -54,6 +54,7 @@ from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
 from ..storage.lost_pages import settle_reads
 from ..storage.refusal import Refusal
+from ..storage.slot_statistics import compute_statistics
 from .event_groups import list_layer_groups
 from .batch_step import BatchStep
 from .kernel_addresses import KernelAddresses
@@ -489,7 +490,7 @@ class KVCacheManager(RetentionHints):
             self._require_open()
             number = self._require_level(level)
             storage = self._shared.storage
-            return [storage.compute_statistics(number, pool_group) for pool_group in range(storage.num_pool_groups)]
+            return [compute_statistics(storage, number, pool_group) for pool_group in range(storage.num_pool_groups)]
         finally:
             guard.leave()
 

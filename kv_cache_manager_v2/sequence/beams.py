@@ -14,6 +14,7 @@ from mypy_extensions import i64
 
 from ..base.errors import LogicError
 from ..reuse.block import Block
+from ..storage.page_bytes import copy_page
 from ..storage.token_copy import TokenCopies
 from .fork import try_fork
 from .forked_blocks import give_up_block, list_copies
@@ -241,5 +242,5 @@ def _copy_state(beam: SequenceState, sources: list[Block], targets: list[Block])
     for source in sources:
         target = targets[index]
         pool_group = storage.pool_group_of[life_cycle]
-        storage.copy_page(source.first_page + life_cycle, target.first_page + life_cycle, pool_group, beam.stream)
+        copy_page(storage, source.first_page + life_cycle, target.first_page + life_cycle, pool_group, beam.stream)
         index += 1

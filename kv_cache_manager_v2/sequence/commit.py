@@ -12,6 +12,8 @@ from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
+from ..storage.page_bytes import copy_page
+from ..storage.page_handover import move_page, replace_page
 from .block_runs import publish_fresh
 from .disk_arrivals import expect_reads
 from .forked_blocks import join_tree, may_publish_partial, note_published
@@ -239,7 +241,7 @@ def _mend_page(state: SequenceState, ours: i64, theirs: i64, pool_group: i64, ma
     if not reads.knows(int(theirs)):
         return mark
     try:
-        storage.copy_page(ours, theirs, pool_group, state.stream)
+        copy_page(storage, ours, theirs, pool_group, state.stream)
     except Exception:
         _logger.exception("a page was not mended; sequence %s waits for the disk instead", state.id)
         expect_reads(state)
@@ -261,7 +263,7 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
         if storage.rows.has_page(ours):
             pool_group = storage.pool_group_of[life_cycle]
             if not storage.rows.has_page(theirs):
-                storage.move_page(ours, theirs)
+                move_page(storage, ours, theirs)
                 if is_active:
                     storage.set_ready(theirs, pool_group, mark)
             else:
@@ -269,7 +271,7 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                     storage.raise_priority(theirs, pool_group, storage.rows.priority(ours))
                 if is_active and storage.rows.level(theirs) > 0:
                     # Ours is on level 0 already: it saves bringing theirs up.
-                    storage.replace_page(ours, theirs, pool_group)
+                    replace_page(storage, ours, theirs, pool_group)
                     storage.set_ready(theirs, pool_group, mark)
                     life_cycle += 1
                     continue

@@ -7,6 +7,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import PRIORITY_DEFAULT
+from ..storage.page_bytes import copy_page
 from .recurrent_state import share_snapshot, undo_begin_state
 from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
 
@@ -52,7 +53,7 @@ def _copy_state(state: SequenceState, child: SequenceState) -> None:
             child.state_blocks.append(block)
             page = block.first_page + life_cycle
             storage.make_locked_page(page, pool_group, PRIORITY_DEFAULT, child.timeline)
-            storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)
+            copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
     except BaseException:
         undo_begin_state(child)
         storage.digest.value = digest

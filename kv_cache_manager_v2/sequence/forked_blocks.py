@@ -22,6 +22,7 @@ from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
+from ..storage.page_handover import move_page, replace_page
 from .disk_arrivals import expect_reads
 from .sequence_state import NO_TIMELINE, SequenceState
 
@@ -230,14 +231,14 @@ def _rebase_owners(
         theirs = published.first_page + life_cycle
         if rows.has_page(ours):
             if not rows.has_page(theirs):
-                storage.move_page(ours, theirs)
+                move_page(storage, ours, theirs)
                 state.shared.leases.note_moved(ours, theirs, life_cycle)
             else:
                 if state.shared.uses_priorities:
                     storage.raise_priority(theirs, storage.pool_group_of[life_cycle], rows.priority(ours))
                 if rows.num_locks(ours) > 0 and rows.level(theirs) > 0:
                     # Ours is on level 0 already: it saves bringing theirs up.
-                    storage.replace_page(ours, theirs, storage.pool_group_of[life_cycle])
+                    replace_page(storage, ours, theirs, storage.pool_group_of[life_cycle])
                     state.shared.leases.note_moved(ours, theirs, life_cycle)
                     life_cycle += 1
                     continue

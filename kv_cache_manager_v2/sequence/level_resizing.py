@@ -15,6 +15,7 @@ from mypy_extensions import i64
 
 from ..base.errors import PageMoveError
 from ..device.stream_order import NO_POINT
+from ..storage.page_bytes import clear_slots
 from ..storage.pool_resizer import PoolResizer
 from ..storage.slots_per_level import announce_slots
 from .beams import list_beams
@@ -81,7 +82,7 @@ def resize_level(
         storage.allocators[first + pool_group].grow(counts[pool_group] - old_counts[pool_group])
         storage.queues[first + pool_group].set_capacity(counts[pool_group])
         if level == 0:
-            storage.clear_slots(pool_group, old_counts[pool_group], counts[pool_group])
+            clear_slots(storage, pool_group, old_counts[pool_group], counts[pool_group])
     announce_slots(storage)
     shared.guard.end_change()
 

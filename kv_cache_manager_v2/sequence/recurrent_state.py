@@ -20,6 +20,7 @@ from mypy_extensions import i64
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..reuse.block import Block
 from ..reuse.state_match import StateMatch
+from ..storage.page_bytes import clear_page, copy_page
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshot_plan import SnapshotPlan
 
@@ -113,7 +114,7 @@ def begin_state(state: SequenceState) -> None:
         page = live_block(state, state.state_tokens).first_page + life_cycle
         snapshot = state.matched_snapshot
         if snapshot is None:
-            storage.clear_page(page, pool_group, state.stream)
+            clear_page(storage, page, pool_group, state.stream)
         else:
             _copy_snapshot(state, snapshot.first_page + life_cycle, page)
     except BaseException:
@@ -127,7 +128,7 @@ def _copy_snapshot(state: SequenceState, source: i64, target: i64) -> None:
     pool_group = storage.pool_group_of[state.shared.state_life_cycle]
     storage.lock(source, pool_group, state.timeline)
     try:
-        storage.copy_page(source, target, pool_group, state.stream)
+        copy_page(storage, source, target, pool_group, state.stream)
         storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     finally:
         # Held until the resume has succeeded; whoever writes to the slot then waits for the copy.

@@ -18,6 +18,8 @@ from ..base.errors import PageMoveError
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..events.removal_cause import SUPERSEDED
 from ..reuse.block import Block
+from ..storage.page_bytes import copy_page
+from ..storage.page_handover import move_page
 from .recurrent_state import live_block
 from .sequence_state import NO_TIMELINE, SequenceState
 
@@ -48,7 +50,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     page = block.first_page + life_cycle
     try:
         storage.make_locked_page(page, pool_group, PRIORITY_DEFAULT, state.timeline)
-        storage.copy_page(live_block(state, position).first_page + life_cycle, page, pool_group, state.stream)
+        copy_page(storage, live_block(state, position).first_page + life_cycle, page, pool_group, state.stream)
     except BaseException:
         shared.guard.begin_change()
         if storage.rows.has_page(page):
@@ -85,7 +87,7 @@ def publish_snapshot(state: SequenceState, staged: Block) -> None:
             # Somebody else was here first; the state is the same.
             storage.free_page(page, pool_group, mark)
         else:
-            storage.move_page(page, target)
+            move_page(storage, page, target)
             storage.unlock(target, pool_group, state.timeline, mark)
             storage.release(target, pool_group)
         tree.pool.give_back(staged)

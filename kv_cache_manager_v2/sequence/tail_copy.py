@@ -5,6 +5,7 @@ from mypy_extensions import i64
 from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
 from ..stats.usage_counters import ALLOCATED
+from ..storage.page_bytes import copy_page
 from .forked_blocks import give_up_block
 from .page_users import give_up_page
 from .sequence_state import NO_TIMELINE, SequenceState
@@ -46,7 +47,7 @@ def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: l
             pool_group = storage.pool_group_of[life_cycle]
             page = target.first_page + life_cycle
             storage.make_locked_page(page, pool_group, priorities[first + life_cycle], state.timeline)
-            storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)
+            copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
         life_cycle += 1
 
 

@@ -22,8 +22,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.ids import CacheTier
-from ..device.port import CopyBatch, Device
+from ..device.port import Device
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.page_events import PageEventSink
 from ..events.removal_cause import CAPACITY, SHRUNK, UNREACHABLE
@@ -31,7 +30,6 @@ from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
 from ..stats.page_counters import PageCounters
-from ..stats.storage_statistics import StorageStatistics
 from .debug_fill import DebugFill
 from .decision_digest import SLOT, DecisionDigest
 from .disk_reads import DiskReads
@@ -246,57 +244,9 @@ class PageStorage:
             point = self._filler.fill_freed(index, slot, point)
         self.allocators[index].free(slot, point)
 
-    def move_page(self, source: i64, target: i64) -> None:
-        """A private page goes on under a row of the published block that lacked it; nothing is copied."""
-        words = self.rows.words
-        at_source = source * ROW_WORDS
-        at_target = target * ROW_WORDS
-        assert words[at_target + PLACE] == NO_PAGE, "a page was moved onto another"
-        place = words[at_source + PLACE]
-        queue: EvictionQueue | None = None
-        if words[at_source + LINKS] != NOT_QUEUED:
-            # A suspended sequence publishes its tail.
-            queue = self.held_queues[self.rows.level(source) * self.num_pool_groups + self._pool_group_of_row(source)]
-            queue.remove(source)
-        words[at_target + PLACE] = place
-        words[at_target + USERS] = words[at_source + USERS]
-        words[at_source + PLACE] = NO_PAGE
-        self.reads.note_copy(source, target)
-        self.reads.forget(source)
-        words[at_source + USERS] = 0
-        if queue is not None:
-            queue.push(target)
-        sink = self.sink
-        if sink is not None:
-            sink.on_page_published(target, self.rows.level(target), self.rows.priority(target))
-
-    def _pool_group_of_row(self, page: i64) -> i64:
+    def pool_group_of_page(self, page: i64) -> i64:
         rows = self.rows
         return self.pool_group_of[(page - rows.first_page_of_blocks) % rows.num_life_cycles]
-
-    def replace_page(self, ours: i64, theirs: i64, pool_group: i64) -> None:
-        """A published page that lies on a lower level goes on in the slot of an equal locked page on level 0."""
-        words = self.rows.words
-        at_ours = ours * ROW_WORDS
-        at_theirs = theirs * ROW_WORDS
-        level = self.rows.level(theirs)
-        index = level * self.num_pool_groups + pool_group
-        users = words[at_theirs + USERS]
-        assert users < ONE_LOCK and level > 0, "a page was replaced that is in use"
-        if words[at_theirs + LINKS] != NOT_QUEUED:
-            (self.queues[index] if users == 0 else self.held_queues[index]).remove(theirs)
-        slot = words[at_theirs + PLACE] & LOW_MASK
-        self.free_slot(index, slot, self.allocators[index].ready[slot])
-        priority = priority_of_place(words[at_theirs + PLACE])
-        words[at_theirs + PLACE] = pack_place(words[at_ours + PLACE] & LOW_MASK, GPU, priority)
-        words[at_theirs + USERS] = users + words[at_ours + USERS]
-        words[at_ours + PLACE] = NO_PAGE
-        self.reads.forget(theirs)
-        self.reads.note_copy(ours, theirs)
-        self.reads.forget(ours)
-        words[at_ours + USERS] = 0
-        if self.sink is not None:
-            self.sink.on_page_moved(theirs, level, GPU)
 
     # -- scratch slots ------------------------------------------------------------------------------------------------
 
@@ -499,7 +449,7 @@ class PageStorage:
         at = page * ROW_WORDS + PLACE
         place = words[at]
         words[at] = pack_place(slot, level, priority_of_place(place))
-        self.queues[level_of_place(place) * self.num_pool_groups + self._pool_group_of_row(page)].forget(page)
+        self.queues[level_of_place(place) * self.num_pool_groups + self.pool_group_of_page(page)].forget(page)
         if self.sink is not None:
             # A sink passes over what was never published.
             self.sink.on_page_moved(page, level_of_place(place), level)
@@ -538,63 +488,3 @@ class PageStorage:
         owner = self._keys.owner
         assert owner is not None
         return owner.find_page_below(page)
-
-    def clear_slots(self, pool_group: i64, begin: i64, end: i64) -> None:
-        """Zeros in slots of level 0 that are new, where the device's memory does not begin as zeros; waits for it."""
-        if self.device.is_software:
-            return
-        group = self.pool_groups[pool_group]
-        stream = self.device.default_stream()
-        first = group.allocator.first_slot + begin
-        pool: i64 = 0
-        while pool < len(group.slot_bytes):
-            num_bytes = group.slot_bytes[pool]
-            self.device.fill(stream, group.base_addresses[pool] + first * num_bytes, int((end - begin) * num_bytes), 0)
-            pool += 1
-        self.device.synchronize_stream(stream)
-
-    # -- figures ------------------------------------------------------------------------------------------------------
-
-    def compute_statistics(self, level: i64, pool_group: i64) -> StorageStatistics:
-        index = level * self.num_pool_groups + pool_group
-        allocator = self.allocators[index]
-        free = int(allocator.num_free)
-        evictable = int(self.queues[index].num_pages + self.held_queues[index].num_pages)
-        total = int(allocator.num_slots)
-        return StorageStatistics(
-            slot_sizes=self.layout.slot_bytes(int(pool_group)),
-            total=total,
-            free=free,
-            evictable=evictable,
-            available=free + evictable,
-            unavailable=total - free - evictable,
-            peak_used=int(allocator.total_peak),
-            evicted=int(self.num_evicted[index]),
-        )
-
-    # -- bytes --------------------------------------------------------------------------------------------------------
-
-    def copy_page(self, source: i64, target: i64, pool_group: i64, stream: int) -> None:
-        """Enqueue a copy of all bytes of a page on level 0; both are locked by the stream's sequence."""
-        source_slot = self.rows.slot(source)
-        target_slot = self.rows.slot(target)
-        self.reads.note_copy(source, target)
-        group = self.pool_groups[pool_group]
-        pool: i64 = 0
-        while pool < len(group.slot_bytes):
-            num_bytes = group.slot_bytes[pool]
-            base = group.base_addresses[pool]
-            batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, num_bytes)
-            batch.add(base + target_slot * num_bytes, base + source_slot * num_bytes)
-            self.device.copy_batch(stream, batch)
-            pool += 1
-
-    def clear_page(self, page: i64, pool_group: i64, stream: int) -> None:
-        """Enqueue zeros for all bytes of a page on level 0 that the stream's sequence has locked."""
-        slot = self.rows.slot(page)
-        group = self.pool_groups[pool_group]
-        pool: i64 = 0
-        while pool < len(group.slot_bytes):
-            num_bytes = group.slot_bytes[pool]
-            self.device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, 0)
-            pool += 1

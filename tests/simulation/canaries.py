@@ -131,9 +131,9 @@ CANARIES = (
     ),
     Canary(
         "moved page loses its users",
-        "storage/page_storage.py",
-        "        words[at_target + USERS] = words[at_source + USERS]\n",
-        "        words[at_target + USERS] = 0\n",
+        "storage/page_handover.py",
+        "    words[at_target + USERS] = words[at_source + USERS]\n",
+        "    words[at_target + USERS] = 0\n",
     ),
     Canary(
         "block is pruned under an open sequence",
@@ -193,7 +193,7 @@ CANARIES = (
     Canary(
         "private copy of a partial block is not copied",
         "sequence/tail_copy.py",
-        "            storage.copy_page(source.first_page + life_cycle, page, pool_group, state.stream)\n",
+        "            copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)\n",
         "",
     ),
     Canary(
@@ -261,9 +261,9 @@ CANARIES = (
     ),
     Canary(
         "a page that is added later is not announced",
-        "storage/page_storage.py",
-        "            sink.on_page_published(target, self.rows.level(target), self.rows.priority(target))\n",
-        "            pass\n",
+        "storage/page_handover.py",
+        "        sink.on_page_published(target, storage.rows.level(target), storage.rows.priority(target))\n",
+        "        pass\n",
     ),
     Canary(
         "a block that becomes private again stays announced",
@@ -328,9 +328,9 @@ CANARIES = (
     ),
     Canary(
         "published page on a lower level keeps its slot when ours replaces it",
-        "storage/page_storage.py",
-        "        self.free_slot(index, slot, self.allocators[index].ready[slot])\n        priority",
-        "        priority",
+        "storage/page_handover.py",
+        "    storage.free_slot(index, slot, storage.allocators[index].ready[slot])\n    priority",
+        "    priority",
     ),
     Canary(
         "shared last block is copied before it has come up",
@@ -360,7 +360,7 @@ CANARIES = (
     Canary(
         "matched state is not copied",
         "sequence/recurrent_state.py",
-        "        storage.copy_page(source, target, pool_group, state.stream)\n",
+        "        copy_page(storage, source, target, pool_group, state.stream)\n",
         "",
     ),
     Canary(

@@ -1,0 +1,49 @@
+"""The bytes of pages on level 0: copied and cleared on a sequence's own stream, cleared where a pool has grown."""
+
+from mypy_extensions import i64
+
+from ..base.ids import CacheTier
+from ..device.port import CopyBatch
+from .page_storage import PageStorage
+
+
+def copy_page(storage: PageStorage, source: i64, target: i64, pool_group: i64, stream: int) -> None:
+    """Enqueue a copy of all bytes of a page on level 0; both are locked by the stream's sequence."""
+    source_slot = storage.rows.slot(source)
+    target_slot = storage.rows.slot(target)
+    storage.reads.note_copy(source, target)
+    group = storage.pool_groups[pool_group]
+    pool: i64 = 0
+    while pool < len(group.slot_bytes):
+        num_bytes = group.slot_bytes[pool]
+        base = group.base_addresses[pool]
+        batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, num_bytes)
+        batch.add(base + target_slot * num_bytes, base + source_slot * num_bytes)
+        storage.device.copy_batch(stream, batch)
+        pool += 1
+
+
+def clear_page(storage: PageStorage, page: i64, pool_group: i64, stream: int) -> None:
+    """Enqueue zeros for all bytes of a page on level 0 that the stream's sequence has locked."""
+    slot = storage.rows.slot(page)
+    group = storage.pool_groups[pool_group]
+    pool: i64 = 0
+    while pool < len(group.slot_bytes):
+        num_bytes = group.slot_bytes[pool]
+        storage.device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, 0)
+        pool += 1
+
+
+def clear_slots(storage: PageStorage, pool_group: i64, begin: i64, end: i64) -> None:
+    """Zeros in slots of level 0 that are new, where the device's memory does not begin as zeros; waits for it."""
+    if storage.device.is_software:
+        return
+    group = storage.pool_groups[pool_group]
+    stream = storage.device.default_stream()
+    first = group.allocator.first_slot + begin
+    pool: i64 = 0
+    while pool < len(group.slot_bytes):
+        num_bytes = group.slot_bytes[pool]
+        storage.device.fill(stream, group.base_addresses[pool] + first * num_bytes, int((end - begin) * num_bytes), 0)
+        pool += 1
+    storage.device.synchronize_stream(stream)
