@@ -43,7 +43,7 @@ setup: .venv/ready ## Make .venv with all that the other targets need; they do t
 
 # What a build was made from: it is made again exactly when this changes, also when a file was deleted or checked out anew.
 fingerprint = { $(VENV_PYTHON) -c 'import sys, mypy.version as m; print(sys.version, m.__version__, "$(KV_CACHE_MANAGER_V2_OPT_LEVEL)")'; \
-	find $(1) setup_mypyc.py -type f '(' -name '*.py' -o -name '*.pyi' -o -name '*.c' ')' | LC_ALL=C sort | xargs cksum; }
+	find $(1) setup_mypyc.py -type f '(' -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' ')' | LC_ALL=C sort | xargs cksum; }
 
 # $(1): the folder under build; $(2): the sources; $(3): arguments.
 define build_tree

@@ -91,7 +91,8 @@ def compiled_extensions(package: str, opt_level: str) -> list[Extension]:
 
 def rawref_extension() -> Extension:
     compile_args = [] if sys.platform == "win32" else ["-O3"]
-    return Extension(f"{RAWREF}._rawref", [f"{RAWREF}/_rawref.c"], extra_compile_args=compile_args)
+    sources = [f"{RAWREF}/{name}.c" for name in ("_rawref", "_ref", "_hidden_slot")]
+    return Extension(f"{RAWREF}._rawref", sources, depends=[f"{RAWREF}/_rawref.h"], extra_compile_args=compile_args)
 
 
 def main() -> None:

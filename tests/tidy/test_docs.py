@@ -53,7 +53,7 @@ def test_python_blocks_run(code: str) -> None:
 @functools.cache
 def text_of_the_code() -> str:
     names = ("Makefile",)
-    code = [path for path in project_files() if path.suffix in (".py", ".toml", ".c") or path.name in names]
+    code = [path for path in project_files() if path.suffix in (".py", ".toml", ".c", ".h") or path.name in names]
     return "\n".join(path.read_text(encoding="utf-8") for path in code if path != Path(__file__))
 
 

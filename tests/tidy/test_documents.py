@@ -11,7 +11,7 @@ import pytest
 from .source_tree import ROOT, project_files
 
 DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *ROOT.glob("*/README.md")])
-TEXT_SUFFIXES: Final = {".py", ".pyi", ".c", ".md", ".toml", ".yml", ".cfg", ".in", ""}
+TEXT_SUFFIXES: Final = {".py", ".pyi", ".c", ".h", ".md", ".toml", ".yml", ".cfg", ".in", ""}
 MAX_LINES: Final = {"README.md": 150, "CLAUDE.md": 150}
 
 FOREIGN_NAMES: Final = {"KVCacheManagerV2"}  # TensorRT-LLM's class
@@ -53,7 +53,7 @@ def words_of_the_project() -> frozenset[str]:
     words: set[str] = set()
     for path in project_files():
         words.update(re.findall(r"\w+", path.relative_to(ROOT).as_posix()))
-        if path.suffix in (".py", ".pyi", ".c", ".toml") or path.name == "Makefile":
+        if path.suffix in (".py", ".pyi", ".c", ".h", ".toml") or path.name == "Makefile":
             words.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     return frozenset(words)
 
