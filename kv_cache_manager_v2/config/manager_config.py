@@ -31,7 +31,7 @@ class KVCacheManagerConfig(ConfigValue):
     - ``reuse_match_backoff``: tokens trimmed off the end of every match.
     - ``snapshot_policy``: when the state of recurrent layers is kept for reuse.
     - ``max_state_replay_tokens``: a match may begin with a recurrent state that many tokens behind its attention; the engine
-      runs those tokens again before anything else (`KVCache.match_info`).
+      runs those tokens again before anything else (`KVCache.match_info`). Of no effect without attention layers.
     - ``state_checkpoints``: slots of recurrent state, beside the live one, that each sequence has, so that its last that many
       tokens can be taken back.
     - ``max_pinned_share``: of all slots, how much `KVCacheManager.retain` may keep. ``min_offload_priority``: droppable pages of a

@@ -42,7 +42,7 @@ def timeline_of_point(point: i64) -> i64:
 class Timeline:
     """One stream: its tick counter and the events recorded on it, oldest first."""
 
-    __slots__ = ("stream", "index", "tick", "num_users", "event_ticks", "events", "seen", "retired_event")
+    __slots__ = ("stream", "index", "tick", "num_users", "event_ticks", "events", "seen", "seen_since", "retired_event")
 
     stream: Final[int]
     index: Final[i64]
@@ -51,6 +51,7 @@ class Timeline:
     event_ticks: list[int]
     events: list[int]
     seen: vec[i64]  # by timeline index: the latest tick that this stream already waits for
+    seen_since: vec[i64]  # by timeline index: this stream's own tick when it began to wait for that; earlier marks do not cover it
     retired_event: bool  # RETIRED: events[-1] covers every tick
 
     def __init__(self, stream: int, index: i64) -> None:
@@ -61,6 +62,7 @@ class Timeline:
         self.event_ticks = []
         self.events = []
         self.seen = vec[i64]()
+        self.seen_since = vec[i64]()
         self.retired_event = False
 
 
@@ -158,20 +160,30 @@ class StreamOrder:
         position = self._event_position(source, tick)
         self._device.wait_event(timeline.stream, source.events[position])
         seen = timeline.seen
+        since = timeline.seen_since
         while len(seen) <= source_index:
             seen = append(seen, 0)
+            since = append(since, 0)
         event_tick: i64 = source.event_ticks[position]
         seen[source_index] = event_tick
+        since[source_index] = timeline.tick
         timeline.seen = seen
+        timeline.seen_since = since
 
     def advance(self, point: i64, index: i64, mark: i64) -> i64:
-        """The point after both ``point`` and ``mark``, where ``mark`` is a fresh mark of timeline ``index``."""
+        """The point after both ``point`` and ``mark``, where ``mark`` is a mark of timeline ``index``.
+
+        A mark made before the timeline began to wait for ``point`` says nothing of ``point``: then the two are joined.
+        """
         source_index = point >> _TICK_BITS
         if point == NO_POINT or source_index == index:
             return mark
-        seen = self._timelines[index].seen
+        timeline = self._timelines[index]
+        seen = timeline.seen
         if source_index < len(seen) and seen[source_index] >= (point & _TICK_MASK):
-            return mark
+            since = timeline.seen_since
+            if since[source_index] <= (mark & _TICK_MASK):
+                return mark
         return self._join(point, mark)
 
     def synchronize(self, point: i64) -> None:

@@ -76,6 +76,11 @@ class Matcher:
                 self._windowed_cycles.append(cycle)
         self._partial = enable_partial_reuse
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether any layer needs pages of the matched blocks."""
+        return len(self._unbounded) + len(self._windowed) > 0
+
     def find_longest(self, root: Block | None, packed: bytes) -> Match:
         """The longest reusable prefix of the packed tokens below ``root``; an empty match if there is none."""
         blocks: list[Block] = []

@@ -6,7 +6,8 @@ searched for snapshots from their end upwards; one beyond that end is never look
 
 With `max_state_replay_tokens` the state may be behind: the match is as long as that of attention, ``H``, if there is a snapshot at
 some ``C >= H - max_state_replay_tokens``, and no window has moved past a block between ``C`` and ``H``. The engine then runs tokens
-``C .. H-1`` again to bring the state up to ``H``.
+``C .. H-1`` again to bring the state up to ``H``. Without attention layers there is nothing that replaying would save, and the match
+ends at the snapshot.
 """
 
 from typing import Final, final
@@ -72,7 +73,7 @@ class StateMatcher:
         self._life_cycle = life_cycle
         self._tokens_per_block = config.tokens_per_block
         self._partial = config.enable_partial_reuse
-        self._max_replay_tokens = config.max_state_replay_tokens
+        self._max_replay_tokens = config.max_state_replay_tokens if matcher.has_attention else 0
 
     def find_longest(self, root: Block | None, packed: bytes) -> StateMatch:
         """The longest reusable prefix of the packed tokens below ``root``; an empty match if there is none."""

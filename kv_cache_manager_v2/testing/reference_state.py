@@ -61,7 +61,8 @@ class StateRule:
         groups = [group for group, rule in enumerate(rules) if rule.is_state]
         self.group = groups[0] if groups else -1
         self.num_slots = config.state_checkpoints + 1 if groups else 0
-        self.max_replay_tokens = config.max_state_replay_tokens
+        # Nothing is saved by replaying where no attention is.
+        self.max_replay_tokens = config.max_state_replay_tokens if len(groups) < len(rules) else 0
         self._policy = config.snapshot_policy
         self._tokens_per_block = config.tokens_per_block
         self._rules = rules

@@ -1,0 +1,88 @@
+"""Whoever waits for a point is after everything the point stands for, whatever was marked, waited for and joined before.
+
+The simulated device judges: work writes a byte of its own, and who has waited reads all bytes that the point stands for.
+"""
+
+from collections.abc import Sequence
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kv_cache_manager_v2 import CacheTier
+from kv_cache_manager_v2.device.port import HostKernel, MemoryAccess
+from kv_cache_manager_v2.device.stream_order import StreamOrder
+from kv_cache_manager_v2.testing import SimulatedDevice
+
+_NUM_STREAMS = 3
+_NUM_BYTES = 4096
+
+Step = tuple[str, int, int]
+
+
+class _Touch(HostKernel):
+    """Writes or reads single bytes."""
+
+    def __init__(self, addresses: Sequence[int], is_write: bool) -> None:
+        self._addresses = addresses
+        self._is_write = is_write
+
+    def accesses(self) -> Sequence[MemoryAccess]:
+        return [MemoryAccess(address, 1, self._is_write) for address in self._addresses]
+
+    def run(self) -> None:
+        pass
+
+
+class _Streams:
+    """Streams with work on them, and for each point the bytes of all work that it stands for, by the plain meaning of the calls."""
+
+    def __init__(self) -> None:
+        self._device = SimulatedDevice(seed=0)
+        self._base = self._device.reserve_range(CacheTier.GPU_MEM, _NUM_BYTES)
+        self._device.map_memory(CacheTier.GPU_MEM, self._base, _NUM_BYTES)
+        self._order = StreamOrder(self._device)
+        self._streams = [self._device.create_stream() for _ in range(_NUM_STREAMS)]
+        self._indices = [self._order.enter(stream) for stream in self._streams]
+        self._num_works = 0
+        self._after = [frozenset[int]() for _ in range(_NUM_STREAMS)]
+        self._marks: list[tuple[int, int, frozenset[int]]] = []
+        self._points: list[tuple[int, frozenset[int]]] = []
+
+    def perform(self, step: Step) -> None:
+        what, one, other = step
+        if what == "work":
+            address = self._base + self._num_works
+            self._num_works += 1
+            self._device.launch(self._streams[one], _Touch([address], True))
+            self._after[one] |= {address}
+        elif what == "mark":
+            mark = int(self._order.mark(self._indices[one]))
+            self._marks.append((one, mark, self._after[one]))
+            self._points.append((mark, self._after[one]))
+        elif what == "wait" and self._points:
+            point, needed = self._points[other % len(self._points)]
+            self._order.wait(self._indices[one], point)
+            self._device.launch(self._streams[one], _Touch(sorted(needed), False))
+            self._after[one] |= needed
+        elif what == "advance" and self._points:
+            point, needed = self._points[other % len(self._points)]
+            stream, mark, marked = self._marks[one % len(self._marks)]
+            self._points.append((int(self._order.advance(point, self._indices[stream], mark)), needed | marked))
+
+
+_stream = st.integers(0, _NUM_STREAMS - 1)
+_steps = st.one_of(
+    st.tuples(st.just("work"), _stream, st.just(0)),
+    st.tuples(st.just("mark"), _stream, st.just(0)),
+    st.tuples(st.just("wait"), _stream, st.integers(0, 20)),
+    st.tuples(st.just("advance"), st.integers(0, 20), st.integers(0, 20)),
+)
+
+
+# Stream 1 marks, waits for stream 0, and gives the bytes of both back with that mark, which is too early for those of stream 0.
+@example([("work", 0, 0), ("mark", 0, 0), ("mark", 1, 0), ("wait", 1, 0), ("advance", 1, 0), ("wait", 2, 2)])
+@given(st.lists(_steps, max_size=60))
+def test_waiting_is_being_after(steps: list[Step]) -> None:
+    streams = _Streams()
+    for step in steps:
+        streams.perform(step)
