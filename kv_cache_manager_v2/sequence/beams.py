@@ -13,7 +13,9 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.errors import LogicError
+from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
+from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
 from ..storage.token_copy import TokenCopies
 from .fork import try_fork
@@ -207,6 +209,7 @@ def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
 
 def _reorder_states(beams: list[SequenceState], parents: vec[i64]) -> None:
     """Recurrent states go over to a child of their beam; further children get copies in slots of beams that have none."""
+    storage = beams[0].shared.storage
     states = [beam.state_blocks for beam in beams]
     is_parent = [False] * len(beams)
     taken = [False] * len(beams)
@@ -231,7 +234,11 @@ def _reorder_states(beams: list[SequenceState], parents: vec[i64]) -> None:
                 beam.state_blocks = states[parent]
             else:
                 beam.state_blocks = unused.pop()
-                _copy_state(beam, states[parent], beam.state_blocks)
+                storage.counters.caller = find_page_counters(beams[0].counters)
+                try:
+                    _copy_state(beam, states[parent], beam.state_blocks)
+                finally:
+                    storage.counters.caller = None
         position += 1
 
 
@@ -243,4 +250,5 @@ def _copy_state(beam: SequenceState, sources: list[Block], targets: list[Block])
         target = targets[index]
         pool_group = storage.pool_group_of[life_cycle]
         copy_page(storage, source.first_page + life_cycle, target.first_page + life_cycle, pool_group, beam.stream)
+        storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
         index += 1

@@ -8,6 +8,7 @@ import logging
 
 from mypy_extensions import i32, i64
 
+from ..base.ids import GPU_LEVEL
 from ..device.stream_order import NO_POINT
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
@@ -246,6 +247,7 @@ def _mend_page(state: SequenceState, ours: i64, theirs: i64, pool_group: i64, ma
         _logger.exception("a page was not mended; sequence %s waits for the disk instead", state.id)
         expect_reads(state)
         return mark
+    storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     reads.forget(int(theirs))
     new_mark = state.shared.order.mark(state.timeline)
     storage.set_ready(theirs, pool_group, new_mark)

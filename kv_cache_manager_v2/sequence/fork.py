@@ -6,7 +6,8 @@ Nothing can fail but the copy of the state; that comes first, and is undone if t
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..base.ids import PRIORITY_DEFAULT
+from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
+from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
 from .recurrent_state import share_snapshot, undo_begin_state
 from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
@@ -27,6 +28,7 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
     if state.timeline != NO_TIMELINE:
         child.timeline = shared.order.enter(state.stream)
     if len(state.state_blocks) > 0:
+        storage.counters.caller = find_page_counters(state.counters)
         try:
             shared.room.make_room(needed)
             _copy_state(state, child)
@@ -34,6 +36,8 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
             shared.order.leave(child.timeline)
             child.timeline = NO_TIMELINE
             raise
+        finally:
+            storage.counters.caller = None
     shared.guard.begin_change()
     share_blocks(state, child)
     shared.guard.end_change()
@@ -58,6 +62,7 @@ def _copy_state(state: SequenceState, child: SequenceState) -> None:
         undo_begin_state(child)
         storage.digest.value = digest
         raise
+    storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.state_blocks))
 
 
 def share_blocks(state: SequenceState, child: SequenceState) -> None:

@@ -18,6 +18,7 @@ from ..base.errors import PageMoveError
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..events.removal_cause import SUPERSEDED
 from ..reuse.block import Block
+from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
 from ..storage.page_handover import move_page
 from .recurrent_state import live_block
@@ -37,13 +38,17 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     pool_group = storage.pool_group_of[life_cycle]
     if not shared.room.has_room(pool_group, 1):
         return None
+    account = find_page_counters(state.counters)
     shared.guard.begin_change()
+    storage.counters.caller = account
     try:
         shared.room.free_slots(GPU_LEVEL, pool_group, 1)
     except PageMoveError as error:
         _logger.warning("a snapshot of recurrent state is left out: %s", error)
         shared.guard.end_change()
         return None
+    finally:
+        storage.counters.caller = None
     shared.guard.end_change()
     digest = storage.digest.value
     block = shared.tree.pool.take()
@@ -59,6 +64,9 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
         shared.guard.end_change()
         storage.digest.value = digest
         raise
+    storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+    if account is not None:
+        account.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     return block
 
 

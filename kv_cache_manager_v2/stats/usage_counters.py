@@ -152,3 +152,8 @@ class SequenceCounters:
         self.usage.add_call(SUSPENDS)
         if self.is_in_total and self.total is not None:
             self.total.add_call(SUSPENDS)
+
+
+def find_page_counters(counters: SequenceCounters | None) -> PageCounters | None:
+    """Where the copies and drops of a sequence's call are counted once more; None without statistics."""
+    return None if counters is None else counters.usage.pages

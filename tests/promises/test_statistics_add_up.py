@@ -16,6 +16,7 @@ from kv_cache_manager_v2 import (
     KVCacheManagerConfig,
     LogicError,
 )
+from hybrid_models import Rig
 from random_calls import drive
 from small_models import attention_layers, manager_of, run_prompt
 
@@ -148,6 +149,40 @@ def test_hits_and_copies_say_which_levels():
         kv_cache.close()
         sizes = {point.size: point.hit_rate for point in manager.get_hit_rate_curve(1).points}
         assert sizes[1.0] == manager.get_statistics().prompts.hit_rate
+
+
+def copies_of(statistics, pool_group):
+    return sum([moved.blocks for moved in statistics.transfers if (moved.kind, moved.pool_group) == ("copied", pool_group)])
+
+
+def test_copies_of_recurrent_state_count():
+    with Rig() as rig:
+        manager = rig.manager
+        states = manager.get_statistics().layer_groups[rig.state_group].pool_group
+        text = list(range(16))
+        # A commit that ends at a snapshot position copies the state once.
+        parent = rig.prefill(text)
+        num_snapshots = copies_of(manager.get_iteration_statistics(), states)
+        assert num_snapshots == copies_of(parent.statistics, states) == 1
+        # A fork has the one live state of its parent, copied by the parent's call.
+        child = parent.fork()
+        assert copies_of(manager.get_iteration_statistics(), states) == 1
+        assert (copies_of(parent.statistics, states), copies_of(child.statistics, states)) == (2, 0)
+        child.close()
+        # Two beams more; then beam 0 goes on in all of them, so that two get copies of its state.
+        parent.beam_width = 3
+        assert copies_of(manager.get_iteration_statistics(), states) == 2
+        parent.reorder_beams([0, 0, 0])
+        assert copies_of(manager.get_iteration_statistics(), states) == 2
+        # Each beam goes on where it is, or takes over a state whole: nothing is copied.
+        parent.reorder_beams([1, 2, 0])
+        assert copies_of(manager.get_iteration_statistics(), states) == 0
+        assert copies_of(parent.statistics, states) == 6
+        parent.beam_width = 1
+        parent.close()
+        # The next one begins with a copy of the snapshot.
+        rig.create([*text, 99]).close()
+        assert copies_of(manager.get_iteration_statistics(), states) == 1
 
 
 def test_without_statistics_nothing_is_kept():
