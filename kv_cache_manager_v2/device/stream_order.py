@@ -9,6 +9,10 @@ States of a timeline:
 - RETIRED: nobody does, the engine may destroy the stream; an event recorded on leaving covers every tick so far. If the same
   handle comes back, it first waits for that event: the handle may by now name another stream.
 
+Timelines are recycled, for engines whose streams live shortly: with `_TIMELINES_KEPT` of them, a stream that is new takes over
+the one that retired first. It waits for that event too and goes on counting ticks, so that each point that some slot still
+carries means what it meant, only that later work of the timeline may be on another stream. Slots need not be looked at.
+
 While there is a single timeline, `mark` is a counter and no event exists: work on one stream is in order anyway. From the
 second timeline on, `mark` records, so that a later wait never waits for more than it must. No decision depends on any of
 this: events order bytes, they never choose slots.
@@ -31,6 +35,8 @@ _TICK_BITS: Final = 44
 _TICK_MASK: Final = (1 << 44) - 1
 _EVENTS_KEPT: Final = 32
 _NO_TIMELINE: Final = -1
+_TIMELINES_KEPT: Final = 64
+"""More than an engine has streams at the same time; a retired one more or less costs some hundred bytes and its events."""
 
 
 def timeline_of_point(point: i64) -> i64:
@@ -40,11 +46,13 @@ def timeline_of_point(point: i64) -> i64:
 @final
 @mypyc_attr(native_class=True)
 class Timeline:
-    """One stream: its tick counter and the events recorded on it, oldest first."""
+    """One stream after the other: the tick counter and the events recorded, oldest first."""
 
-    __slots__ = ("stream", "index", "tick", "num_users", "event_ticks", "events", "seen", "seen_since", "retired_event")
+    __slots__ = (
+        "stream", "index", "tick", "num_users", "event_ticks", "events", "seen", "seen_since", "retired_event", "retired_at",
+    )  # fmt: skip
 
-    stream: Final[int]
+    stream: int  # the present one, or the last
     index: Final[i64]
     tick: i64
     num_users: i64
@@ -53,6 +61,7 @@ class Timeline:
     seen: vec[i64]  # by timeline index: the latest tick that this stream already waits for
     seen_since: vec[i64]  # by timeline index: this stream's own tick when it began to wait for that; earlier marks do not cover it
     retired_event: bool  # RETIRED: events[-1] covers every tick
+    retired_at: i64  # how many had retired before, the last time
 
     def __init__(self, stream: int, index: i64) -> None:
         self.stream = stream
@@ -64,16 +73,24 @@ class Timeline:
         self.seen = vec[i64]()
         self.seen_since = vec[i64]()
         self.retired_event = False
+        self.retired_at = 0
 
 
 @final
 @mypyc_attr(native_class=True)
 class StreamOrder:
-    """All timelines of a manager. Conservation: every event recorded here is in one timeline's list until released."""
+    """All timelines of a manager. Conservation: every event recorded here is in one timeline's list until released.
 
-    __slots__ = ("_device", "_timelines", "_by_stream", "_join_index", "_join_a", "_join_b", "_join_result")
+    ``num_kept``: so many timelines there are before one is recycled.
+    """
+
+    __slots__ = (
+        "_device", "_num_kept", "_num_retired", "_timelines", "_by_stream", "_join_index", "_join_a", "_join_b", "_join_result",
+    )  # fmt: skip
 
     _device: Final[Device]
+    _num_kept: Final[i64]
+    _num_retired: i64  # so far
     _timelines: Final[list[Timeline]]
     _by_stream: Final[dict[int, Timeline]]
     _join_index: i64
@@ -81,8 +98,10 @@ class StreamOrder:
     _join_b: i64
     _join_result: i64
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, num_kept: i64 = _TIMELINES_KEPT) -> None:
         self._device = device
+        self._num_kept = num_kept
+        self._num_retired = 0
         self._timelines = []
         self._by_stream = {}
         self._join_index = _NO_TIMELINE
@@ -99,7 +118,9 @@ class StreamOrder:
         """
         timeline = self._by_stream.get(stream)
         if timeline is None:
-            timeline = self._add_timeline(stream)
+            timeline = self._take_over(stream)
+            if timeline is None:
+                timeline = self._add_timeline(stream)
         elif timeline.retired_event:
             # The handle may name a stream that was created after the one we knew was destroyed.
             self._device.wait_event(stream, timeline.events[-1])
@@ -115,9 +136,33 @@ class StreamOrder:
         if timeline.num_users == 0:
             self._record(timeline)
             timeline.retired_event = True
+            timeline.retired_at = self._num_retired
+            self._num_retired += 1
+
+    @property
+    def num_timelines(self) -> int:
+        return len(self._timelines)
 
     def stream_of(self, index: i64) -> int:
         return self._timelines[index].stream
+
+    def _take_over(self, stream: int) -> Timeline | None:
+        """The timeline that retired first, for a stream that is new; None while there are few, or none is retired."""
+        if len(self._timelines) < self._num_kept:
+            return None
+        oldest: Timeline | None = None
+        for timeline in self._timelines:
+            if timeline.retired_event and (oldest is None or timeline.retired_at < oldest.retired_at):
+                oldest = timeline
+        if oldest is None:
+            return None
+        # Behind all that the timeline's points speak of; a device that checks its handles says here that this is no stream.
+        self._device.wait_event(stream, oldest.events[-1])
+        del self._by_stream[oldest.stream]
+        oldest.stream = stream
+        oldest.retired_event = False
+        self._by_stream[stream] = oldest
+        return oldest
 
     def _add_timeline(self, stream: int) -> Timeline:
         if len(self._timelines) == 1:
