@@ -50,6 +50,7 @@ class Timeline:
 
     __slots__ = (
         "stream", "index", "tick", "num_users", "event_ticks", "events", "seen", "seen_since", "retired_event", "retired_at",
+        "is_slow",
     )  # fmt: skip
 
     stream: int  # the present one, or the last
@@ -62,6 +63,7 @@ class Timeline:
     seen_since: vec[i64]  # by timeline index: this stream's own tick when it began to wait for that; earlier marks do not cover it
     retired_event: bool  # RETIRED: events[-1] covers every tick
     retired_at: i64  # how many had retired before, the last time
+    is_slow: bool  # what runs here may wait for a lower tier
 
     def __init__(self, stream: int, index: i64) -> None:
         self.stream = stream
@@ -74,6 +76,26 @@ class Timeline:
         self.seen_since = vec[i64]()
         self.retired_event = False
         self.retired_at = 0
+        self.is_slow = False
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Join:
+    """A stream of our own that waits for two points, and the latest pair."""
+
+    __slots__ = ("index", "a", "b", "result")
+
+    index: i64
+    a: i64
+    b: i64
+    result: i64
+
+    def __init__(self) -> None:
+        self.index = _NO_TIMELINE
+        self.a = NO_POINT
+        self.b = NO_POINT
+        self.result = NO_POINT
 
 
 @final
@@ -85,7 +107,7 @@ class StreamOrder:
     """
 
     __slots__ = (
-        "_device", "_num_kept", "_num_retired", "_timelines", "_by_stream", "_join_index", "_join_a", "_join_b", "_join_result",
+        "_device", "_num_kept", "_num_retired", "_timelines", "_by_stream", "_join", "_slow_join",
     )  # fmt: skip
 
     _device: Final[Device]
@@ -93,10 +115,9 @@ class StreamOrder:
     _num_retired: i64  # so far
     _timelines: Final[list[Timeline]]
     _by_stream: Final[dict[int, Timeline]]
-    _join_index: i64
-    _join_a: i64
-    _join_b: i64
-    _join_result: i64
+    _join: Final[_Join]
+    _slow_join: Final[_Join]
+    """For points of slow timelines, so that what has nothing to do with these never waits behind them."""
 
     def __init__(self, device: Device, num_kept: i64 = _TIMELINES_KEPT) -> None:
         self._device = device
@@ -104,10 +125,8 @@ class StreamOrder:
         self._num_retired = 0
         self._timelines = []
         self._by_stream = {}
-        self._join_index = _NO_TIMELINE
-        self._join_a = NO_POINT
-        self._join_b = NO_POINT
-        self._join_result = NO_POINT
+        self._join = _Join()
+        self._slow_join = _Join()
 
     # -- timelines ----------------------------------------------------------------------------------------------------
 
@@ -142,6 +161,16 @@ class StreamOrder:
     @property
     def num_timelines(self) -> int:
         return len(self._timelines)
+
+    def enter_slow(self, stream: int) -> i64:
+        """The same for a stream on which things may wait for a lower tier, a disk even: `is_slow` says so of its points."""
+        index = self.enter(stream)
+        self._timelines[index].is_slow = True
+        return index
+
+    def is_slow(self, point: i64) -> bool:
+        """Whether reaching the point may take as long as a lower tier."""
+        return point != NO_POINT and self._timelines[point >> _TICK_BITS].is_slow
 
     def stream_of(self, index: i64) -> int:
         return self._timelines[index].stream
@@ -229,7 +258,7 @@ class StreamOrder:
             since = timeline.seen_since
             if since[source_index] <= (mark & _TICK_MASK):
                 return mark
-        return self._join(point, mark)
+        return self._join_points(point, mark)
 
     def synchronize(self, point: i64) -> None:
         """Block the host until the point is passed."""
@@ -252,9 +281,10 @@ class StreamOrder:
                 self._device.release_event(event)
             timeline.events.clear()
             timeline.event_ticks.clear()
-        if self._join_index != _NO_TIMELINE:
-            self._device.destroy_stream(self._timelines[self._join_index].stream)
-            self._join_index = _NO_TIMELINE
+        for join in (self._join, self._slow_join):
+            if join.index != _NO_TIMELINE:
+                self._device.destroy_stream(self._timelines[join.index].stream)
+                join.index = _NO_TIMELINE
         self._timelines.clear()
         self._by_stream.clear()
 
@@ -273,18 +303,21 @@ class StreamOrder:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _join(self, a: i64, b: i64) -> i64:
+    def _join_points(self, a: i64, b: i64) -> i64:
         """Neither stream waits for the other; a stream of our own waits for both."""
-        if a == self._join_a and b == self._join_b:
-            return self._join_result
-        if self._join_index == _NO_TIMELINE:
-            self._join_index = self.enter(self._device.create_stream())
-        self.wait(self._join_index, a)
-        self.wait(self._join_index, b)
-        self._join_a = a
-        self._join_b = b
-        self._join_result = self.mark(self._join_index)
-        return self._join_result
+        is_slow = self.is_slow(a) or self.is_slow(b)
+        join = self._slow_join if is_slow else self._join
+        if a == join.a and b == join.b:
+            return join.result
+        if join.index == _NO_TIMELINE:
+            stream = self._device.create_stream()
+            join.index = self.enter_slow(stream) if is_slow else self.enter(stream)
+        self.wait(join.index, a)
+        self.wait(join.index, b)
+        join.a = a
+        join.b = b
+        join.result = self.mark(join.index)
+        return join.result
 
     def _event_position(self, source: Timeline, tick: i64) -> i64:
         """Position of the earliest event recorded at or after ``tick``; records one if there is none."""

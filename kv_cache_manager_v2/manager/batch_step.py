@@ -7,7 +7,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_counts, to_list
 from ..sequence.disk_arrivals import wait_for_reads
-from ..sequence.residency import settle_arrivals
+from ..sequence.page_arrivals import settle_arrivals
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState

@@ -27,7 +27,7 @@ from ..base.errors import LogicError, OutOfPagesError
 from ..base.ids import GPU_LEVEL, TokenIdExt
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, single_token, unpack_tokens
 from ..sequence import commit as commit_steps
-from ..sequence import prefetching, residency
+from ..sequence import page_arrivals, prefetching, residency
 from ..sequence.call_guard import Abandoned
 from ..sequence.fork import try_fork
 from ..sequence.resize import try_resize
@@ -72,7 +72,7 @@ class AbandonedSequence(Abandoned):
     def close_abandoned(self) -> None:
         if self._state.status != CLOSED:
             if len(self._state.arrivals) > 0:
-                residency.settle_arrivals(self._state)
+                page_arrivals.settle_arrivals(self._state)
             residency.close_beams(self._state, 1)
             commit_steps.stop_committing(self._state, True)
             close_and_remove(self._state, self._open_sequences)
@@ -179,7 +179,7 @@ class KVCache(SequenceBeams):
         guard.enter()
         try:
             self._require(ACTIVE, "ready")
-            return residency.are_pages_here(state)
+            return page_arrivals.are_pages_here(state)
         finally:
             guard.leave()
 
@@ -237,7 +237,7 @@ class KVCache(SequenceBeams):
         guard.enter()
         try:
             if len(state.arrivals) > 0:
-                residency.settle_arrivals(state)
+                page_arrivals.settle_arrivals(state)
             # First: a last block that beams share is then beam 0's alone, and can be published.
             residency.close_beams(state, 1)
             commit_steps.stop_committing(state, True)
@@ -311,7 +311,7 @@ class KVCache(SequenceBeams):
             new_history = state.history if history_length is None else to_count(history_length, "history_length")
             validate_resize(state, new_capacity, new_history)
             if len(state.arrivals) > 0:
-                residency.await_arrivals(state)
+                page_arrivals.await_arrivals(state)
             journal = state.shared.journal
             if journal is None:
                 return try_resize(state, new_capacity, new_history)

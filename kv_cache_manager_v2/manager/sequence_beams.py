@@ -10,7 +10,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count
 from ..base.errors import LogicError, OutOfPagesError
-from ..sequence import residency
+from ..sequence import page_arrivals, residency
 from ..sequence.beams import add_beam, reorder
 from ..sequence.sequence_state import ACTIVE
 from ..sequence.step_validation import validate_fork
@@ -55,7 +55,7 @@ class SequenceBeams(SequenceCommits):
                     )
                 validate_fork(state)
                 if len(state.arrivals) > 0:
-                    residency.await_arrivals(state)
+                    page_arrivals.await_arrivals(state)
             try:
                 while len(state.beams) + 1 < width:
                     if not add_beam(state):
@@ -96,7 +96,7 @@ class SequenceBeams(SequenceCommits):
             if width == 1:
                 return
             if len(state.arrivals) > 0:
-                residency.await_arrivals(state)
+                page_arrivals.await_arrivals(state)
             guard.begin_change()
             reorder(state, found)
             guard.end_change()

@@ -13,7 +13,7 @@ from ..base.errors import LogicError
 from ..base.ids import TokenIdExt
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, single_token, unpack_tokens
 from ..sequence import commit as commit_steps
-from ..sequence import residency
+from ..sequence import page_arrivals
 from ..sequence.beams import gather_tokens, validate_sources
 from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.sequence_state import ACTIVE
@@ -68,7 +68,7 @@ class SequenceCommits(SequenceTransfers):
             if not state.is_committing:
                 raise LogicError(f"sequence {state.id}: commit() after stop_committing()")
             if len(state.arrivals) > 0:
-                residency.settle_arrivals(state)
+                page_arrivals.settle_arrivals(state)
             if token >= 0 and state.num_committed < state.capacity and state.forked_end <= state.num_published:
                 commit_steps.commit_token(state, token)
                 if state.shared.journal is not None:
@@ -92,7 +92,7 @@ class SequenceCommits(SequenceTransfers):
             if not state.is_committing:
                 raise LogicError(f"sequence {state.id}: commit() after stop_committing()")
             if len(state.arrivals) > 0:
-                residency.await_arrivals(state)
+                page_arrivals.await_arrivals(state)
             heads = _to_heads(num_heads)
             if beam_search_indices is None:
                 sources = vec[i64]([0] * len(tokens))
@@ -183,7 +183,7 @@ class SequenceCommits(SequenceTransfers):
             heads = _to_heads(num_heads)
             validate_tree(state, positions, len(tokens))
             if len(state.arrivals) > 0:
-                residency.await_arrivals(state)
+                page_arrivals.await_arrivals(state)
             copies = TokenCopies(state.shared.storage, state.shared.tokens_per_block, heads)
             packed = self._pack(tokens)
             guard.begin_change()
@@ -226,7 +226,7 @@ class SequenceCommits(SequenceTransfers):
         try:
             self._require_open("stop_committing")
             if len(state.arrivals) > 0:
-                residency.settle_arrivals(state)
+                page_arrivals.settle_arrivals(state)
             commit_steps.stop_committing(state, False)
             if state.shared.journal is not None:
                 state.shared.journal.stop_committing(state.serial, state.shared.storage.digest.value)

@@ -8,7 +8,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_count
 from ..base.errors import LogicError
-from ..sequence import residency
+from ..sequence import page_arrivals
 from ..sequence.lease_blocks import lease_blocks
 from ..sequence.published_end import list_published_blocks
 from ..sequence.sequence_state import ACTIVE
@@ -42,7 +42,7 @@ class SequenceTransfers(SequenceQueries):
                 raise ValueError(f"sequence {state.id}: blocks {begin} to {end} of {state.num_blocks} blocks")
             if len(state.arrivals) > 0:
                 # The other side's work is behind this stream, which must be behind the pages.
-                residency.await_arrivals(state)
+                page_arrivals.await_arrivals(state)
             guard.begin_change()
             lease = lease_blocks(state, begin, end)
             guard.end_change()

@@ -87,6 +87,13 @@ class SlotAllocator:
             self.ready = append(self.ready, NO_POINT)
         return slot
 
+    def peek_ready(self, position: i64) -> i64:
+        """The point of the slot that ``position`` more calls of `allocate` come before."""
+        if position < self._num_stacked:
+            return self.ready[self._stack[self._num_stacked - 1 - position]]
+        slot = self._next_unused + position - self._num_stacked
+        return self.ready[slot] if slot < len(self.ready) else NO_POINT
+
     def allocate_many(self, count: i64) -> vec[i64]:
         """``count`` free slots, those that as many calls of `allocate` would have returned."""
         assert self.num_free >= count, "slots were taken where none are free"

@@ -62,8 +62,10 @@ def has_lost_page(state: SequenceState) -> bool:
 
 
 def _list_pages(state: SequenceState) -> list[int]:
-    """All that the sequence holds."""
+    """All that the sequence holds, with its beams."""
     pages: list[int] = []
+    for beam in state.beams:
+        pages.extend(_list_pages(beam))
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
         ordinal: i64 = 0

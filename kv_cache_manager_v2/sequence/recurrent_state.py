@@ -21,6 +21,7 @@ from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..reuse.block import Block
 from ..reuse.state_match import StateMatch
 from ..storage.page_bytes import clear_page, copy_page
+from .page_arrivals import lock_page_on_its_way
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshot_plan import SnapshotPlan
 
@@ -143,13 +144,17 @@ def undo_begin_state(state: SequenceState) -> None:
     guard.end_change()
 
 
-def lock_state(state: SequenceState) -> None:
-    """A later resume: the stream waits until the state is there."""
+def lock_state(state: SequenceState, waits: bool) -> None:
+    """A later resume. ``waits``: the stream waits until the state is there."""
     shared = state.shared
     storage = shared.storage
+    pool_group = storage.pool_group_of[shared.state_life_cycle]
     for block in state.state_blocks:
         page = block.first_page + shared.state_life_cycle
-        storage.lock(page, storage.pool_group_of[shared.state_life_cycle], state.timeline)
+        if waits:
+            storage.lock(page, pool_group, state.timeline)
+        else:
+            lock_page_on_its_way(state, page, pool_group)
 
 
 def unlock_state(state: SequenceState, mark: i64) -> None:

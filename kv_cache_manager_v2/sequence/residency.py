@@ -19,8 +19,9 @@ from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
 from .block_runs import give_back_published, hold_pages, list_first_pages, lock_pages
-from .disk_arrivals import are_reads_here, note_doubtful_pages, settle_before_resume, wait_for_reads
+from .disk_arrivals import note_doubtful_pages, settle_before_resume
 from .forked_blocks import give_up_block, leave_family
+from .page_arrivals import begin_apart, end_apart, lock_pages_on_their_way, settle_arrivals, take_over_arrivals
 from .page_users import give_up_page
 from .recurrent_state import (
     add_needed_state_slots,
@@ -151,12 +152,13 @@ def _resume_beams(state: SequenceState, stream: int, waits: bool) -> bool:
     for beam in state.beams:
         is_done = False
         try:
-            is_done = _resume(beam, stream, True)
+            is_done = _resume(beam, stream, waits)
         finally:
             if not is_done:
                 suspend(state)
         if not is_done:
             return False
+        take_over_arrivals(state, beam)
     return True
 
 
@@ -212,18 +214,21 @@ def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
         elif waits:
             _lock_pages(state, life_cycle)
         else:
-            _lock_pages_on_their_way(state, life_cycle)
-        state.scratch.take(life_cycle, state.timeline)
+            lock_pages_on_their_way(state, life_cycle)
         life_cycle += 1
-    lock_state(state)
-    if begins_state or needs_tail_copy:
-        try:
-            _fill_private_pages(state, begins_state, needs_tail_copy, priorities)
-        except BaseException:
-            state.stream = old_stream
-            suspend(state)
-            shared.guard.end_change()
-            raise
+    lock_state(state, waits)
+    own = None if waits else begin_apart(state, needed)
+    try:
+        _take_private_slots(state, begins_state, needs_tail_copy, priorities)
+    except BaseException:
+        if own is not None:
+            end_apart(state, own)
+        state.stream = old_stream
+        suspend(state)
+        shared.guard.end_change()
+        raise
+    if own is not None:
+        end_apart(state, own)
     if not waits and not storage.reads.is_idle:
         note_doubtful_pages(state)
     release_snapshot(state)
@@ -231,55 +236,23 @@ def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
     return True
 
 
-def _fill_private_pages(
+def _take_private_slots(
     state: SequenceState, begins_state: bool, needs_tail_copy: bool, priorities: list[int]
 ) -> None:
-    """What a resumed sequence is going to write: its recurrent state, its own copy of the shared last block."""
+    """What a resumed sequence is going to write: scratch slots, its recurrent state, its own copy of the shared last block."""
+    life_cycle: i64 = 0
+    while state.scratch.num_blocks > 0 and life_cycle < state.shared.num_life_cycles:
+        state.scratch.take(life_cycle, state.timeline)
+        life_cycle += 1
     if begins_state:
         begin_state(state)
     if needs_tail_copy:
         try:
-            if len(state.arrivals) == 0:
-                copy_shared_blocks(state, [int(state.num_published)], priorities)
-            else:
-                _copy_tail_on_its_way(state, priorities)
+            copy_shared_blocks(state, [int(state.num_published)], priorities)
         except BaseException:
             if begins_state:
                 undo_begin_state(state)
             raise
-
-
-def _copy_tail_on_its_way(state: SequenceState, priorities: list[int]) -> None:
-    """The shared last block may still be coming up: a stream of the manager's own waits for it, and the copy arrives later."""
-    order = state.shared.order
-    storage = state.shared.storage
-    timeline = state.timeline
-    stream = state.stream
-    own = state.shared.mover.timeline(GPU_LEVEL, GPU_LEVEL)
-    ordinal = state.num_published
-    source = state.blocks[ordinal]
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        if state.holds_page(life_cycle, ordinal):
-            slot = storage.rows.slot(source.first_page + life_cycle)
-            order.wait(own, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])
-        life_cycle += 1
-    state.timeline = own
-    state.stream = order.stream_of(own)
-    try:
-        copy_shared_blocks(state, [int(ordinal)], priorities)
-    finally:
-        # Where the device refused, some copies may be under way: they read the shared block, or write the sequence's own.
-        mark = order.mark(own)
-        first_page = state.blocks[ordinal].first_page
-        life_cycle = 0
-        while life_cycle < state.shared.num_life_cycles:
-            if state.holds_page(life_cycle, ordinal):
-                storage.advance_ready(first_page + life_cycle, storage.pool_group_of[life_cycle], own, mark)
-            life_cycle += 1
-        state.timeline = timeline
-        state.stream = stream
-    state.note_arrival(mark)
 
 
 def list_pages(state: SequenceState, level: i64) -> OnboardList:
@@ -367,58 +340,6 @@ def _lock_pages(state: SequenceState, life_cycle: i64) -> None:
         ordinal += 1
 
 
-def _lock_pages_on_their_way(state: SequenceState, life_cycle: i64) -> None:
-    """Lock without making the stream wait for pages that the manager itself is still bringing up."""
-    storage = state.shared.storage
-    mover = state.shared.mover
-    pool_group = storage.pool_group_of[life_cycle]
-    ready = storage.allocators[pool_group].ready
-    table = state.tables[life_cycle]
-    ordinal: i64 = 0
-    while ordinal < state.num_blocks:
-        if state.holds_page(life_cycle, ordinal):
-            page = state.blocks[ordinal].first_page + life_cycle
-            point = ready[storage.rows.slot(page)]
-            if mover.owns(point):
-                table.set(ordinal, storage.lock_without_wait(page, pool_group))
-                state.note_arrival(point)
-            else:
-                table.set(ordinal, storage.lock(page, pool_group, state.timeline))
-        ordinal += 1
-
-
-def are_pages_here(state: SequenceState) -> bool:
-    """Whether all that `try_resume` did not wait for has landed; the disk's error if it has not and never will."""
-    order = state.shared.order
-    for point in state.arrivals:
-        try:
-            if not order.is_done(point):
-                return False
-        except StorageIOError:
-            # Perhaps of somebody else's page: whose it was is known below.
-            pass
-    if not are_reads_here(state):
-        return False
-    settle_arrivals(state)
-    return True
-
-
-def await_arrivals(state: SequenceState) -> None:
-    """Before a step: the same, and the host waits for what a disk reads; `StorageIOError` if it could not."""
-    wait_for_reads(state)
-    settle_arrivals(state)
-
-
-def settle_arrivals(state: SequenceState) -> None:
-    """From here on the stream is in order behind the pages that were on their way."""
-    order = state.shared.order
-    for point in state.arrivals:
-        order.wait(state.timeline, point)
-    state.arrivals = vec[i64]()
-    if state.awaits_reads:
-        state.note_arrival(NO_POINT)
-
-
 def suspend(state: SequenceState) -> None:
     shared = state.shared
     shared.guard.begin_change()
@@ -451,10 +372,10 @@ def close(state: SequenceState) -> None:
     """Give everything back; the caller has published the partial last block if the sequence was still committing."""
     shared = state.shared
     shared.guard.begin_change()
-    close_beams(state, 1)
-    tree = shared.tree
     if len(state.arrivals) > 0:
         settle_arrivals(state)
+    close_beams(state, 1)
+    tree = shared.tree
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     state.scratch.give_all_back(mark)
     leave_last_state(state)
@@ -491,6 +412,8 @@ def close(state: SequenceState) -> None:
 
 def close_beams(state: SequenceState, width: i64) -> None:
     """Give up what beams ``width`` and up have of their own."""
+    if len(state.arrivals) > 0 and len(state.beams) + 1 > width:
+        settle_arrivals(state)
     while len(state.beams) + 1 > width:
         close(state.beams.pop())
     state.is_wide = len(state.beams) > 0

@@ -13,7 +13,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.errors import PageMoveError
 from ..base.ids import CacheTier
 from ..device.port import CopyBatch, Device
-from ..device.stream_order import NO_POINT, StreamOrder, timeline_of_point
+from ..device.stream_order import StreamOrder
 from ..pools.pool_group import PoolGroup
 from .bounce import BounceSlots
 
@@ -100,7 +100,7 @@ class PageMover:
         if timeline == _NO_TIMELINE:
             stream = self._device.create_stream()
             try:
-                timeline = self._order.enter(stream)
+                timeline = self._order.enter_slow(stream)
             except BaseException:
                 self._device.destroy_stream(stream)
                 raise
@@ -128,16 +128,6 @@ class PageMover:
                 f"swapping a page of pool group {pool_group} between level 0 and level {level} ({low.tier.name}) failed: {error}"
             ) from error
         return self._order.mark(timeline)
-
-    def owns(self, point: i64) -> bool:
-        """Whether it is a point of the mover's own: some page is on its way until then."""
-        if len(self._streams) == 0 or point == NO_POINT:
-            return False
-        timeline = timeline_of_point(point)
-        for own in self._timelines:
-            if own == timeline:
-                return True
-        return False
 
     def close(self) -> None:
         """Give back the streams and the bounce slots. Nothing that was enqueued is running."""

@@ -23,7 +23,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..device.port import Device
-from ..device.stream_order import NO_POINT, StreamOrder
+from ..device.stream_order import NO_POINT, StreamOrder, timeline_of_point
 from ..events.page_events import PageEventSink
 from ..events.removal_cause import CAPACITY, SHRUNK, UNREACHABLE
 from ..layout.slot_layout import SlotLayout
@@ -262,8 +262,10 @@ class PageStorage:
         return slot
 
     def free_scratch_slot(self, pool_group: i64, slot: i64, mark: i64) -> None:
+        """The slot may be touched after ``mark``, and after what its owner would have waited for had he got to use it."""
         self.num_locked[pool_group] -= 1
-        self.free_slot(pool_group, slot, mark)
+        point = self.order.advance(self.allocators[pool_group].ready[slot], timeline_of_point(mark), mark)
+        self.free_slot(pool_group, slot, point)
 
     # -- holds and locks ----------------------------------------------------------------------------------------------
 

@@ -46,8 +46,8 @@ CANARIES = (
     Canary(
         "scratch slot is free before its last use is over",
         "storage/page_storage.py",
-        "        self.num_locked[pool_group] -= 1\n        self.free_slot(pool_group, slot, mark)\n",
-        "        self.num_locked[pool_group] -= 1\n        self.free_slot(pool_group, slot, 0)\n",
+        "timeline_of_point(mark), mark)\n        self.free_slot(pool_group, slot, point)\n",
+        "timeline_of_point(mark), mark)\n        self.free_slot(pool_group, slot, 0)\n",
     ),
     Canary(
         "a reader that leaves is forgotten",
@@ -64,7 +64,7 @@ CANARIES = (
     Canary(
         "of two readers only the last is waited for",
         "device/stream_order.py",
-        "        return self._join(point, mark)\n",
+        "        return self._join_points(point, mark)\n",
         "        return mark\n",
     ),
     Canary(
@@ -334,13 +334,13 @@ CANARIES = (
     ),
     Canary(
         "shared last block is copied before it has come up",
-        "sequence/residency.py",
-        "            order.wait(own, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])\n",
+        "sequence/page_arrivals.py",
+        "            state.shared.order.wait(state.timeline, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])\n",
         "            pass\n",
     ),
     Canary(
         "a sequence goes on before its pages have landed",
-        "sequence/residency.py",
+        "sequence/page_arrivals.py",
         "    for point in state.arrivals:\n        order.wait(state.timeline, point)\n",
         "",
     ),

@@ -1,0 +1,170 @@
+"""Pages on their way to a sequence that was resumed without waiting: its stream goes on, and `ready` says when they are there.
+
+    resume(wait=False)   notes the points after which they land (`SequenceState.arrivals`), and lets the stream wait for none of them.
+                         What must be filled from such a page, or takes over a slot that others still leave, is prepared *apart*, on a
+                         stream of the manager's own, and arrives like a page
+    ready                polls; once all have landed the stream waits for them, which costs nothing any more
+    a call that gives    makes the stream wait, and the host for what a disk reads
+    the sequence work
+
+Arrivals of further beams are those of beam 0: all have one stream.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import StorageIOError
+from ..base.ids import GPU_LEVEL
+from ..device.stream_order import NO_POINT
+from ..storage.page_storage import PageStorage
+from .disk_arrivals import are_reads_here, expect_reads, wait_for_reads
+from .sequence_state import SequenceState
+
+
+def lock_page_on_its_way(state: SequenceState, page: i64, pool_group: i64) -> i64:
+    """Lock without making the stream wait for what may take as long as a lower tier; returns the slot id."""
+    storage = state.shared.storage
+    point = storage.allocators[pool_group].ready[storage.rows.slot(page)]
+    if state.shared.order.is_slow(point):
+        state.note_arrival(point)
+        return storage.lock_without_wait(page, pool_group)
+    return storage.lock(page, pool_group, state.timeline)
+
+
+def lock_pages_on_their_way(state: SequenceState, life_cycle: i64) -> None:
+    pool_group = state.shared.storage.pool_group_of[life_cycle]
+    table = state.tables[life_cycle]
+    ordinal: i64 = 0
+    while ordinal < state.num_blocks:
+        if state.holds_page(life_cycle, ordinal):
+            page = state.blocks[ordinal].first_page + life_cycle
+            table.set(ordinal, lock_page_on_its_way(state, page, pool_group))
+        ordinal += 1
+
+
+# -- apart ----------------------------------------------------------------------------------------------------------------
+
+
+@final
+@mypyc_attr(native_class=True)
+class OwnStream:
+    """What the sequence has while things are prepared apart from it."""
+
+    __slots__ = ("stream", "timeline")
+
+    stream: Final[int]
+    timeline: Final[i64]
+
+    def __init__(self, stream: int, timeline: i64) -> None:
+        self.stream = stream
+        self.timeline = timeline
+
+
+def begin_apart(state: SequenceState, needed: vec[i64]) -> OwnStream | None:
+    """From here to `end_apart` the sequence takes ``needed`` slots, and enqueues, on the manager's stream; None: not necessary."""
+    shared = state.shared
+    if len(state.arrivals) == 0 and not _takes_slow_slot(shared.storage, needed):
+        return None
+    own = OwnStream(state.stream, state.timeline)
+    apart = shared.mover.timeline(GPU_LEVEL, GPU_LEVEL)
+    state.timeline = apart
+    state.stream = shared.order.stream_of(apart)
+    ordinal = state.num_published
+    if state.copies_tail_on_resume:
+        _wait_for_block(state, ordinal)
+    return own
+
+
+def _wait_for_block(state: SequenceState, ordinal: i64) -> None:
+    """A shared last block that is to be copied may be on its way itself."""
+    storage = state.shared.storage
+    first_page = state.blocks[ordinal].first_page
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, ordinal):
+            slot = storage.rows.slot(first_page + life_cycle)
+            state.shared.order.wait(state.timeline, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])
+        life_cycle += 1
+
+
+def end_apart(state: SequenceState, own: OwnStream) -> None:
+    """What was enqueued apart arrives later; whether or not the device took all of it."""
+    shared = state.shared
+    storage = shared.storage
+    apart = state.timeline
+    mark = shared.order.mark(apart)
+    state.stream = own.stream
+    state.timeline = own.timeline
+    if state.num_published < state.num_blocks:
+        # The sequence's own copy of the shared last block; or still that block, which copies may be under way from.
+        first_page = state.blocks[state.num_published].first_page
+        life_cycle: i64 = 0
+        while life_cycle < shared.num_life_cycles:
+            if state.holds_page(life_cycle, state.num_published):
+                storage.advance_ready(first_page + life_cycle, storage.pool_group_of[life_cycle], apart, mark)
+            life_cycle += 1
+    for block in state.state_blocks:
+        storage.advance_ready(
+            block.first_page + shared.state_life_cycle, storage.pool_group_of[shared.state_life_cycle], apart, mark
+        )
+    state.note_arrival(mark)
+
+
+def _takes_slow_slot(storage: PageStorage, needed: vec[i64]) -> bool:
+    """Whether one of the next slots of level 0 is one that a page is still leaving for a lower tier."""
+    pool_group: i64 = 0
+    while pool_group < storage.num_pool_groups:
+        position: i64 = 0
+        while position < needed[pool_group]:
+            if storage.order.is_slow(storage.allocators[pool_group].peek_ready(position)):
+                return True
+            position += 1
+        pool_group += 1
+    return False
+
+
+# -- arriving -------------------------------------------------------------------------------------------------------------
+
+
+def take_over_arrivals(state: SequenceState, beam: SequenceState) -> None:
+    """What a further beam waits for, its first one does."""
+    for point in beam.arrivals:
+        state.note_arrival(point)
+    if beam.awaits_reads:
+        expect_reads(state)
+    beam.arrivals = vec[i64]()
+    beam.awaits_reads = False
+
+
+def are_pages_here(state: SequenceState) -> bool:
+    """Whether all that `try_resume` did not wait for has landed; the disk's error if it has not and never will."""
+    order = state.shared.order
+    for point in state.arrivals:
+        try:
+            if not order.is_done(point):
+                return False
+        except StorageIOError:
+            # Perhaps of somebody else's page: whose it was is known below.
+            pass
+    if not are_reads_here(state):
+        return False
+    settle_arrivals(state)
+    return True
+
+
+def await_arrivals(state: SequenceState) -> None:
+    """Before a step: the same, and the host waits for what a disk reads; `StorageIOError` if it could not."""
+    wait_for_reads(state)
+    settle_arrivals(state)
+
+
+def settle_arrivals(state: SequenceState) -> None:
+    """From here on the stream is in order behind the pages that were on their way."""
+    order = state.shared.order
+    for point in state.arrivals:
+        order.wait(state.timeline, point)
+    state.arrivals = vec[i64]()
+    if state.awaits_reads:
+        state.note_arrival(NO_POINT)
