@@ -9,17 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
+from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_USAGE
+from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
 from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
-from .replay_command import (
-    EXIT_BAD_INPUT,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    EXIT_WRONG,
-    add_replay_options,
-    run_replay_command,
-)
+from .replay_command import add_replay_options, run_replay_command
 from .replayer import PlanError
 from .rerun_command import RERUN_HELP, add_rerun_options, run_rerun_command
 
@@ -52,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "plan":
             return run_plan_command(options, plan_parser)
         if options.command == "inspect":
-            return run_inspect_command(options, inspect_parser, EXIT_BAD_INPUT)
+            return run_inspect_command(options, inspect_parser)
         if options.command == "compare-policies":
             return run_compare_command(options, compare_parser)
         if options.command == "rerun":
-            return run_rerun_command(options, EXIT_WRONG, EXIT_BAD_INPUT)
+            return run_rerun_command(options)
         return run_replay_command(options, replay_parser)
     except SystemExit as leaving:
         # argparse has said what is wrong, or what the options are.

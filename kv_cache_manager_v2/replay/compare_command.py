@@ -8,7 +8,9 @@ from typing import Final
 from .. import EvictionPolicy
 from .block_requests import BlockRequests, read_blocks
 from .comparison_progress import ComparisonProgress
+from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .generators import WORKLOAD_NAMES, make_workload
+from .option_values import require_writable, to_positive
 from .policy_comparison import (
     Comparison,
     SourceComparison,
@@ -19,14 +21,13 @@ from .policy_comparison import (
 )
 from .report_rows import aligned
 from .trace import BLOCK_TOKENS, TraceWorkload
+from .trace_option import scan_usable
 
 COMPARE_HELP: Final = "hit rates of eviction policies, beside the optimum, on traces and made workloads"
 DEFAULT_SIZES: Final = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 _DEFAULT_NUM_REQUESTS: Final = 3_000
 _DEFAULT_BLOCK_TOKENS: Final = 64
 POLICY_NAMES: Final = tuple([policy.value for policy in EvictionPolicy])
-_EXIT_OK: Final = 0
-_EXIT_BAD_INPUT: Final = 3
 
 
 def add_compare_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the workloads (default: 0)")
     parser.add_argument(
-        "--limit", type=_positive, metavar="N",
+        "--limit", type=to_positive, metavar="N",
         help=f"the first N requests (default: all of a trace, {_DEFAULT_NUM_REQUESTS} of a workload)",
     )  # fmt: skip
     parser.add_argument("--skip-bad", action="store_true", help="report bad lines of a trace and go on without them")
@@ -46,11 +47,11 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         + ",".join([str(size) for size in DEFAULT_SIZES]) + " for traces, 1%%,2%%,5%%,10%%,20%% for workloads)",
     )  # fmt: skip
     parser.add_argument(
-        "--trace-block", type=_positive, default=BLOCK_TOKENS, metavar="TOKENS",
+        "--trace-block", type=to_positive, default=BLOCK_TOKENS, metavar="TOKENS",
         help="tokens per hash id of the traces (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--workload-block", type=_positive, default=_DEFAULT_BLOCK_TOKENS, metavar="TOKENS",
+        "--workload-block", type=to_positive, default=_DEFAULT_BLOCK_TOKENS, metavar="TOKENS",
         help="tokens per block of the workloads (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -65,13 +66,12 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     """Returns the exit code; usage errors leave through ``parser.error``."""
     if len(options.traces) == 0 and len(options.workload) == 0:
         parser.error("give at least one TRACE or --workload")
-    if options.json not in (None, "-") and not Path(options.json).parent.is_dir():
-        parser.error(f"--json {options.json}: there is no such folder")
+    require_writable(parser, "--json", options.json)
     traces: list[TraceWorkload] = []
     for path in options.traces:
         trace = TraceWorkload(path, options.limit, options.trace_block)
-        if not _is_usable(trace, options.skip_bad):
-            return _EXIT_BAD_INPUT
+        if scan_usable(trace, options.skip_bad) is None:
+            return EXIT_BAD_INPUT
         traces.append(trace)
     num_sources = len(traces) + len(options.workload)
     num_sizes = len(options.blocks or DEFAULT_SIZES)
@@ -92,30 +92,14 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     comparison = Comparison(tuple(results))
     if options.json == "-":
         sys.stdout.write(comparison.to_json())
-        return _EXIT_OK
+        return EXIT_OK
     for position, result in enumerate(results):
         if position > 0:
             sys.stdout.write("\n")
         _show(result)
     if options.json is not None:
         Path(options.json).write_text(comparison.to_json(), encoding="utf-8")
-    return _EXIT_OK
-
-
-def _is_usable(trace: TraceWorkload, skip_bad: bool) -> bool:
-    try:
-        scan = trace.scan()
-    except OSError as failure:
-        sys.stderr.write(f"{trace.path}: {failure.strerror}\n")
-        return False
-    for bad_line in scan.bad_lines:
-        sys.stderr.write(f"{bad_line}\n")
-    if scan.num_bad_lines > len(scan.bad_lines):
-        sys.stderr.write(f"... and {scan.num_bad_lines - len(scan.bad_lines)} more bad lines\n")
-    if scan.num_bad_lines > 0 and not skip_bad:
-        sys.stderr.write("nothing was compared; --skip-bad takes the other lines\n")
-        return False
-    return True
+    return EXIT_OK
 
 
 def _show(result: SourceComparison) -> None:
@@ -163,13 +147,3 @@ def _policies(text: str) -> list[EvictionPolicy]:
         if name not in POLICY_NAMES:
             raise argparse.ArgumentTypeError(f"no policy {name!r}; there are {', '.join(POLICY_NAMES)}")
     return [EvictionPolicy(name) for name in names]
-
-
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value

@@ -10,6 +10,8 @@ from .. import CorruptedError
 from ..journal.journal_format import MAGIC
 from ..journal.journal_reader import JournalError
 from .bookkeeping_device import BookkeepingDevice
+from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
+from .option_values import require_writable, to_count
 from .picture_text import MAX_TREE_LINES, describe_in_words
 from .rerun import RerunMismatch, rerun_to
 from .slot_picture import draw_slots
@@ -20,24 +22,23 @@ _KEYS: Final = ("tokens_per_block", "life_cycles", "pool_group_of", "levels", "s
 
 def add_inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("state", metavar="FILE", help="a journal, or what describe() returned, as JSON")
-    parser.add_argument("--call", type=int, metavar="N", help="of a journal: after its first N calls (default: all)")
+    parser.add_argument("--call", type=to_count, metavar="N", help="of a journal: after its first N calls (default: all)")
     parser.add_argument("--json", action="store_true", help="the whole picture as JSON instead of words")
-    parser.add_argument("--tree", type=int, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)")
+    parser.add_argument("--tree", type=to_count, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)")
     parser.add_argument("--svg", metavar="FILE", help="draw the slots of a pool group there")
-    parser.add_argument("--level", type=int, default=0, metavar="L", help="for --svg (default: 0)")
-    parser.add_argument("--pool-group", type=int, default=0, metavar="G", help="for --svg (default: 0)")
+    parser.add_argument("--level", type=to_count, default=0, metavar="L", help="for --svg (default: 0)")
+    parser.add_argument("--pool-group", type=to_count, default=0, metavar="G", help="for --svg (default: 0)")
 
 
-def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentParser, exit_bad_input: int) -> int:
+def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Returns the exit code; usage errors leave through ``parser.error``."""
-    if options.call is not None and options.call < 0:
-        parser.error(f"--call {options.call}: calls are counted from 0")
+    require_writable(parser, "--svg", options.svg)
     path = Path(options.state)
     try:
         picture = _read_picture(path, options.call)
     except (JournalError, RerunMismatch, CorruptedError, ValueError) as error:
         sys.stderr.write(f"kvcm: {path}: {error}\n")
-        return exit_bad_input
+        return EXIT_BAD_INPUT
     if options.svg is not None:
         if not 0 <= options.level < len(picture["levels"]):
             parser.error(f"--level {options.level}: there are {len(picture['levels'])} levels")
@@ -53,7 +54,7 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         sys.stdout.write(json.dumps(picture, indent=1) + "\n")
     else:
         sys.stdout.write(describe_in_words(picture, options.tree))
-    return 0
+    return EXIT_OK
 
 
 def _read_picture(path: Path, num_calls: int | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ takes.
 """
 
 import argparse
-import re
 import sys
 from typing import Final
 
@@ -20,37 +19,37 @@ from .. import (
     SwaScratchReuseConfig,
     plan_capacity,
 )
+from .exit_codes import EXIT_OK
+from .option_values import to_count, to_positive, to_size
 from .presets import DEFAULT_MODEL, PRESETS
 
 PLAN_HELP: Final = "say what fits into so much memory, before anything is allocated"
 
-_EXIT_FITS: Final = 0
 _EXIT_DOES_NOT_FIT: Final = 1
-_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=list(PRESETS), default=DEFAULT_MODEL, help="default: %(default)s")
     parser.add_argument(
-        "--gpu-memory", type=_memory, required=True, metavar="BYTES", help="of the GPU tier: 40g, 512MiB"
+        "--gpu-memory", type=to_size, required=True, metavar="BYTES", help="of the GPU tier: 40g, 512MiB"
     )
-    parser.add_argument("--host-memory", type=_memory, metavar="BYTES", help="of a host tier (default: none)")
-    parser.add_argument("--tokens-per-block", type=_positive, default=32, metavar="T", help="default: %(default)s")
+    parser.add_argument("--host-memory", type=to_size, metavar="BYTES", help="of a host tier (default: none)")
+    parser.add_argument("--tokens-per-block", type=to_positive, default=32, metavar="T", help="default: %(default)s")
     parser.add_argument("--scratch", action="store_true", help="windowed layers share scratch slots while they prefill")
     parser.add_argument(
-        "--length", type=_positive, default=8192, metavar="N",
+        "--length", type=to_positive, default=8192, metavar="N",
         help="tokens of each sequence of the batch asked about (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--history", type=_count, metavar="N",
+        "--history", type=to_count, metavar="N",
         help="of those, tokens that are there before the step (default: all but one, a decode step; 0: a prefill)",
     )  # fmt: skip
-    parser.add_argument("--batch", type=_positive, metavar="N", help="ask whether N such sequences run together")
+    parser.add_argument("--batch", type=to_positive, metavar="N", help="ask whether N such sequences run together")
     parser.add_argument(
-        "--system-prompt", type=_count, default=0, metavar="N", help="tokens that all have in common (default: 0)"
+        "--system-prompt", type=to_count, default=0, metavar="N", help="tokens that all have in common (default: 0)"
     )
     parser.add_argument(
-        "--typical-length", type=_positive, metavar="N",
+        "--typical-length", type=to_positive, metavar="N",
         help="divide the memory between pool groups for sequences of this length (default: --length)",
     )  # fmt: skip
 
@@ -73,7 +72,7 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
     )
     sys.stdout.write(plan.table())
     sys.stdout.write(_largest_batch(plan, length, history, prompt))
-    return _EXIT_DOES_NOT_FIT if plan.batch_fits is False else _EXIT_FITS
+    return _EXIT_DOES_NOT_FIT if plan.batch_fits is False else EXIT_OK
 
 
 def _config(options: argparse.Namespace) -> KVCacheManagerConfig:
@@ -95,26 +94,3 @@ def _largest_batch(plan: CapacityPlan, length: int, history: int, prompt: int) -
     shared = f", {prompt:,} of them a common system prompt" if prompt > 0 else ""
     count = "any number of" if size is None else f"{size:,}"
     return f"largest batch of {length:,} tokens, {history:,} of them history{shared}: {count} sequences\n"
-
-
-def _positive(text: str) -> int:
-    number = _count(text)
-    if number == 0:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(text)
-
-
-def _memory(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory; try 40g, 512MiB")
-    num_bytes = int(float(match[1]) * (1 << _UNITS[match[2]]))
-    if num_bytes == 0:
-        raise argparse.ArgumentTypeError("must be at least 1 byte")
-    return num_bytes

@@ -3,29 +3,23 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Final
 
 from .console import Console, make_console, make_live_console
 from .decoding import Decoding
+from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
+from .option_values import parse_size, require_writable, to_positive
 from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
 from .presets import DEFAULT_MODEL, PRESETS
 from .replayer import run_replay
 from .report import ReplayReport
 from .scheduler import ServingLimits
 from .report_file import require_plots, write_html_report
-from .tier_option import TierSizes, parse_size, parse_tiers
+from .tier_option import TierSizes, parse_tiers
 from .timeline import Timeline
 from .trace import BLOCK_TOKENS, TraceWorkload
+from .trace_option import scan_usable
 from .workload import Workload
-
-EXIT_OK: Final = 0
-EXIT_WRONG: Final = 1
-"""A byte was wrong or an invariant did not hold."""
-EXIT_USAGE: Final = 2
-EXIT_BAD_INPUT: Final = 3
-"""A trace has bad lines, or cannot be read."""
-EXIT_INTERRUPTED: Final = 130
 
 
 def add_replay_options(parser: argparse.ArgumentParser) -> None:
@@ -34,18 +28,18 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--workload", choices=WORKLOAD_NAMES, help="make one instead (default: mix)")
     source.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
     source.add_argument(
-        "--limit", type=_positive, metavar="N",
+        "--limit", type=to_positive, metavar="N",
         help=f"serve the first N requests (default: all of a trace, {DEFAULT_NUM_REQUESTS} of a workload)",
     )  # fmt: skip
     source.add_argument("--skip-bad", action="store_true", help="report bad lines of a trace and serve the others")
     source.add_argument(
-        "--trace-block", type=_positive, default=BLOCK_TOKENS, metavar="TOKENS",
+        "--trace-block", type=to_positive, default=BLOCK_TOKENS, metavar="TOKENS",
         help="tokens per hash id of the trace (default: %(default)s)",
     )  # fmt: skip
 
     machine = parser.add_argument_group("the model and the machine")
     machine.add_argument("--model", choices=list(PRESETS), default=DEFAULT_MODEL, help="default: %(default)s")
-    machine.add_argument("--tokens-per-block", type=_positive, default=32, metavar="T", help="default: %(default)s")
+    machine.add_argument("--tokens-per-block", type=to_positive, default=32, metavar="T", help="default: %(default)s")
     memory = machine.add_mutually_exclusive_group()
     memory.add_argument(
         "--memory", type=_memory, metavar="BYTES",
@@ -72,22 +66,22 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         help="windowed layers keep inputs that are stale right after their step in shared scratch slots",
     )  # fmt: skip
     serving.add_argument(
-        "--speculate", type=_positive, metavar="N",
+        "--speculate", type=to_positive, metavar="N",
         help="generate with N draft tokens a step, of which the wrong ones are taken back",
     )  # fmt: skip
     serving.add_argument(
-        "--beams", type=_positive, metavar="N", help="generate with N beams, of which one has the answer"
+        "--beams", type=to_positive, metavar="N", help="generate with N beams, of which one has the answer"
     )
     serving.add_argument(
         "--disaggregate", action="store_true",
         help="compute prompts on one manager and decode on a second one of the same size, pages copied between them",
     )  # fmt: skip
-    serving.add_argument("--max-running", type=_positive, default=64, metavar="N", help="default: %(default)s")
+    serving.add_argument("--max-running", type=to_positive, default=64, metavar="N", help="default: %(default)s")
     serving.add_argument(
-        "--token-budget", type=_positive, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
+        "--token-budget", type=to_positive, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
     )
     serving.add_argument(
-        "--chunk", type=_positive, default=2048, metavar="N",
+        "--chunk", type=to_positive, default=2048, metavar="N",
         help="prompt tokens per request and step (default: %(default)s)",
     )  # fmt: skip
     serving.add_argument(
@@ -123,17 +117,8 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
     workload: Workload
     if options.trace is not None:
         trace = TraceWorkload(options.trace, options.limit, options.trace_block)
-        try:
-            scan = trace.scan()
-        except OSError as failure:  # another name than below: mypyc gives one name one type
-            sys.stderr.write(f"{options.trace}: {failure.strerror}\n")
-            return EXIT_BAD_INPUT
-        for bad_line in scan.bad_lines:
-            sys.stderr.write(f"{bad_line}\n")
-        if scan.num_bad_lines > len(scan.bad_lines):
-            sys.stderr.write(f"... and {scan.num_bad_lines - len(scan.bad_lines)} more bad lines\n")
-        if scan.num_bad_lines > 0 and not options.skip_bad:
-            sys.stderr.write("nothing was served; --skip-bad serves the other lines\n")
+        scan = scan_usable(trace, options.skip_bad)
+        if scan is None:
             return EXIT_BAD_INPUT
         skipped_lines = scan.num_bad_lines
         workload = trace
@@ -145,10 +130,8 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         plan = _plan(options, workload, skipped_lines)
     except ValueError as error:
         parser.error(str(error))
-    if options.json not in (None, "-") and not Path(options.json).parent.is_dir():
-        parser.error(f"--json {options.json}: there is no such folder")
-    if options.report is not None and not Path(options.report).parent.is_dir():
-        parser.error(f"--report {options.report}: there is no such folder")
+    require_writable(parser, "--json", options.json)
+    require_writable(parser, "--report", options.report)
     console = _make_console(options, parser)
     timeline: Timeline | None = None
     if options.report is not None:
@@ -218,16 +201,6 @@ def _make_console(options: argparse.Namespace, parser: argparse.ArgumentParser) 
         parser.error("--live needs rich: pip install 'kv-cache-manager-v2[cli]'")
 
 
-def _positive(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
-
-
 def _memory(text: str) -> int:
     """Bytes; 0 stands for unlimited."""
     if text == "unlimited":
@@ -247,4 +220,4 @@ def _tiers(text: str) -> TierSizes:
 
 def _shrink(text: str) -> int:
     """0 stands for max."""
-    return 0 if text == "max" else _positive(text)
+    return 0 if text == "max" else to_positive(text)

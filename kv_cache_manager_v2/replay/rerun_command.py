@@ -7,6 +7,7 @@ from typing import Final
 
 from .. import CorruptedError, HostDevice
 from ..journal.journal_reader import JournalError
+from .exit_codes import EXIT_BAD_INPUT, EXIT_OK, EXIT_WRONG
 from .rerun import RerunMismatch, rerun
 
 RERUN_HELP: Final = "do the calls of a journal again and compare every decision"
@@ -17,17 +18,17 @@ def add_rerun_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check-invariants", action="store_true", help="after every call (slow)")
 
 
-def run_rerun_command(options: argparse.Namespace, exit_wrong: int, exit_bad_input: int) -> int:
+def run_rerun_command(options: argparse.Namespace) -> int:
     device = HostDevice()
     try:
         result = rerun(Path(options.journal), device, options.check_invariants)
     except JournalError as error:
         sys.stderr.write(f"kvcm: {options.journal}: {error}\n")
-        return exit_bad_input
+        return EXIT_BAD_INPUT
     except (RerunMismatch, CorruptedError) as finding:  # another name: mypyc gives one name one type
         sys.stderr.write(f"kvcm: {options.journal}: {finding}\n")
-        return exit_wrong
+        return EXIT_WRONG
     sys.stdout.write(
         f"{result.num_calls} calls, digest {result.digest.hex()}: equal at all {result.num_digests} points of comparison\n"
     )
-    return 0
+    return EXIT_OK

@@ -3,13 +3,12 @@
 A disk without a folder gets one of its own in the system's temporary folder, which is gone when the replay is over.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from .. import DiskCacheTierConfig, HostCacheTierConfig
+from .option_values import parse_size
 
-_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _EXAMPLE: Final = "gpu=64MiB,host=256MiB,disk=1GiB:/folder"
 
 
@@ -33,13 +32,6 @@ class TierSizes:
 
     gpu_bytes: int
     lower: tuple[LowerTier, ...]
-
-
-def parse_size(text: str) -> int | None:
-    """Bytes of ``64MiB``, ``40g``, ``1000``; None where it is no size."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", text.lower())
-    num_bytes = 0 if match is None else int(float(match.group(1)) * (1 << _UNITS[match.group(2)]))
-    return num_bytes if num_bytes > 0 else None
 
 
 def parse_tiers(text: str) -> TierSizes:

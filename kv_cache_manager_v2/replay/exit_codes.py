@@ -1,0 +1,11 @@
+"""The exit codes of ``kvcm``. `plan` has one more meaning of 1: the batch that was asked about does not fit."""
+
+from typing import Final
+
+EXIT_OK: Final = 0
+EXIT_WRONG: Final = 1
+"""A byte was wrong, a decision differed, or an invariant did not hold."""
+EXIT_USAGE: Final = 2
+EXIT_BAD_INPUT: Final = 3
+"""A file has bad lines, is not what it should be, or cannot be read or written."""
+EXIT_INTERRUPTED: Final = 130

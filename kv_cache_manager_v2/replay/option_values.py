@@ -1,0 +1,49 @@
+"""What the text of an option means: a number, an amount of memory, a file to write. A text that means nothing is refused with
+an example of one that does."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Final
+
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_MAX_DIGITS: Final = 18
+"""Of a number: it then fits in 63 bits, whatever it is compared or multiplied with."""
+
+
+def to_count(text: str) -> int:
+    """A whole number, 0 too."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at most {_MAX_DIGITS} digits")
+    return int(text)
+
+
+def to_positive(text: str) -> int:
+    number = to_count(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("0 is too few: at least 1")
+    return number
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of ``64MiB``, ``40g``, ``1000``; None where it is no size."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([kmgt]?)(?:i?b)?", text.lower())
+    num_bytes = 0 if match is None else int(float(match.group(1)) * (1 << _UNITS[match.group(2)]))
+    return num_bytes if 0 < num_bytes < 1 << 62 else None
+
+
+def to_size(text: str) -> int:
+    num_bytes = parse_size(text)
+    if num_bytes is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size in bytes; say 67108864, 64MiB or 40g")
+    return num_bytes
+
+
+def require_writable(parser: argparse.ArgumentParser, option: str, path: str | None) -> None:
+    """A file that cannot be written is a usage error at the start: the run before it may take hours. ``-`` is the output."""
+    if path is None or path == "-":
+        return
+    if not Path(path).parent.is_dir():
+        parser.error(f"{option} {path}: there is no such folder")
+    if Path(path).is_dir():
+        parser.error(f"{option} {path}: that is a folder; name a file")

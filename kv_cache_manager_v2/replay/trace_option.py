@@ -1,0 +1,22 @@
+"""The trace that an option names, once its lines have been looked at: bad ones are told on the error output."""
+
+import sys
+
+from .trace import TraceScan, TraceWorkload
+
+
+def scan_usable(trace: TraceWorkload, skip_bad: bool) -> TraceScan | None:
+    """None, and the reason is told, where the file cannot be read or has bad lines that are not to be skipped."""
+    try:
+        scan = trace.scan()
+    except OSError as failure:
+        sys.stderr.write(f"{trace.path}: {failure.strerror}\n")
+        return None
+    for bad_line in scan.bad_lines:
+        sys.stderr.write(f"{bad_line}\n")
+    if scan.num_bad_lines > len(scan.bad_lines):
+        sys.stderr.write(f"... and {scan.num_bad_lines - len(scan.bad_lines)} more bad lines\n")
+    if scan.num_bad_lines > 0 and not skip_bad:
+        sys.stderr.write("nothing was done; --skip-bad goes on without these lines\n")
+        return None
+    return scan
