@@ -19,7 +19,7 @@ from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
 from ..storage.token_copy import TokenCopies
 from .fork import try_fork
-from .forked_blocks import give_up_block, list_copies
+from .forked_blocks import add_owner, give_up_block, list_copies
 from .page_users import give_up_page
 from .sequence_state import SequenceState
 
@@ -155,7 +155,7 @@ def reorder(state: SequenceState, parents: vec[i64]) -> None:
         ordinal = begin
         for block in texts[parents[position]]:
             if block is not beam.blocks[ordinal]:
-                _add_owner(parent, block, ordinal)
+                _share_block(parent, block, ordinal)
             ordinal += 1
         position += 1
     mark = shared.order.mark(state.timeline)
@@ -169,18 +169,9 @@ def reorder(state: SequenceState, parents: vec[i64]) -> None:
         _reorder_states(beams, parents)
 
 
-def _add_owner(parent: SequenceState, block: Block, ordinal: i64) -> None:
+def _share_block(parent: SequenceState, block: Block, ordinal: i64) -> None:
     shared = parent.shared
-    if block.parent is not None:
-        block.num_pins += 1
-    else:
-        size = shared.tokens_per_block
-        room = parent.capacity - ordinal * size
-        if room > size:
-            room = size
-        if block.num_co_owners == 0 or block.num_shared_tokens < room:
-            block.num_shared_tokens = room
-        block.num_co_owners += 1
+    add_owner(parent, block, ordinal)
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         if parent.holds_page(life_cycle, ordinal):

@@ -9,6 +9,7 @@ from mypy_extensions import i64
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
+from .forked_blocks import add_owner
 from .recurrent_state import share_snapshot, undo_begin_state
 from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
 
@@ -97,27 +98,13 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     share_snapshot(state, child)
     ordinal = state.num_published
     while ordinal < state.num_blocks:
-        _add_owner(state, ordinal)
+        add_owner(state, state.blocks[ordinal], ordinal)
         ordinal += 1
     _join_family(state, child)
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         _share_pages(state, child, life_cycle)
         life_cycle += 1
-
-
-def _add_owner(state: SequenceState, ordinal: i64) -> None:
-    block = state.blocks[ordinal]
-    if block.parent is not None:
-        block.num_pins += 1
-        return
-    size = state.shared.tokens_per_block
-    room = state.capacity - ordinal * size
-    if room > size:
-        room = size
-    if block.num_co_owners == 0 or block.num_shared_tokens < room:
-        block.num_shared_tokens = room
-    block.num_co_owners += 1
 
 
 def _join_family(state: SequenceState, child: SequenceState) -> None:

@@ -104,6 +104,20 @@ def leave_family(state: SequenceState) -> None:
         state.forks = None
 
 
+def add_owner(state: SequenceState, block: Block, ordinal: i64) -> None:
+    """One sequence more has ``block`` of ``state`` as its own; of its pages nothing is said here."""
+    if block.parent is not None:
+        block.num_pins += 1
+        return
+    size = state.shared.tokens_per_block
+    room = state.capacity - ordinal * size
+    if room > size:
+        room = size
+    if block.num_co_owners == 0 or block.num_shared_tokens < room:
+        block.num_shared_tokens = room
+    block.num_co_owners += 1
+
+
 def give_up_block(state: SequenceState, ordinal: i64) -> None:
     """A block behind the published path is the sequence's no more; its pages have been given up."""
     tree = state.shared.tree

@@ -81,25 +81,12 @@ def hold_match(state: SequenceState, match: Match) -> None:
         life_cycle += 1
     hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
     if shared.uses_priorities and state.priority_callback is None:
-        _raise_to_default(state)
+        raise_matched_priorities(state, None)
     state.note_next_window_move()
 
 
-def _raise_to_default(state: SequenceState) -> None:
-    storage = state.shared.storage
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        ordinal: i64 = 0
-        while ordinal < state.num_blocks:
-            if state.holds_page(life_cycle, ordinal):
-                page = state.blocks[ordinal].first_page + life_cycle
-                storage.raise_priority(page, storage.pool_group_of[life_cycle], PRIORITY_DEFAULT)
-            ordinal += 1
-        life_cycle += 1
-
-
-def raise_matched_priorities(state: SequenceState, priorities: list[int]) -> None:
-    """A reused page takes the higher priority; ``priorities`` as `ask_matched_priorities` gave them."""
+def raise_matched_priorities(state: SequenceState, priorities: list[int] | None) -> None:
+    """A reused page takes the higher priority; ``priorities`` as `ask_matched_priorities` gave them, None: the default."""
     storage = state.shared.storage
     position: i64 = 0
     life_cycle: i64 = 0
@@ -108,7 +95,8 @@ def raise_matched_priorities(state: SequenceState, priorities: list[int]) -> Non
         while ordinal < state.num_blocks:
             if state.holds_page(life_cycle, ordinal):
                 page = state.blocks[ordinal].first_page + life_cycle
-                storage.raise_priority(page, storage.pool_group_of[life_cycle], priorities[position])
+                priority: i64 = PRIORITY_DEFAULT if priorities is None else priorities[position]
+                storage.raise_priority(page, storage.pool_group_of[life_cycle], priority)
                 position += 1
             ordinal += 1
         life_cycle += 1

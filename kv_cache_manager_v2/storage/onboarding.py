@@ -102,27 +102,17 @@ class Onboarding:
 
     def _take_out(self, wanted: OnboardList) -> None:
         index: i64 = 0
-        for pages in wanted.pages:
+        for pages in wanted.pages + wanted.here:  # both go through the pool groups in turn
             for page in pages:
                 self._storage.take_out(page, index % wanted.num_pool_groups)
-            index += 1
-        index = 0
-        for pages in wanted.here:
-            for page in pages:
-                self._storage.take_out(page, index)
             index += 1
 
     def put_back(self, wanted: OnboardList) -> None:
         """The pages of the list, where nobody locked them, belong in their queues again."""
         index: i64 = 0
-        for pages in wanted.pages:
+        for pages in wanted.pages + wanted.here:  # both go through the pool groups in turn
             for page in pages:
                 self._storage.put_back(page, index % wanted.num_pool_groups)
-            index += 1
-        index = 0
-        for pages in wanted.here:
-            for page in pages:
-                self._storage.put_back(page, index)
             index += 1
 
     def _bring_up_group(self, wanted: OnboardList, pool_group: i64, extra: i64, verify: bool) -> None:
