@@ -11,8 +11,3 @@ def ceil_div(value: i64, divisor: i64) -> i64:
 def round_up(value: i64, multiple: i64) -> i64:
     """The least multiple of ``multiple`` that is not under ``value``."""
     return (value + multiple - 1) // multiple * multiple
-
-
-def round_down(value: i64, multiple: i64) -> i64:
-    """The largest multiple of ``multiple`` that is not over ``value``."""
-    return value // multiple * multiple

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 CPU: Final = 1
 CUDA: Final = 2
-CUDA_HOST: Final = 3
 
 _MAJOR_VERSION: Final = 1
 _MINOR_VERSION: Final = 0

@@ -14,7 +14,6 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import LogicError
 
-_INDEX_BITS: Final = 24
 _GENERATION: Final = 1 << 24
 _INDEX_MASK: Final = (1 << 24) - 1
 _FIRST_CAPACITY: Final = 16

@@ -69,15 +69,9 @@ class SlotLayout:
             for life_cycle_id in range(num_life_cycles)
         ]
 
-    def pool_group_of_life_cycle(self, life_cycle_id: int) -> int:
-        return self.pool_group_indices[life_cycle_id]
-
     def life_cycle_ids_of_pool_group(self, pool_group_index: int) -> tuple[LifeCycleId, ...]:
         """The layer groups that this pool group serves."""
         return tuple([variant.layer_group_id for variant in self.slot_descs[pool_group_index].variants])
-
-    def num_pools(self, pool_group_index: int) -> int:
-        return len(self._slot_bytes[pool_group_index])
 
     def slot_bytes(self, pool_group_index: int) -> tuple[int, ...]:
         """Bytes of one slot, by pool."""
@@ -97,10 +91,6 @@ class SlotLayout:
                 else f"there is no layer {buffer_id.layer_id}"
             )
         return placement
-
-    def life_cycle_scratch_blocks_per_slot(self, life_cycle_id: int) -> int:
-        """How many scratch blocks one scratch slot holds, whichever of the group's layers runs."""
-        return self._scratch_blocks_per_slot[life_cycle_id]
 
     def compute_num_scratch_slots(self, life_cycle_id: int, num_scratch_blocks: int) -> int:
         """Scratch slots for that many scratch blocks: the most that any layer needs in any pool."""

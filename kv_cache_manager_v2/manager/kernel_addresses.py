@@ -15,7 +15,7 @@ from ..base.ids import DataRole, LayerId, MemAddress, PageIndexMode, PoolGroupIn
 from ..device.cuda_device import CudaDevice
 from ..layout.buffer_id import BufferId
 from ..layout.buffer_placement import BufferPlacement
-from ..layout.page_index import PageIndexConverter
+from ..layout.page_index import PageIndexConverter, compute_page_index_converter
 from ..layout.page_run import compute_page_runs
 from ..layout.pool_desc import AggregatedPageDesc, PoolDesc, PoolGroupDesc
 from ..layout.slot_layout import SlotLayout
@@ -65,10 +65,7 @@ class KernelAddresses:
         return (last_slot * placement.scale + 1) * placement.expansion
 
     def converter(self, layer_id: LayerId, role: DataRole) -> PageIndexConverter:
-        placement = self.placement(layer_id, role)
-        return PageIndexConverter(
-            placement.scale, placement.expansion, placement.layer_offset, placement.scratch_pages_per_block
-        )
+        return compute_page_index_converter(self.placement(layer_id, role))
 
     def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
         descs: list[PoolGroupDesc] = []

@@ -14,25 +14,22 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 
 import rawref
-from librt.vecs import append, vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import mypyc_attr
 
 from ..base.checks import MAX_COUNT, to_count, to_int
 from ..base.errors import LogicError, OutOfPagesError
-from ..base.ids import GPU_LEVEL, TokenIdExt
-from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, single_token, unpack_tokens
+from ..base.ids import GPU_LEVEL
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, prefetching, residency
 from ..sequence.call_guard import Abandoned
 from ..sequence.fork import try_fork
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
-from ..sequence.small_step import try_small_commit, try_small_resize
+from ..sequence.small_step import try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize
 from ..sequence.stream_handle import stream_handle
 from ..sequence.usage_books import enter_close
@@ -41,7 +38,6 @@ from .sequence_beams import SequenceBeams
 from .sequence_queries import SequenceStatus
 
 if TYPE_CHECKING:
-    from ..reuse.token_packing import Tokens
     from .kv_cache_manager import KVCacheManager
 
 _logger = logging.getLogger("kv_cache_manager_v2")

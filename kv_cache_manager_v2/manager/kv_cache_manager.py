@@ -127,7 +127,7 @@ class KVCacheManager(RetentionHints):
             num_null_slots = 1 if config.reserve_null_slot else 0
             order = StreamOrder(self._device)
             storage, mover = open_storage(
-                self._device, order, self._layout, config, slots_by_level, num_null_slots, debug_fill
+                self._device, order, self._layout, slots_by_level, num_null_slots, debug_fill
             )
         except BaseException:
             if self._owns_device:

@@ -1,6 +1,5 @@
 """From a configuration to storage: how many slots each level has, the memory behind them, the way between levels."""
 
-from ..base.ids import CacheTier
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
@@ -27,7 +26,6 @@ def open_storage(
     device: Device,
     order: StreamOrder,
     layout: SlotLayout,
-    config: KVCacheManagerConfig,
     levels: list[LevelSlots],
     num_null_slots: int,
     debug_fill: DebugFill | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, SupportsIndex
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN

@@ -8,7 +8,6 @@ from typing import Final, SupportsIndex
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count, to_int
-from ..base.ids import CacheTier
 from ..layout.sizing import compute_slots_bytes, plan_new_slot_counts
 from ..sequence.level_resizing import find_leased_beyond, resize_level
 from ..stats.demand import Demand

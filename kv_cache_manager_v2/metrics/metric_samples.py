@@ -47,10 +47,6 @@ class MetricSamples:
     def add(self, labels: tuple[str, ...], value: float) -> None:
         self.samples.append((labels, value))
 
-    @property
-    def full_name(self) -> str:
-        return f"{self.name}_total" if self.kind == COUNTER else self.name
-
 
 def take_samples(manager: KVCacheManager, event_manager: KVCacheEventManager | None) -> list[MetricSamples]:
     """All metrics, now. `LogicError` with ``enable_stats=False``."""

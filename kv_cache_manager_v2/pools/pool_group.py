@@ -56,10 +56,6 @@ class PoolGroup:
             raise
         self.base_addresses = vec[i64]([memory.address for memory in self._ranges])
 
-    @property
-    def num_pools(self) -> int:
-        return len(self._ranges)
-
     def resize_memory(self, num_slots: i64) -> None:
         """Have memory for ``num_slots`` slots and the null slots; `OutOfMemoryError` leaves all as it was.
 

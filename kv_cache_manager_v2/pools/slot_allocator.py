@@ -16,7 +16,6 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.reserved_words import reserve_words
 from ..device.stream_order import NO_POINT
 
-NO_SLOT: Final = -1
 MOST_RESERVED: Final = 1 << 24
 
 
@@ -191,11 +190,6 @@ class SlotAllocator:
     def collect_free_slots(self) -> list[int]:
         """Ids of all free slots that have been used before, for checks and pictures."""
         return [self._stack[i] for i in range(self._num_stacked)]
-
-    @property
-    def num_touched(self) -> i64:
-        """Slots that were ever handed out."""
-        return self._next_unused - self.first_slot
 
     def check(self) -> None:
         """Evaluate the conservation law from scratch."""

@@ -12,7 +12,6 @@ LOCKED: Final = "locked"
 HELD: Final = "held"
 DROPPABLE: Final = "droppable"
 STATUSES: Final = (FREE, LOCKED, HELD, DROPPABLE, SCRATCH)
-TREE_OWNER: Final = "tree"
 
 
 @final

@@ -35,7 +35,6 @@ class TimelinePoint:
     """One moment; tuples and dicts as in `UsageStatistics`."""
 
     step: int
-    requests_done: int
     prompt_tokens: int
     hit_tokens: tuple[int, ...]
     missed_tokens: dict[MissCause, int]
@@ -104,7 +103,6 @@ def take_point(manager: KVCacheManager, tally: Tally) -> TimelinePoint:
         dropped[drop.reason] = dropped.get(drop.reason, 0) + drop.blocks
     return TimelinePoint(
         step=tally.num_steps,
-        requests_done=tally.num_requests_done,
         prompt_tokens=usage.prompts.tokens,
         hit_tokens=usage.prompts.hit_tokens,
         missed_tokens=usage.prompts.missed_tokens,

@@ -62,10 +62,6 @@ def single_token(tokens: object) -> int:
     return -1
 
 
-def count_tokens(packed: bytes) -> int:
-    return len(packed) // TOKEN_BYTES
-
-
 def has_digest(packed: bytes) -> bool:
     """Whether some token is negative. Two tokens at a time: the upper bit of each half of a word is a sign."""
     tokens = memoryview(packed)

@@ -2,7 +2,7 @@
 
 from typing import Final, final
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import mypyc_attr
 
 from ..base.ids import PRIORITY_DEFAULT, BlockOrdinal
 from ..config.retention import RetentionConfig

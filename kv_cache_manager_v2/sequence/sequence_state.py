@@ -20,7 +20,6 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_int
 from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, BlockOrdinal
-from ..layout.life_cycle import LifeCycle
 from ..reuse.block import Block
 from ..reuse.reuse_scope import ReuseScope
 from ..stats.usage_counters import SequenceCounters
@@ -213,10 +212,6 @@ class SequenceState:
         if ordinal < self.num_published or (self.tail_is_shared and ordinal == self.num_published):
             return True
         return ordinal < self.forked_end and self.blocks[ordinal].parent is not None
-
-    def will_write_shared_tail(self, history: i64) -> bool:
-        """Whether the tokens after ``history`` fall into a last block that must not be written."""
-        return self.tail_is_shared and history < (self.num_published + 1) * self.shared.tokens_per_block
 
     def holds_page(self, life_cycle: i64, ordinal: i64) -> bool:
         """Whether the sequence holds a page for that block: it is neither stale nor scratch for the life cycle."""

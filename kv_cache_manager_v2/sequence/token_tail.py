@@ -1,6 +1,6 @@
 """The committed tokens of a sequence that do not fill a block yet, packed as the block's key will be."""
 
-from typing import Final, final
+from typing import final
 
 from librt.strings import BytesWriter, write_i32_le
 from mypy_extensions import i32, i64, mypyc_attr

@@ -46,10 +46,6 @@ def pack_place(slot: i64, level: i64, priority: i64) -> i64:
     return slot | (level << _LEVEL_SHIFT) | (priority << _PRIORITY_SHIFT)
 
 
-def slot_of_place(place: i64) -> i64:
-    return place & LOW_MASK
-
-
 def level_of_place(place: i64) -> i64:
     return (place >> _LEVEL_SHIFT) & _BYTE_MASK
 

@@ -70,17 +70,15 @@ def find_indexed(index: KVCacheEventIndex) -> Places:
 class EventFollower:
     """Call `check` after each step. The buffer may be small: what was dropped is learnt from a snapshot."""
 
-    __slots__ = ("index", "num_events", "num_snapshots", "_event_manager", "_announced")
+    __slots__ = ("index", "num_snapshots", "_event_manager", "_announced")
 
     index: Final[KVCacheEventIndex]
-    num_events: int
     num_snapshots: int
     _event_manager: Final[KVCacheEventManager]
     _announced: Final[set[tuple[BlockHash, int]]]
 
     def __init__(self, event_manager: KVCacheEventManager) -> None:
         self.index = KVCacheEventIndex()
-        self.num_events = 0
         self.num_snapshots = 0
         self._event_manager = event_manager
         self._announced = set()

@@ -20,7 +20,6 @@ from .paged_sequence import PagedManager, PagedSequence
 from .span_image import SpanImage
 from .step_batch import StepBatch
 from .step_rows import StepRows
-from .token_layout import TokenLayout
 
 
 @final

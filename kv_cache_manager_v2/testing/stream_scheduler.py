@@ -15,7 +15,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from .happens_before import VectorClock
-from .stream_operation import Operation, SimulatedEvent, WaitOperation
+from .stream_operation import Operation, WaitOperation
 
 
 @final

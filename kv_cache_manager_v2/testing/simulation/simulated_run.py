@@ -15,7 +15,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from ...base.errors import LogicError, OutOfPagesError
-from ...base.ids import CudaStream, TokenIdExt
+from ...base.ids import TokenIdExt
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager

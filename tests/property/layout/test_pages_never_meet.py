@@ -28,7 +28,7 @@ def test_scratch_and_normal_pages(config: KVCacheManagerConfig, data: st.DataObj
         BAD_PAGE_INDEX if block in scratch_range else slot
         for block, slot in enumerate(slot_ids[num_scratch_slots:])
     ]
-    slot_bytes = layout.slot_bytes(layout.pool_group_of_life_cycle(life_cycle_id))
+    slot_bytes = layout.slot_bytes(layout.pool_group_indices[life_cycle_id])
 
     normal: set[tuple[int, int]] = set()  # (pool, byte) of all layers: normal pages last, so none may ever meet
     scratch_bytes: set[tuple[int, int]] = set()
@@ -79,8 +79,8 @@ def test_no_fewer_scratch_slots_would_do(config: KVCacheManagerConfig, data: st.
     assert any(
         num_blocks > fewer * (placement.scale // placement.scratch_pages_per_block) for placement in of_group
     )
-    per_slot = layout.life_cycle_scratch_blocks_per_slot(life_cycle_id)
-    assert per_slot == min(placement.scratch_blocks_per_slot for placement in of_group)
+    per_slot = min(placement.scratch_blocks_per_slot for placement in of_group)
+    assert fewer == (num_blocks - 1) // per_slot
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

@@ -46,7 +46,7 @@ def brute_force_batch(layout: SlotLayout, config: KVCacheManagerConfig, batch: B
                     continue
                 is_shared = (block + 1) * tokens_per_block <= batch.system_prompt_length
                 pages.add(("shared", block) if is_shared else (index, block))
-        counts[layout.pool_group_of_life_cycle(life_cycle_id)] += len(pages) + num_scratch_slots
+        counts[layout.pool_group_indices[life_cycle_id]] += len(pages) + num_scratch_slots
     return counts
 
 
@@ -128,6 +128,6 @@ def test_without_a_hint_the_longest_sequence_fits(config: KVCacheManagerConfig, 
     needs = [0] * layout.num_pool_groups
     for life_cycle_id, life_cycle in enumerate(layout.life_cycles):
         need = compute_widest_need(life_cycle, num_blocks, config.tokens_per_block, PREFILL_CHUNK_TOKENS)
-        needs[layout.pool_group_of_life_cycle(life_cycle_id)] += need
+        needs[layout.pool_group_indices[life_cycle_id]] += need
     counts = plan_slot_counts(layout, config, compute_slots_bytes(layout, needs), 0)
     assert list(counts) == needs

@@ -22,9 +22,9 @@ def test_buffers_tile_the_slots_of_their_group(config: KVCacheManagerConfig) -> 
         place = (placement.life_cycle_id, placement.pool_index)
         assert placement.offset_bytes == ends[place]
         ends[place] += placement.num_bytes
-        assert placement.pool_group_index == layout.pool_group_of_life_cycle(placement.life_cycle_id)
+        assert placement.pool_group_index == layout.pool_group_indices[placement.life_cycle_id]
     for life_cycle_id in range(layout.num_life_cycles):
-        slot_bytes = layout.slot_bytes(layout.pool_group_of_life_cycle(life_cycle_id))
+        slot_bytes = layout.slot_bytes(layout.pool_group_indices[life_cycle_id])
         assert [ends[life_cycle_id, pool_index] for pool_index in range(len(slot_bytes))] == list(slot_bytes)
 
 

@@ -108,7 +108,6 @@ def test_buffer_ids_keep_the_order_of_the_configuration() -> None:
 def test_scratch_slots_of_a_uniform_model() -> None:
     # 32 layers, two buffers each: 64 sub-pages, 32 blocks of a layer to a slot; 28 blocks fit into one.
     layout = layout_of(config_of([key_value(layer_id, 64, 128) for layer_id in range(32)]))
-    assert layout.life_cycle_scratch_blocks_per_slot(0) == 32
     assert [layout.compute_num_scratch_slots(0, count) for count in (0, 1, 28, 32, 33)] == [0, 1, 1, 1, 2]
 
 
@@ -117,8 +116,7 @@ def test_scratch_slots_of_the_neediest_layer_and_pool() -> None:
     # Pool of 8-byte buffers: one each in layers 0 and 1: 2 blocks to a slot.
     layers = [attention(0, {"k": 64, "s": 8}, 16), attention(1, {"k": 64, "v": 64, "s": 8}, 16), key_value(2, 64, 16)]
     layout = layout_of(config_of(layers))
-    assert layout.life_cycle_scratch_blocks_per_slot(0) == 2
-    assert layout.compute_num_scratch_slots(0, 5) == 3
+    assert [layout.compute_num_scratch_slots(0, count) for count in (1, 2, 3, 5)] == [1, 1, 2, 3]
 
 
 def test_neighbours_are_one_run() -> None:

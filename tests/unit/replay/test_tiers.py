@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from unit.replay.serving import BYTES_PER_BLOCK, MODELS, TOKENS_PER_BLOCK, WINDOWED, replay, request_of
+from unit.replay.serving import BYTES_PER_BLOCK, MODELS, WINDOWED, replay, request_of
 
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.presets import ModelPreset
