@@ -198,9 +198,9 @@ CANARIES = (
     ),
     Canary(
         "owner goes on writing into its published partial block",
-        "sequence/sequence_state.py",
-        "        return self.tail_is_shared and history < (self.num_published + 1) * self.shared.tokens_per_block\n",
-        "        return False\n",
+        "sequence/resize.py",
+        "    if state.tail_is_shared or state.forked_end > 0:\n",
+        "    if state.forked_end > 0:\n",
     ),
     # -- scratch ------------------------------------------------------------------------------------------------------
     Canary(
