@@ -141,7 +141,8 @@ class StateRule:
     def _moves_window(self, num_tokens: int, later_tokens: int) -> bool:
         size = self._tokens_per_block
         for rule in self._rules:
-            for ordinal in range(-(-num_tokens // size)):
+            # Replayed tokens read each other as well: a block that they fill and their end has passed is one that they miss.
+            for ordinal in range(-(-later_tokens // size)):
                 if not rule.is_stale(ordinal, num_tokens, size) and rule.is_stale(ordinal, later_tokens, size):
                     return True
         return False
