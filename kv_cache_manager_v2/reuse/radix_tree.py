@@ -286,9 +286,10 @@ class RadixTree(PageOwner):
         block.num_pins -= 1
 
     def _drop_below(self, top: Block, cause: i64) -> None:
-        """Drop all pages of ``top`` and of everything below it.
+        """Drop all pages of ``top`` and of everything below it that nobody holds.
 
-        None of them is held: whoever holds a page below also holds the unbounded life cycle's page of ``top``.
+        A sequence that holds a page below also holds the unbounded life cycle's page of ``top``. A lease may have kept the page
+        of a private block instead, for which ``top`` was taken over; what it has leased below stays until it is settled.
         """
         pending = [top]
         leaves: list[Block] = []
@@ -306,12 +307,12 @@ class RadixTree(PageOwner):
             self.prune(leaf)
 
     def drop_pages(self, block: Block, cause: i64) -> None:
-        """Drop every page of a block, for a `removal_cause`; nobody holds one."""
+        """Drop every page of a block that nobody holds, for a `removal_cause`."""
         storage = self.storage
         life_cycle: i64 = 0
         while life_cycle < storage.rows.num_life_cycles:
             page = block.first_page + life_cycle
-            if storage.rows.has_page(page):
+            if storage.rows.has_page(page) and storage.rows.num_holds(page) == 0:
                 storage.drop(page, storage.pool_group_of[life_cycle], cause)
             life_cycle += 1
 

@@ -54,6 +54,28 @@ def test_a_private_block_is_kept_and_never_written_in_place() -> None:
             assert used_slots(manager) == 0
 
 
+def test_leased_block_outlives_an_equal_one_that_is_dropped_above_it() -> None:
+    """The lease keeps its own page of block 0, for which the sequence takes over an equal block; that one is evicted later."""
+    with manager_of(num_slots=6) as manager:
+        run_prompt(manager, [1, 2, 3, 4]).close()
+        kv_cache = manager.create_kv_cache()
+        assert kv_cache.resume() and kv_cache.resize(8)
+        lease = kv_cache.reserve_transfer(1)
+        slots = lease.get_page_indices(0)
+        kv_cache.commit([1, 2, 3, 4, 5, 6, 7, 8])
+        kv_cache.close()
+        with manager.create_kv_cache() as other:
+            # Two slots are leased, so four are free once the block that was taken over is gone.
+            assert other.resume() and other.resize(16)
+            manager.check_invariants()
+            assert lease.get_page_indices(0) == slots and not {*slots} & {*other.get_base_page_indices(0).tolist()}
+            lease.settle()
+            manager.check_invariants()
+            assert manager.probe_reuse(None, [1, 2, 3, 4, 5, 6, 7, 8]) == 0
+            assert other.resize(24)
+        manager.check_invariants()
+
+
 def test_leases_count_where_they_stand_in_the_way() -> None:
     manager = manager_of()
     with run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
