@@ -12,6 +12,7 @@ from ..base.checks import to_count
 from ..base.errors import LogicError, OutOfPagesError
 from ..sequence import page_arrivals, residency
 from ..sequence.beams import add_beam, reorder
+from ..sequence.fork import has_room_to_fork
 from ..sequence.sequence_state import ACTIVE
 from ..sequence.step_validation import validate_fork
 from .sequence_commits import SequenceCommits
@@ -57,8 +58,10 @@ class SequenceBeams(SequenceCommits):
                 if len(state.arrivals) > 0:
                     page_arrivals.await_arrivals(state)
             try:
+                # For all of them before the first: what was evicted for a beam that is taken back would be gone.
+                has_room = width <= old_width or has_room_to_fork(state, width - old_width)
                 while len(state.beams) + 1 < width:
-                    if not add_beam(state):
+                    if not has_room or not add_beam(state):
                         refusal = state.shared.storage.last_refusal
                         raise OutOfPagesError("no room" if refusal is None else refusal.text)
             except BaseException:

@@ -14,6 +14,22 @@ from .recurrent_state import share_snapshot, undo_begin_state
 from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
 
 
+def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
+    """Whether there are slots for so many copies of the recurrent state; if not, the storage knows why."""
+    shared = state.shared
+    storage = shared.storage
+    if len(state.state_blocks) == 0:
+        return True
+    needed = vec[i64]([0] * storage.num_pool_groups)
+    needed[storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.state_blocks)
+    digest = storage.digest.value
+    if not shared.room.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
+        return True
+    # The call is going to raise, so no journal has it.
+    storage.digest.value = digest
+    return False
+
+
 def try_fork(state: SequenceState, child: SequenceState) -> bool:
     """False, and nothing has changed, if there is no slot for a copy of the recurrent state.
 
@@ -21,16 +37,15 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
     """
     shared = state.shared
     storage = shared.storage
-    needed = vec[i64]([0] * storage.num_pool_groups)
-    if len(state.state_blocks) > 0:
-        needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.state_blocks)
-        if shared.room.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
-            return False
+    if not has_room_to_fork(state, 1):
+        return False
     if state.timeline != NO_TIMELINE:
         child.timeline = shared.order.enter(state.stream)
     if len(state.state_blocks) > 0:
         storage.counters.caller = find_page_counters(state.counters)
         try:
+            needed = vec[i64]([0] * storage.num_pool_groups)
+            needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.state_blocks)
             shared.room.make_room(needed)
             _copy_state(state, child)
         except BaseException:

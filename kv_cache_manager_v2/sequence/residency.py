@@ -135,6 +135,7 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
 
 
 def _resume_beams(state: SequenceState, stream: int, waits: bool) -> bool:
+    old_stream = state.stream
     if not _resume(state, stream, waits):
         return False
     for beam in state.beams:
@@ -144,10 +145,18 @@ def _resume_beams(state: SequenceState, stream: int, waits: bool) -> bool:
         finally:
             if not is_done:
                 suspend(state)
+                _set_stream(state, old_stream)
         if not is_done:
             return False
         take_over_arrivals(state, beam)
     return True
+
+
+def _set_stream(state: SequenceState, stream: int) -> None:
+    """Of a suspended sequence and its beams: that of the last time, for a resume that names none."""
+    state.stream = stream
+    for beam in state.beams:
+        beam.stream = stream
 
 
 def _resume(state: SequenceState, stream: int, waits: bool) -> bool:

@@ -1,9 +1,11 @@
 """No room is an answer, not a disaster: False (or `OutOfPagesError` from a setter), and everything is as it was."""
 
 import pytest
+from hybrid_models import Rig
 from small_models import manager_of, run_prompt
+from tiered_models import tiered_config
 
-from kv_cache_manager_v2 import OutOfPagesError
+from kv_cache_manager_v2 import HostDevice, KVCacheManager, OutOfPagesError
 
 
 def test_704_tokens_fit_and_705_are_refused() -> None:
@@ -135,3 +137,44 @@ def test_callback_is_asked_only_for_pages_that_will_be_made() -> None:
             assert asked == []
             assert kv_cache.resize(8)
             assert asked == [0, 1]
+
+
+def test_beams_without_room_evict_nothing() -> None:
+    """Eight slots for states, one of them live and two or more snapshots: eight further beams need eight, and seven can be had."""
+    with Rig(quota=1 << 11) as rig:
+        manager = rig.manager
+        text = list(range(8))
+        rig.prefill(text).close()
+        kv_cache = rig.prefill([50, 51])
+        states = manager.get_storage_statistics()[1]
+        assert states.total == 8 and 1 < states.free < 7
+        before, digest, num_found = manager.describe(), manager.state_digest(), manager.probe_reuse(None, [*text, 9])
+        assert num_found > 0
+        with pytest.raises(OutOfPagesError, match="8 slots asked for"):
+            kv_cache.beam_width = 9
+        assert manager.describe() == before
+        # A call that raised is in no journal, so that it must not show in the digest that a rerun compares.
+        assert manager.state_digest() == digest
+        assert manager.probe_reuse(None, [*text, 9]) == num_found
+        kv_cache.beam_width = 8
+        manager.check_invariants()
+        kv_cache.close()
+
+
+def test_resume_without_room_for_the_last_beam_keeps_the_stream() -> None:
+    """Four slots on the GPU; three beams need one each, and another sequence has two of them: two beams could be resumed."""
+    device = HostDevice()
+    with KVCacheManager(tiered_config(4, [("host", 8)]), device=device) as manager, manager.create_kv_cache() as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(2)
+        kv_cache.beam_width = 3
+        assert kv_cache.resize(3, 2)
+        kv_cache.suspend()
+        stream = device.create_stream()
+        with manager.create_kv_cache() as other:
+            assert other.resume() and other.resize(8)
+            assert not kv_cache.resume(stream)
+            manager.check_invariants()
+            assert kv_cache.cuda_stream == device.default_stream() and not kv_cache.is_active
+        assert kv_cache.resume()
+        manager.check_invariants()
+        device.destroy_stream(stream)
