@@ -89,7 +89,7 @@ bench-compare: compiled ## Measure this tree against a git reference, pair by pa
 
 SEEDS ?= 200
 SIMULATE := $(VENV_PYTHON) -P -m kv_cache_manager_v2.testing.simulation --seeds 0:$(SEEDS) --digest
-.PHONY: sim canary soak
+.PHONY: sim canary digests soak
 sim: interpreted compiled ## Random histories on the simulated device, in both builds, with equal decisions (SEEDS=200).
 	@set -o pipefail; $(INTERPRETED) $(SIMULATE) | tee build/sim-interpreted.txt
 	@set -o pipefail; $(COMPILED) $(SIMULATE) | tee build/sim-compiled.txt
@@ -99,7 +99,12 @@ sim: interpreted compiled ## Random histories on the simulated device, in both b
 canary: interpreted ## Plant known bugs, one at a time; the simulation must find each (CANARY="--only window").
 	$(INTERPRETED) $(VENV_PYTHON) -P tests/simulation/run_canaries.py $(CANARY)
 
-soak: compiled ## A million random calls; the memory of the process must stay flat (SOAK="--calls 100000").
+CALLS ?= 1000000
+digests: interpreted compiled ## The same calls decide alike: builds, hash seeds, devices, journals run again (CALLS=1000000).
+	$(INTERPRETED) $(VENV_PYTHON) -P tests/simulation/digests.py --calls $(CALLS) $(DIGESTS) \
+		--interpreted $(CURDIR)/build/interpreted:$(CURDIR) --compiled $(CURDIR)/build/compiled
+
+soak: compiled ## A million random calls, a million streams; the memory of the process must stay flat (SOAK="--calls 100000").
 	$(COMPILED) $(VENV_PYTHON) -P tests/simulation/soak.py $(SOAK)
 
 # rawref's own tests under the address sanitizer. PYTHONMALLOC=malloc: so that it sees each object, not Python's arenas.
