@@ -4,10 +4,12 @@ The books are damaged from outside, by writing into the page rows; no caller can
 """
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from small_models import config_of, manager_of, run_prompt
+from tiered_models import tiered_config
 
 from kv_cache_manager_v2 import CorruptedError, KVCacheManager
 from kv_cache_manager_v2.testing import SimulatedDevice
@@ -152,3 +154,128 @@ def test_failed_copy_after_pages_were_given_up_is_not_passed_over() -> None:
         other.close()
         kv_cache.close()
     manager.shutdown()
+
+
+# -- every call -----------------------------------------------------------------------------------------------------------
+
+TEXT = list(range(1, 10))
+
+
+class Stage:
+    """A manager in which something can be done with every call: what each of `CALLS` needs is there."""
+
+    def __init__(self) -> None:
+        self.device = SimulatedDevice(0)
+        self.manager = KVCacheManager(tiered_config(12, [("host", 12)]), device=self.device)
+        self.streams = [self.device.create_stream(), self.device.create_stream()]
+        ended = self.prompt(TEXT, 0)
+        ended.stop_committing()
+        self.plan: Any = ended.plan_committed_block_drop()
+        ended.close()
+        self.active = self.prompt([20, 21, 22, 23, 24, 25], 0)
+        assert self.active.resize(8, 6)
+        self.wide = self.prompt([40, 41], 1)
+        self.wide.beam_width = 2
+        assert self.wide.resize(4, 2)
+        self.suspended = self.prompt([30, 31, 32, 33, 34], 1)
+        self.suspended.suspend()
+        self.drafting = self.prompt([50, 51], 1)
+        assert self.drafting.resize(4, 2)
+        self.stopped = self.prompt([60], 1)
+        self.stopped.stop_committing()
+        self.lease = self.active.reserve_transfer()
+
+    def prompt(self, tokens: list[int], stream: int) -> Any:
+        kv_cache = self.manager.create_kv_cache(None, tokens)
+        assert kv_cache.resume(self.streams[stream]) and kv_cache.resize(len(tokens))
+        kv_cache.commit(tokens[kv_cache.num_committed_tokens :])
+        return kv_cache
+
+
+CALLS: dict[str, Callable[[Stage], Any]] = {
+    "create_kv_cache": lambda stage: stage.manager.create_kv_cache(None, TEXT),
+    "probe_reuse": lambda stage: stage.manager.probe_reuse(None, TEXT),
+    "resize_batch": lambda stage: stage.manager.resize_batch([stage.active], [20], [6]),
+    "retain": lambda stage: stage.manager.retain(TEXT, None, 80),
+    "release": lambda stage: stage.manager.release(TEXT),
+    "demote": lambda stage: stage.manager.demote(TEXT),
+    "prefetch of a text": lambda stage: stage.manager.prefetch(TEXT, None, 0),
+    "advance_clock": lambda stage: stage.manager.advance_clock(1.0),
+    "resize of a level": lambda stage: stage.manager.resize(0, 11 * 64),
+    "adjust": lambda stage: stage.manager.adjust(),
+    "clear_reusable_blocks": lambda stage: stage.manager.clear_reusable_blocks(),
+    "resume": lambda stage: stage.suspended.resume(stage.streams[0]),
+    "prefetch": lambda stage: stage.suspended.prefetch(1),
+    "suspend": lambda stage: stage.active.suspend(),
+    "close": lambda stage: stage.active.close(),
+    "resize": lambda stage: stage.active.resize(20, 6),
+    "capacity": lambda stage: setattr(stage.active, "capacity", 20),
+    "commit": lambda stage: stage.active.commit([26, 27]),
+    "commit_tree": lambda stage: stage.drafting.commit_tree([52], [3]),
+    "commit of beams": lambda stage: stage.wide.commit([42, 43], [1, 0]),
+    "stop_committing": lambda stage: stage.active.stop_committing(),
+    "fork": lambda stage: stage.active.fork(),
+    "beam_width": lambda stage: setattr(stage.wide, "beam_width", 1),
+    "reorder_beams": lambda stage: stage.wide.reorder_beams([1, 1]),
+    "reserve_transfer": lambda stage: stage.active.reserve_transfer(),
+    "settle": lambda stage: stage.lease.settle(stage.streams[1]),
+    "plan_committed_block_drop": lambda stage: stage.stopped.plan_committed_block_drop(),
+    "drop": lambda stage: stage.plan.drop(),
+    "cancel": lambda stage: stage.plan.cancel(),
+    "cuda_stream": lambda stage: setattr(stage.active, "cuda_stream", stage.streams[1]),
+    "set_base_page_index_buf": lambda stage: stage.active.set_base_page_index_buf(0, 0, None),
+}
+BREAKABLE_BY_BOOKS = (
+    "resize_batch", "resume", "suspend", "close", "resize", "capacity", "commit of beams", "fork", "beam_width", "reorder_beams",
+    "reserve_transfer", "settle",
+)  # fmt: skip
+"""Those that look at holds and locks."""
+BREAKABLE_BY_DEVICE = (*BREAKABLE_BY_BOOKS, "commit", "commit_tree", "cuda_stream")
+"""Those that record an event, wait for one or copy."""
+
+
+def break_by_books(stage: Stage) -> None:
+    forget_all_holds(stage.manager)
+
+
+def break_by_device(stage: Stage) -> None:
+    """An assertion that fails in the middle: one that the device raises is none of the user's either."""
+    for kind in ("record", "wait", "copy"):
+        stage.device.faults.fail(kind, 1, AssertionError("an invariant does not hold"))
+
+
+def test_every_call_of_a_broken_manager_repeats_the_first_reason() -> None:
+    stage = Stage()
+    break_by_books(stage)
+    with pytest.raises(CorruptedError) as first:
+        stage.active.suspend()
+    reason = str(first.value).split(": ", 1)[1]
+    for name, call in CALLS.items():
+        with pytest.raises(CorruptedError) as later:
+            call(stage)
+        assert str(later.value).endswith(reason), name
+    stage.manager.shutdown()
+
+
+@pytest.mark.parametrize("name", BREAKABLE_BY_BOOKS)
+def test_every_call_that_finds_wrong_books_breaks_the_manager(name: str) -> None:
+    stage = Stage()
+    break_by_books(stage)
+    with pytest.raises(CorruptedError) as first:
+        CALLS[name](stage)
+    with pytest.raises(CorruptedError) as later:
+        stage.manager.probe_reuse(None, TEXT)
+    assert str(later.value).split(": ", 1)[1] == str(first.value).split(": ", 1)[1]
+    stage.manager.shutdown()
+
+
+@pytest.mark.parametrize("name", [name for name in BREAKABLE_BY_DEVICE if name not in ("fork", "reserve_transfer")])
+def test_every_call_that_fails_in_the_middle_breaks_the_manager(name: str) -> None:
+    stage = Stage()
+    break_by_device(stage)
+    with pytest.raises(CorruptedError, match="an invariant does not hold"):
+        CALLS[name](stage)
+    stage.device.faults.clear()
+    with pytest.raises(CorruptedError, match="an invariant does not hold"):
+        stage.manager.create_kv_cache(None, TEXT)
+    stage.manager.shutdown()
