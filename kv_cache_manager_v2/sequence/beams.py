@@ -6,7 +6,8 @@ status, stream, capacity, history and committed tokens at every instant; only be
 is counted in statistics. Scratch reuse is off while there are beams.
 
 A step of all beams is one `resize`, all or nothing: it is planned for each beam after the ones before it, so that of a block that
-only beams share the last one writes in place. A device that refuses a copy once the first beam has gone through breaks the manager.
+only beams share the last one writes in place. All copies are made before anything changes, so that a device that refuses one changes
+nothing; where there is room for them only once the step's own pages are given back, such a device breaks the manager.
 """
 
 from librt.vecs import vec

@@ -8,6 +8,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
+from ..reuse.block import Block
 from .beams import list_beams, list_copies_of_beam
 from .block_runs import list_first_pages, make_pages
 from .forked_blocks import (
@@ -22,7 +23,14 @@ from .page_users import count_given_back, give_up_page
 from .sequence_state import SequenceState
 from .shared_state import NEVER
 from .small_step import stays_within_blocks
-from .tail_copy import can_take_tail_back, copy_shared_blocks, take_tail_back
+from .tail_copy import (
+    can_take_tail_back,
+    copy_shared_blocks,
+    free_copies,
+    go_on_with_copies,
+    stage_copies,
+    take_tail_back,
+)
 from .usage_books import enter_growth
 from .window_move import move_windows
 
@@ -40,23 +48,80 @@ def _resize_beams(state: SequenceState, capacity: i64, history: i64) -> bool:
     beams = list_beams(state)
     needed = vec[i64]([0] * shared.storage.num_pool_groups)
     given_back = vec[i64]([0] * shared.storage.num_pool_groups)
+    copies_of_beams: list[list[int]] = []
     position: i64 = 0
     for beam in beams:
         copies = list_copies_of_beam(beams, position, capacity, history)
         _plan(beam, capacity, history, copies, needed, given_back)
         if shared.room.find_refusal(needed, given_back):
             return False
+        copies_of_beams.append(copies)
         position += 1
     _make_room_beforehand(state, needed, given_back)
-    # Beam 0 alone may ask the user for priorities, and does so before anything changes.
-    if not _resize_one(state, capacity, history):
+    # Copies first, which the device may refuse; then beam 0, which alone may ask the user for priorities.
+    digest = shared.storage.digest.value
+    staged = _stage_copies_of_beams(beams, copies_of_beams)
+    is_done = False
+    try:
+        mark = shared.order.mark(state.timeline)
+        is_done = _resize_one(state, capacity, history)
+    finally:
+        if not is_done:
+            _free_copies_of_beams(beams, staged)
+            shared.storage.digest.value = digest
+    if not is_done:
         return False
     shared.guard.begin_change()
-    for beam in state.beams:
-        is_done = _resize_one(beam, capacity, history)
-        assert is_done, "room that was planned for all beams was not there for each"
+    position = 0
+    for beam in beams:
+        if position > 0:
+            if len(staged[position]) > 0:
+                go_on_with_copies(beam, copies_of_beams[position], staged[position], mark)
+            is_done = _resize_one(beam, capacity, history)
+            assert is_done, "room that was planned for all beams was not there for each"
+        position += 1
     shared.guard.end_change()
     return True
+
+
+def _stage_copies_of_beams(beams: list[SequenceState], copies_of_beams: list[list[int]]) -> list[list[Block]]:
+    """What each further beam is going to copy, copied before anything changes: `PageMoveError` or the device's own error, and
+    nothing has. None at all where there is room for it only once the call has given pages back."""
+    staged: list[list[Block]] = [[] for _ in beams]
+    storage = beams[0].shared.storage
+    room = beams[0].shared.room
+    needed = vec[i64]([0] * storage.num_pool_groups)
+    position = 0
+    for beam in beams:
+        _count_held_copies(beam, copies_of_beams[position], needed)
+        position += 1
+    pool_group: i64 = 0
+    while pool_group < storage.num_pool_groups:
+        if not room.has_room(pool_group, needed[pool_group]):
+            return staged
+        pool_group += 1
+    room.make_room(needed)
+    digest = storage.digest.value
+    try:
+        position = 0
+        for beam in beams:
+            copies = copies_of_beams[position]
+            if position > 0 and len(copies) > 0:
+                staged[position] = stage_copies(beam, copies, [PRIORITY_DEFAULT] * (beam.shared.num_life_cycles * len(copies)))
+            position += 1
+    except BaseException:
+        _free_copies_of_beams(beams, staged)
+        storage.digest.value = digest
+        raise
+    return staged
+
+
+def _free_copies_of_beams(beams: list[SequenceState], staged: list[list[Block]]) -> None:
+    """The last one first: the next call takes the same slots."""
+    position = len(beams) - 1
+    while position > 0:
+        free_copies(beams[position], staged[position])
+        position -= 1
 
 
 def _resize_one(state: SequenceState, capacity: i64, history: i64) -> bool:
@@ -212,12 +277,7 @@ def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) 
     storage = state.shared.storage
     room = state.shared.room
     needed = vec[i64]([0] * storage.num_pool_groups)
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        for ordinal in copies:
-            if state.holds_page(life_cycle, ordinal):
-                needed[storage.pool_group_of[life_cycle]] += 1
-        life_cycle += 1
+    _count_held_copies(state, copies, needed)
     pool_group: i64 = 0
     while pool_group < storage.num_pool_groups:
         if not room.has_room(pool_group, needed[pool_group]):
@@ -226,6 +286,16 @@ def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) 
     room.make_room(needed)
     copy_shared_blocks(state, copies, priorities)
     return True
+
+
+def _count_held_copies(state: SequenceState, copies: list[int], needed: vec[i64]) -> None:
+    """Add, per pool group, the slots that copies of blocks as they are now take."""
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        for ordinal in copies:
+            if state.holds_page(life_cycle, ordinal):
+                needed[state.shared.storage.pool_group_of[life_cycle]] += 1
+        life_cycle += 1
 
 
 def _plan_scratch(

@@ -18,6 +18,19 @@ def copy_shared_blocks(state: SequenceState, copies: list[int], priorities: list
     A slot has been made free for each life cycle that needs a block. ``priorities``: for each block, one entry per life cycle.
     The shared pages are locked by this sequence and are given up here.
     """
+    digest = state.shared.storage.digest.value
+    targets = stage_copies(state, copies, priorities)
+    try:
+        mark = state.shared.order.mark(state.timeline)
+    except BaseException:
+        free_copies(state, targets)
+        state.shared.storage.digest.value = digest
+        raise
+    go_on_with_copies(state, copies, targets, mark)
+
+
+def stage_copies(state: SequenceState, copies: list[int], priorities: list[int]) -> list[Block]:
+    """The first half: private blocks with the bytes of those, which nobody has yet. The device's error leaves nothing behind."""
     shared = state.shared
     pool = shared.tree.pool
     digest = shared.storage.digest.value
@@ -26,12 +39,21 @@ def copy_shared_blocks(state: SequenceState, copies: list[int], priorities: list
         for ordinal in copies:
             targets.append(pool.take())
             _copy_pages(state, ordinal, targets[-1], priorities, (len(targets) - 1) * shared.num_life_cycles)
-        mark = shared.order.mark(state.timeline)
     except BaseException:
-        while len(targets) > 0:
-            _free_copies(state, targets.pop())
+        free_copies(state, targets)
         shared.storage.digest.value = digest
         raise
+    return targets
+
+
+def free_copies(state: SequenceState, targets: list[Block]) -> None:
+    """They were staged, and nobody goes on with them."""
+    while len(targets) > 0:
+        _free_copy(state, targets.pop())
+
+
+def go_on_with_copies(state: SequenceState, copies: list[int], targets: list[Block], mark: i64) -> None:
+    """The second half: the sequence has the copies instead of the shared blocks. ``mark``: of its timeline, after the copies."""
     position = 0
     for ordinal in copies:
         _go_on_with_copy(state, ordinal, targets[position], mark)
@@ -69,7 +91,7 @@ def _go_on_with_copy(state: SequenceState, ordinal: i64, target: Block, mark: i6
         state.copies_tail_on_resume = False
 
 
-def _free_copies(state: SequenceState, target: Block) -> None:
+def _free_copy(state: SequenceState, target: Block) -> None:
     """Some copies may be under way: their slots may be touched again when this stream is done with them."""
     storage = state.shared.storage
     guard = state.shared.guard

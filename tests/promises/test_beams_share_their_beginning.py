@@ -286,3 +286,42 @@ def test_each_beam_is_a_row_of_a_batch() -> None:
             table.update()
         assert table.remove(kv_cache, 2) == 2
         table.update()
+
+
+@pytest.mark.parametrize("tokens", [6, 9])
+def test_a_device_that_refuses_a_copy_changes_nothing(tokens: int) -> None:
+    """Four beams write into one block: three copies of its page in each of two groups of layers. Each of the six is refused in turn."""
+    config = config_of([None, 8], num_slots=40)
+    device = SimulatedDevice(tokens)
+    manager = KVCacheManager(config, device=device)
+    engine = FakeEngine(config, device)
+    text = list(range(tokens))
+    kv_cache = manager.create_kv_cache()
+    assert kv_cache.resume() and kv_cache.resize(tokens, 0)
+    engine.execute([Step(kv_cache, text, [])])
+    kv_cache.commit(text)
+    kv_cache.beam_width = 4
+    before = manager.describe()
+    num_refused = 0
+    while True:
+        device.faults.fail("copy", num_refused + 1, RuntimeError("no more copies"))
+        digest = manager.state_digest()
+        try:
+            assert kv_cache.resize(tokens + 1, tokens)
+        except RuntimeError:
+            num_refused += 1
+            assert manager.describe() == before and manager.state_digest() == digest
+            manager.check_invariants()
+            continue
+        break
+    assert num_refused == 6
+    device.faults.clear()
+    engine.execute([Step(kv_cache, [[100 + beam] for beam in range(4)], text)])
+    engine.execute([Step(kv_cache, [], [[*text, 100 + beam] for beam in range(4)])])
+    engine.synchronize()
+    assert device.races == ()
+    kv_cache.close()
+    engine.close()
+    manager.clear_reusable_blocks()
+    manager.shutdown()
+    device.close()
