@@ -339,6 +339,7 @@ class KVCacheManager(RetentionHints):
             priorities: list[int] | None = None
             if callback is not None:
                 priorities = residency.ask_matched_priorities(state, match)
+            state.prompt_length = prompt_length
             residency.hold_match(state, match)
             if state_match is not None:
                 begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)

@@ -109,6 +109,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.awaits_reads = state.awaits_reads
     child.retention = state.retention
     child.branch_end = state.branch_end
+    child.prompt_length = state.prompt_length
     child.status = state.status
     share_snapshot(state, child)
     ordinal = state.num_published

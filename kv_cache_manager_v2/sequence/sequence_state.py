@@ -82,6 +82,7 @@ class SequenceState:
         "arrivals",
         "retention",
         "branch_end",
+        "prompt_length",
         "awaits_reads",
     )
 
@@ -136,6 +137,8 @@ class SequenceState:
     """None if there are no statistics."""
     branch_end: i64
     """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
+    prompt_length: i64
+    """As given when the sequence was made, in tokens; what comes behind is generated."""
     retention: RetentionPlan | None
     """None unless some of its blocks keep their priority for a while only."""
     arrivals: vec[i64]
@@ -190,6 +193,7 @@ class SequenceState:
         self.arrivals = vec[i64]()
         self.retention = None
         self.branch_end = 0
+        self.prompt_length = 0
         self.awaits_reads = False
         self.note_next_window_move()
 

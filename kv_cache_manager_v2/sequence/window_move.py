@@ -1,5 +1,7 @@
 """The window moves: history grows, and what no layer will read again is given up."""
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX
@@ -7,12 +9,14 @@ from .block_runs import give_back_passed, give_back_stale
 from .page_users import give_up_page
 from .sequence_state import SequenceState
 
+LEAST_SLACK_TOKENS: Final = 512
+
 
 def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
     """Set the history length of an active sequence and give up the pages that become stale.
 
-    A published page that the window has passed is of use only to a prompt that ends just behind it: the next to go. It is not
-    if prompts are known to end or to part there: a match did, or the path has branched.
+    A published page that the window has passed is of use only to a prompt that ends just behind it: the next to go. It goes in its
+    turn where prompts are likely to end or to part: where a match did, where the path has branched, and at the end of the prompt.
     """
     state.history = history
     if history < state.next_window_move:
@@ -36,16 +40,7 @@ def _give_up_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin:
     if state.scratch.num_blocks == 0 and end - begin > 1:
         runs_end = end if end < state.num_published else state.num_published
     if begin < runs_end:
-        kept_end = state.branch_end if state.branch_end < runs_end else runs_end
-        kept_begin = state.shared.compute_window_begin(life_cycle, state.branch_end * state.shared.tokens_per_block)
-        if kept_begin < begin:
-            kept_begin = begin
-        if kept_begin < kept_end:
-            give_back_stale(state, life_cycle, kept_begin, kept_end, mark)
-            give_back_passed(state, life_cycle, begin, kept_begin, mark)
-            give_back_passed(state, life_cycle, kept_end, runs_end, mark)
-        else:
-            give_back_passed(state, life_cycle, begin, runs_end, mark)
+        _give_back_published(state, life_cycle, begin, runs_end, mark)
         table.set_bad_run(begin, runs_end)
     ordinal = runs_end if runs_end > begin else begin
     while ordinal < end:
@@ -53,6 +48,29 @@ def _give_up_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin:
             _give_up_passed_page(state, life_cycle, ordinal, mark)
             table.set(ordinal, BAD_PAGE_INDEX)
         ordinal += 1
+
+
+def _give_back_published(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
+    """Page by page the same as `_give_up_passed_page`, in up to five runs."""
+    branch_begin = _find_branch_window(state, life_cycle)
+    branch_end = state.branch_end
+    prompt_begin = _find_prompt_window(state, life_cycle)
+    prompt_end = _find_prompt_end(state)
+    while begin < end:
+        stop = end
+        if begin < branch_begin < stop:
+            stop = branch_begin
+        if begin < branch_end < stop:
+            stop = branch_end
+        if begin < prompt_begin < stop:
+            stop = prompt_begin
+        if begin < prompt_end < stop:
+            stop = prompt_end
+        if branch_begin <= begin < branch_end or prompt_begin <= begin < prompt_end:
+            give_back_stale(state, life_cycle, begin, stop, mark)
+        else:
+            give_back_passed(state, life_cycle, begin, stop, mark)
+        begin = stop
 
 
 def _give_up_passed_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
@@ -63,4 +81,30 @@ def _give_up_passed_page(state: SequenceState, life_cycle: i64, ordinal: i64, ma
     page = state.blocks[ordinal].first_page + life_cycle
     pool_group = storage.pool_group_of[life_cycle]
     storage.unlock(page, pool_group, state.timeline, mark)
-    storage.release_first(page, pool_group)
+    if _find_branch_window(state, life_cycle) <= ordinal < state.branch_end or (
+        _find_prompt_window(state, life_cycle) <= ordinal < _find_prompt_end(state)
+    ):
+        storage.release(page, pool_group)
+    else:
+        storage.release_first(page, pool_group)
+
+
+def _find_branch_window(state: SequenceState, life_cycle: i64) -> i64:
+    """The first block that a match needs which ends where the latest did, or where the path left that of others."""
+    return state.shared.compute_window_begin(life_cycle, state.branch_end * state.shared.tokens_per_block)
+
+
+def _find_prompt_window(state: SequenceState, life_cycle: i64) -> i64:
+    """The same for the end of the prompt, where its continuation is likely to part from what is generated here; or some way before:
+    the last words of a prompt are often not those that the next one repeats."""
+    shared = state.shared
+    slack = 2 * shared.window_sizes[life_cycle]
+    if slack < LEAST_SLACK_TOKENS:
+        slack = LEAST_SLACK_TOKENS
+    end = state.prompt_length - slack
+    return shared.compute_window_begin(life_cycle, end if end > 0 else 0)
+
+
+def _find_prompt_end(state: SequenceState) -> i64:
+    tokens_per_block = state.shared.tokens_per_block
+    return (state.prompt_length + tokens_per_block - 1) // tokens_per_block

@@ -105,3 +105,26 @@ def test_window_moves_before_new_pages_are_taken() -> None:
             for position in range(8, 100):
                 assert kv_cache.resize(position + 1, position)
             manager.check_invariants()
+
+
+def test_what_the_window_passed_goes_first_but_for_the_end_of_the_prompt() -> None:
+    """Window 8, 4 tokens per block, a prompt of 600 tokens and an answer of 40: 160 blocks in two groups fill 320 slots.
+
+    Windowed pages of blocks 148 and 149 serve prompts that part where this one ended, and from block (600 - 512 + 1 - 8) / 4 = 20 on
+    those that part up to 512 tokens before. The window has passed 158 blocks: of these 0..19 and 150..157 go first, 28 pages, as
+    many as the 14 blocks of another prompt need.
+    """
+    with manager_of([None, 8], num_slots=320) as manager:
+        text = list(range(640))
+        with run_prompt(manager, text[:600]) as kv_cache:
+            for position in range(600, 640):
+                assert kv_cache.resize(position + 1)
+                kv_cache.commit(text[position : position + 1])
+        assert free_slots(manager) == 0
+        run_prompt(manager, list(range(1000, 1056))).close()
+        assert manager.get_storage_statistics()[0].evicted == 28
+        assert manager.probe_reuse(input_tokens=text) == 640
+        assert manager.probe_reuse(input_tokens=[*text[:600], 9]) == 600
+        assert manager.probe_reuse(input_tokens=text[:100]) == 100
+        assert manager.probe_reuse(input_tokens=text[:80]) == 0
+        manager.check_invariants()
