@@ -86,6 +86,7 @@ from .metrics.prometheus_exporter import PrometheusExporter
 from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
 from .sequence.matched_tokens import MatchedTokens
+from .sequence.reuse_sample import ReuseSample
 from .stats.drop_reason import DropReason
 from .stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from .stats.miss_cause import MissCause
@@ -238,6 +239,7 @@ __all__ = [
     "Refusal",
     "RebalanceConfig",
     "RetentionConfig",
+    "ReuseSample",
     "ReuseScope",
     "ScratchDesc",
     "SlotDesc",

@@ -32,7 +32,7 @@ from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize
 from ..sequence.stream_handle import stream_handle
-from ..sequence.usage_books import enter_close
+from ..sequence.usage_books import enter_close, enter_fork
 from .open_sequences import OpenSequences
 from .sequence_beams import SequenceBeams
 from .sequence_queries import SequenceStatus
@@ -270,6 +270,7 @@ class KVCache(SequenceBeams):
             )
             if not try_fork(state, child):
                 raise OutOfPagesError(self._refusal_text())
+            enter_fork(child)
             kv_cache = KVCache(child, self._manager, self._open_sequences)
             if state.shared.journal is not None:
                 state.shared.journal.fork(state.serial, state.shared.storage.digest.value)

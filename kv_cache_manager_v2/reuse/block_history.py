@@ -13,7 +13,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..events.removal_cause import CAPACITY, UNREACHABLE
-from ..stats.reuse_sampler import ReuseSampler
+from ..stats.reuse_sampler import NO_KEY, ReuseSampler
 from ..storage.page_rows import PageRows
 from .reuse_scope import ReuseScope
 
@@ -68,6 +68,7 @@ class BlockHistory:
     __slots__ = (
         "_rows", "_scopes", "_tells_scopes", "_block_texts", "_block_scopes", "_texts", "_entries", "_bucket_mask", "_time",
         "sampler", "num_blocks", "_num_evicted", "_num_blocks_at_evictions", "_block_samples", "_samples_before",
+        "_block_bytes",
     )  # fmt: skip
 
     _rows: Final[PageRows]
@@ -82,6 +83,8 @@ class BlockHistory:
     _entries: Final[vec[i64]]
     _bucket_mask: Final[i64]
     _time: i64
+    _block_bytes: Final[i64]
+    """Of the tokens of a full block."""
     sampler: Final[ReuseSampler | None]
     """Measures how long ago blocks were used; None: nobody does."""
     num_blocks: i64
@@ -94,9 +97,10 @@ class BlockHistory:
     _samples_before: vec[i64]
     """The same without itself."""
 
-    def __init__(self, rows: PageRows, num_entries: int, sampler: ReuseSampler | None) -> None:
+    def __init__(self, rows: PageRows, num_entries: int, sampler: ReuseSampler | None, block_bytes: int = 0) -> None:
         """``num_entries`` is rounded up to a power of two of at least one bucket; an entry is 16 bytes."""
         self.sampler = sampler
+        self._block_bytes = block_bytes
         self.num_blocks = 0
         self._num_evicted = 0
         self._num_blocks_at_evictions = 0
@@ -166,8 +170,11 @@ class BlockHistory:
             self._samples_before[number] = sample
             sample_key = key_of(text, scope)
             if sampler.is_sampled(sample_key):
+                before: i64 = NO_KEY
+                if sample != NO_SAMPLE:
+                    before = key_of(self._block_texts[sample], self._block_scopes[sample])
+                sampler.note_published(sample_key, before, len(key) == self._block_bytes)
                 sample = number
-                sampler.touch(sample_key)
             self._block_samples[number] = sample
 
     def note_gone(self, block: i64, cause: i64) -> None:
@@ -189,17 +196,27 @@ class BlockHistory:
             return
         sample = self._block_samples[self._number(block)]
         while sample != NO_SAMPLE:
-            sampler.query(key_of(self._block_texts[sample], self._block_scopes[sample]))
+            sampler.note_asked(key_of(self._block_texts[sample], self._block_scopes[sample]))
             sample = self._samples_before[sample]
 
-    def note_used(self, block: i64) -> None:
+    def note_held(self, block: i64) -> None:
+        """A sequence uses the path that ends at this published block from now on."""
+        sampler = self.sampler
+        if sampler is None or block < 0:
+            return
+        sample = self._block_samples[self._number(block)]
+        while sample != NO_SAMPLE:
+            sampler.note_held(key_of(self._block_texts[sample], self._block_scopes[sample]))
+            sample = self._samples_before[sample]
+
+    def note_given_back(self, block: i64) -> None:
         """The path that ends at this published block was used until now; its far end is the first to go."""
         sampler = self.sampler
         if sampler is None or block < 0:
             return
         sample = self._block_samples[self._number(block)]
         while sample != NO_SAMPLE:
-            sampler.touch(key_of(self._block_texts[sample], self._block_scopes[sample]))
+            sampler.note_given_back(key_of(self._block_texts[sample], self._block_scopes[sample]))
             sample = self._samples_before[sample]
 
     def forget_full_size(self) -> None:

@@ -1,50 +1,69 @@
-"""From reuse distances to hit rates: which of the sampled queries a cache of another size would have answered.
-
-The estimate is anchored at what was measured. A smaller cache would have kept that share of the present hits which the sample
-has at smaller distances; a larger one would also have had that share of what is gone by now which the sample has between the two
-sizes. So what the model of a cache leaves out (pages that nobody may evict, blocks found in part) cancels out, and so does most of
-the luck of the draw.
-"""
+"""From the sample of blocks to hit rates: which of the sampled queries a cache of another size or policy would have answered."""
 
 from ..base.errors import LogicError
+from ..config.eviction_policy import EvictionPolicy
 from ..reuse.radix_tree import RadixTree
 from ..stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from ..stats.miss_cause import DROPPED, EVICTED, LOAD_FAILED, SHRUNK, UNREACHABLE
+from ..stats.reuse_sampler import ReuseSampler
 from ..stats.usage_counters import PROMPT_TOKENS, UsageCounters
+from .reuse_sample import CacheFigures, ReuseSample
 
 
-def estimate_hit_rates(tree: RadixTree, total: UsageCounters, level: int, sizes: list[float]) -> HitRateCurve:
+def estimate_hit_rates(
+    tree: RadixTree, total: UsageCounters, level: int, policy: EvictionPolicy, sizes: list[float]
+) -> HitRateCurve:
+    """By reuse distances: for eviction by recency, and at once. `LogicError` without a sample. ``policy``: the present one."""
+    sampler = _require_sampler(tree)
+    figures = _take_figures(tree, sampler, total, level, policy)
+    now = int(sampler.count_queries_within(figures.num_blocks * sampler.rate))
+    points: list[HitRatePoint] = []
+    for size in sizes:
+        hits = int(sampler.count_queries_within(figures.compute_blocks(size) * sampler.rate))
+        points.append(HitRatePoint(size, figures.compute_hit_rate(now, hits, int(sampler.num_queries))))
+    return HitRateCurve(level, tuple(points), float(sampler.rate), int(sampler.num_queries), int(figures.num_blocks), None)
+
+
+def take_reuse_sample(tree: RadixTree, total: UsageCounters, level: int, policy: EvictionPolicy) -> ReuseSample:
     """`LogicError` without a sample."""
-    history = tree.history
-    sampler = None if history is None else history.sampler
-    if history is None or sampler is None:
+    sampler = _require_sampler(tree)
+    return ReuseSample(_take_figures(tree, sampler, total, level, policy), sampler.log.copy_words())
+
+
+def _require_sampler(tree: RadixTree) -> ReuseSampler:
+    sampler = None if tree.history is None else tree.history.sampler
+    if sampler is None:
         raise LogicError("nothing was sampled; make the manager with miss_ratio_sampling over 0, 0.01 say")
-    num_tokens = int(total.counts[total.calls_at + PROMPT_TOKENS])
+    return sampler
+
+
+def _take_figures(
+    tree: RadixTree, sampler: ReuseSampler, total: UsageCounters, level: int, policy: EvictionPolicy
+) -> CacheFigures:
+    history = tree.history
+    assert history is not None, "a sampler without a history"
     num_hit = 0
     for at in range(total.hits_at, total.misses_at):
         num_hit += int(total.counts[at])
-    present = history.compute_full_size()
-    slots = _count_slots(tree)
-    if present == 0.0:
-        # It was never full: what it could hold, as one page of each block takes a slot.
-        present = float(sum(slots))
-    share = slots[level] / max(sum(slots), 1)
     num_gone = 0
     for cause in (EVICTED, UNREACHABLE, SHRUNK, DROPPED, LOAD_FAILED):
         num_gone += int(total.counts[total.misses_at + cause])
-    now = int(sampler.count_queries_within(present * sampler.rate))
-    points: list[HitRatePoint] = []
-    for size in sizes:
-        other = present * (1.0 + (size - 1.0) * share)
-        more = int(sampler.count_queries_within(other * sampler.rate)) - now
-        if more < 0:
-            tokens = num_hit * (now + more) / now
-        elif more > 0:
-            tokens = num_hit + num_gone * more / (int(sampler.num_queries) - now)
-        else:
-            tokens = float(num_hit)
-        points.append(HitRatePoint(size, tokens / num_tokens if num_tokens > 0 else 0.0))
-    return HitRateCurve(level, tuple(points), float(sampler.rate), int(sampler.num_queries), int(present))
+    slots = _count_slots(tree)
+    present = history.compute_full_size()
+    if present == 0.0:
+        # It was never full: what it could hold, as one page of each block takes a slot.
+        present = float(sum(slots))
+    return CacheFigures(
+        level=level,
+        policy=policy,
+        num_tokens=int(total.counts[total.calls_at + PROMPT_TOKENS]),
+        num_hit=num_hit,
+        num_gone=num_gone,
+        num_blocks=present,
+        share=slots[level] / max(sum(slots), 1),
+        rate=float(sampler.rate),
+        has_lost=sampler.log.has_lost,
+    )
 
 
 def _count_slots(tree: RadixTree) -> list[int]:

@@ -23,7 +23,6 @@ from ..stats.usage_counters import (
     MISSED,
     PROMPT_TOKENS,
     REQUESTS,
-    RESUMES,
     REUSED_FULL,
     REUSED_PARTIAL,
     SequenceCounters,
@@ -113,7 +112,7 @@ def make_usage_books(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KV
         # The sample must hold what a cache of the largest size of interest holds.
         most_blocks = float(most) * float(storage.num_levels) * LARGEST_SIZE
         sampler = ReuseSampler(min(config.miss_ratio_sampling, MAX_SAMPLES / max(most_blocks, 1.0)))
-    history = BlockHistory(storage.rows, int(num_entries), sampler)
+    history = BlockHistory(storage.rows, int(num_entries), sampler, int(tree.block_bytes))
     tree.history = history
     has_state = life_cycles.state_life_cycle_id is not None
     has_windows = any([cycle.window_size is not None for cycle in life_cycles])
@@ -174,22 +173,35 @@ def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64
 def enter_resume(state: SequenceState, counters: SequenceCounters) -> None:
     """The first time the sequence is a request now, and its path is what it asked for and found."""
     history = state.shared.tree.history
-    if counters.usage.counts[counters.usage.calls_at + RESUMES] == 0 and history is not None:
+    if not counters.has_asked and history is not None:
+        counters.has_asked = True
         sampler = history.sampler
         if sampler is not None and counters.total is not None:
             history.note_asked(state.path_end.first_page)
             for key in counters.missed_samples:
-                sampler.query(key)
+                sampler.note_asked(key)
             counters.missed_samples = []
-        history.note_used(state.path_end.first_page)
+        history.note_held(state.path_end.first_page)
     counters.note_resumed()
+
+
+def enter_fork(child: SequenceState) -> None:
+    """It uses what its parent has, and has asked for nothing; called once it is open."""
+    history = child.shared.tree.history
+    counters = child.counters
+    if history is not None and counters is not None:
+        counters.has_asked = True
+        history.note_held(child.path_end.first_page)
 
 
 def enter_close(state: SequenceState) -> None:
     """Up to now the path was in use; called before it is given up."""
     history = state.shared.tree.history
-    if history is not None and state.counters is not None:
-        history.note_used(state.path_end.first_page)
+    counters = state.counters
+    if history is not None and counters is not None:
+        if not counters.has_asked:
+            history.note_held(state.path_end.first_page)
+        history.note_given_back(state.path_end.first_page)
 
 
 def enter_growth(state: SequenceState, counters: SequenceCounters, old_num_blocks: i64) -> None:

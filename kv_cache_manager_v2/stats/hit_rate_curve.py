@@ -1,6 +1,8 @@
-"""What hit rate the cache would have had with more or less memory: a value, made when somebody asks."""
+"""What hit rate the cache would have had with more or less memory, or another policy: a value, made when somebody asks."""
 
 from dataclasses import dataclass
+
+from ..config.eviction_policy import EvictionPolicy
 
 
 @dataclass(frozen=True)
@@ -13,10 +15,9 @@ class HitRatePoint:
 
 @dataclass(frozen=True)
 class HitRateCurve:
-    """The miss-ratio curve of one tier, the other way up. At size 1 it is what was measured.
+    """The miss-ratio curve of one tier, the other way up. Under the present policy it is at size 1 what was measured.
 
-    Estimated from the reuse distances of sampled blocks, for eviction by recency. Misses that are not for capacity stay misses at
-    every size, those by a broken window too.
+    Estimated from sampled blocks. Misses that are not for capacity stay misses at every size, those by a broken window too.
     """
 
     level: int
@@ -27,3 +28,5 @@ class HitRateCurve:
     """Under a few hundred the curve is a guess."""
     cached_blocks: int
     """Published blocks that all tiers together had when they were full."""
+    policy: EvictionPolicy | None = None
+    """Which one was played through; None: recency, by reuse distances."""

@@ -12,8 +12,11 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from .reuse_log import ASKED, BELOW, GIVEN_BACK, HELD, PUBLISHED, PUBLISHED_PART, ReuseLog
+
 MAX_SAMPLES: Final = 1 << 13
 NUM_TIMES: Final = 1 << 15
+NO_KEY: Final = -1
 _KEY_SHIFT: Final = 17
 _KEY_MASK: Final = (1 << 20) - 1
 
@@ -21,11 +24,12 @@ _KEY_MASK: Final = (1 << 20) - 1
 @final
 @mypyc_attr(native_class=True)
 class ReuseSampler:
-    """Keys are 62-bit hashes of contents."""
+    """Keys are 62-bit hashes of contents. What happens to sampled blocks also goes into a log, for other policies."""
 
-    __slots__ = ("rate", "num_queries", "distances", "_threshold", "_times", "_tree", "_next_time", "_num_live")
+    __slots__ = ("rate", "log", "num_queries", "distances", "_threshold", "_times", "_tree", "_next_time", "_num_live")
 
     rate: Final[float]
+    log: Final[ReuseLog]
     num_queries: i64
     """Of sampled blocks, found or not."""
     distances: Final[vec[i64]]
@@ -41,6 +45,7 @@ class ReuseSampler:
         """``rate`` is over 0 and at most 1."""
         self._threshold = max(int(rate * (_KEY_MASK + 1)), 1)
         self.rate = float(int(self._threshold)) / float(_KEY_MASK + 1)
+        self.log = ReuseLog()
         self.num_queries = 0
         self.distances = vec[i64]([0] * MAX_SAMPLES)
         self._times = {}
@@ -51,8 +56,28 @@ class ReuseSampler:
     def is_sampled(self, key: i64) -> bool:
         return ((key >> _KEY_SHIFT) & _KEY_MASK) < self._threshold
 
+    def note_published(self, key: i64, key_before: i64, is_full: bool) -> None:
+        """A sampled block joins the tree. ``key_before``: of the nearest sampled block on its path, or NO_KEY."""
+        if key_before != NO_KEY:
+            self.log.note(BELOW, key_before)
+        self.log.note(PUBLISHED if is_full else PUBLISHED_PART, key)
+        self.touch(key)
+
+    def note_held(self, key: i64) -> None:
+        """A sequence begins to use a sampled block."""
+        self.log.note(HELD, key)
+        self.touch(key)
+
+    def note_given_back(self, key: i64) -> None:
+        self.log.note(GIVEN_BACK, key)
+        self.touch(key)
+
+    def note_asked(self, key: i64) -> None:
+        """A prompt asks for a sampled block, which is there or not."""
+        self.log.note(ASKED, key)
+        self.query(key)
+
     def query(self, key: i64) -> None:
-        """A prompt asks for a sampled block."""
         self.num_queries += 1
         time: i64 = self._times.get(int(key), 0)
         if time > 0:

@@ -99,7 +99,7 @@ class SequenceCounters:
     running was no request.
     """
 
-    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "missed_samples")
+    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "missed_samples")
 
     usage: Final[UsageCounters]
     total: Final[UsageCounters | None]
@@ -107,6 +107,8 @@ class SequenceCounters:
     prompt_length: Final[i64]
     """Blocks that begin from here on are generated."""
     is_in_total: bool
+    has_asked: bool
+    """Whether the sample of blocks knows that this sequence uses its path."""
     missed_samples: list[int]
     """Keys of sampled blocks that the prompt asked for and that are gone; until the first resume."""
 
@@ -115,6 +117,7 @@ class SequenceCounters:
         self.total = total
         self.prompt_length = prompt_length
         self.is_in_total = False
+        self.has_asked = False
         self.missed_samples = []
 
     def make_fork(self) -> SequenceCounters:

@@ -1,0 +1,66 @@
+"""What happened to the sampled blocks, in order, in a ring of words: enough to play another cache through later.
+
+A word is what happened (bits 0-2) and 59 bits of the block's key. A block that is published below a sampled one follows its
+nearest sampled predecessor's key (BELOW).
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+MAX_WORDS: Final = 1 << 17
+"""1 MiB."""
+
+BELOW: Final = 0
+PUBLISHED: Final = 1
+"""By who holds it from now on."""
+PUBLISHED_PART: Final = 2
+"""A block that is not full; nobody holds it."""
+ASKED: Final = 3
+"""By a prompt, whether or not it was there."""
+HELD: Final = 4
+GIVEN_BACK: Final = 5
+
+KIND_MASK: Final = 7
+KEY_SHIFT: Final = 3
+_KEY_MASK: Final = (1 << 59) - 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReuseLog:
+    """The last `MAX_WORDS` words; `has_lost` once there were more."""
+
+    __slots__ = ("has_lost", "_words", "_next")
+
+    has_lost: bool
+    _words: vec[i64]
+    _next: i64
+
+    def __init__(self) -> None:
+        self.has_lost = False
+        self._words = vec[i64]()
+        self._next = 0
+
+    def note(self, kind: i64, key: i64) -> None:
+        word = ((key & _KEY_MASK) << KEY_SHIFT) | kind
+        if len(self._words) < MAX_WORDS:
+            self._words = append(self._words, word)
+            return
+        self.has_lost = True
+        self._words[self._next] = word
+        self._next = (self._next + 1) & (MAX_WORDS - 1)
+
+    def copy_words(self) -> vec[i64]:
+        """The oldest first."""
+        words = vec[i64]([0] * len(self._words))
+        at = self._next
+        position: i64 = 0
+        while position < len(words):
+            words[position] = self._words[at]
+            at += 1
+            if at == len(words):
+                at = 0
+            position += 1
+        return words

@@ -1,0 +1,233 @@
+"""A small copy of a cache for sampled blocks only: which of them another policy, or another size, would still have had.
+
+It is played through from a `ReuseLog`. A cache of ``n`` blocks whose blocks are sampled at a rate of ``r`` is one of ``n * r`` blocks;
+the policy is the manager's own queue, used as the manager uses it: a block that somebody holds is in no queue, and one with others
+below it never goes before them. What the manager had to compute again and this cache still has is a hit here, and the other way round.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ...config.eviction_policy import EvictionPolicy
+from ...stats.reuse_log import (
+    ASKED,
+    BELOW,
+    GIVEN_BACK,
+    KEY_SHIFT,
+    KIND_MASK,
+    PUBLISHED_PART,
+)
+from ..page_rows import LINKS, NO_PAGE, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, pack_place
+from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
+from .make_queue import make_queue
+
+_PRIORITY: Final = 35
+NOBODY: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class SampledBlocks:
+    """The words of a log with the blocks numbered from 0 on, and which block is below which: made once, for any number of caches.
+
+    ``blocks[i]`` is whom ``kinds[i]`` happened to.
+    """
+
+    __slots__ = ("kinds", "blocks", "keys", "parents", "children")
+
+    kinds: vec[i64]
+    blocks: vec[i64]
+    keys: vec[i64]
+    """By block, as the next two."""
+    parents: vec[i64]
+    children: Final[list[list[int]]]
+
+    def __init__(self, words: vec[i64]) -> None:
+        self.kinds = vec[i64]()
+        self.blocks = vec[i64]()
+        self.keys = vec[i64]()
+        self.parents = vec[i64]()
+        self.children = []
+        numbers: dict[int, int] = {}
+        parent: i64 = NOBODY
+        position: i64 = 0
+        while position < len(words):
+            kind = words[position] & KIND_MASK
+            key = words[position] >> KEY_SHIFT
+            number: i64 = numbers.get(int(key), NOBODY)
+            if number == NOBODY:
+                number = len(numbers)
+                numbers[int(key)] = int(number)
+                self.keys = append(self.keys, key)
+                self.parents = append(self.parents, NOBODY)
+                self.children.append([])
+            if kind == BELOW:
+                parent = number
+            else:
+                if parent != NOBODY and self.parents[number] == NOBODY and parent != number:
+                    self.parents[number] = parent
+                    self.children[parent].append(int(number))
+                parent = NOBODY
+                self.kinds = append(self.kinds, kind)
+                self.blocks = append(self.blocks, number)
+            position += 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class _SampledKeys(ContentKeys):
+    __slots__ = ("_keys",)
+
+    _keys: Final[vec[i64]]
+
+    def __init__(self, keys: vec[i64]) -> None:
+        self._keys = keys
+
+    def content_key(self, page: i64) -> i64:
+        key = self._keys[page - NUM_PRIORITIES]
+        return key if key != 0 else 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class MiniatureCache:
+    """``num_hits`` of ``num_queries`` were there.
+
+    A block is away, or held (cached, in no queue), or queued. What several hold is queued when all of them have given it back.
+    """
+
+    __slots__ = (
+        "num_queries", "num_hits", "num_cached", "_num_slots", "_sample", "_rows", "_queue", "_num_holders", "_num_below",
+        "_num_held_below", "_held", "_first_held",
+    )  # fmt: skip
+
+    num_queries: i64
+    num_hits: i64
+    num_cached: i64
+    _num_slots: Final[i64]
+    _sample: Final[SampledBlocks]
+    _rows: Final[PageRows]
+    _queue: Final[VictimQueue]
+    _num_holders: vec[i64]
+    _num_below: vec[i64]
+    """Cached blocks right below each one."""
+    _num_held_below: vec[i64]
+    _held: vec[i64]
+    """Blocks in the order in which somebody began to hold them; many are given back by now."""
+    _first_held: i64
+
+    def __init__(self, sample: SampledBlocks, policy: EvictionPolicy, num_slots: i64) -> None:
+        """``num_slots`` is at least 1."""
+        self.num_queries = 0
+        self.num_hits = 0
+        self.num_cached = 0
+        self._num_slots = num_slots
+        self._sample = sample
+        self._rows = PageRows(1, NUM_PRIORITIES)
+        self._queue = make_queue(policy, self._rows, 0, _SampledKeys(sample.keys), int(num_slots))
+        num_blocks: i64 = len(sample.keys)
+        number: i64 = 0
+        while number < num_blocks:
+            self._rows.add_block()
+            number += 1
+        self._num_holders = vec[i64]([0] * num_blocks)
+        self._num_below = vec[i64]([0] * num_blocks)
+        self._num_held_below = vec[i64]([0] * num_blocks)
+        self._held = vec[i64]()
+        self._first_held = 0
+
+    def play(self, begin: i64, end: i64) -> None:
+        """What happened from ``begin`` up to ``end``; the calls follow on each other."""
+        kinds = self._sample.kinds
+        blocks = self._sample.blocks
+        position = begin
+        while position < end:
+            kind = kinds[position]
+            block = blocks[position]
+            if kind == ASKED:
+                self.num_queries += 1
+                if self._is_cached(block):
+                    self.num_hits += 1
+                    if self._is_queued(block):
+                        # Whoever asked is about to hold it, or to publish it once more.
+                        self._queue.use(block + NUM_PRIORITIES)
+                        self._begin_hold(block)
+            elif kind == GIVEN_BACK:
+                if self._num_holders[block] > 0:
+                    self._num_holders[block] -= 1
+                if self._num_holders[block] == 0 and self._is_cached(block) and not self._is_queued(block):
+                    self._give_back(block)
+            else:
+                if not self._is_cached(block):
+                    self._bring_in(block)
+                    self._begin_hold(block)
+                if kind == PUBLISHED_PART:
+                    if self._num_holders[block] == 0 and not self._is_queued(block):
+                        self._give_back(block)
+                else:
+                    self._num_holders[block] += 1
+            position += 1
+
+    def _is_cached(self, block: i64) -> bool:
+        return self._rows.words[(block + NUM_PRIORITIES) * ROW_WORDS + PLACE] != NO_PAGE
+
+    def _is_queued(self, block: i64) -> bool:
+        return self._rows.words[(block + NUM_PRIORITIES) * ROW_WORDS + LINKS] != NOT_QUEUED
+
+    def _begin_hold(self, block: i64) -> None:
+        self._held = append(self._held, block)
+        parent = self._sample.parents[block]
+        if parent != NOBODY:
+            self._num_held_below[parent] += 1
+
+    def _give_back(self, block: i64) -> None:
+        self._queue.push(block + NUM_PRIORITIES)
+        parent = self._sample.parents[block]
+        if parent != NOBODY:
+            self._num_held_below[parent] -= 1
+
+    def _bring_in(self, block: i64) -> None:
+        queue = self._queue
+        num_spared: i64 = 0
+        while self.num_cached >= self._num_slots:
+            page = queue.first()
+            if page == NO_VICTIM or num_spared > queue.num_pages:
+                self._give_back_longest_held()
+                num_spared = 0
+                continue
+            victim = page - NUM_PRIORITIES
+            if self._num_held_below[victim] > 0:
+                queue.requeue(page)
+                num_spared += 1
+            elif self._num_below[victim] > 0:
+                queue.defer(page, self._find_below(victim) + NUM_PRIORITIES)
+            else:
+                queue.evict(page)
+                self._rows.words[page * ROW_WORDS + PLACE] = NO_PAGE
+                self.num_cached -= 1
+                self._count_below(victim, -1)
+        self._rows.words[(block + NUM_PRIORITIES) * ROW_WORDS + PLACE] = pack_place(0, 0, _PRIORITY)
+        self.num_cached += 1
+        self._count_below(block, 1)
+
+    def _give_back_longest_held(self) -> None:
+        """All that could go is held: more is in use than this cache can hold, or the log has lost who gave it back."""
+        while True:
+            block = self._held[self._first_held]
+            self._first_held += 1
+            if self._is_cached(block) and not self._is_queued(block):
+                self._give_back(block)
+                return
+
+    def _find_below(self, block: i64) -> i64:
+        for child in self._sample.children[block]:
+            if self._is_cached(child):
+                return child
+        raise AssertionError("cached blocks were counted below a block that has none")
+
+    def _count_below(self, block: i64, change: i64) -> None:
+        parent = self._sample.parents[block]
+        if parent != NOBODY:
+            self._num_below[parent] += change
