@@ -87,6 +87,7 @@ from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
 from .sequence.matched_tokens import MatchedTokens
 from .sequence.reuse_sample import ReuseSample
+from .stats.block_times import BlockTimes, StatisticsClock
 from .stats.drop_reason import DropReason
 from .stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from .stats.miss_cause import MissCause
@@ -163,6 +164,7 @@ __all__ = [
     "BlockStatistics",
     "BlockStored",
     "BlockTable",
+    "BlockTimes",
     "BufferConfig",
     "BufferId",
     "CacheLevel",
@@ -249,6 +251,7 @@ __all__ = [
     "SsmLayerConfig",
     "SsmLifeCycle",
     "StorageIOError",
+    "StatisticsClock",
     "StatisticsLog",
     "StorageStatistics",
     "StridedPages",

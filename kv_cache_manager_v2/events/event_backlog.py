@@ -8,18 +8,21 @@ unnamed, so that the oldest can be dropped; and not even then while a drainer is
 import threading
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .event_assembler import EventAssembler
 from .event_snapshot import KVCacheEventSnapshot
-from .kv_cache_event import KVCacheEvent
+from .kv_cache_event import KVCacheCreatedData, KVCacheEvent, KVCacheEventData, KVCacheRemovedData, KVCacheStoredData
 from .log_batch import LogBatch
+
+EVENT_TYPES: Final = ("created", "stored", "removed", "updated")
 
 
 @final
 @mypyc_attr(native_class=True)
 class EventBacklog:
-    __slots__ = ("_handed_over", "_batches", "_num_pages", "_assembling", "_assembler", "_max_events")
+    __slots__ = ("_handed_over", "_batches", "_num_pages", "_assembling", "_assembler", "_max_events", "num_drained")
 
     _handed_over: Final[threading.Condition]
     """Guards the batches."""
@@ -30,6 +33,8 @@ class EventBacklog:
     """Guards the assembler. Who holds it may take the other one; never the other way round."""
     _assembler: Final[EventAssembler]
     _max_events: Final[i64]
+    num_drained: Final[vec[i64]]
+    """By type, as `EVENT_TYPES` has them."""
 
     def __init__(self, assembler: EventAssembler, max_events: i64) -> None:
         self._handed_over = threading.Condition()
@@ -38,6 +43,7 @@ class EventBacklog:
         self._assembling = threading.Lock()
         self._assembler = assembler
         self._max_events = max_events
+        self.num_drained = vec[i64]([0] * len(EVENT_TYPES))
 
     @property
     def num_dropped(self) -> int:
@@ -71,9 +77,20 @@ class EventBacklog:
     def drain(self) -> list[KVCacheEvent]:
         with self._assembling:
             self._assemble()
-            return self._assembler.drain()
+            events = self._assembler.drain()
+            for event in events:
+                self.num_drained[_find_type(event.data)] += 1
+            return events
 
     def snapshot(self) -> KVCacheEventSnapshot:
         with self._assembling:
             self._assemble()
             return KVCacheEventSnapshot(self._assembler.next_event_id - 1, self._assembler.snapshot())
+
+
+def _find_type(data: KVCacheEventData) -> i64:
+    if isinstance(data, KVCacheStoredData):
+        return 1
+    if isinstance(data, KVCacheRemovedData):
+        return 2
+    return 0 if isinstance(data, KVCacheCreatedData) else 3

@@ -18,7 +18,7 @@ from ..base.errors import LogicError
 from ..base.ids import CacheTier
 from .block_digest import HASH_ALGORITHMS, SHA256
 from .event_assembler import EventAssembler
-from .event_backlog import EventBacklog
+from .event_backlog import EVENT_TYPES, EventBacklog
 from .event_log import EventLog
 from .event_snapshot import KVCacheEventSnapshot
 from .kv_cache_event import KVCacheEvent
@@ -112,6 +112,14 @@ class KVCacheEventManager:
         """Events dropped so far because nobody drained them in time."""
         backlog = self._backlog
         return 0 if backlog is None else backlog.num_dropped
+
+    @property
+    def num_published(self) -> dict[str, int]:
+        """Events drained so far, by type: created, stored, removed, updated."""
+        backlog = self._backlog
+        if backlog is None:
+            return dict.fromkeys(EVENT_TYPES, 0)
+        return {name: int(backlog.num_drained[position]) for position, name in enumerate(EVENT_TYPES)}
 
     @property
     def layer_group_kinds(self) -> tuple[str, ...]:

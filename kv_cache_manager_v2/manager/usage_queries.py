@@ -13,6 +13,7 @@ from ..config.eviction_policy import EvictionPolicy
 from ..sequence.hit_rate_estimate import estimate_hit_rates, take_reuse_sample
 from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample, validate_sizes
 from ..sequence.usage_books import UsageBooks
+from ..stats.block_times import BlockTimes, StatisticsClock
 from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.usage_snapshot import UsageSnapshot, compute_usage
 from ..stats.usage_statistics import UsageStatistics
@@ -98,6 +99,28 @@ class UsageQueries(ModelQueries):
             number = self._require_tier(level)
             present = self._config.cache_tiers[number].eviction_policy
             return take_reuse_sample(self._shared.tree, usage.total, number, present)
+        finally:
+            guard.leave()
+
+    def time_blocks(self, clock: StatisticsClock) -> BlockTimes | None:
+        """From now on look at the clock when something happens to a sampled block. None with ``miss_ratio_sampling=0``.
+
+        Called again it returns what is there, and the first clock stays. The result is read on the thread that calls the manager.
+        `LogicError` with ``enable_stats=False``. No decision depends on it.
+        """
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_usage()
+            if not isinstance(clock, StatisticsClock):
+                raise TypeError(f"clock must be a StatisticsClock, not {type(clock).__name__}")
+            history = self._shared.tree.history
+            sampler = None if history is None else history.sampler
+            if sampler is None:
+                return None
+            if sampler.times is None:
+                sampler.times = BlockTimes(clock)
+            return sampler.times
         finally:
             guard.leave()
 

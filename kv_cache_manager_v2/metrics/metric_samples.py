@@ -1,7 +1,6 @@
 """A manager's statistics as named samples, in the conventions of Prometheus: base units, counters that end in ``_total``.
 
-Raw counters rather than rates: whoever reads them divides, over the time that he wants. Durations are not among them, as the
-library never looks at a clock.
+Raw counters rather than rates: whoever reads them divides, over the time that he wants.
 """
 
 from typing import Final, final
@@ -58,9 +57,12 @@ def take_samples(manager: KVCacheManager, event_manager: KVCacheEventManager | N
     metrics += _sample_blocks(usage)
     metrics += _sample_movements(usage, tiers)
     if event_manager is not None:
+        published = MetricSamples("events_published", COUNTER, "KV events that somebody took, by type", ("type",))
+        for kind, number in event_manager.num_published.items():
+            published.add((kind,), float(number))
         dropped = MetricSamples("events_dropped", COUNTER, "KV events that were dropped because nobody took them in time")
         dropped.add((), float(event_manager.num_dropped))
-        metrics.append(dropped)
+        metrics += [published, dropped]
     return metrics
 
 

@@ -11,7 +11,11 @@ from mypy_extensions import mypyc_attr
 
 from ..events.event_manager import KVCacheEventManager
 from ..manager.kv_cache_manager import KVCacheManager
-from .metric_samples import COUNTER, MetricSamples, take_samples
+from ..stats.block_times import BlockTimes, StatisticsClock
+from ..stats.hit_rate_curve import HitRateCurve
+from .curve_samples import sample_curves
+from .metric_samples import COUNTER, MetricSamples, name_tiers, take_samples
+from .time_samples import HistogramSamples, MonotonicClock, sample_times
 
 
 @final
@@ -20,11 +24,14 @@ class PrometheusExporter:
     """A collector of `prometheus_client`: ``registry.register`` was called with it when the constructor returns.
 
     ``registry``: a `CollectorRegistry`; None takes the library's default. ``labels`` are added to every sample (a model's name, a
-    rank). ``event_manager``: to count dropped events too. `ImportError` without prometheus_client, `LogicError` with
-    ``enable_stats=False``. `close` takes it out of the registry.
+    rank). ``event_manager``: to count its events too. ``clock``: what times of blocks are measured with, ``time.monotonic`` by default.
+    `ImportError` without prometheus_client, `LogicError` with ``enable_stats=False``. `close` takes it out of the registry.
     """
 
-    __slots__ = ("_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_metrics", "_is_open")
+    __slots__ = (
+        "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_tiers", "_samples_blocks",
+        "_shown", "_metrics", "_histograms", "_is_open",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -33,6 +40,7 @@ class PrometheusExporter:
         registry: object = None,
         labels: Mapping[str, str] | None = None,
         event_manager: KVCacheEventManager | None = None,
+        clock: StatisticsClock | None = None,
     ) -> None:
         import prometheus_client
         import prometheus_client.core
@@ -45,13 +53,32 @@ class PrometheusExporter:
         self._label_values: Final[list[str]] = [] if labels is None else [str(value) for value in labels.values()]
         core: Any = prometheus_client.core
         self._core: Final[Any] = core
-        self._metrics: list[MetricSamples] = take_samples(manager, event_manager)
+        self._times: Final[BlockTimes | None] = manager.time_blocks(MonotonicClock() if clock is None else clock)
+        self._tiers: Final = name_tiers(manager)
+        self._samples_blocks: Final = manager.init_config.miss_ratio_sampling > 0.0
+        self._shown: list[HitRateCurve] = []
+        self._metrics: list[MetricSamples] = []
+        self._histograms: list[HistogramSamples] = []
+        self.update()
         self._registry.register(self)
         self._is_open = True
 
     def update(self) -> None:
-        """Take the present figures; from the thread that calls the manager."""
-        self._metrics = take_samples(self._manager, self._event_manager)
+        """Take the present figures; from the thread that calls the manager. About 0.1 ms, compiled."""
+        metrics = take_samples(self._manager, self._event_manager)
+        if self._samples_blocks:
+            curves = [self._manager.get_hit_rate_curve(level) for level in range(len(self._tiers))]
+            metrics.append(sample_curves(curves + self._shown, self._tiers))
+        self._metrics = metrics
+        if self._times is not None:
+            self._histograms = sample_times(self._times)
+
+    def show_curves(self, curves: list[HitRateCurve]) -> None:
+        """From the next update on show these too, instead of those before: of other policies (`ReuseSample.estimate`). From any thread."""
+        for curve in curves:
+            if not 0 <= curve.level < len(self._tiers):
+                raise ValueError(f"a curve is of level {curve.level}; there are {len(self._tiers)} cache levels")
+        self._shown = list(curves)
 
     def collect(self) -> list[object]:
         """What a scrape gets; from any thread."""
@@ -62,6 +89,10 @@ class PrometheusExporter:
             for labels, value in metric.samples:
                 family.add_metric([*self._label_values, *labels], value)
             families.append(family)
+        for histogram in self._histograms:
+            times = self._core.HistogramMetricFamily(histogram.name, histogram.text, labels=self._label_names)
+            times.add_metric(self._label_values, histogram.buckets, histogram.total_seconds)
+            families.append(times)
         return families
 
     def close(self) -> None:

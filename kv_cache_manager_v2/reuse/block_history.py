@@ -181,6 +181,9 @@ class BlockHistory:
         """The block left the tree, for a `removal_cause`."""
         number = self._number(block)
         self._write(self._block_texts[number], self._block_scopes[number], FIRST_DROPPED + cause)
+        sampler = self.sampler
+        if sampler is not None and sampler.times is not None:
+            sampler.note_gone(key_of(self._block_texts[number], self._block_scopes[number]))
         self._block_texts[number] = _NO_TEXT
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += 1

@@ -5,7 +5,7 @@ That takes time in which nobody needs the manager, so another thread may do it.
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Sequence
 from typing import Final, final
 
@@ -133,7 +133,7 @@ class ReuseSample:
                 hits_before = int(cache.num_hits)
                 queries_before = int(cache.num_queries)
             # Compiled code keeps other threads waiting as long as it runs.
-            time.sleep(0)
+            os.sched_yield()
         counted = (int(cache.num_hits) - hits_before, int(cache.num_queries) - queries_before)
         self._hits[(policy, num_slots)] = counted
         return counted

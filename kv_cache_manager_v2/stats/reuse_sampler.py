@@ -12,6 +12,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from .block_times import BlockTimes
 from .reuse_log import ASKED, BELOW, GIVEN_BACK, HELD, PUBLISHED, PUBLISHED_PART, ReuseLog
 
 MAX_SAMPLES: Final = 1 << 13
@@ -26,10 +27,12 @@ _KEY_MASK: Final = (1 << 20) - 1
 class ReuseSampler:
     """Keys are 62-bit hashes of contents. What happens to sampled blocks also goes into a log, for other policies."""
 
-    __slots__ = ("rate", "log", "num_queries", "distances", "_threshold", "_times", "_tree", "_next_time", "_num_live")
+    __slots__ = ("rate", "log", "times", "num_queries", "distances", "_threshold", "_times", "_tree", "_next_time", "_num_live")
 
     rate: Final[float]
     log: Final[ReuseLog]
+    times: BlockTimes | None
+    """None: nobody has a clock."""
     num_queries: i64
     """Of sampled blocks, found or not."""
     distances: Final[vec[i64]]
@@ -46,6 +49,7 @@ class ReuseSampler:
         self._threshold = max(int(rate * (_KEY_MASK + 1)), 1)
         self.rate = float(int(self._threshold)) / float(_KEY_MASK + 1)
         self.log = ReuseLog()
+        self.times = None
         self.num_queries = 0
         self.distances = vec[i64]([0] * MAX_SAMPLES)
         self._times = {}
@@ -62,20 +66,33 @@ class ReuseSampler:
             self.log.note(BELOW, key_before)
         self.log.note(PUBLISHED if is_full else PUBLISHED_PART, key)
         self.touch(key)
+        if self.times is not None:
+            self.times.note_published(int(key))
 
     def note_held(self, key: i64) -> None:
         """A sequence begins to use a sampled block."""
         self.log.note(HELD, key)
         self.touch(key)
+        if self.times is not None:
+            self.times.note_used(int(key))
 
     def note_given_back(self, key: i64) -> None:
         self.log.note(GIVEN_BACK, key)
         self.touch(key)
+        if self.times is not None:
+            self.times.note_used(int(key))
 
     def note_asked(self, key: i64) -> None:
         """A prompt asks for a sampled block, which is there or not."""
         self.log.note(ASKED, key)
         self.query(key)
+        if self.times is not None:
+            self.times.note_asked(int(key))
+
+    def note_gone(self, key: i64) -> None:
+        """A block left the tree; asked of all blocks while there is a clock."""
+        if self.times is not None and self.is_sampled(key):
+            self.times.note_gone(int(key))
 
     def query(self, key: i64) -> None:
         self.num_queries += 1

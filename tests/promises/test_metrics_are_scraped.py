@@ -1,17 +1,22 @@
 """A Prometheus scrape gets the manager's figures under stable names, in base units; the log gets the same, structured."""
 
+import dataclasses
 import json
 import logging
 import re
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kv_cache_manager_v2 import (
+    EvictionPolicy,
     HostDevice,
     KVCacheEventManager,
     KVCacheManager,
     LogicError,
     PrometheusExporter,
+    StatisticsClock,
     StatisticsLog,
 )
 from small_models import config_of, manager_of, run_prompt
@@ -27,6 +32,8 @@ NAMES = {
     "kvcm_prefix_tokens_queried_total", "kvcm_prefix_tokens_hit_total", "kvcm_missed_tokens_total",
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
     "kvcm_transfer_bytes_total", "kvcm_transfer_blocks_total", "kvcm_evicted_blocks_total", "kvcm_events_dropped_total",
+    "kvcm_events_published_total", "kvcm_estimated_hit_ratio", "kvcm_block_lifetime_seconds", "kvcm_block_reuse_gap_seconds",
+    "kvcm_block_idle_before_evict_seconds",
 }  # fmt: skip
 
 
@@ -82,15 +89,100 @@ def test_names_follow_the_conventions():
     assert names == NAMES
 
 
+class StepClock(StatisticsClock):
+    def __init__(self):
+        self.now = 1000.0
+
+    def seconds(self):
+        return self.now
+
+
+def test_how_long_blocks_stay_and_return_after():
+    registry = prometheus_client.CollectorRegistry()
+    clock = StepClock()
+    with manager_of(num_slots=4, miss_ratio_sampling=1) as manager:
+        exporter = PrometheusExporter(manager, registry=registry, clock=clock)
+        run_prompt(manager, list(range(8))).close()
+        clock.now += 2
+        # Two blocks are found again, 2 s after they were last used.
+        again = run_prompt(manager, list(range(8)))
+        clock.now += 5
+        again.close()
+        clock.now += 50
+        # Four new blocks in four slots: both are gone, 57 s old, 50 s after they were last used.
+        run_prompt(manager, list(range(100, 116))).close()
+        exporter.update()
+        text = scrape(registry)
+        for name, count, total, bounds in (
+            ("block_reuse_gap_seconds", 2, 4, ("1.0", "3.0")),
+            ("block_lifetime_seconds", 2, 114, ("30.0", "100.0")),
+            ("block_idle_before_evict_seconds", 2, 100, ("30.0", "100.0")),
+        ):
+            assert value_of(text, f"kvcm_{name}_count") == count
+            assert value_of(text, f"kvcm_{name}_sum") == total
+            assert [value_of(text, f'kvcm_{name}_bucket{{le="{bound}"}}') for bound in bounds] == [0, count]
+        exporter.close()
+
+
+def test_without_a_sample_there_are_no_times_and_no_curves():
+    registry = prometheus_client.CollectorRegistry()
+    with manager_of(miss_ratio_sampling=0) as manager:
+        exporter = PrometheusExporter(manager, registry=registry)
+        assert "_seconds" not in scrape(registry) and "estimated" not in scrape(registry)
+        exporter.close()
+
+
+def test_curves_are_shown():
+    registry = prometheus_client.CollectorRegistry()
+    with manager_of(miss_ratio_sampling=1) as manager:
+        exporter = PrometheusExporter(manager, registry=registry)
+        run_prompt(manager, list(range(8))).close()
+        # Asked for 8 tokens, found none of them; then once more, found all: a half.
+        run_prompt(manager, list(range(8))).close()
+        learned = manager.get_reuse_sample().estimate(EvictionPolicy.LEARNED, [1, 2])
+        exporter.show_curves([learned])
+        exporter.update()
+        text = scrape(registry)
+        assert value_of(text, 'kvcm_estimated_hit_ratio{policy="recency",size="0.25",tier="gpu"}') == 0.5
+        assert value_of(text, 'kvcm_estimated_hit_ratio{policy="learned",size="2",tier="gpu"}') == 0.5
+        with pytest.raises(ValueError):
+            exporter.show_curves([dataclasses.replace(learned, level=1)])
+        exporter.close()
+
+
+def test_events_are_counted_by_type():
+    registry = prometheus_client.CollectorRegistry()
+    events = KVCacheEventManager(16)
+    with KVCacheManager(config_of(), device=HostDevice(), event_manager=events) as manager:
+        exporter = PrometheusExporter(manager, registry=registry, event_manager=events)
+        run_prompt(manager, list(range(8))).close()
+        manager.clear_reusable_blocks()
+        events.flush_iteration_events()
+        exporter.update()
+        assert value_of(scrape(registry), 'kvcm_events_published_total{type="stored"}') == 0, "nobody has taken it"
+        events.get_latest_events()
+        exporter.update()
+        counts = {kind: value_of(scrape(registry), f'kvcm_events_published_total{{type="{kind}"}}') for kind in events.num_published}
+        assert counts == events.num_published == {"created": 1, "stored": 1, "removed": 1, "updated": 0}
+        exporter.close()
+
+
+def test_a_clock_is_a_clock():
+    untyped: Any = time.monotonic
+    with manager_of() as manager, pytest.raises(TypeError):
+        manager.time_blocks(untyped)
+
+
 def test_the_dashboard_asks_for_what_there_is():
     registry = prometheus_client.CollectorRegistry()
-    with manager_of() as manager:
-        exporter = PrometheusExporter(manager, registry=registry)
+    events = KVCacheEventManager(16)
+    with KVCacheManager(config_of(), device=HostDevice(), event_manager=events) as manager:
+        exporter = PrometheusExporter(manager, registry=registry, event_manager=events)
         names = set(re.findall(r"^# TYPE (\S+)", scrape(registry), re.MULTILINE))
         exporter.close()
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked = {name for query in queries for name in re.findall(r"kvcm_\w+", query)}
+    asked = {name for query in queries for name in re.findall(r"kvcm_\w+?(?=_bucket|\W)", query)}
     assert len(asked) > 8 and asked <= names, asked - names
 
 

@@ -17,6 +17,7 @@ FOR_USERS: Final = {
     "num_batches_lost",
     "num_batches_published",
     "num_replay_tokens",
+    "show_curves",
 }
 """Attributes of public values, which only users read; the public methods of classes that users hold need no entry."""
 FOLDERS_FOR_USERS: Final = {"kernels", "manager", "testing"}

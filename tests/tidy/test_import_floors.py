@@ -47,7 +47,7 @@ DOORS: Final = {
     "argparse": {"replay", "testing"},
     "zmq": {"publishing"},
     "msgspec": {"publishing"},
-    "time": {"device", "publishing", "testing", "replay"},
+    "time": {"device", "metrics", "publishing", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
     "threading": {"device", "events", "publishing", "testing", "replay"},

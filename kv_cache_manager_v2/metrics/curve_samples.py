@@ -1,0 +1,20 @@
+"""Estimated hit rates as gauges: what each size of a tier, under each policy that somebody looked at, would bring."""
+
+from typing import Final
+
+from ..stats.hit_rate_curve import HitRateCurve
+from .metric_samples import GAUGE, MetricSamples
+
+RECENCY: Final = "recency"
+
+
+def sample_curves(curves: list[HitRateCurve], tiers: list[str]) -> MetricSamples:
+    metric = MetricSamples(
+        "estimated_hit_ratio", GAUGE, "Hit rate so far with another size of the tier, in present ones, or another policy",
+        ("tier", "size", "policy"),
+    )  # fmt: skip
+    for curve in curves:
+        policy = RECENCY if curve.policy is None else curve.policy.value
+        for point in curve.points:
+            metric.add((tiers[curve.level], f"{point.size:g}", policy), point.hit_rate)
+    return metric

@@ -1,0 +1,103 @@
+"""How long sampled blocks stay, and how long it is from one use to the next: histograms of seconds, for who has a clock.
+
+No decision is made from a time, and without a clock (`KVCacheManager.time_blocks`) nobody looks at one.
+"""
+
+from abc import ABCMeta, abstractmethod
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+BOUNDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, 30000.0)
+"""Seconds; a third of a power of ten each."""
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class StatisticsClock(metaclass=ABCMeta):
+    """Where the time comes from: replace it in tests, or where an engine has its own."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def seconds(self) -> float:
+        """Since any moment; never less than before."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class TimeHistogram:
+    """``counts[i]``: times of at most ``BOUNDS[i]`` and over the bound before; the last one has no bound."""
+
+    __slots__ = ("counts", "total_seconds")
+
+    counts: Final[vec[i64]]
+    total_seconds: float
+
+    def __init__(self) -> None:
+        self.counts = vec[i64]([0] * (len(BOUNDS) + 1))
+        self.total_seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        position: i64 = 0
+        for bound in BOUNDS:
+            if seconds <= bound:
+                break
+            position += 1
+        self.counts[position] += 1
+        self.total_seconds += seconds
+
+    def cumulative(self) -> list[int]:
+        """Times of at most each bound, and all."""
+        total = 0
+        sums: list[int] = []
+        for count in self.counts:
+            total += int(count)
+            sums.append(total)
+        return sums
+
+
+@final
+@mypyc_attr(native_class=True)
+class BlockTimes:
+    """Of the sampled blocks that were published since the clock was there; an entry for each that is here now."""
+
+    __slots__ = ("lifetimes", "reuse_gaps", "idle_times", "_clock", "_born", "_used")
+
+    lifetimes: Final[TimeHistogram]
+    """From being published to being gone."""
+    reuse_gaps: Final[TimeHistogram]
+    """From the last use to the next prompt that finds it."""
+    idle_times: Final[TimeHistogram]
+    """From the last use to being gone."""
+    _clock: Final[StatisticsClock]
+    _born: Final[dict[int, float]]
+    _used: Final[dict[int, float]]
+
+    def __init__(self, clock: StatisticsClock) -> None:
+        self.lifetimes = TimeHistogram()
+        self.reuse_gaps = TimeHistogram()
+        self.idle_times = TimeHistogram()
+        self._clock = clock
+        self._born = {}
+        self._used = {}
+
+    def note_published(self, key: int) -> None:
+        now = self._clock.seconds()
+        self._born[key] = now
+        self._used[key] = now
+
+    def note_asked(self, key: int) -> None:
+        if key in self._used:
+            self.reuse_gaps.add(self._clock.seconds() - self._used[key])
+
+    def note_used(self, key: int) -> None:
+        if key in self._used:
+            self._used[key] = self._clock.seconds()
+
+    def note_gone(self, key: int) -> None:
+        born = self._born.pop(key, None)
+        if born is not None:
+            now = self._clock.seconds()
+            self.lifetimes.add(now - born)
+            self.idle_times.add(now - self._used.pop(key))
