@@ -23,8 +23,8 @@ RUN_TESTS := $(VENV_PYTHON) -P -m pytest -n $(WORKERS) --maxprocesses=8 $(PYTEST
 .NOTPARALLEL:
 
 help: ## List the targets.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
-	@echo 'Variables: PYTEST="-k window -x" (more arguments for pytest), WORKERS=2, REPLAY="--requests 20" (for demo), PYTHON=python3.12.'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@echo 'Variables: PYTEST="-k window -x" (more arguments for pytest), WORKERS=2, REPLAY="--limit 20" (for demo), PYTHON=python3.12.'
 
 setup: .venv/ready ## Make .venv with all that the other targets need; they do this by themselves.
 

@@ -82,7 +82,7 @@ class DiskFile:
             if error.errno in _FULL:
                 raise OutOfMemoryError(
                     f"no room for {num_bytes} bytes of the DISK tier in {self.path}: {error.strerror};"
-                    f" {self._describe_free_bytes()} are free; lower the tier's quota, or make room on the disk"
+                    f" {self._describe_free_bytes()} are free; lower the tier's quota, or {_way_out(error.errno)}"
                 ) from error
             raise self.make_error(
                 f"cannot grow the file by {num_bytes} bytes", address, num_bytes, True, error
@@ -138,3 +138,7 @@ def _try_open_direct(files: FilePort, path: str) -> int:
         if error.errno in _NO_DIRECT_FILES:
             return -1
         raise
+
+
+def _way_out(number: int | None) -> str:
+    return "raise the largest size of a file, `ulimit -f`" if number == errno.EFBIG else "make room on the disk"

@@ -29,16 +29,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvcm", description="Tools around the KV-cache manager.", epilog=_EXIT_CODES)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    replay_parser = commands.add_parser("replay", help=_REPLAY_HELP, description=_REPLAY_HELP, epilog=_EXIT_CODES)
+    replay_parser = commands.add_parser(
+        "replay", usage="kvcm replay [OPTION ...] [TRACE]", help=_REPLAY_HELP, description=_REPLAY_HELP, epilog=_EXIT_CODES
+    )
     add_replay_options(replay_parser)
     rerun_parser = commands.add_parser("rerun", help=RERUN_HELP, description=RERUN_HELP, epilog=_EXIT_CODES)
     add_rerun_options(rerun_parser)
-    plan_parser = commands.add_parser("plan", help=PLAN_HELP, description=PLAN_HELP)
+    plan_parser = commands.add_parser(
+        "plan", usage="kvcm plan --gpu-memory BYTES [OPTION ...]", help=PLAN_HELP, description=PLAN_HELP
+    )
     add_plan_options(plan_parser)
-    inspect_parser = commands.add_parser("inspect", help=INSPECT_HELP, description=INSPECT_HELP)
+    inspect_parser = commands.add_parser(
+        "inspect", usage="kvcm inspect [OPTION ...] FILE", help=INSPECT_HELP, description=INSPECT_HELP
+    )
     add_inspect_options(inspect_parser)
     compare_parser = commands.add_parser(
-        "compare-policies", help=COMPARE_HELP, description=COMPARE_HELP, epilog=_EXIT_CODES
+        "compare-policies", usage="kvcm compare-policies [OPTION ...] [TRACE ...]", help=COMPARE_HELP, description=COMPARE_HELP, epilog=_EXIT_CODES
     )
     add_compare_options(compare_parser)
     try:
@@ -59,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"kvcm: {error}\n")
         return EXIT_USAGE
     except OSError as failure:  # another name: mypyc gives one name one type
-        sys.stderr.write(f"kvcm: {failure}\n")
+        if failure.filename is None:
+            sys.stderr.write(f"kvcm: {failure}\n")
+        else:
+            sys.stderr.write(f"kvcm: {failure.filename}: {failure.strerror}\n")
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("kvcm: interrupted\n")

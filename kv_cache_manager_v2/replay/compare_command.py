@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Final
 
 from .. import EvictionPolicy
@@ -20,6 +19,7 @@ from .policy_comparison import (
     source_title,
 )
 from .report_rows import aligned
+from .result_file import write_result
 from .trace import BLOCK_TOKENS, TraceWorkload
 from .trace_option import scan_usable
 
@@ -98,7 +98,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
             sys.stdout.write("\n")
         _show(result)
     if options.json is not None:
-        Path(options.json).write_text(comparison.to_json(), encoding="utf-8")
+        write_result(options.json, comparison.to_json())
     return EXIT_OK
 
 

@@ -14,6 +14,7 @@ from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .option_values import require_writable, to_count
 from .picture_text import MAX_TREE_LINES, describe_in_words
 from .rerun import RerunMismatch, rerun_to
+from .result_file import write_result
 from .slot_picture import draw_slots
 
 INSPECT_HELP: Final = "show a recorded state: tiers, pool groups, sequences, the tree, the slots of a pool"
@@ -49,7 +50,7 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
             drawing = draw_slots(picture, options.level, options.pool_group)
         except ValueError as too_large:  # another name: mypyc gives one name one type
             parser.error(f"--svg: {too_large}")
-        Path(options.svg).write_text(drawing, encoding="utf-8")
+        write_result(options.svg, drawing)
     if options.json:
         sys.stdout.write(json.dumps(picture, indent=1) + "\n")
     else:
@@ -64,7 +65,10 @@ def _read_picture(path: Path, num_calls: int | None) -> dict[str, Any]:
         return rerun_to(path, BookkeepingDevice(), num_calls)
     if num_calls is not None:
         raise ValueError("only a journal can be looked at after some of its calls")
-    picture = json.loads(data)
+    try:
+        picture = json.loads(data)
+    except ValueError:
+        picture = None
     if not isinstance(picture, dict) or any([key not in picture for key in _KEYS]):
         raise ValueError(f"neither a journal nor the JSON of describe(), which has {', '.join(_KEYS)}")
     return picture

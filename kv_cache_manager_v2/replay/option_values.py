@@ -14,7 +14,7 @@ _MAX_DIGITS: Final = 18
 def to_count(text: str) -> int:
     """A whole number, 0 too."""
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at most {_MAX_DIGITS} digits")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on, of at most {_MAX_DIGITS} digits")
     return int(text)
 
 
@@ -23,6 +23,16 @@ def to_positive(text: str) -> int:
     if number == 0:
         raise argparse.ArgumentTypeError("0 is too few: at least 1")
     return number
+
+
+def to_share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1")
+    return share
 
 
 def parse_size(text: str) -> int | None:

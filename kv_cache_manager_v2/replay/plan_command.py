@@ -26,6 +26,8 @@ from .presets import DEFAULT_MODEL, PRESETS
 PLAN_HELP: Final = "say what fits into so much memory, before anything is allocated"
 
 _EXIT_DOES_NOT_FIT: Final = 1
+_MAX_BATCH: Final = 1_000_000
+"""Far over what runs together anywhere; each is looked at by itself."""
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +63,8 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
     prompt: int = options.system_prompt
     if history > length or prompt > length:
         parser.error(f"--history {history} and --system-prompt {prompt} must not exceed --length {length}")
+    if options.batch is not None and options.batch > _MAX_BATCH:
+        parser.error(f"--batch {options.batch}: more than {_MAX_BATCH:,} sequences are not looked at")
     sequence = KVCacheDesc(length, history)
     batch = None if options.batch is None else BatchDesc([sequence] * options.batch, prompt)
     try:

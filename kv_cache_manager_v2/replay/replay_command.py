@@ -2,17 +2,17 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from .console import Console, make_console, make_live_console
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
-from .option_values import parse_size, require_writable, to_positive
+from .option_values import parse_size, require_writable, to_positive, to_share
 from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
 from .presets import DEFAULT_MODEL, PRESETS
 from .replayer import run_replay
 from .report import ReplayReport
+from .result_file import write_result
 from .scheduler import ServingLimits
 from .report_file import require_plots, write_html_report
 from .tier_option import TierSizes, parse_tiers
@@ -85,7 +85,7 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         help="prompt tokens per request and step (default: %(default)s)",
     )  # fmt: skip
     serving.add_argument(
-        "--preempt", type=float, default=0.0, metavar="SHARE",
+        "--preempt", type=to_share, default=0.0, metavar="SHARE",
         help="suspend this share of the running requests after each step, for 1 to 8 steps (default: only for room)",
     )  # fmt: skip
     serving.add_argument(
@@ -138,14 +138,15 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         require_plots()
         timeline = Timeline()
     report = run_replay(plan, console, timeline)
-    if timeline is not None:
-        write_html_report(Path(options.report), report, timeline)
+    # What can be seen comes first: a full disk costs a file, and not hours of serving.
     if options.json == "-":
         sys.stdout.write(report.to_json())
     else:
         console.show(report)
         if options.json is not None:
-            Path(options.json).write_text(report.to_json(), encoding="utf-8")
+            write_result(options.json, report.to_json())
+    if timeline is not None:
+        write_html_report(options.report, report, timeline)
     return exit_code(report)
 
 
@@ -158,7 +159,7 @@ def exit_code(report: ReplayReport) -> int:
 def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -> ReplayPlan:
     model = PRESETS[options.model]
     shrink: int = options.shrink if options.shrink is not None else 1
-    if shrink == 0 or (options.shrink is None and options.verify):
+    if shrink == 0 or shrink > model.max_shrink or (options.shrink is None and options.verify):
         shrink = model.max_shrink
     tiers: TierSizes | None = options.tiers
     memory_bytes: int | None = options.memory if tiers is None else tiers.gpu_bytes

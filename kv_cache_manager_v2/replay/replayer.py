@@ -58,7 +58,10 @@ def run_replay(plan: ReplayPlan, console: Console, timeline: Timeline | None = N
 def _run(plan: ReplayPlan, console: Console, timeline: Timeline | None, temporary_folder: str) -> ReplayReport:
     device = _make_device(plan)
     try:
-        config = plan.manager_config(device, temporary_folder)
+        try:
+            config = plan.manager_config(device, temporary_folder)
+        except ValueError as error:
+            raise PlanError(str(error)) from error
         with _make_manager(config, device) as manager:
             if plan.disaggregate:
                 with _make_manager(config, device) as decode_manager:
@@ -87,8 +90,10 @@ def _make_device(plan: ReplayPlan) -> Device:
 def _make_manager(config: KVCacheManagerConfig, device: Device) -> KVCacheManager:
     try:
         return KVCacheManager(config, device=device)
-    except (ValueError, OutOfMemoryError, CudaError, StorageIOError) as error:
-        raise PlanError(str(error)) from error
+    except (ValueError, OutOfMemoryError) as error:
+        raise PlanError(f"{error} (see --memory, --tiers and --shrink)") from error
+    except (CudaError, StorageIOError) as failure:  # another name: mypyc gives one name one type
+        raise PlanError(str(failure)) from failure
 
 
 def _close_sequences(scheduler: Scheduler, is_corrupted: bool) -> None:

@@ -1,9 +1,8 @@
 """Writing the page of a replay, where the library for its plots is installed."""
 
-from pathlib import Path
-
 from .replayer import PlanError
 from .report import ReplayReport
+from .result_file import write_result
 from .timeline import Timeline
 
 
@@ -16,7 +15,7 @@ def require_plots() -> None:
     assert plotly is not None
 
 
-def write_html_report(path: Path, report: ReplayReport, timeline: Timeline) -> None:
+def write_html_report(path: str, report: ReplayReport, timeline: Timeline) -> None:
     from .html_report import make_html
 
-    path.write_text(make_html(report, timeline.points, timeline.tiers, timeline.curves), encoding="utf-8")
+    write_result(path, make_html(report, timeline.points, timeline.tiers, timeline.curves))

@@ -6,7 +6,7 @@ from .trace import TraceScan, TraceWorkload
 
 
 def scan_usable(trace: TraceWorkload, skip_bad: bool) -> TraceScan | None:
-    """None, and the reason is told, where the file cannot be read or has bad lines that are not to be skipped."""
+    """None, and the reason is told, where the file cannot be read, or has no request, or bad lines that are not to be skipped."""
     try:
         scan = trace.scan()
     except OSError as failure:
@@ -18,5 +18,8 @@ def scan_usable(trace: TraceWorkload, skip_bad: bool) -> TraceScan | None:
         sys.stderr.write(f"... and {scan.num_bad_lines - len(scan.bad_lines)} more bad lines\n")
     if scan.num_bad_lines > 0 and not skip_bad:
         sys.stderr.write("nothing was done; --skip-bad goes on without these lines\n")
+        return None
+    if scan.summary.num_requests == 0:
+        sys.stderr.write(f"{trace.path}: there is no request in it\n")
         return None
     return scan

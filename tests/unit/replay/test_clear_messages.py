@@ -1,0 +1,90 @@
+"""Every wrong option, odd file and full disk is one line that names it: no traceback, no page of usage, nothing lost."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kv_cache_manager_v2.replay.cli import main
+
+SMALL = ["replay", "--limit", "2", "--quiet"]
+GOOD_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["replay", "--tokens-per-block", "5000000"], "tokens_per_block is 5000000"),
+        (["replay", "--preempt", "3"], "--preempt"),
+        (["replay", "--preempt", "nan"], "--preempt"),
+        (["replay", "--limit", "-3"], "--limit"),
+        (["replay", "--json", "/"], "that is a folder"),
+        (["replay", "--memory", "1k"], "--memory"),
+        (["plan", "--gpu-memory", "40g", "--batch", "100000000"], "--batch 100000000"),
+        (["plan", "--gpu-memory", "40g", "--host-memory", "0"], "--host-memory"),
+        (["inspect", "state.json", "--svg", "/no/such/folder/slots.svg"], "there is no such folder"),
+        (["compare-policies", "--workload", "chat", "--json", "/no/such/folder/x"], "there is no such folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_names_the_option(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert len(error.splitlines()) <= 2, "a line of usage, and the error"
+
+
+def test_a_trace_without_requests_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text("\n\n")
+    for command in ("replay", "compare-policies"):
+        assert main([command, str(path)]) == 3
+        assert f"{path}: there is no request in it" in capsys.readouterr().err
+    path.write_text("bad\n")
+    assert main(["replay", str(path), "--skip-bad"]) == 3
+
+
+def test_a_file_that_is_no_state_is_said_to_be_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "state"
+    for content in (b"\xff\xfe\x00", b"{} {}", b"{}", b""):
+        path.write_bytes(content)
+        assert main(["inspect", str(path)]) == 3
+        assert f"{path}: neither a journal nor the JSON of describe()" in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    absent = str(tmp_path / "none")
+    for arguments in (["inspect", absent], ["rerun", absent], ["inspect", str(tmp_path)], ["rerun", str(tmp_path)]):
+        assert main(arguments) == 3
+        error = capsys.readouterr().err
+        assert error.startswith(f"kvcm: {arguments[1]}: ")
+        assert "Errno" not in error
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, a disk that is always full")
+@pytest.mark.parametrize("option", ["--json", "--report"])
+def test_a_full_disk_costs_the_file_and_not_the_report(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if option == "--report":
+        pytest.importorskip("plotly")
+    assert main([*SMALL, option, "/dev/full"]) == 3
+    captured = capsys.readouterr()
+    assert "prompt tokens" in captured.out
+    assert captured.err.startswith("kvcm: /dev/full: ")
+
+
+def test_bytes_are_divided_as_far_as_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    """The report says by how much, and not by how much was asked."""
+    reports = []
+    for shrink in ("max", "100000"):
+        assert main([*SMALL, "--shrink", shrink, "--json", "-"]) == 0
+        values = json.loads(capsys.readouterr().out)
+        reports.append((values["shrink"], values["pool_groups"][0]["slot_bytes"]))
+    assert reports[0] == reports[1]
+
+
+def test_a_trace_is_read_as_it_was(tmp_path: Path) -> None:
+    """The check for requests refuses none that has some."""
+    path = tmp_path / "one.jsonl"
+    path.write_text(GOOD_LINE)
+    assert main(["replay", str(path), "--quiet", "--json", str(tmp_path / "report.json")]) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["requests"] == 1
