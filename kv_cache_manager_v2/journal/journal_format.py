@@ -53,7 +53,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 9
+VERSION: Final = 10
 
 CREATE: Final = 1
 RESUME: Final = 2

@@ -9,34 +9,32 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LINKS, NOT_QUEUED, ROW_WORDS, PageRows
-from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
+from ..page_rows import PageRows
+from ..victim_queue import NO_VICTIM, ContentKeys
 from .ghost_list import GhostList
-from .page_lists import NO_PAGE, PageLists
+from .listed_queue import ListedQueue
+from .page_lists import NO_PAGE
 
 ONCE: Final = 0
 AGAIN: Final = 1
-_IN_LINE: Final = 0
 _KEY_SHIFT: Final = 1
 _KEY_MASK: Final = (1 << 44) - 1
 
 
 @final
 @mypyc_attr(native_class=True)
-class ArcQueue(VictimQueue):
+class ArcQueue(ListedQueue):
     """The note of a page: bit 0 says whether it goes to AGAIN; above it 44 bits of its content key, 0 before its first push."""
 
-    __slots__ = ("_rows", "_keys", "_lists", "_ghosts_of_once", "_ghosts_of_again", "_capacity", "_target")
+    __slots__ = ("_keys", "_ghosts_of_once", "_ghosts_of_again", "_capacity", "_target")
 
     _capacity: i64
     _target: i64
     """The length that ONCE should have."""
 
     def __init__(self, rows: PageRows, keys: ContentKeys) -> None:
-        self.num_pages = 0
-        self._rows: Final = rows
+        super().__init__(rows, 2)
         self._keys: Final = keys
-        self._lists: Final = PageLists(rows, 2)
         self._ghosts_of_once: Final = GhostList()
         self._ghosts_of_again: Final = GhostList()
         self._capacity = 0
@@ -44,8 +42,7 @@ class ArcQueue(VictimQueue):
 
     def push(self, page: i64) -> None:
         self._lists.push_last(page, self._note_of(page) & AGAIN)
-        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
-        self.num_pages += 1
+        self._note_queued(page)
 
     def _note_of(self, page: i64) -> i64:
         """The page's note; made where the page is new, when its ghost, if there is one, teaches the target."""
@@ -73,20 +70,12 @@ class ArcQueue(VictimQueue):
     def push_first(self, page: i64) -> None:
         self._note_of(page)
         self._lists.push_first(page, ONCE)
-        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
-        self.num_pages += 1
+        self._note_queued(page)
 
     def use(self, page: i64) -> None:
         self._lists.unlink(page)
         self._lists.set_note(page, self._lists.note(page) | AGAIN)
-        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-        self.num_pages -= 1
-
-    def remove(self, page: i64) -> None:
-        self._lists.unlink(page)
-        self._lists.set_note(page, 0)
-        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-        self.num_pages -= 1
+        self._note_left(page)
 
     def evict(self, page: i64) -> None:
         key = self._lists.note(page) >> _KEY_SHIFT
@@ -97,15 +86,6 @@ class ArcQueue(VictimQueue):
         self._ghosts_of_once.set_limit(max(self._capacity - self._lists.counts[ONCE], 1))
         rest = 2 * self._capacity - self.num_pages - self._ghosts_of_once.num_keys
         self._ghosts_of_again.set_limit(max(rest, 1))
-
-    def forget(self, page: i64) -> None:
-        self._lists.set_note(page, 0)
-
-    def requeue(self, page: i64) -> None:
-        self._lists.push_last(page, self._lists.unlink(page))
-
-    def defer(self, page: i64, below: i64) -> None:
-        self._lists.put_behind(page, below)
 
     def first(self) -> i64:
         if self.num_pages == 0:
@@ -123,9 +103,6 @@ class ArcQueue(VictimQueue):
         self._target = min(self._target, num_slots)
         self._ghosts_of_once.set_limit(max(num_slots, 1))
         self._ghosts_of_again.set_limit(max(num_slots, 1))
-
-    def collect(self) -> list[int]:
-        return self._lists.collect()
 
 
 def fold_key(key: i64) -> i64:

@@ -7,60 +7,40 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LINKS, NOT_QUEUED, ROW_WORDS, PageRows
-from ..victim_queue import NO_VICTIM, VictimQueue
-from .page_lists import NO_PAGE, PageLists
+from ..page_rows import PageRows
+from ..victim_queue import NO_VICTIM
+from .listed_queue import ListedQueue
+from .page_lists import NO_PAGE
 
 MOST_USES: Final = 31
-_IN_LINE: Final = 0
 
 
 @final
 @mypyc_attr(native_class=True)
-class LfuQueue(VictimQueue):
+class LfuQueue(ListedQueue):
     """The note of a page is its number of uses; the list is the same."""
 
-    __slots__ = ("_rows", "_lists")
+    __slots__ = ()
 
     def __init__(self, rows: PageRows) -> None:
-        self.num_pages = 0
-        self._rows: Final = rows
-        self._lists: Final = PageLists(rows, MOST_USES + 1)
+        super().__init__(rows, MOST_USES + 1)
 
     def push(self, page: i64) -> None:
         self._lists.push_last(page, self._lists.note(page))
-        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
-        self.num_pages += 1
+        self._note_queued(page)
 
     def push_first(self, page: i64) -> None:
         self._lists.set_note(page, 0)
         self._lists.push_first(page, 0)
-        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
-        self.num_pages += 1
+        self._note_queued(page)
 
     def use(self, page: i64) -> None:
         uses = self._lists.unlink(page)
         self._lists.set_note(page, uses + 1 if uses < MOST_USES else uses)
-        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-        self.num_pages -= 1
-
-    def remove(self, page: i64) -> None:
-        self._lists.unlink(page)
-        self._lists.set_note(page, 0)
-        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-        self.num_pages -= 1
+        self._note_left(page)
 
     def evict(self, page: i64) -> None:
         self.remove(page)
-
-    def forget(self, page: i64) -> None:
-        self._lists.set_note(page, 0)
-
-    def requeue(self, page: i64) -> None:
-        self._lists.push_last(page, self._lists.unlink(page))
-
-    def defer(self, page: i64, below: i64) -> None:
-        self._lists.put_behind(page, below)
 
     def first(self) -> i64:
         if self.num_pages == 0:
@@ -76,6 +56,3 @@ class LfuQueue(VictimQueue):
 
     def set_capacity(self, num_slots: i64) -> None:
         pass
-
-    def collect(self) -> list[int]:
-        return self._lists.collect()

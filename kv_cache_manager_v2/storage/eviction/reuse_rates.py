@@ -21,7 +21,7 @@ _THRESHOLDS: Final = (1, 2, 3, 4, 5, 8, 11, 15, 21, 29, 40, 57)
 _NUM_BUCKETS: Final = 13
 _LAST_WIDTH: Final = 57
 _NUM_TICKS: Final = 64
-"""Ticks of which pushes are remembered: more than the last threshold."""
+"""Ticks of which pushes are remembered: more than the last threshold, a power of two."""
 _ONE: Final = 1 << 16
 """One piece of content, as counted; a chance of 1."""
 _MOST: Final = 62259
@@ -29,22 +29,25 @@ _MOST: Final = 62259
 _FADE_SHIFT: Final = 6
 """Counts lose a 64th each tick."""
 _WORTH_SHIFT: Final = 24
-_LEAST_TICK: Final = 16
+PART_SHIFT: Final = 3
+"""A tick has eight parts: the unit of stamps, so that an age takes no division."""
+_LEAST_PART: Final = 2
 
 
 @final
 @mypyc_attr(native_class=True)
 class ReuseRates:
-    """``clock`` counts pushes."""
+    """``clock`` counts parts of ticks; a stamp is its value when content was pushed."""
 
     __slots__ = (
-        "clock", "_tick", "_next_tick", "_smoothing", "_num_ticks_done", "_pushed", "_reached", "_returned", "_remaining",
-        "_worth", "_bucket_of", "_begins", "_widths",
+        "clock", "_pushes_per_part", "_pushes_left", "_smoothing", "_num_ticks_done", "_pushed", "_reached", "_returned",
+        "_remaining", "_worth", "_bucket_of", "_begins", "_widths",
     )  # fmt: skip
 
     clock: i64
-    _tick: i64
-    _next_tick: i64
+    _pushes_per_part: i64
+    _pushes_left: i64
+    """Until the clock goes on."""
     _smoothing: i64
     _num_ticks_done: i64
     _pushed: vec[i64]
@@ -76,41 +79,43 @@ class ReuseRates:
         for age in range(_NUM_TICKS):
             buckets.append(sum([1 for threshold in _THRESHOLDS if age >= threshold]))
         self._bucket_of = vec[i64](buckets)
-        self._tick = _LEAST_TICK
-        self._next_tick = _LEAST_TICK
+        self._pushes_per_part = _LEAST_PART
+        self._pushes_left = _LEAST_PART
         self._smoothing = _ONE
         self._evaluate()
 
     def set_capacity(self, num_slots: i64) -> None:
-        tick = num_slots // TICKS_PER_CACHE
-        self._tick = tick if tick > _LEAST_TICK else _LEAST_TICK
-        self._next_tick = self.clock + self._tick
+        part = num_slots // (TICKS_PER_CACHE << PART_SHIFT)
+        self._pushes_per_part = part if part > _LEAST_PART else _LEAST_PART
+        self._pushes_left = self._pushes_per_part
         self._smoothing = (num_slots // 12 + 1) * _ONE
         self._evaluate()
 
     def is_young(self, stamp: i64) -> bool:
-        """Whether content pushed at that clock is in the first bucket."""
-        return self.clock - stamp < self._tick
+        """Whether content with that stamp is in the first bucket."""
+        return self.clock - stamp < 1 << PART_SHIFT
 
     def worth(self, kind: i64, stamp: i64) -> i64:
         return self._worth[kind * _NUM_BUCKETS + self._bucket(stamp)]
 
     def _bucket(self, stamp: i64) -> i64:
-        age = (self.clock - stamp) // self._tick
+        age = (self.clock - stamp) >> PART_SHIFT
         return self._bucket_of[age] if age < _NUM_TICKS else _NUM_BUCKETS - 1
 
     def note_return(self, kind: i64, stamp: i64) -> None:
-        """Content of that kind, pushed at that clock, came back."""
+        """Content of that kind and stamp came back."""
         self._returned[kind * _NUM_BUCKETS + self._bucket(stamp)] += _ONE
 
     def note_push(self, kind: i64) -> i64:
         """Content is pushed; returns its stamp."""
         stamp = self.clock
-        self.clock = stamp + 1
-        self._pushed[(self._num_ticks_done % _NUM_TICKS) * NUM_KINDS + kind] += 1
-        if self.clock >= self._next_tick:
-            self._next_tick = self.clock + self._tick
-            self._end_tick()
+        self._pushed[(self._num_ticks_done & (_NUM_TICKS - 1)) * NUM_KINDS + kind] += 1
+        self._pushes_left -= 1
+        if self._pushes_left == 0:
+            self._pushes_left = self._pushes_per_part
+            self.clock = stamp + 1
+            if self.clock & ((1 << PART_SHIFT) - 1) == 0:
+                self._end_tick()
         return stamp
 
     def _end_tick(self) -> None:
@@ -126,14 +131,14 @@ class ReuseRates:
                 returned[at] -= returned[at] >> _FADE_SHIFT
                 tick = self._num_ticks_done - self._begins[bucket]
                 if tick >= 0:
-                    reached[at] += self._pushed[(tick % _NUM_TICKS) * NUM_KINDS + kind] * self._remaining[at]
+                    reached[at] += self._pushed[(tick & (_NUM_TICKS - 1)) * NUM_KINDS + kind] * self._remaining[at]
                 at += 1
                 bucket += 1
             kind += 1
         self._num_ticks_done += 1
         kind = 0
         while kind < NUM_KINDS:
-            self._pushed[(self._num_ticks_done % _NUM_TICKS) * NUM_KINDS + kind] = 0
+            self._pushed[(self._num_ticks_done & (_NUM_TICKS - 1)) * NUM_KINDS + kind] = 0
             kind += 1
         self._evaluate()
 

@@ -12,18 +12,18 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LINKS, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
-from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
+from ..page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..victim_queue import NO_VICTIM, ContentKeys
 from .arc import fold_key
 from .ghost_list import NOT_THERE, GhostList
-from .page_lists import NO_LIST, NO_PAGE, PageLists
+from .listed_queue import ListedQueue
+from .page_lists import NO_LIST, NO_PAGE
 
 SMALL: Final = 0
 MAIN: Final = 1
 SMALL_SHARE: Final = 10
 """SMALL is one slot in so many."""
 MOST_USES: Final = 3
-_IN_LINE: Final = 0
 _USES_MASK: Final = 3
 _IN_USE: Final = 4
 _KEY_SHIFT: Final = 3
@@ -31,20 +31,18 @@ _KEY_SHIFT: Final = 3
 
 @final
 @mypyc_attr(native_class=True)
-class S3FifoQueue(VictimQueue):
+class S3FifoQueue(ListedQueue):
     """The note of a page: its uses (2 bits), whether it is in use (1 bit), then 44 bits of its content key, 0
     before its first push. A page in a line may be in use.
     """
 
-    __slots__ = ("_rows", "_keys", "_lists", "_ghosts", "_most_in_small")
+    __slots__ = ("_keys", "_ghosts", "_most_in_small")
 
     _most_in_small: i64
 
     def __init__(self, rows: PageRows, keys: ContentKeys) -> None:
-        self.num_pages = 0
-        self._rows: Final = rows
+        super().__init__(rows, 2)
         self._keys: Final = keys
-        self._lists: Final = PageLists(rows, 2)
         self._ghosts: Final = GhostList()
         self._most_in_small = 1
 
@@ -63,8 +61,7 @@ class S3FifoQueue(VictimQueue):
                 key = fold_key(self._keys.content_key(page))
                 lists.set_note(page, key << _KEY_SHIFT)
                 lists.push_last(page, SMALL if self._ghosts.take(key) == NOT_THERE else MAIN)
-        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
-        self.num_pages += 1
+        self._note_queued(page)
 
     def push_first(self, page: i64) -> None:
         lists = self._lists
@@ -75,22 +72,14 @@ class S3FifoQueue(VictimQueue):
             key = fold_key(self._keys.content_key(page))
         lists.set_note(page, key << _KEY_SHIFT)
         lists.push_first(page, SMALL)
-        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
-        self.num_pages += 1
+        self._note_queued(page)
 
     def use(self, page: i64) -> None:
         note = self._lists.note(page)
         if note & _USES_MASK < MOST_USES:
             note += 1
         self._lists.set_note(page, note | _IN_USE)
-        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-        self.num_pages -= 1
-
-    def remove(self, page: i64) -> None:
-        self._lists.unlink(page)
-        self._lists.set_note(page, 0)
-        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-        self.num_pages -= 1
+        self._note_left(page)
 
     def evict(self, page: i64) -> None:
         if self._lists.list_of(page) == SMALL:
@@ -101,12 +90,6 @@ class S3FifoQueue(VictimQueue):
         if self._lists.list_of(page) != NO_LIST:
             self._lists.unlink(page)
         self._lists.set_note(page, 0)
-
-    def requeue(self, page: i64) -> None:
-        self._lists.push_last(page, self._lists.unlink(page))
-
-    def defer(self, page: i64, below: i64) -> None:
-        self._lists.put_behind(page, below)
 
     def first(self) -> i64:
         """Each page that is passed over has a use less, or is in use and leaves its line: so uses pay for this."""

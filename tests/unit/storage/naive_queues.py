@@ -1,7 +1,9 @@
 """Eviction policies written down plainly, over lists: what the queues must do, in so many words."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+from kv_cache_manager_v2.storage.eviction.ghost_table import bucket_of
 from kv_cache_manager_v2.storage.eviction.reuse_rates import ReuseRates
 
 
@@ -260,25 +262,33 @@ class NaiveS3Fifo(NaiveQueue):
 
 
 class NaiveLearned(NaiveQueue):
-    """Lines: 0 and 1 by kind, 2 young ones of kind 0, 3 first of all. Worth is what `ReuseRates` says."""
+    """Lines: 0 and 1 by kind, 2 young ones of kind 0, 3 first of all. Worth is what `ReuseRates` says.
 
-    def __init__(self, capacity: int) -> None:
+    A ghost is found in the bucket of its content, which remembers the last four; where a bucket ends is the table's business.
+    """
+
+    def __init__(self, capacity: int, content_key: Callable[[int], int]) -> None:
         super().__init__(4, capacity)
         self.rates = ReuseRates()
         self.rates.set_capacity(capacity)
-        self.ghosts: dict[int, tuple[int, int]] = {}
-        """Kind and stamp."""
+        self.content_key = content_key
+        self.ghosts: dict[int, list[tuple[int, int, int] | None]] = {}
+        """By bucket: page, kind and tick, the youngest first; None where one has been taken."""
         self.kind: dict[int, int] = {}
+        """Of pages that have been pushed or used, and are still there."""
         self.stamp: dict[int, int] = {}
 
     def learn(self, page: int) -> None:
         if page in self.kind:
             return
         self.kind[page] = 0
-        if page in self.ghosts:
-            kind, stamp = self.ghosts.pop(page)
-            self.rates.note_return(kind, stamp)
-            self.kind[page] = 1
+        ghosts = self.ghosts.get(bucket_of(self.content_key(page), self.capacity), [])
+        for place, ghost in enumerate(ghosts):
+            if ghost is not None and ghost[0] == page:
+                self.rates.note_return(ghost[1], ghost[2] * 8)
+                self.kind[page] = 1
+                ghosts[place] = None
+                return
 
     def age(self, priority: int) -> None:
         for page in list(self.lines[2]):
@@ -295,28 +305,29 @@ class NaiveLearned(NaiveQueue):
         self.age(priority)
 
     def push_first(self, page: int, priority: int) -> None:
-        self.learn(page)
-        self.stamp[page] = self.rates.note_push(self.kind[page])
         self.enter(page, priority, 3, first=True)
 
     def defer(self, page: int, priority: int, below: int) -> None:
         super().defer(page, priority, below)
-        self.stamp[page] = self.stamp[below]
+        self.stamp[page] = self.stamp.get(below, 0)
+        self.kind.setdefault(page, 0)
 
     def use(self, page: int) -> None:
-        self.leave(page)
-        self.rates.note_return(self.kind[page], self.stamp[page])
+        if self.leave(page) != 3:
+            self.rates.note_return(self.kind[page], self.stamp[page])
         self.kind[page] = 1
+        self.stamp.pop(page, None)
 
     def remove(self, page: int) -> None:
         self.leave(page)
-        del self.kind[page]
+        self.kind.pop(page, None)
+        self.stamp.pop(page, None)
 
     def evict(self, page: int) -> None:
-        self.ghosts.pop(page, None)
-        self.ghosts[page] = (self.kind[page], self.stamp[page])
-        while len(self.ghosts) > 4 * self.capacity:
-            del self.ghosts[next(iter(self.ghosts))]
+        if page not in self.lines[3]:
+            ghosts = self.ghosts.setdefault(bucket_of(self.content_key(page), self.capacity), [])
+            ghosts.insert(0, (page, self.kind[page], self.stamp[page] // 8))
+            del ghosts[4:]
         self.remove(page)
 
     def first(self) -> int:

@@ -6,12 +6,12 @@ import pytest
 
 from kv_cache_manager_v2.storage.eviction.reuse_rates import ReuseRates
 
-CAPACITY = 800  # ticks of 100 pushes
+CAPACITY = 768  # a tick is an eighth, 96 pushes; the clock counts eighths of ticks
 
 
 def worths(rates: ReuseRates, kind: int) -> list[int]:
     """By age in ticks."""
-    return [rates.worth(kind, rates.clock - 100 * age - 50) for age in range(60)]
+    return [rates.worth(kind, rates.clock - 8 * age - 4) for age in range(60)]
 
 
 def test_while_nothing_is_known_older_is_worth_less() -> None:
@@ -21,7 +21,7 @@ def test_while_nothing_is_known_older_is_worth_less() -> None:
         rates.note_push(0)
     fresh = ReuseRates()
     fresh.set_capacity(CAPACITY)
-    fresh.clock = 7000
+    fresh.clock = rates.clock
     for kind in (0, 1):
         by_age = worths(fresh, kind)
         assert by_age == sorted(by_age, reverse=True)
@@ -34,17 +34,17 @@ def serve(rates: ReuseRates, period: int, share: float, num_pushes: int) -> None
     """So much of what is new comes back exactly ``period`` pushes later."""
     random = Random(5)
     due: dict[int, int] = {}
-    for _ in range(num_pushes):
-        if rates.clock in due:
-            rates.note_return(0, due.pop(rates.clock))
+    for number in range(num_pushes):
+        if number in due:
+            rates.note_return(0, due.pop(number))
             rates.note_push(1)
             continue
         stamp = rates.note_push(0)
         if random.random() < share:
-            due[stamp + period] = stamp
+            due[number + period] = stamp
 
 
-@pytest.mark.parametrize("period", [350, 950, 1850])
+@pytest.mark.parametrize("period", [336, 912, 1776])
 def test_what_comes_back_late_is_worth_most_just_before(period: int) -> None:
     rates = ReuseRates()
     rates.set_capacity(CAPACITY)
@@ -53,7 +53,7 @@ def test_what_comes_back_late_is_worth_most_just_before(period: int) -> None:
     best = by_age.index(max(by_age))
     # Buckets begin at ticks 1, 2, 3, 4, 5, 8, 11, 15, 21: the return is in the best one, and right after it all is over.
     begins = [0, 1, 2, 3, 4, 5, 8, 11, 15, 21, 29, 40, 57]
-    begin, end = next((b, e) for b, e in zip(begins, begins[1:], strict=False) if b <= period // 100 < e)
+    begin, end = next((b, e) for b, e in zip(begins, begins[1:], strict=False) if b <= period // 96 < e)
     assert begin <= best < end
     assert by_age[end] * 4 < by_age[best]
     assert by_age[0] < by_age[best]
@@ -64,7 +64,7 @@ def test_the_worth_is_hits_per_tick() -> None:
     rates = ReuseRates()
     rates.set_capacity(CAPACITY)
     share = 0.6
-    serve(rates, 350, share, 60_000)
+    serve(rates, 336, share, 60_000)
     expected = share / (share * 3.5 + (1 - share) * 4)
     assert rates.worth(0, rates.clock) / (1 << 24) == pytest.approx(expected, rel=0.15)
 
@@ -72,7 +72,7 @@ def test_the_worth_is_hits_per_tick() -> None:
 def test_what_was_learned_fades() -> None:
     rates = ReuseRates()
     rates.set_capacity(CAPACITY)
-    serve(rates, 350, 0.9, 20_000)
+    serve(rates, 336, 0.9, 20_000)
     before = worths(rates, 0)[3]
     for _ in range(40_000):
         rates.note_push(0)
