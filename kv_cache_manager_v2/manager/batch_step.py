@@ -1,17 +1,24 @@
-"""One call for a step of many sequences: what the caller listed, all of it checked before anything changes."""
+"""One call for a step of many sequences: what the caller listed, all of it checked before anything changes.
+
+Most of them have a small step (`small_step`): these take two numbers each, in a pass of their own between the others.
+"""
 
 from typing import Final, final
 
-from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from librt.vecs import append, vec
+from mypy_extensions import i32, i64, mypyc_attr
 
 from ..base.checks import to_counts, to_list
+from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
+from ..sequence.commit import commit_packed, commit_token
 from ..sequence.disk_arrivals import wait_for_reads
+from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.page_arrivals import settle_arrivals
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
-from ..sequence.step_validation import validate_resize
+from ..sequence.small_step import is_small_commit, is_small_resize, make_small_commit
+from ..sequence.step_validation import validate_next_token, validate_resize
 from .kv_cache import KVCache
 
 
@@ -20,62 +27,167 @@ from .kv_cache import KVCache
 class BatchStep:
     """The sequences of one batch call, each listed once; ``number`` is that of the call, unique within the manager."""
 
-    __slots__ = ("_shared", "_call", "_states")
+    __slots__ = ("_shared", "_call", "_number", "_kv_caches", "_others", "_other_positions")
 
     _shared: Final[SharedState]
     _call: Final[str]
-    _states: Final[list[SequenceState]]
+    _number: Final[i64]
+    _kv_caches: Final[list[object]]
+    """A copy of the caller's list: his callbacks may change that."""
+    _others: Final[list[SequenceState]]
+    """In order, those whose step is not small, or has to be recorded."""
+    _other_positions: vec[i64]
 
     def __init__(self, shared: SharedState, call: str, number: i64, kv_caches: object) -> None:
         self._shared = shared
         self._call = call
-        self._states = []
-        states = self._states
-        for kv_cache in to_list(kv_caches, "kv_caches"):
-            if not isinstance(kv_cache, KVCache):
-                raise TypeError(f"{call}: item {len(states)} is a {type(kv_cache).__name__}, not a KVCache")
-            state = kv_cache._state_for_batch()
-            if state.shared is not shared:
-                raise ValueError(f"{call}: sequence {state.id} belongs to another manager")
-            if state.batch_number == number:
-                raise ValueError(f"{call}: sequence {state.id} is listed twice")
-            state.batch_number = number
-            states.append(state)
+        self._number = number
+        self._kv_caches = list(to_list(kv_caches, "kv_caches"))
+        self._others = []
+        self._other_positions = vec[i64]()
 
     def resize(self, capacities: object, history_lengths: object) -> int:
         """How many from the front succeeded."""
-        states = self._states
         new_capacities = to_counts(capacities, "capacity")
-        if history_lengths is None:
-            new_histories = vec[i64]([state.history for state in states])
-        else:
-            new_histories = to_counts(history_lengths, "history_length")
-        count: i64 = len(states)
-        if len(new_capacities) != count or len(new_histories) != count:
+        has_histories = history_lengths is not None
+        new_histories = to_counts(history_lengths, "history_length") if has_histories else vec[i64]()
+        count: i64 = len(self._kv_caches)
+        if len(new_capacities) != count or (has_histories and len(new_histories) != count):
             raise ValueError(
                 f"{self._call}: {count} sequences, {len(new_capacities)} capacities"
-                + ("" if history_lengths is None else f", {len(new_histories)} history lengths")
+                + (f", {len(new_histories)} history lengths" if has_histories else "")
             )
+        is_recorded = self._shared.journal is not None
         position: i64 = 0
-        for state in states:
-            validate_resize(state, new_capacities[position], new_histories[position])
-            position += 1
-        for state in states:
-            if state.awaits_reads:
-                wait_for_reads(state)
-        journal = self._shared.journal
-        position = 0
-        for state in states:
+        for item in self._kv_caches:
+            state = self._enlist(item, position)
             capacity = new_capacities[position]
-            history = new_histories[position]
-            if journal is not None:
-                journal.begin()
-            if len(state.arrivals) > 0:
-                settle_arrivals(state)
-            result = try_resize(state, capacity, history)
-            if journal is not None:
-                journal.resize(state.serial, capacity, history, result, self._shared.storage.digest.value)
-            if not result:
-                break
+            history = new_histories[position] if has_histories else state.history
+            if is_recorded or not is_small_resize(state, capacity, history):
+                validate_resize(state, capacity, history)
+                self._set_aside(state, position)
             position += 1
-        return position
+        self._wait_for_reads()
+        done: i64 = 0
+        for index, other in enumerate(self._others):
+            position = self._other_positions[index]
+            self._move_numbers(done, position, new_capacities, new_histories)
+            history = new_histories[position] if has_histories else other.history
+            if not self._resize_other(other, new_capacities[position], history):
+                return position
+            done = position + 1
+        self._move_numbers(done, count, new_capacities, new_histories)
+        return count
+
+    def commit(self, tokens: object) -> None:
+        """One token id each."""
+        packed = pack_tokens(tokens, self._shared.tree.digests, False)
+        ids = vec[i32](memoryview(packed).cast("i")) if len(packed) > 0 else vec[i32]()
+        count: i64 = len(self._kv_caches)
+        if len(ids) != count:
+            raise ValueError(f"{self._call}: {count} sequences, {len(ids)} tokens; it takes one token for each")
+        is_recorded = self._shared.journal is not None
+        position: i64 = 0
+        for item in self._kv_caches:
+            state = self._enlist(item, position)
+            if ids[position] < 0:
+                raise TypeError(f"{self._call}: token {position} is a digest; commit() takes those")
+            if is_recorded or not is_small_commit(state):
+                validate_next_token(state, self._call)
+                if state.forked_end > state.num_published:
+                    self._validate_shared_block(state, position, packed, ids)
+                self._set_aside(state, position)
+            position += 1
+        self._wait_for_reads()
+        done: i64 = 0
+        for index, other in enumerate(self._others):
+            position = self._other_positions[index]
+            self._append_tokens(done, position, ids)
+            self._commit_other(other, position, packed, ids[position])
+            done = position + 1
+        self._append_tokens(done, count, ids)
+
+    # -- before anything changes --------------------------------------------------------------------------------------
+
+    def _enlist(self, item: object, position: i64) -> SequenceState:
+        if not isinstance(item, KVCache):
+            raise TypeError(f"{self._call}: item {position} is a {type(item).__name__}, not a KVCache")
+        state = item._state_for_batch()
+        if state.shared is not self._shared:
+            raise ValueError(f"{self._call}: sequence {state.id} belongs to another manager")
+        if state.batch_number == self._number:
+            raise ValueError(f"{self._call}: sequence {state.id} is listed twice")
+        state.batch_number = self._number
+        return state
+
+    def _set_aside(self, state: SequenceState, position: i64) -> None:
+        self._others.append(state)
+        self._other_positions = append(self._other_positions, position)
+
+    def _wait_for_reads(self) -> None:
+        for other in self._others:
+            if other.awaits_reads:
+                wait_for_reads(other)
+
+    def _validate_shared_block(self, state: SequenceState, position: i64, packed: bytes, ids: vec[i32]) -> None:
+        """The token is what other owners of its block say: what they have committed, and what this call commits for them."""
+        validate_same_tokens(state, _piece(packed, position))
+        ordinal = state.num_committed // self._shared.tokens_per_block
+        block = state.blocks[ordinal]
+        for index, other in enumerate(self._others):
+            is_same = other.num_committed == state.num_committed and other.blocks[ordinal] is block
+            if is_same and ids[self._other_positions[index]] != ids[position]:
+                raise ValueError(
+                    f"{self._call}: sequences {other.id} and {state.id} share block {ordinal}, and there are different tokens "
+                    f"for the same bytes; a step that computes tokens of its own begins with a resize"
+                )
+
+    # -- the changes --------------------------------------------------------------------------------------------------
+
+    def _state_at(self, position: i64) -> SequenceState:
+        item = self._kv_caches[position]
+        assert isinstance(item, KVCache), "a batch changed after it was checked"
+        return item._state_for_batch()
+
+    def _move_numbers(self, begin: i64, end: i64, capacities: vec[i64], histories: vec[i64]) -> None:
+        has_histories = len(histories) > 0
+        position = begin
+        while position < end:
+            state = self._state_at(position)
+            state.capacity = capacities[position]
+            if has_histories:
+                state.history = histories[position]
+            position += 1
+
+    def _resize_other(self, state: SequenceState, capacity: i64, history: i64) -> bool:
+        journal = self._shared.journal
+        if journal is not None:
+            journal.begin()
+        if len(state.arrivals) > 0:
+            settle_arrivals(state)
+        result = try_resize(state, capacity, history)
+        if journal is not None:
+            journal.resize(state.serial, capacity, history, result, self._shared.storage.digest.value)
+        return result
+
+    def _append_tokens(self, begin: i64, end: i64, ids: vec[i32]) -> None:
+        position = begin
+        while position < end:
+            make_small_commit(self._state_at(position), ids[position])
+            position += 1
+
+    def _commit_other(self, state: SequenceState, position: i64, packed: bytes, token: i32) -> None:
+        if len(state.arrivals) > 0:
+            settle_arrivals(state)
+        if state.forked_end > state.num_published:
+            commit_packed(state, _piece(packed, position))
+        else:
+            commit_token(state, token)
+        journal = self._shared.journal
+        if journal is not None:
+            journal.commit_one(state.serial, i64(token), self._shared.storage.digest.value)
+
+
+def _piece(packed: bytes, position: i64) -> bytes:
+    begin = position * TOKEN_BYTES
+    return packed[begin : begin + TOKEN_BYTES]

@@ -481,6 +481,23 @@ class KVCacheManager(RetentionHints):
         finally:
             guard.leave()
 
+    def commit_batch(self, kv_caches: Sequence[KVCache], tokens: Tokens) -> None:
+        """`KVCache.commit` of one token id for each of many sequences, in order: the end of a decode step.
+
+        Everything is validated before anything changes: `ValueError` and `LogicError` as for `commit`; `LogicError` also for a
+        sequence with beams, `TypeError` for a digest.
+        """
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_open()
+            self._batch_number += 1
+            BatchStep(self._shared, "commit_batch", self._batch_number, kv_caches).commit(tokens)
+        except AssertionError as error:
+            raise guard.fail(error) from error
+        finally:
+            guard.leave()
+
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def get_storage_statistics(self, level: SupportsIndex = 0) -> list[StorageStatistics]:

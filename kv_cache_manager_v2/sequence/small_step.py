@@ -25,45 +25,57 @@ def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bo
     )
 
 
-def try_small_resize(state: SequenceState, capacity: i64) -> bool:
-    """The history stays."""
-    shared = state.shared
-    if (
+def is_small_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
+    """Whether the resize is valid and changes the two numbers only. Steps of other sequences do not change that."""
+    return (
         state.status == ACTIVE
-        and shared.guard.is_idle
-        and shared.journal is None
         and not state.scratch.is_enabled
         and not state.is_wide
         and state.snapshot_plan is None
         and len(state.arrivals) == 0
-        and state.history <= capacity
-        and stays_within_blocks(state, capacity, state.history)
-    ):
+        and state.history <= history <= capacity
+        and stays_within_blocks(state, capacity, history)
+    )
+
+
+def try_small_resize(state: SequenceState, capacity: i64) -> bool:
+    """The history stays."""
+    shared = state.shared
+    if shared.guard.is_idle and shared.journal is None and is_small_resize(state, capacity, state.history):
         state.capacity = capacity
         return True
     return False
 
 
-def try_small_commit(state: SequenceState, token: i32) -> bool:
-    """One token id, known to be good; the block goes on after it."""
-    shared = state.shared
+def is_small_commit(state: SequenceState) -> bool:
+    """Whether there is room for one more token, and the block goes on after it. Steps of other sequences do not change that."""
     num_committed = state.num_committed + 1
-    if (
+    return (
         state.status == ACTIVE
-        and shared.guard.is_idle
-        and shared.journal is None
         and state.is_committing
-        and not shared.has_state
+        and not state.shared.has_state
         and len(state.arrivals) == 0
         and not state.is_wide
         and num_committed <= state.capacity
         and num_committed < state.next_window_move
-        and state.tail.count + 1 < shared.tokens_per_block
+        and state.tail.count + 1 < state.shared.tokens_per_block
         and state.forked_end <= state.num_published
-    ):
-        state.tail.append(token)
-        state.num_committed = num_committed
-        if state.history < num_committed:
-            state.history = num_committed
+    )
+
+
+def make_small_commit(state: SequenceState, token: i32) -> None:
+    """One token id, known to be good."""
+    num_committed = state.num_committed + 1
+    state.tail.append(token)
+    state.num_committed = num_committed
+    if state.history < num_committed:
+        state.history = num_committed
+
+
+def try_small_commit(state: SequenceState, token: i32) -> bool:
+    """One token id, known to be good; the block goes on after it."""
+    shared = state.shared
+    if shared.guard.is_idle and shared.journal is None and is_small_commit(state):
+        make_small_commit(state, token)
         return True
     return False

@@ -26,6 +26,21 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
             _validate_buffers(beam, num_blocks)
 
 
+def validate_next_token(state: SequenceState, call: str) -> None:
+    """The caller's mistakes in a batch's commit of one token; changes nothing."""
+    if state.status != ACTIVE:
+        raise LogicError(f"sequence {state.id}: {call}() needs an active sequence; resume() it first")
+    if not state.is_committing:
+        raise LogicError(f"sequence {state.id}: {call}() after stop_committing()")
+    if state.is_wide:
+        raise LogicError(f"sequence {state.id}: {call}() with {len(state.beams) + 1} beams; commit() says which beam has the token")
+    if state.num_committed >= state.capacity:
+        raise ValueError(
+            f"sequence {state.id}: a token after {state.num_committed} committed ones exceeds the capacity of {state.capacity}; "
+            f"resize() first"
+        )
+
+
 def _validate_buffers(state: SequenceState, num_blocks: i64) -> None:
     for table in state.tables:
         shortage = table.find_shortage(num_blocks)

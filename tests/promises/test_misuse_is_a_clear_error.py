@@ -52,6 +52,11 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("batch of unequal lengths", ValueError, lambda m, s: m.resize_batch([s], [8, 9])),
     ("batch with a sequence twice", ValueError, lambda m, s: m.resize_batch([s, s], [8, 9])),
     ("batch with one bad entry", ValueError, lambda m, s: m.resize_batch([s], [1])),
+    ("batch of capacities beyond 64 bits", ValueError, lambda m, s: m.resize_batch([s], [2**70])),
+    ("batch of capacities of a wrong type", TypeError, lambda m, s: m.resize_batch([s], ["8"])),  # type: ignore[list-item]
+    ("more tokens than sequences", ValueError, lambda m, s: m.commit_batch([s], [8, 9])),
+    ("tokens for a sequence twice", ValueError, lambda m, s: m.commit_batch([s, s], [8, 9])),
+    ("a digest in a batch", TypeError, lambda m, s: m.commit_batch([s], [b"digest"])),
     ("index mode of a wrong type", TypeError, lambda m, s: m.supports_index_mode(9)),  # type: ignore[arg-type]
 ]
 
@@ -73,6 +78,7 @@ ON_SUSPENDED: list[tuple[str, Call]] = [
     ("resize", lambda m, s: s.resize(8)),
     ("commit", lambda m, s: s.commit([7])),
     ("batch", lambda m, s: m.resize_batch([s], [8])),
+    ("batch of tokens", lambda m, s: m.commit_batch([s], [8])),
 ]
 
 

@@ -435,6 +435,22 @@ class SimulatedRun:
                 self.num_refused += 1
         if count > 0:
             self._run_kernels(batch[:count], [draw[0] for draw in draws[:count]], random)
+            if random.random() < 0.3:
+                self._commit_batch(batch[:count], random)
+
+    def _commit_batch(self, batch: list[SimulatedSequence], random: Random) -> None:
+        """The next token of each, but of recurrent models: whether a snapshot finds room depends on the sequences before."""
+        chosen = [sequence for sequence in batch if sequence.model.is_committing and sequence.num_uncommitted > 0]
+        if self._model.state.group >= 0:
+            return
+        tokens = [sequence.text[len(sequence.model.committed)] for sequence in chosen]
+        for position in range(len(chosen) - 1, -1, -1):
+            if isinstance(tokens[position], bytes):
+                del chosen[position], tokens[position]
+        self.manager.commit_batch([sequence.handle for sequence in chosen], draw_token_container(random, tuple(tokens)))
+        for sequence, token in zip(chosen, tokens):
+            self._model.commit(sequence.model, [token], NO_SNAPSHOT)
+            self._texts.keep(random, tuple(sequence.model.committed))
 
     def _run_kernels(self, sequences: list[SimulatedSequence], num_tokens: list[int], random: Random) -> None:
         steps: list[Step] = []

@@ -1,0 +1,158 @@
+"""A batch call does what the single calls would do in its order, decides the same, and changes nothing if one entry is wrong."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from small_models import config_of, manager_of, run_prompt
+
+from kv_cache_manager_v2 import HostDevice, KVCacheManager, LogicError
+from kv_cache_manager_v2.replay.rerun import rerun
+
+WINDOWS = (None, 8)
+
+
+def open_running(manager: KVCacheManager, count: int) -> list[Any]:
+    """Sequences of unequal length, so that their blocks begin and end at different steps; some share a prompt."""
+    return [run_prompt(manager, [number % 3] * 5 + list(range(number))) for number in range(count)]
+
+
+@pytest.mark.parametrize("form", [list, tuple, lambda numbers: np.array(numbers, np.int32), lambda numbers: np.array(numbers, np.int64)])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_decisions_as_single_calls(seed: int, form: Any) -> None:
+    rng = random.Random(seed)
+    pictures = []
+    with manager_of(WINDOWS, num_slots=400) as one, manager_of(WINDOWS, num_slots=400) as other:
+        singly, together = open_running(one, 9), open_running(other, 9)
+        for _ in range(12):
+            chosen = rng.sample(range(9), 6)
+            # Few tokens, so that blocks of several sequences become equal and are taken over.
+            tokens = [rng.randrange(2) for _ in chosen]
+            for position in chosen:
+                assert singly[position].resize(singly[position].capacity + 1)
+            for position, token in zip(chosen, tokens, strict=True):
+                singly[position].commit([token])
+            listed = [together[position] for position in chosen]
+            assert other.resize_batch(listed, form([kv_cache.capacity + 1 for kv_cache in listed])) == 6
+            other.commit_batch(listed, form(tokens))
+            assert one.state_digest() == other.state_digest()
+            other.check_invariants()
+        for manager, kv_caches in ((one, singly), (other, together)):
+            pictures.append([(kv_cache.committed_tokens, kv_cache.history_length, kv_cache.capacity) for kv_cache in kv_caches])
+            for kv_cache in kv_caches:
+                kv_cache.close()
+        assert pictures[0] == pictures[1]
+        assert one.state_digest() == other.state_digest()
+
+
+def test_room_that_ends_midway_stops_there() -> None:
+    """7 slots, 5 of them taken, 4 sequences with a full block each: 2 of them get another. What comes behind the refused one stays, small or not."""
+    with manager_of(num_slots=7) as manager:
+        kv_caches = [run_prompt(manager, [number] * 4) for number in range(4)]
+        small = run_prompt(manager, [9] * 2)
+        assert manager.resize_batch([*kv_caches, small], [5, 5, 5, 5, 3]) == 2
+        assert [kv_cache.capacity for kv_cache in [*kv_caches, small]] == [5, 5, 4, 4, 2]
+        assert manager.resize_batch([small, kv_caches[2]], [3, 5]) == 1
+        assert (small.capacity, kv_caches[2].capacity) == (3, 4)
+        manager.check_invariants()
+        for kv_cache in [*kv_caches, small]:
+            kv_cache.close()
+
+
+def test_histories_move_too() -> None:
+    with manager_of(WINDOWS) as manager:
+        first, second = run_prompt(manager, [1] * 6), run_prompt(manager, [2] * 6)
+        assert first.resize(8) and second.resize(8)
+        assert manager.resize_batch([first, second], [8, 30], [7, 20]) == 2
+        assert (first.history_length, second.history_length, second.capacity) == (7, 20, 30)
+        manager.check_invariants()
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "tokens"),
+    [
+        (ValueError, [1]),
+        (ValueError, [1, 2, 3]),
+        (ValueError, [1, -2]),
+        (ValueError, [1, 2**31]),
+        (ValueError, [1, 2**70]),
+        (ValueError, np.array([1, -2], np.int32)),
+        (TypeError, [1, b"digest"]),
+        (TypeError, [1, "x"]),
+        (TypeError, 7),
+    ],
+)
+def test_wrong_tokens_change_nothing(error: type[Exception], tokens: Any) -> None:
+    with manager_of() as manager:
+        kv_caches = [run_prompt(manager, [1] * 6), run_prompt(manager, [2] * 6)]
+        assert manager.resize_batch(kv_caches, [8, 8]) == 2
+        before = manager.describe()
+        with pytest.raises(error):
+            manager.commit_batch(kv_caches, tokens)
+        assert manager.describe() == before
+        for kv_cache in kv_caches:
+            kv_cache.close()
+
+
+def test_wrong_sequences_change_nothing() -> None:
+    with manager_of() as manager, manager_of() as other_manager:
+        good, stopped, full, idle, wide = (run_prompt(manager, [number] * 6) for number in range(5))
+        foreign = run_prompt(other_manager, [1] * 6)
+        for kv_cache in (good, stopped, idle, wide, foreign):
+            assert kv_cache.resize(8)
+        stopped.stop_committing()
+        idle.suspend()
+        wide.beam_width = 2
+        before = manager.describe()
+        wrong: list[tuple[type[Exception], Any]] = [
+            (LogicError, stopped), (ValueError, full), (LogicError, idle), (LogicError, wide), (ValueError, foreign),
+            (ValueError, good), (TypeError, None),
+        ]  # fmt: skip
+        for error, kv_cache in wrong:
+            with pytest.raises(error):
+                manager.commit_batch([good, kv_cache], [1, 1])
+            assert manager.describe() == before
+        with pytest.raises(TypeError):
+            manager.commit_batch(7, [1])  # type: ignore[arg-type]
+        manager.commit_batch([], [])
+        assert manager.describe() == before
+        manager.check_invariants()
+        for kv_cache in (good, stopped, full, idle, wide, foreign):
+            kv_cache.close()
+
+
+def test_forks_of_one_block_must_say_the_same() -> None:
+    """Both have room for two drafts in a block that neither has written alone."""
+    with manager_of() as manager:
+        parent = run_prompt(manager, [1] * 5)
+        assert parent.resize(8)
+        with parent.fork() as child:
+            before = manager.describe()
+            with pytest.raises(ValueError, match="fork|share"):
+                manager.commit_batch([parent, child], [6, 7])
+            assert manager.describe() == before
+            manager.commit_batch([parent, child], [6, 6])
+            child.commit([7])
+            with pytest.raises(ValueError, match="fork"):
+                manager.commit_batch([parent], [8])
+            manager.commit_batch([parent], [7])
+            manager.commit_batch([parent, child], [8, 8])
+            assert parent.committed_tokens == child.committed_tokens == [1] * 5 + [6, 7, 8]
+            manager.check_invariants()
+        parent.close()
+
+
+def test_a_batch_is_recorded_as_its_single_calls(tmp_path: Any) -> None:
+    path = tmp_path / "calls.journal"
+    with KVCacheManager(config_of(WINDOWS, num_slots=400), device=HostDevice(), journal=path) as manager:
+        kv_caches = open_running(manager, 5)
+        for step in range(10):
+            assert manager.resize_batch(kv_caches, [kv_cache.capacity + 1 for kv_cache in kv_caches]) == 5
+            manager.commit_batch(kv_caches, [step % 2] * 5)
+        for kv_cache in kv_caches:
+            kv_cache.close()
+        digest = manager.state_digest()
+    assert rerun(path, HostDevice(), check_invariants=True).digest == digest
