@@ -17,6 +17,7 @@ from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
 from .snapshot_policy import SnapshotPolicy
+from .write_policy import validate_write_policy
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class KVCacheManagerConfig(ConfigValue):
       tokens can be taken back.
     - ``max_pinned_share``: of all slots, how much `KVCacheManager.retain` may keep. ``min_offload_priority``: droppable pages of a
       lower priority are dropped rather than moved to a lower level.
+    - ``write_policy``: "back", pages are copied to level 1 when they have to leave level 0; or "through", published pages are copied
+      there early, at the commit that publishes them and at their sequence's end, so that making room costs no copy.
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group, outside the quota, out of use, for kernels that read a
       page even where there is none.
@@ -62,6 +65,7 @@ class KVCacheManagerConfig(ConfigValue):
     rebalance: RebalanceConfig = RebalanceConfig()
     max_pinned_share: float = 0.5
     min_offload_priority: int = 0
+    write_policy: str = "back"
 
     def __post_init__(self) -> None:
         validate_int(self.tokens_per_block, "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
@@ -82,6 +86,7 @@ class KVCacheManagerConfig(ConfigValue):
             raise TypeError(f"rebalance must be a RebalanceConfig, not {type(self.rebalance).__name__}")
         validate_share(self.max_pinned_share, "max_pinned_share")
         validate_int(self.min_offload_priority, "min_offload_priority", 0, 100)
+        validate_write_policy(self.write_policy)
         validate_bool(self.enable_partial_reuse, "enable_partial_reuse")
         validate_bool(self.reserve_null_slot, "reserve_null_slot")
         validate_bool(self.enable_stats, "enable_stats")

@@ -42,6 +42,7 @@ def _describe_level(shared: SharedState, level: int) -> Picture:
                 "slot_bytes": [int(num_bytes) for num_bytes in group.slot_bytes],
                 "slots": int(allocator.num_slots),
                 "free": int(allocator.num_free),
+                "clean_copies": int(allocator.num_aside),
                 "locked": int(storage.num_locked[pool_group]) if level == 0 else 0,
                 "eviction_queue": [int(page) for page in storage.queues[index].collect()],
                 "held_queue": [int(page) for page in storage.held_queues[index].collect()],

@@ -17,6 +17,7 @@ from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.transfer_leases import TransferLeaseState
 from ..storage.victim_queue import VictimQueue
+from .copy_invariants import check_copies
 from .event_invariants import check_announcements
 from .usage_checks import check_usage
 
@@ -67,6 +68,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_blocks(shared, books)
         _check_pages(shared, states, books)
         _check_slots(shared, states)
+        check_copies(shared)
         check_announcements(shared)
         check_usage(shared, states, len(books.published))
         count = shared.tree.digests.total_count()

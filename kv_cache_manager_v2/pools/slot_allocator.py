@@ -4,6 +4,8 @@ Conservation law: ``num_free + num_used == num_slots``. A slot is free (on the s
 never used yet) or used. Slots are handed out last-freed first, then in order of their ids, so the choice depends on the
 calls alone; nothing is made per slot in advance, so a tier of any size starts at once.
 
+Free slots may stand *aside*: their bytes are still good for something (`storage.clean_copies`), and they are not handed out.
+
 Each slot carries a point (`StreamOrder`): the work after which its bytes may be touched. Whoever takes a slot over waits
 for it on his own stream.
 """
@@ -23,12 +25,14 @@ MOST_RESERVED: Final = 1 << 24
 @mypyc_attr(native_class=True)
 class SlotAllocator:
     __slots__ = (
-        "num_slots", "num_free", "first_slot", "peak_used", "_past_peak", "ready", "_stack", "_num_stacked", "_next_unused",
+        "num_slots", "num_free", "num_aside", "first_slot", "peak_used", "_past_peak", "ready", "_stack", "_num_stacked", "_next_unused",
         "_before_shrink",
     )  # fmt: skip
 
     num_slots: i64
     num_free: i64
+    num_aside: i64
+    """Of the free slots, those that stand aside."""
     first_slot: Final[i64]
     peak_used: i64
     """Since the last `take_peak`."""
@@ -43,6 +47,7 @@ class SlotAllocator:
         """``num_slots`` slots with the ids ``first_slot ..``; lower ids (the null slot) are never handed out."""
         self.num_slots = num_slots
         self.num_free = num_slots
+        self.num_aside = 0
         self.first_slot = first_slot
         self.peak_used = 0
         self._past_peak = 0
@@ -72,7 +77,7 @@ class SlotAllocator:
 
     def allocate(self) -> i64:
         """A free slot; the caller has made sure that there is one."""
-        assert self.num_free > 0, "a slot was taken where none is free"
+        assert self.num_free > self.num_aside, "a slot was taken where none is free"
         self.num_free -= 1
         used = self.num_slots - self.num_free
         if used > self.peak_used:
@@ -132,6 +137,27 @@ class SlotAllocator:
         self._num_stacked += 1
         self.num_free += 1
 
+    # -- slots that stand aside ---------------------------------------------------------------------------------------
+
+    def set_aside(self, slot: i64) -> None:
+        """A slot in use is free, and is not handed out until `end_aside`."""
+        self.num_aside += 1
+        self.num_free += 1
+
+    def take_aside(self, slot: i64) -> None:
+        """It is in use again, as it is."""
+        self.num_aside -= 1
+        self.num_free -= 1
+        used = self.num_slots - self.num_free
+        if used > self.peak_used:
+            self.peak_used = used
+
+    def end_aside(self, slot: i64) -> None:
+        """It is free like any other."""
+        self.num_aside -= 1
+        self.num_free -= 1
+        self.free(slot, self.ready[slot])
+
     # -- another number of slots --------------------------------------------------------------------------------------
 
     def grow(self, num_more: i64) -> None:
@@ -141,6 +167,7 @@ class SlotAllocator:
 
     def begin_shrink(self, num_slots: i64) -> None:
         """From here on only the first ``num_slots`` slots are handed out; those in use behind them count until `retire`."""
+        assert self.num_aside == 0, "a pool shrinks while slots stand aside"
         limit = self.first_slot + num_slots
         saved = self._stack[: self._num_stacked]
         for number in (self._num_stacked, self._next_unused, self.num_slots, self.num_free):
@@ -200,4 +227,5 @@ class SlotAllocator:
             seen.add(slot)
         unused = self.first_slot + self.num_slots - self._next_unused
         assert unused >= 0, "slots beyond the end of the pool were handed out"
-        assert len(seen) + unused == self.num_free, f"{len(seen)} + {unused} free slots, counted {self.num_free}"
+        counted = len(seen) + unused + self.num_aside
+        assert counted == self.num_free, f"{len(seen)} + {unused} + {self.num_aside} free slots, counted {self.num_free}"

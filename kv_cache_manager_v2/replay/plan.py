@@ -51,6 +51,8 @@ class ReplayPlan:
     device: str = "auto"
     lower_tiers: tuple[LowerTier, ...] = ()
     """Below the GPU, warmest first."""
+    write_policy: str = "back"
+    """When pages are written to the level below the GPU."""
     decoding: Decoding = field(default_factory=Decoding)
     """How requests generate."""
     disaggregate: bool = False
@@ -103,6 +105,7 @@ class ReplayPlan:
             miss_ratio_sampling=self.miss_ratio_sampling,
             typical_step=BatchDesc([KVCacheDesc(capacity=history + 1, history_length=history)]),
             swa_scratch_reuse=SwaScratchReuseConfig() if self.scratch else None,
+            write_policy=self.write_policy,
             snapshot_policy=SnapshotPolicy(at_close=True),
             state_checkpoints=self.decoding.num_drafts if self.model.bytes_per_state(self.shrink) > 0 else 0,
         )

@@ -52,6 +52,10 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         "temporary one)",
     )  # fmt: skip
     machine.add_argument(
+        "--write-policy", choices=("back", "through"), default="back",
+        help="with --tiers: back, pages are written below when they have to go; through, early (default: %(default)s)",
+    )  # fmt: skip
+    machine.add_argument(
         "--shrink", type=_shrink, metavar="N",
         help="divide the bytes of a token by N, or as far as it goes with max (default: 1; with --verify: max)",
     )  # fmt: skip
@@ -181,6 +185,7 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         ),
         device=options.device,
         lower_tiers=() if tiers is None else tiers.lower,
+        write_policy=options.write_policy,
         decoding=Decoding(options.speculate or 0, options.beams or 1),
         disaggregate=options.disaggregate,
         scratch=options.scratch,

@@ -239,6 +239,9 @@ class RadixTree(PageOwner):
 
     # -- losing pages -------------------------------------------------------------------------------------------------
 
+    def is_published(self, page: i64) -> bool:
+        return self.pool.block_of_page(page).parent is not None
+
     def find_page_below(self, page: i64) -> i64:
         block = self.pool.block_of_page(page)
         life_cycle = page - block.first_page

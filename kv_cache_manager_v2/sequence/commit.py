@@ -17,6 +17,7 @@ from ..storage.page_bytes import copy_page
 from ..storage.page_handover import move_page, replace_page
 from .block_runs import publish_fresh
 from .disk_arrivals import expect_reads
+from .early_copying import write_published_down
 from .forked_blocks import join_tree, may_publish_partial, note_published
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshots import publish_snapshot, stage_snapshot
@@ -44,6 +45,8 @@ def commit_token(state: SequenceState, token: i32) -> None:
     state.shared.guard.end_change()
     if staged is not None:
         publish_snapshot(state, staged)
+    if state.shared.early_copies is not None and (state.num_published > first_block or staged is not None):
+        write_published_down(state, first_block)
 
 
 def commit_packed(state: SequenceState, packed: bytes) -> None:
@@ -91,6 +94,8 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
     state.shared.guard.end_change()
     if staged is not None:
         publish_snapshot(state, staged)
+    if state.shared.early_copies is not None and (state.num_published > first_block or staged is not None):
+        write_published_down(state, first_block)
 
 
 def note_retained(state: SequenceState, first_block: i64) -> None:
@@ -127,6 +132,8 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     """
     if state.is_committing and state.tail.count > 0 and not state.tail_is_shared:
         _publish_tail(state, is_closing)
+        if not is_closing and state.shared.early_copies is not None:
+            write_published_down(state, state.num_published)
     state.is_committing = False
     for beam in state.beams:
         beam.is_committing = False
@@ -242,6 +249,7 @@ def _mend_page(state: SequenceState, ours: i64, theirs: i64, pool_group: i64, ma
     if not reads.knows(int(theirs)):
         return mark
     try:
+        storage.copies.forget(theirs)
         copy_page(storage, ours, theirs, pool_group, state.stream)
     except Exception:
         _logger.exception("a page was not mended; sequence %s waits for the disk instead", state.id)

@@ -53,6 +53,9 @@ def resize_level(
     states = [beam for state in sequences for beam in list_beams(state)]
     resizer = PoolResizer(storage, shared.room, shared.mover)
     points = vec[i64]()
+    for pool_group, count in enumerate(counts):
+        if count < old_counts[pool_group]:
+            storage.copies.forget_all(pool_group)
     shared.guard.begin_change()
     try:
         for pool_group, count in enumerate(counts):

@@ -20,6 +20,7 @@ from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
 from .block_runs import give_back_published, hold_pages, list_first_pages, lock_pages
 from .disk_arrivals import note_doubtful_pages, settle_before_resume
+from .early_copying import write_published_down
 from .forked_blocks import give_up_block, leave_family
 from .page_arrivals import begin_apart, end_apart, lock_pages_on_their_way, settle_arrivals, take_over_arrivals
 from .page_users import give_up_page
@@ -376,6 +377,8 @@ def close(state: SequenceState) -> None:
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
     state.scratch.give_all_back(mark)
     leave_last_state(state)
+    if shared.early_copies is not None:
+        write_published_down(state, 0)
     free_state(state, mark)
     goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
     ordinal = state.num_blocks - 1

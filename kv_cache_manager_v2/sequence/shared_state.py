@@ -17,6 +17,7 @@ from ..reuse.drop_plans import DropPlans
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.state_match import StateMatcher
+from ..storage.early_copies import EarlyCopies
 from ..storage.onboarding import Onboarding
 from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
@@ -36,6 +37,7 @@ class SharedState:
         "room",
         "mover",
         "onboarding",
+        "early_copies",
         "tree",
         "matcher",
         "drop_plans",
@@ -68,6 +70,8 @@ class SharedState:
     room: Final[RoomMaker]
     mover: Final[PageMover]
     onboarding: Final[Onboarding]
+    early_copies: Final[EarlyCopies | None]
+    """None where pages are written down when they have to go, or there is no lower level."""
     tree: Final[RadixTree]
     matcher: Final[Matcher]
     drop_plans: Final[DropPlans]
@@ -118,6 +122,8 @@ class SharedState:
         self.room = RoomMaker(storage, mover)
         self.mover = mover
         self.onboarding = Onboarding(storage, self.room, mover)
+        writes_early = config.write_policy == "through" and storage.last_level > 0
+        self.early_copies = EarlyCopies(storage, self.room, mover) if writes_early else None
         self.tree = tree
         self.matcher = matcher
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)

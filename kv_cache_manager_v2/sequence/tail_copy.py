@@ -129,6 +129,10 @@ def take_tail_back(state: SequenceState) -> None:
     block = state.blocks[state.num_published]
     shared.tree.withdraw(block)
     life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        shared.storage.copies.forget(block.first_page + life_cycle)
+        life_cycle += 1
+    life_cycle = 0
     while life_cycle < shared.num_life_cycles and state.timeline != NO_TIMELINE:
         # Others have copied it on their streams; a suspended sequence waits when it locks its pages.
         if state.holds_page(life_cycle, state.num_published):

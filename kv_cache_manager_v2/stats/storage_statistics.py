@@ -21,3 +21,5 @@ class StorageStatistics:
     """Locked by active sequences, held by suspended ones, or scratch."""
     peak_used: int
     evicted: int
+    clean_copies: int = 0
+    """Free slots that still hold the bytes of a page further up, which need not be written again when it comes down."""

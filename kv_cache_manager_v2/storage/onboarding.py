@@ -199,6 +199,8 @@ class Onboarding:
         assert held.num_pages > 0, "nothing to swap with where it was counted"
         victim = held.first()
         held.remove(victim)
+        storage.copies.forget(victim)
+        storage.copies.forget(page)
         low_slot = storage.rows.slot(page)
         high_slot = storage.rows.slot(victim)
         low_ready = storage.allocators[level * wanted.num_pool_groups + pool_group].ready

@@ -37,6 +37,7 @@ def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) 
     words = storage.rows.words
     at_ours = ours * ROW_WORDS
     at_theirs = theirs * ROW_WORDS
+    storage.copies.forget(theirs)
     level = storage.rows.level(theirs)
     index = level * storage.num_pool_groups + pool_group
     users = words[at_theirs + USERS]

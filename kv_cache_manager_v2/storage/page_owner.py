@@ -12,6 +12,10 @@ class PageOwner(ContentKeys):
     __slots__ = ()
 
     @abstractmethod
+    def is_published(self, page: i64) -> bool:
+        """Whether the page's block is in the tree, so that its bytes never change."""
+
+    @abstractmethod
     def find_page_below(self, page: i64) -> i64:
         """A queued page that would become useless with ``page`` and must go before it, or NO_PAGE; of its pool group and level."""
 

@@ -30,6 +30,7 @@ from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
 from ..stats.page_counters import PageCounters
+from .clean_copies import CleanCopies
 from .debug_fill import DebugFill
 from .decision_digest import SLOT, DecisionDigest
 from .disk_reads import DiskReads
@@ -85,6 +86,7 @@ class PageStorage:
         "last_refusal",
         "sink",
         "reads",
+        "copies",
         "_keys",
         "_filler",
     )
@@ -116,6 +118,7 @@ class PageStorage:
     sink: PageEventSink | None
     """Who is told what becomes of published pages; None if nobody listens."""
     reads: Final[DiskReads]
+    copies: Final[CleanCopies]
     _keys: Final[OwnerKeys]
     _filler: PageFiller | None
     """None unless slots are filled with a debug pattern."""
@@ -151,6 +154,7 @@ class PageStorage:
         self.last_refusal = None
         self.sink = None
         self.reads = DiskReads(device, order)
+        self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups)
         self._keys = OwnerKeys()
         self._filler = None
         try:
@@ -461,6 +465,8 @@ class PageStorage:
         words = self.rows.words
         at = page * ROW_WORDS
         assert words[at + USERS] == 0, "a page was dropped that somebody holds"
+        if self.copies.num_copies > 0:
+            self.copies.forget(page)
         place = words[at + PLACE]
         level = level_of_place(place)
         index = level * self.num_pool_groups + pool_group
@@ -485,6 +491,12 @@ class PageStorage:
         owner = self._keys.owner
         assert owner is not None
         owner.on_page_dropped(page)
+
+    def is_published(self, page: i64) -> bool:
+        """Whether its bytes never change any more."""
+        owner = self._keys.owner
+        assert owner is not None
+        return owner.is_published(page)
 
     def find_page_below(self, page: i64) -> i64:
         owner = self._keys.owner

@@ -19,7 +19,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
 from ..base.ids import CacheTier
-from ..device.stream_order import StreamOrder
+from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import CAPACITY
 from .decision_digest import REFUSAL, VICTIM
 from .page_mover import PageMover
@@ -264,16 +264,28 @@ class RoomMaker:
         return first_held if storage.rows.priority(first_held) < storage.rows.priority(page) else page
 
     def _move_down(self, level: i64, pool_group: i64, count: i64) -> None:
-        """Move ``count`` victims into free slots of the next level."""
+        """Move ``count`` victims into free slots of the next level; those that have a copy there go to it."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         self.begin_moves()
+        to_copy = vec[i64]()
+        to_write = vec[i64]()
         position: i64 = 0
         while position < count:
             page = self._choose_victim(index)
             storage.take_out(page, pool_group)
-            self.add_move(page, index + storage.num_pool_groups)
+            if storage.copies.num_copies > 0 and self._has_good_copy(page, index + storage.num_pool_groups):
+                to_copy = append(to_copy, page)
+            else:
+                to_write = append(to_write, page)
             position += 1
+        if len(to_copy) > 0:
+            self._go_to_copies(level, pool_group, to_copy)
+            count = len(to_write)
+            if count == 0:
+                return
+        for page in to_write:
+            self.add_move(page, index + storage.num_pool_groups)
         try:
             point = self._mover.move(pool_group, level, self.sources, level + 1, self.targets, count)
             if storage.pool_groups[index].tier == CacheTier.DISK:
@@ -294,6 +306,44 @@ class RoomMaker:
             storage.put_back(page, pool_group)
             position += 1
 
+    def _has_good_copy(self, page: i64, index: i64) -> bool:
+        storage = self._storage
+        if not storage.copies.has_copy_at(page, index):
+            return False
+        if storage.reads.is_idle or int(page) not in storage.reads.lost:
+            return True
+        storage.copies.forget(page)
+        return False
+
+    def _go_to_copies(self, level: i64, pool_group: i64, pages: vec[i64]) -> None:
+        """Nothing is moved: the pages lie where their copies are. Whoever takes their slots waits until the copies were made."""
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        ready = storage.allocators[index].ready
+        timeline: i64 = -1
+        mark: i64 = NO_POINT
+        for page in pages:
+            if storage.copies.read_point(page) != NO_POINT:
+                timeline = self._mover.timeline(level, level + 1)
+                self._order.wait(timeline, ready[storage.rows.slot(page)])
+        if timeline >= 0:
+            # Behind all copies that were written down, and all that the slots wait for.
+            mark = self._order.mark(timeline)
+        for page in pages:
+            slot = storage.rows.slot(page)
+            point = ready[slot]
+            if storage.copies.read_point(page) != NO_POINT:
+                point = mark
+            else:
+                # It came up from there: what a disk may have failed to read is there still.
+                storage.reads.forget(page)
+            target = storage.copies.take(page)
+            storage.num_evicted[index] += 1
+            storage.digest.note(VICTIM, page)
+            storage.place_page(page, level + 1, target)
+            storage.free_slot(index, slot, point)
+            storage.put_back(page, pool_group)
+
     # -- moves, also for `Onboarding` ---------------------------------------------------------------------------------
 
     def begin_moves(self) -> None:
@@ -304,6 +354,8 @@ class RoomMaker:
     def add_move(self, page: i64, target_index: i64) -> None:
         """Take a slot for a page that is in no queue; the target level has one free."""
         storage = self._storage
+        if storage.allocators[target_index].num_aside > 0:
+            storage.copies.make_plain_slot(target_index)
         slot = storage.allocators[target_index].allocate()
         self.pages = append(self.pages, page)
         self.sources = append(self.sources, storage.rows.slot(page))
@@ -317,7 +369,13 @@ class RoomMaker:
         storage.counters.note_copied(source_level, level, pool_group, 1)
         storage.place_page(self.pages[position], level, target)
         storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point
-        storage.free_slot(source_index, self.sources[position], point)
+        source = self.sources[position]
+        if level < source_level and storage.is_published(self.pages[position]):
+            # What it leaves behind serves when it has to go down again.
+            storage.allocators[source_index].ready[source] = point
+            storage.copies.keep(self.pages[position], source_index, source, NO_POINT)
+        else:
+            storage.free_slot(source_index, source, point)
 
     def undo_moves(self, source_level: i64, pool_group: i64, target_level: i64, count: i64) -> None:
         """The device refused: some copies may be under way, into slots that nobody has; the pages stay where they are.

@@ -21,4 +21,5 @@ def compute_statistics(storage: PageStorage, level: i64, pool_group: i64) -> Sto
         unavailable=total - free - evictable,
         peak_used=int(allocator.total_peak),
         evicted=int(storage.num_evicted[index]),
+        clean_copies=int(allocator.num_aside),
     )

@@ -299,8 +299,8 @@ CANARIES = (
     Canary(
         "slot is free while its page is still being copied away",
         "storage/room_maker.py",
-        "        storage.free_slot(source_index, self.sources[position], point)\n",
-        "        storage.free_slot(source_index, self.sources[position], 0)\n",
+        "            storage.free_slot(source_index, source, point)\n",
+        "            storage.free_slot(source_index, source, 0)\n",
     ),
     Canary(
         "page is copied down before it is written",
@@ -343,6 +343,25 @@ CANARIES = (
         "sequence/page_arrivals.py",
         "    for point in state.arrivals:\n        order.wait(state.timeline, point)\n",
         "",
+    ),
+    # -- clean copies -------------------------------------------------------------------------------------------------
+    Canary(
+        "a slot is free before its page has been copied down",
+        "storage/room_maker.py",
+        "                point = mark\n",
+        "                pass\n",
+    ),
+    Canary(
+        "a page that was dropped leaves its copy",
+        "storage/page_storage.py",
+        "        if self.copies.num_copies > 0:\n            self.copies.forget(page)\n",
+        "",
+    ),
+    Canary(
+        "private pages are believed to be clean",
+        "storage/room_maker.py",
+        "        if level < source_level and storage.is_published(self.pages[position]):\n",
+        "        if level < source_level:\n",
     ),
     # -- recurrent state ----------------------------------------------------------------------------------------------
     Canary(

@@ -153,6 +153,7 @@ class SimulatedRun:
         elif kind == "stop_committing":
             sequence.handle.stop_committing()
             self._model.stop_committing(sequence.model, self.manager.describe())
+            self._note_early_copies()
         elif kind == "close":
             self._close(sequence)
         elif kind == "abandon":
@@ -287,7 +288,13 @@ class SimulatedRun:
     def _close(self, sequence: SimulatedSequence) -> None:
         sequence.handle.close()
         self._model.close(sequence.model)
+        self._note_early_copies()
         self._sequences.remove(sequence)
+
+    def _note_early_copies(self) -> None:
+        """Calls that publish make room for copies of that on the level below."""
+        if self._scenario.config.write_policy == "through":
+            self._model.make_room()
 
     def _fork(self, sequence: SimulatedSequence) -> None:
         if len(self._sequences) >= self._scenario.max_sequences:
@@ -329,6 +336,7 @@ class SimulatedRun:
     def _abandon(self, sequence: SimulatedSequence) -> None:
         """The user forgets the sequence; the next call on the manager closes it."""
         self._model.abandon(sequence.model)
+        self._note_early_copies()
         self._sequences.remove(sequence)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
@@ -481,6 +489,7 @@ class SimulatedRun:
         tokens: list[TokenIdExt] = sequence.text[num_committed : num_committed + count]
         sequence.handle.commit(draw_token_container(random, tuple(tokens)))
         self._model.commit(sequence.model, tokens, snapshot)
+        self._note_early_copies()
         self._texts.keep(random, tuple(sequence.model.committed))
 
     def _rewind(self, sequence: SimulatedSequence, random: Random) -> None:

@@ -1,0 +1,100 @@
+"""Writing published pages down before they have to go: `write_policy="through"`.
+
+A page on level 0 gets a clean copy on level 1, so that making room on level 0 later costs nothing. For its slot, and where no free one
+is left, the least valuable droppable page of level 1 goes, as it would when the page itself went down; never another page's
+copy. Where there is none to go, or the device refuses, the page has no copy and is written when it goes.
+"""
+
+import logging
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.errors import PageMoveError
+from .page_mover import PageMover
+from .page_storage import GPU, PageStorage
+from .room_maker import RoomMaker
+
+_BELOW: Final = 1
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@final
+@mypyc_attr(native_class=True)
+class EarlyCopies:
+    __slots__ = ("_storage", "_room", "_mover")
+
+    _storage: Final[PageStorage]
+    _room: Final[RoomMaker]
+    _mover: Final[PageMover]
+
+    def __init__(self, storage: PageStorage, room: RoomMaker, mover: PageMover) -> None:
+        self._storage = storage
+        self._room = room
+        self._mover = mover
+
+    def write_down(self, pages: vec[i64]) -> None:
+        """Copy those of the published pages that lie on level 0 and have no copy; never fails for want of room."""
+        pool_group: i64 = 0
+        while pool_group < self._storage.num_pool_groups:
+            wanted = self._choose(pages, pool_group)
+            if len(wanted) > 0:
+                try:
+                    self._write_group(wanted, pool_group)
+                except PageMoveError as error:
+                    _logger.warning("%s; these pages are written when they have to go", error)
+            pool_group += 1
+
+    def _choose(self, pages: vec[i64], pool_group: i64) -> vec[i64]:
+        storage = self._storage
+        rows = storage.rows
+        chosen = vec[i64]()
+        for page in pages:
+            if (
+                rows.has_page(page)
+                and rows.level(page) == GPU
+                and storage.pool_group_of_page(page) == pool_group
+                and rows.priority(page) >= self._room.min_offload_priority
+                and not storage.copies.has_copy(page)
+                and not storage.reads.knows(int(page))
+            ):
+                chosen = append(chosen, page)
+        return chosen
+
+    def _write_group(self, wanted: vec[i64], pool_group: i64) -> None:
+        storage = self._storage
+        room = self._room
+        index = storage.num_pool_groups + pool_group
+        allocator = storage.allocators[index]
+        count: i64 = len(wanted)
+        missing = count - (allocator.num_free - allocator.num_aside)
+        if missing > 0:
+            droppable = storage.queues[index].num_pages
+            if missing > droppable:
+                missing = droppable
+            if missing > 0:
+                room.free_slots(_BELOW, pool_group, allocator.num_free + missing)
+                # What went may have taken along pages of level 0.
+                wanted = self._choose(wanted, pool_group)
+        count = len(wanted)
+        if count > allocator.num_free - allocator.num_aside:
+            count = allocator.num_free - allocator.num_aside
+        if count <= 0:
+            return
+        room.begin_moves()
+        position: i64 = 0
+        while position < count:
+            room.add_move(wanted[position], index)
+            position += 1
+        try:
+            point = self._mover.move(pool_group, GPU, room.sources, _BELOW, room.targets, count)
+        except BaseException:
+            room.undo_moves(GPU, pool_group, _BELOW, count)
+            raise
+        storage.counters.note_copied(GPU, _BELOW, pool_group, count)
+        position = 0
+        while position < count:
+            allocator.ready[room.targets[position]] = point
+            storage.copies.keep(room.pages[position], index, room.targets[position], point)
+            position += 1
