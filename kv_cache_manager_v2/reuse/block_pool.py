@@ -69,8 +69,7 @@ class BlockPool:
         self._free.append(block)
 
     def block_of_page(self, page: i64) -> Block:
-        rows = self._rows
-        return self._blocks[(page - rows.first_page_of_blocks) // rows.num_life_cycles]
+        return self._blocks[self._rows.block_number(page)]
 
     def has_any_page(self, block: Block) -> bool:
         rows = self._rows

@@ -156,6 +156,41 @@ class RadixTree(PageOwner):
             self._add_child(children, only_child)
         self._add_child(children, block)
 
+    def attach_run(
+        self, parent: Block, blocks: list[Block], begin: i64, end: i64, packed: bytes, position: i64
+    ) -> vec[i64]:
+        """`attach` private blocks, each below the one before, the first one below ``parent``, which has no child.
+
+        Their texts are those from ``position`` on, whole blocks all. Returns their first page ids.
+        """
+        assert parent.only_child is None and parent.children is None, "a run was published beside other blocks"
+        block_bytes = self.block_bytes
+        first_pages = vec[i64]([0] * (end - begin))
+        above = parent
+        at = position
+        ordinal = begin
+        while ordinal < end:
+            block = blocks[ordinal]
+            assert block.parent is None, "a block was published twice"
+            first_pages[ordinal - begin] = block.first_page
+            block.key = packed[at : at + block_bytes]
+            block.parent = above
+            block.content_key = NO_KEY
+            above.only_child = block
+            above = block
+            at += block_bytes
+            ordinal += 1
+        if self.history is not None:
+            self.history.note_published_run(parent.first_page, blocks, begin, end, memoryview(packed)[position:at])
+        if self.storage.sink is not None:
+            told = parent
+            ordinal = begin
+            while ordinal < end:
+                self._tell_of_block(self.storage.sink, told, blocks[ordinal])
+                told = blocks[ordinal]
+                ordinal += 1
+        return first_pages
+
     def _tell_of_block(self, sink: PageEventSink, parent: Block, block: Block) -> None:
         key = block.key
         if len(key) < self.block_bytes:

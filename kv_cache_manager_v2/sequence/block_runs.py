@@ -138,24 +138,18 @@ def publish_fresh(state: SequenceState, packed: bytes, position: i64, mark: i64)
     parent = state.path_end
     if tree.has_digests or state.forked_end > 0 or parent.only_child is not None or parent.children is not None:
         return 0
-    block_bytes = tree.block_bytes
-    num_bytes: i64 = len(packed)
+    num_new = (len(packed) - position) // tree.block_bytes
+    if num_new == 0:
+        return 0
     blocks = state.blocks
     first_block = state.num_published
-    ordinal = first_block
-    end = position
-    while end + block_bytes <= num_bytes:
-        block = blocks[ordinal]
-        tree.attach(parent, block, packed[end : end + block_bytes])
-        parent = block
-        end += block_bytes
-        ordinal += 1
-    if ordinal == first_block:
-        return 0
-    tree.move_pin(state.path_end, parent)
-    state.path_end = parent
+    ordinal = first_block + num_new
+    end = position + num_new * tree.block_bytes
+    first_pages = tree.attach_run(parent, blocks, first_block, ordinal, packed, position)
+    last = blocks[ordinal - 1]
+    tree.move_pin(parent, last)
+    state.path_end = last
     state.num_published = ordinal
-    first_pages = list_first_pages(blocks, first_block, ordinal)
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         set_ready_run(shared.storage, first_pages, life_cycle, mark)

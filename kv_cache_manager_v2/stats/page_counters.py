@@ -49,6 +49,9 @@ class PageCounters:
     def note_dropped(self, level: i64, pool_group: i64, reason: i64) -> None:
         """One page; ``reason`` is a `removal_cause`."""
         at = (level * self.num_pool_groups + pool_group) * NUM_DROP_REASONS + reason
-        self.dropped_pages[at] += 1
+        dropped = self.dropped_pages
+        dropped[at] += 1
         if self.caller is not None:
-            self.caller.note_dropped(level, pool_group, reason)
+            # Of the same levels and groups, and no caller itself.
+            dropped = self.caller.dropped_pages
+            dropped[at] += 1

@@ -40,6 +40,7 @@ LOW_MASK: Final = (1 << 32) - 1
 _LEVEL_SHIFT: Final = 32
 _PRIORITY_SHIFT: Final = 40
 _BYTE_MASK: Final = 255
+_NO_SHIFT: Final = -1
 
 
 def pack_place(slot: i64, level: i64, priority: i64) -> i64:
@@ -59,17 +60,21 @@ def priority_of_place(place: i64) -> i64:
 class PageRows:
     """All rows. `words` may be replaced when a block is added: take a fresh alias after `add_block`."""
 
-    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "_num_rows")
+    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "_num_rows", "_shift")
 
     words: vec[i64]
     num_life_cycles: Final[i64]
     first_page_of_blocks: Final[i64]
     _num_rows: i64
+    _shift: Final[i64]
+    """The number of life cycles as a power of two, else `_NO_SHIFT`: a division costs more than all else of `block_number`."""
 
     def __init__(self, num_life_cycles: i64, num_sentinels: i64) -> None:
         self.num_life_cycles = num_life_cycles
         self.first_page_of_blocks = num_sentinels
         self._num_rows = num_sentinels
+        exponent = int(num_life_cycles).bit_length() - 1
+        self._shift = exponent if num_life_cycles == 1 << exponent else _NO_SHIFT
         self.words = vec[i64]([NO_PAGE] * (num_sentinels * ROW_WORDS))
 
     def reserve(self, num_blocks: i64) -> None:
@@ -90,6 +95,12 @@ class PageRows:
         self.words = words
         self._num_rows = first_page + self.num_life_cycles
         return first_page
+
+    def block_number(self, page: i64) -> i64:
+        """Blocks are numbered from 0 in the order in which they were made."""
+        if self._shift != _NO_SHIFT:
+            return (page - self.first_page_of_blocks) >> self._shift
+        return (page - self.first_page_of_blocks) // self.num_life_cycles
 
     @property
     def num_rows(self) -> i64:

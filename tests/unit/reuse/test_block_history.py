@@ -1,0 +1,75 @@
+"""A path that is published at once is remembered as block by block; what is sampled of it too."""
+
+import random
+
+import pytest
+
+from kv_cache_manager_v2 import ReuseScope
+from kv_cache_manager_v2.reuse.block import Block
+from kv_cache_manager_v2.reuse.block_history import IS_HERE, NOT_KNOWN, BlockHistory, hash_block
+from kv_cache_manager_v2.stats.reuse_sampler import ReuseSampler
+from kv_cache_manager_v2.storage.page_rows import PageRows
+
+TOKEN_BYTES = 4
+ROOT = -1
+
+
+def make_history(num_life_cycles: int, sampling: float) -> tuple[BlockHistory, PageRows]:
+    rows = PageRows(num_life_cycles, 10)
+    history = BlockHistory(rows, 1024, ReuseSampler(sampling) if sampling > 0.0 else None)
+    history.note_root(ROOT, ReuseScope())
+    return history, rows
+
+
+# Three tokens are no whole number of words, four too few at once: those take the other way. 3 is no power of two.
+@pytest.mark.parametrize("tokens_per_block", [3, 4, 8, 32])
+@pytest.mark.parametrize("num_life_cycles", [1, 3, 4])
+@pytest.mark.parametrize("num_scopes", [1, 2])
+def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: int, num_scopes: int) -> None:
+    choices = random.Random(tokens_per_block * 10 + num_life_cycles)
+    at_once, rows = make_history(num_life_cycles, 0.5)
+    one_by_one, other_rows = make_history(num_life_cycles, 0.5)
+    if num_scopes == 2:
+        at_once.note_root(ROOT - 1, ReuseScope(lora_id=1))
+        one_by_one.note_root(ROOT - 1, ReuseScope(lora_id=1))
+    size = tokens_per_block * TOKEN_BYTES
+    blocks = []
+    packed = choices.randbytes(20 * size)
+    for ordinal in range(20):
+        block = Block(rows.add_block())
+        assert other_rows.add_block() == block.first_page
+        block.key = packed[ordinal * size : (ordinal + 1) * size]
+        blocks.append(block)
+    # First 8 blocks, then 12 below them.
+    at_once.note_published_run(ROOT, blocks, 0, 8, memoryview(packed)[: 8 * size])
+    at_once.note_published_run(blocks[7].first_page, blocks, 8, 20, memoryview(packed)[8 * size :])
+    above = ROOT
+    text = 0
+    for block in blocks:
+        one_by_one.note_published(above, block.first_page, block.key)
+        text = hash_block(text, block.key)
+        assert at_once.text_of(block.first_page) == one_by_one.text_of(block.first_page) == text
+        above = block.first_page
+    assert at_once.num_blocks == one_by_one.num_blocks == 20
+    scope = at_once.scope_of(ROOT)
+    for history in (at_once, one_by_one):
+        history.note_asked(blocks[-1].first_page)
+        history.note_given_back(blocks[-1].first_page)
+        # While there is one scope, the tree knows what is here.
+        assert history.find(text, scope) == (IS_HERE if num_scopes == 2 else NOT_KNOWN)
+    assert at_once.sampler is not None and one_by_one.sampler is not None
+    assert at_once.sampler.num_queries == one_by_one.sampler.num_queries > 0
+    assert list(at_once.sampler.distances) == list(one_by_one.sampler.distances)
+
+
+def test_blocks_from_before_the_second_scope_are_known() -> None:
+    history, rows = make_history(1, 0.0)
+    block = Block(rows.add_block())
+    history.note_published(ROOT, block.first_page, bytes(16))
+    text = history.text_of(block.first_page)
+    scope = history.scope_of(ROOT)
+    assert history.find(text, scope) == NOT_KNOWN
+    history.note_root(ROOT - 1, ReuseScope(salt=5))
+    assert history.find(text, scope) == IS_HERE
+    history.note_gone(block.first_page, 0)
+    assert history.find(text, scope) not in (IS_HERE, NOT_KNOWN)
