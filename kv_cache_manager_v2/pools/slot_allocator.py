@@ -128,13 +128,19 @@ class SlotAllocator:
 
     def free(self, slot: i64, point: i64) -> None:
         """Give the slot back; its bytes may be touched again after ``point``."""
-        assert self.num_free < self.num_slots, "more slots were freed than taken"
         self.ready[slot] = point
-        if self._num_stacked < len(self._stack):
-            self._stack[self._num_stacked] = slot
+        self.free_as_it_is(slot)
+
+    def free_as_it_is(self, slot: i64) -> None:
+        """Give the slot back; its own point says when its bytes may be touched again."""
+        assert self.num_free < self.num_slots, "more slots were freed than taken"
+        num_stacked = self._num_stacked
+        stack = self._stack
+        if num_stacked < len(stack):
+            stack[num_stacked] = slot
         else:
-            self._stack = append(self._stack, slot)
-        self._num_stacked += 1
+            self._stack = append(stack, slot)
+        self._num_stacked = num_stacked + 1
         self.num_free += 1
 
     # -- slots that stand aside ---------------------------------------------------------------------------------------

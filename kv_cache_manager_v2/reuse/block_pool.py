@@ -4,7 +4,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..storage.page_rows import PageRows
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
 from ..storage.page_storage import PageStorage
 from .block import Block
 
@@ -72,13 +72,13 @@ class BlockPool:
         return self._blocks[self._rows.block_number(page)]
 
     def has_any_page(self, block: Block) -> bool:
-        rows = self._rows
-        page = block.first_page
-        end = page + rows.num_life_cycles
-        while page < end:
-            if rows.has_page(page):
+        words = self._rows.words
+        at = block.first_page * ROW_WORDS + PLACE
+        end = at + self._rows.num_life_cycles * ROW_WORDS
+        while at < end:
+            if words[at] != NO_PAGE:
                 return True
-            page += 1
+            at += ROW_WORDS
         return False
 
     @property

@@ -9,12 +9,14 @@ which takes along what has become unreachable), `clear`, and a fuller block that
 
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..events.page_events import PageEventSink
 from ..events.removal_cause import CAPACITY, CLEARED, SUPERSEDED, UNREACHABLE
 from ..layout.registry import LifeCycleRegistry
+from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
 from ..storage.page_rows import NO_PAGE
 from ..storage.page_storage import PageStorage
@@ -47,7 +49,7 @@ class RadixTree(PageOwner):
     """Whether a digest was ever published: without one, no key needs to be searched for digests."""
     _roots: Final[dict[ReuseScope, Block]]
     _scopes: Final[dict[int, ReuseScope]]
-    _is_unbounded: Final[list[bool]]
+    _is_unbounded: Final[vec[bool]]
     _has_page_per_block: Final[list[bool]]
     _runs: Final[WindowRuns]
     _next_root: i64
@@ -62,7 +64,7 @@ class RadixTree(PageOwner):
         self._roots = {}
         self._scopes = {}
         # A life cycle without a window needs every block of a prefix: what hangs below a missing one is unreachable.
-        self._is_unbounded = [cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles]
+        self._is_unbounded = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
         self._has_page_per_block = [cycle.has_page_per_block for cycle in life_cycles]
         self._runs = WindowRuns(storage.rows, life_cycles, tokens_per_block)
         self._next_root = -1
@@ -282,8 +284,10 @@ class RadixTree(PageOwner):
         life_cycle = page - block.first_page
         if not self._is_unbounded[life_cycle]:
             return NO_PAGE
+        return self._find_page_below(block, life_cycle, self.storage.rows.level(page))
+
+    def _find_page_below(self, block: Block, life_cycle: i64, level: i64) -> i64:
         rows = self.storage.rows
-        level = rows.level(page)
         only_child = block.only_child
         if only_child is not None:
             below = only_child.first_page + life_cycle
@@ -301,27 +305,60 @@ class RadixTree(PageOwner):
         return mix_key(block_key(block), page - block.first_page)
 
     def on_page_dropped(self, page: i64) -> None:
+        self._runs.forget_place()
         block = self.pool.block_of_page(page)
-        cause = self.storage.last_cause
-        life_cycle = page - block.first_page
-        if not self._is_unbounded[life_cycle]:
-            self._drop_broken_runs(block, life_cycle)
-        elif block.only_child is None and block.children is None:
-            self.drop_pages(block, UNREACHABLE)
-        else:
-            self._drop_below(block, UNREACHABLE)
-        self.storage.last_cause = cause
-        self.prune(block)
+        self._drop_useless(block, page - block.first_page)
 
-    def _drop_broken_runs(self, block: Block, life_cycle: i64) -> None:
+    def _drop_useless(self, block: Block, life_cycle: i64) -> None:
+        """The block has lost a page; what nobody can match without it goes too."""
+        if self._is_unbounded[life_cycle]:
+            self._runs.forget_place()
+            cause = self.storage.last_cause
+            if block.only_child is None and block.children is None:
+                self.drop_pages(block, UNREACHABLE)
+            else:
+                self._drop_below(block, UNREACHABLE)
+            self.storage.last_cause = cause
+        else:
+            pages = self._runs.find_useless(block, life_cycle)
+            if len(pages) > 0:
+                self._drop_broken_runs(block, life_cycle, pages)
+        if block.num_pins == 0 and block.only_child is None and block.children is None:
+            self.prune(block)
+
+    def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64) -> None:
+        storage = self.storage
+        index = level * storage.num_pool_groups + pool_group
+        queue = storage.queues[index]
+        allocator = storage.allocators[index]
+        digest = storage.digest
+        pool = self.pool
+        self._runs.forget_place()
+        while allocator.num_free < wanted and queue.num_pages > 0:
+            page = queue.first()
+            block = pool.block_of_page(page)
+            life_cycle = page - block.first_page
+            if self._is_unbounded[life_cycle]:
+                below = self._find_page_below(block, life_cycle, level)
+                if below != NO_PAGE:
+                    storage.defer(index, page, below)
+                    continue
+            digest.note(VICTIM, page)
+            storage.drop(page, pool_group, cause)
+            self._drop_useless(block, life_cycle)
+
+    def _drop_broken_runs(self, block: Block, life_cycle: i64, pages: vec[i64]) -> None:
         """What is left of a window that has lost a page serves no match."""
+        self._runs.forget_place()
         pool_group = self.storage.pool_group_of[life_cycle]
+        cause = self.storage.last_cause
         # A pin keeps the block, and with it the blocks above, until all of them have lost their pages.
         block.num_pins += 1
-        for page in self._runs.find_useless(block, life_cycle):
+        for page in pages:
             self.storage.drop(page, pool_group, UNREACHABLE)
             self.prune(self.pool.block_of_page(page))
         block.num_pins -= 1
+        self.storage.last_cause = cause
 
     def _drop_below(self, top: Block, cause: i64) -> None:
         """Drop all pages of ``top`` and of everything below it that nobody holds.

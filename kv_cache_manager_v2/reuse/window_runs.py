@@ -29,11 +29,16 @@ _MAX_BRANCHES: Final = 8
 @final
 @mypyc_attr(native_class=True)
 class WindowRuns:
-    __slots__ = ("_rows", "_least_runs", "_pages")
+    __slots__ = ("_rows", "_least_runs", "_pages", "_next_block", "_next_life_cycle", "_top")
 
     _rows: Final[PageRows]
     _least_runs: vec[i64]  # by life cycle: pages in a row that a match needs
     _pages: vec[i64]
+    _next_block: Block | None
+    """If this block is the next to lose its page of ``_next_life_cycle``, then all above it up to ``_top`` have theirs, one block
+    less than a match needs, or up to the start of the path; None: nothing is known."""
+    _next_life_cycle: i64
+    _top: Block | None
 
     def __init__(self, rows: PageRows, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
         self._rows = rows
@@ -41,15 +46,22 @@ class WindowRuns:
         for cycle in life_cycles:
             self._least_runs = append(self._least_runs, _compute_least_run(cycle, tokens_per_block))
         self._pages = vec[i64]()
+        self._next_block = None
+        self._next_life_cycle = 0
+        self._top = None
+
+    def forget_place(self) -> None:
+        """Pages may have come or gone since the last look, other than those that it found."""
+        self._next_block = None
+        self._top = None
 
     def find_useless(self, block: Block, life_cycle: i64) -> vec[i64]:
         """Pages that lost their use with the one that ``block`` has just lost, those nearest to it first."""
         least = self._least_runs[life_cycle]
-        pages = vec[i64]()
+        self._pages = vec[i64]()
         if least <= 1:
-            return pages
-        self._pages = pages
-        if not self._is_long_above(block, life_cycle, least):
+            return self._pages
+        if not self._is_of_use_above(block, life_cycle, least):
             self._add_run_above(block, life_cycle, least)
         only_child = block.only_child
         if only_child is not None:
@@ -59,19 +71,30 @@ class WindowRuns:
                 self._add_run_below(child, life_cycle, least)
         return self._pages
 
-    def _is_long_above(self, block: Block, life_cycle: i64, least: i64) -> bool:
-        """Whether the run above is of use by its length alone: nearly always, so this looks at nothing but that."""
+    def _is_of_use_above(self, block: Block, life_cycle: i64, least: i64) -> bool:
+        """Whether the run above is long enough, or begins with the path: nearly always, so this looks at nothing but that.
+
+        A path that is given up from its end on loses one page after another: then one look further up tells.
+        """
         words = self._rows.words
         length: i64 = 0
-        above = block.parent
-        while above is not None and above.first_page >= 0:
+        top: Block | None = block
+        if self._next_block is block and self._next_life_cycle == life_cycle:
+            top = self._top
+            length = least - 1
+        while top is not None and length < least:
+            above = top.parent
+            if above is None or above.first_page < 0:
+                break
             if words[(above.first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
+                self._next_block = None
                 return False
+            top = above
             length += 1
-            if length == least:
-                return True
-            above = above.parent
-        return False
+        self._next_block = block.parent
+        self._next_life_cycle = life_cycle
+        self._top = top
+        return True
 
     def _add_run_above(self, block: Block, life_cycle: i64, least: i64) -> None:
         rows = self._rows

@@ -23,3 +23,11 @@ class PageOwner(ContentKeys):
     def on_page_dropped(self, page: i64) -> None:
         """``page`` has just lost its slot for good. Called during the eviction; the owner may drop further droppable pages
         of its own that are useless without this one, and must not allocate."""
+
+    @abstractmethod
+    def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64) -> None:
+        """Drop the victims of a queue, one after another, until ``wanted`` slots are free or it is empty.
+
+        For each: a page that `find_page_below` names goes first, the digest has the `VICTIM`, and then it is as with
+        `on_page_dropped`. One call, as whoever makes room for a prompt needs as many slots as the prompt has pages.
+        """

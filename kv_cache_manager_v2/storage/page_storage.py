@@ -474,16 +474,39 @@ class PageStorage:
             self.queues[index].evict(page)
         else:
             self.queues[index].remove(page)
-        slot = place & LOW_MASK
         words[at + PLACE] = NO_PAGE
-        self.reads.forget(page)
+        if not self.reads.is_idle:
+            self.reads.forget(page)
         if cause == CAPACITY or cause == UNREACHABLE or cause == SHRUNK:
-            self.num_evicted[index] += 1
+            num_evicted = self.num_evicted
+            num_evicted[index] += 1
         self.last_cause = cause
         self.counters.note_dropped(level, pool_group, cause)
-        self.free_slot(index, slot, self.allocators[index].ready[slot])
+        slot = place & LOW_MASK
+        allocator = self.allocators[index]
+        if self._filler is None:
+            allocator.free_as_it_is(slot)
+        else:
+            self.free_slot(index, slot, allocator.ready[slot])
         if self.sink is not None:
             self.sink.on_page_removed(page, cause)
+
+    def defer(self, index: i64, page: i64, below: i64) -> None:
+        """The next victim of a queue goes behind ``below``, with a priority that is not lower."""
+        words = self.rows.words
+        priority = priority_of_place(words[below * ROW_WORDS + PLACE])
+        at = page * ROW_WORDS + PLACE
+        old = priority_of_place(words[at])
+        if priority > old:
+            words[at] += (priority - old) << 40
+            if self.sink is not None:
+                self.sink.on_priority_changed(page, old, priority)
+        self.queues[index].defer(page, below)
+
+    def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64) -> None:
+        owner = self._keys.owner
+        assert owner is not None
+        owner.drop_victims(level, pool_group, wanted, cause)
 
     def drop_with_owner(self, page: i64, pool_group: i64, cause: i64) -> None:
         """The same, and the owner hears of it: what is useless without the page may go with it."""

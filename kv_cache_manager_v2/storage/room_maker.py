@@ -23,7 +23,7 @@ from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import CAPACITY
 from .decision_digest import REFUSAL, VICTIM
 from .page_mover import PageMover
-from .page_rows import NO_PAGE, PLACE, ROW_WORDS, priority_of_place
+from .page_rows import NO_PAGE
 from .page_storage import PageStorage
 from .refusal import Refusal
 from .victim_queue import NO_VICTIM
@@ -181,8 +181,8 @@ class RoomMaker:
         allocator = storage.allocators[index]
         queue = storage.queues[index]
         if level == storage.last_level:
-            while allocator.num_free < wanted and queue.num_pages > 0:
-                self._drop_first(index, pool_group)
+            if allocator.num_free < wanted and queue.num_pages > 0:
+                storage.drop_victims(level, pool_group, wanted, self.drop_cause)
             return
         below = index + storage.num_pool_groups
         held = storage.held_queues[index]
@@ -235,21 +235,13 @@ class RoomMaker:
         on its level takes its place behind one of them."""
         storage = self._storage
         queue = storage.queues[index]
-        words = storage.rows.words
         while True:
             page = queue.first()
             assert page != NO_VICTIM, "no victim where one was counted"
             below = storage.find_page_below(page)
             if below == NO_PAGE:
                 return page
-            priority = priority_of_place(words[below * ROW_WORDS + PLACE])
-            at = page * ROW_WORDS + PLACE
-            old = priority_of_place(words[at])
-            if priority > old:
-                words[at] += (priority - old) << 40
-                if storage.sink is not None:
-                    storage.sink.on_priority_changed(page, old, priority)
-            queue.defer(page, below)
+            storage.defer(index, page, below)
 
     def _choose_victim(self, index: i64) -> i64:
         """The next page to go down; a held one only if it has a lower priority than every droppable one."""
