@@ -7,7 +7,7 @@ table before all tokens are known to be good.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from librt.vecs import vec
 from mypy_extensions import i32, i64
@@ -84,6 +84,26 @@ def unpack_tokens(packed: bytes, digests: DigestTable) -> list[TokenIdExt]:
 
 def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> bytes:
     packed = vec[i32]([0] * len(tokens))
+    if _try_pack_ids(cast("list[i32]", tokens), packed):
+        return bytes(memoryview(packed))
+    return _pack_items(tokens, packed, digests, acquire)
+
+
+def _try_pack_ids(tokens: list[i32], packed: vec[i32]) -> bool:
+    """Whether all of them are good ids: nearly always, so what is wrong with one is for a second look."""
+    position: i64 = 0
+    signs: i32 = 0
+    try:
+        for token in tokens:
+            packed[position] = token
+            signs |= token
+            position += 1
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return signs >= 0
+
+
+def _pack_items(tokens: list[object], packed: vec[i32], digests: DigestTable, acquire: bool) -> bytes:
     position: i64 = 0
     first_digest: i64 = -1
     for item in tokens:
