@@ -21,7 +21,7 @@ from .sorted_keys import SortedKeys
 @final
 @mypyc_attr(native_class=True)
 class Block:
-    __slots__ = ("first_page", "key", "parent", "only_child", "children", "num_pins", "num_co_owners", "num_shared_tokens", "content_key")
+    __slots__ = ("first_page", "key", "parent", "only_child", "children", "num_pins", "num_co_owners", "_word")
 
     first_page: Final[i64]
     key: bytes
@@ -31,16 +31,13 @@ class Block:
     """Found without a dict while there is no second child."""
     children: Children | None
     """All children, from the second one on."""
-    # Two counts in one word: a block is 96 bytes, the garbage collector's 16 included; 97 would be 112.
+    # Two counts in one word, and two numbers that no block has at once in another: a block is 96 bytes, the garbage collector's
+    # 16 included; 97 would be 112.
     num_pins: i32
     """Open sequences whose published path ends here, or that list the block behind the end of theirs."""
     num_co_owners: i32
     """While PRIVATE: open sequences beyond the first that list the block."""
-    num_shared_tokens: i64
-    """Where there are co-owners: the most tokens of this block that one of them had room for when it was forked."""
-
-    content_key: i64
-    """See `block_key`; 0 until asked for."""
+    _word: i64
 
     def __init__(self, first_page: i64) -> None:
         self.first_page = first_page
@@ -50,8 +47,25 @@ class Block:
         self.children = None
         self.num_pins = 0
         self.num_co_owners = 0
-        self.num_shared_tokens = 0
-        self.content_key = 0
+        self._word = 0
+
+    @property
+    def num_shared_tokens(self) -> i64:
+        """While PRIVATE, where there are co-owners: the most tokens of this block that one of them had room for when it was forked."""
+        return self._word
+
+    @num_shared_tokens.setter
+    def num_shared_tokens(self, num_tokens: i64) -> None:
+        self._word = num_tokens
+
+    @property
+    def content_key(self) -> i64:
+        """While PUBLISHED, or of a ROOT: see `block_key`; 0 until asked for."""
+        return self._word
+
+    @content_key.setter
+    def content_key(self, key: i64) -> None:
+        self._word = key
 
 
 @final
