@@ -57,6 +57,22 @@ class BlockPool:
         self._num_used += 1
         return block
 
+    def take_many(self, count: i64, blocks: list[Block]) -> None:
+        """Append ``count`` private blocks without pages, those that as many calls of `take` would have returned."""
+        num_free: i64 = len(self._free)
+        num_recycled = count if count < num_free else num_free
+        if num_recycled > 0:
+            recycled = self._free[int(num_free - num_recycled) :]
+            recycled.reverse()
+            blocks.extend(recycled)
+            del self._free[int(num_free - num_recycled) :]
+        num_new = count - num_recycled
+        if num_new > 0:
+            end = self._num_used + num_new
+            self.make(end)
+            blocks.extend(self._blocks[int(self._num_used) : int(end)])
+            self._num_used = end
+
     def make(self, num_blocks: i64) -> None:
         """Make blocks in advance, until there are that many. Which one `take` returns does not depend on it."""
         while len(self._blocks) < num_blocks:

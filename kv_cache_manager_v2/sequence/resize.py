@@ -411,10 +411,10 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], nu
     storage = shared.storage
     pool = shared.tree.pool
     old_num_blocks = state.num_blocks
-    ordinal = old_num_blocks
-    while ordinal < num_blocks:
+    if num_blocks - old_num_blocks == 1:
         state.blocks.append(pool.take())
-        ordinal += 1
+    else:
+        pool.take_many(num_blocks - old_num_blocks, state.blocks)
     state.num_blocks = num_blocks
     asked = state.priority_callback is not None
     # For the one block that a decode step begins, the lists that a run needs would cost more than they save.

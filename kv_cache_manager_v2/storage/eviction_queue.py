@@ -112,6 +112,56 @@ class EvictionQueue(VictimQueue):
             words[at_sentinel] = (words[at_sentinel] & LOW_MASK) | (page << 32)
         self.num_pages += count
 
+    def push_run_first(self, pages: vec[i64], count: i64) -> None:
+        # The mirror image of `push_run`.
+        words = self._rows.words
+        position: i64 = 0
+        while position < count:
+            page = pages[position]
+            priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+            if priority < self._lowest:
+                self._lowest = priority
+            sentinel = self._first_sentinel + priority
+            at_sentinel = sentinel * ROW_WORDS + LINKS
+            following = words[at_sentinel] & LOW_MASK
+            at_first = following * ROW_WORDS + LINKS
+            words[at_first] = (words[at_first] & LOW_MASK) | (page << 32)
+            position += 1
+            while position < count:
+                previous = pages[position]
+                if priority_of_place(words[previous * ROW_WORDS + PLACE]) != priority:
+                    break
+                words[page * ROW_WORDS + LINKS] = following | (previous << 32)
+                following = page
+                page = previous
+                position += 1
+            words[page * ROW_WORDS + LINKS] = following | (sentinel << 32)
+            words[at_sentinel] = page | ((words[at_sentinel] >> 32) << 32)
+        self.num_pages += count
+
+    def use_run(self, pages: vec[i64], count: i64) -> None:
+        # A path that was given up from its end on, and is used again from its start on, is a chain: its two ends are joined once.
+        words = self._rows.words
+        position: i64 = 0
+        while position < count:
+            page = pages[position]
+            position += 1
+            links = words[page * ROW_WORDS + LINKS]
+            assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
+            words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+            following = links & LOW_MASK
+            previous = links >> 32
+            while position < count and pages[position] == previous:
+                at_previous = previous * ROW_WORDS + LINKS
+                previous = words[at_previous] >> 32
+                words[at_previous] = NOT_QUEUED
+                position += 1
+            at_previous = previous * ROW_WORDS + LINKS
+            words[at_previous] = following | ((words[at_previous] >> 32) << 32)
+            at_following = following * ROW_WORDS + LINKS
+            words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
+        self.num_pages -= count
+
     def remove(self, page: i64) -> None:
         words = self._rows.words
         at_page = page * ROW_WORDS + LINKS

@@ -7,7 +7,7 @@ page by page. Callers use these where a prompt's worth of blocks goes through at
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
-from ..device.stream_order import NO_POINT
+from ..device.stream_order import NO_POINT, timeline_of_point
 from .decision_digest import SLOT
 from .page_rows import (
     LOW_MASK,
@@ -25,10 +25,14 @@ from .page_storage import GPU, PageStorage
 
 def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64) -> None:
     """`hold` the pages of ``first_pages[begin:end]``."""
+    if begin >= end:
+        return
     words = storage.rows.words
     pool_group = storage.pool_group_of[life_cycle]
     queue = storage.queues[pool_group]
     is_only_level = storage.last_level == 0
+    used = vec[i64]([0] * (end - begin))
+    num_used: i64 = 0
     position = begin
     while position < end:
         page = first_pages[position] + life_cycle
@@ -38,10 +42,12 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
             words[at_users] = users + ONE_HOLD
         elif is_only_level:
             words[at_users] = ONE_HOLD
-            queue.use(page)
+            used[num_used] = page
+            num_used += 1
         else:
             storage.hold(page, pool_group)
         position += 1
+    queue.use_run(used, num_used)
 
 
 def lock_run(
@@ -71,7 +77,7 @@ def lock_run(
         slot: int = words[at + PLACE] & LOW_MASK
         slots[position - begin] = slot
         point = ready[slot]
-        if point != awaited and point != NO_POINT:
+        if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)
             awaited = point
         position += 1
@@ -111,7 +117,7 @@ def make_locked_run(
         words[at + USERS] = ONE_LOCKED_HOLD
         slots[position] = slot
         point = ready[slot]
-        if point != awaited and point != NO_POINT:
+        if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)
             awaited = point
         position += 1
@@ -156,7 +162,8 @@ def give_back_run(
             assert users >= 0, "a hold was released twice"
             words[at + USERS] = users
             slot = words[at + PLACE] & LOW_MASK
-            ready[slot] = order.advance(ready[slot], timeline, mark)
+            point = ready[slot]
+            ready[slot] = mark if timeline_of_point(point) == timeline else order.advance(point, timeline, mark)
             if users < ONE_LOCK:
                 num_locked[pool_group] -= 1
                 if users == 0:
@@ -177,6 +184,8 @@ def give_back_run_first(
     pool_group = storage.pool_group_of[life_cycle]
     ready = storage.allocators[pool_group].ready
     queue = storage.queues[pool_group]
+    released = vec[i64]([0] * (end - begin))
+    num_released: i64 = 0
     num_unlocked: i64 = 0
     position = begin
     while position < end:
@@ -187,10 +196,14 @@ def give_back_run_first(
             words[at + USERS] = 0
             num_unlocked += 1
             slot = words[at + PLACE] & LOW_MASK
-            ready[slot] = order.advance(ready[slot], timeline, mark)
-            queue.push_first(page)
+            point = ready[slot]
+            ready[slot] = mark if timeline_of_point(point) == timeline else order.advance(point, timeline, mark)
+            released[num_released] = page
+            num_released += 1
         else:
+            # Held by others too: it enters another queue, or none.
             storage.unlock(page, pool_group, timeline, mark)
             storage.release_first(page, pool_group)
         position += 1
+    queue.push_run_first(released, num_released)
     storage.num_locked[pool_group] -= num_unlocked

@@ -43,9 +43,23 @@ class VictimQueue(metaclass=ABCMeta):
     def push_first(self, page: i64) -> None:
         """The same for a page that is to go before all others of its priority."""
 
+    def push_run_first(self, pages: vec[i64], count: i64) -> None:
+        """`push_first` the first ``count`` of the pages, in order: the last one is before all others."""
+        position: i64 = 0
+        while position < count:
+            self.push_first(pages[position])
+            position += 1
+
     @abstractmethod
     def use(self, page: i64) -> None:
         """The page is reused."""
+
+    def use_run(self, pages: vec[i64], count: i64) -> None:
+        """`use` the first ``count`` of the pages, in order."""
+        position: i64 = 0
+        while position < count:
+            self.use(pages[position])
+            position += 1
 
     @abstractmethod
     def remove(self, page: i64) -> None:

@@ -27,7 +27,7 @@ def queue_with_priorities(seed: int) -> tuple[EvictionQueue, list[int]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_run_of_pages_is_pushed_as_page_by_page(seed: int) -> None:
+def test_a_run_of_pages_comes_and_goes_as_page_by_page(seed: int) -> None:
     choices = random.Random(1000 + seed)
     one_by_one, pages = queue_with_priorities(seed)
     at_once, _ = queue_with_priorities(seed)
@@ -37,16 +37,23 @@ def test_a_run_of_pages_is_pushed_as_page_by_page(seed: int) -> None:
         choices.shuffle(waiting)
         count = choices.randint(0, len(waiting))
         run, waiting = waiting[:count], waiting[count:]
-        at_once.push_run(vec[i64](run), count)
-        for page in run:
-            one_by_one.push(page)
+        if choices.random() < 0.5:
+            at_once.push_run(vec[i64](run), count)
+            for page in run:
+                one_by_one.push(page)
+        else:
+            at_once.push_run_first(vec[i64](run), count)
+            for page in run:
+                one_by_one.push_first(page)
         queued += run
         assert at_once.collect() == one_by_one.collect()
         assert at_once.num_pages == one_by_one.num_pages == len(queued)
         assert at_once.first() == one_by_one.first()
-        choices.shuffle(queued)
-        for _ in range(choices.randint(0, len(queued))):
-            page = queued.pop()
-            at_once.remove(page)
-            one_by_one.remove(page)
-            waiting.append(page)
+        # In any order, or whole stretches from the last one on.
+        if choices.random() < 0.5:
+            choices.shuffle(queued)
+        used = [queued.pop() for _ in range(choices.randint(0, len(queued)))]
+        at_once.use_run(vec[i64](used), len(used))
+        for page in used:
+            one_by_one.use(page)
+        waiting += used
