@@ -24,6 +24,7 @@ class GpuCacheTierConfig(ConfigValue):
 
     @property
     def tier(self) -> CacheTier:
+        """The kind of memory."""
         return CacheTier.GPU_MEM
 
 
@@ -40,6 +41,7 @@ class HostCacheTierConfig(ConfigValue):
 
     @property
     def tier(self) -> CacheTier:
+        """The kind of memory."""
         return CacheTier.HOST_MEM
 
 
@@ -58,6 +60,7 @@ class DiskCacheTierConfig(ConfigValue):
 
     @property
     def tier(self) -> CacheTier:
+        """The kind of memory."""
         return CacheTier.DISK
 
 

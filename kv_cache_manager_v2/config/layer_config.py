@@ -63,6 +63,7 @@ class AttentionLayerConfig(ConfigValue):
 
     @property
     def window_size(self) -> int | None:
+        """Tokens that a layer looks back on, the one that is computed included; None: all."""
         return self.sliding_window_size
 
 

@@ -94,6 +94,7 @@ class KVCacheManagerConfig(ConfigValue):
 
     @property
     def enable_swa_scratch_reuse(self) -> bool:
+        """Whether sequences may use scratch slots: `swa_scratch_reuse` is set."""
         return self.swa_scratch_reuse is not None
 
 

@@ -62,6 +62,7 @@ class CopyBatch:
         self.src_addresses = vec[i64]()
 
     def add(self, dst_address: i64, src_address: i64) -> None:
+        """One copy more, of the batch's bytes each."""
         index = self.count
         if index < len(self.dst_addresses):
             self.dst_addresses[index] = dst_address
@@ -186,7 +187,8 @@ class Device(metaclass=ABCMeta):
         """The stream of a sequence that was never given one."""
 
     @abstractmethod
-    def create_stream(self) -> int: ...
+    def create_stream(self) -> int:
+        """A new stream; `destroy_stream` ends it."""
 
     @abstractmethod
     def destroy_stream(self, stream: int) -> None:
@@ -205,7 +207,8 @@ class Device(metaclass=ABCMeta):
         """What is enqueued on ``stream`` from now on runs after ``event``. The host does not wait."""
 
     @abstractmethod
-    def is_event_done(self, event: int) -> bool: ...
+    def is_event_done(self, event: int) -> bool:
+        """Whether the work before the event is done; the host does not wait."""
 
     @abstractmethod
     def synchronize_event(self, event: int) -> None:

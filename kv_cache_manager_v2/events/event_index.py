@@ -52,6 +52,7 @@ class IndexedBlock:
 
     @property
     def places(self) -> Mapping[int, tuple[int, int]]:
+        """By layer group that has it: its cache level and its priority."""
         return MappingProxyType(self._places)
 
     def __repr__(self) -> str:
@@ -184,6 +185,7 @@ class KVCacheEventIndex:
         return list(self._blocks.values())
 
     def find(self, block_hash: BlockHash) -> IndexedBlock | None:
+        """The block of that hash; None if it is not known."""
         return self._blocks.get(block_hash)
 
     def count_leading_blocks(self, block_hashes: Iterable[BlockHash], layer_group_id: SupportsIndex = 0) -> int:

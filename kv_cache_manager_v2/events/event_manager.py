@@ -73,6 +73,7 @@ class KVCacheEventManager:
     # -- what the manager calls ---------------------------------------------------------------------------------------
 
     def require_unbound(self) -> None:
+        """`LogicError` if a manager has it already."""
         if self._groups is not None:
             raise LogicError("this event_manager follows another KVCacheManager already; make a new one for each")
 
@@ -97,14 +98,17 @@ class KVCacheEventManager:
 
     @property
     def max_kv_event_entries(self) -> int:
+        """How many events wait at most; 0: events are off."""
         return self._max_events
 
     @property
     def hash_algo(self) -> str:
+        """How the hashes in events are made."""
         return self._hash_algo
 
     @property
     def attention_dp_rank(self) -> int | None:
+        """The rank that each event says; None: it says none."""
         return self._attention_dp_rank
 
     @property

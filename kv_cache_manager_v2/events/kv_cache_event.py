@@ -35,6 +35,7 @@ class KVCacheEventDiff:
         return f"{self.old_value} -> {self.new_value}"
 
     def to_json(self) -> Json:
+        """As plain values, in TensorRT-LLM's form."""
         return {"type": "event_diff", "new_value": self.new_value, "old_value": self.old_value}
 
 
@@ -45,7 +46,8 @@ class KVCacheEventData(metaclass=ABCMeta):
     __slots__ = ()
 
     @abstractmethod
-    def to_json(self) -> Json: ...
+    def to_json(self) -> Json:
+        """As plain values, in TensorRT-LLM's form."""
 
     def __repr__(self) -> str:
         fields = ", ".join([f"{name}={value!r}" for name, value in self.to_json().items() if name != "type"])
@@ -97,6 +99,7 @@ class KVCacheStoredBlockData:
         )
 
     def to_json(self) -> Json:
+        """As plain values, in TensorRT-LLM's form."""
         tokens = [
             {"type": "unique_token", "token_id": token if isinstance(token, int) else token.hex(), "token_extra_id": 0}
             for token in self.tokens
@@ -233,6 +236,7 @@ class KVCacheEvent:
         )
 
     def to_json(self) -> Json:
+        """As plain values, in TensorRT-LLM's form."""
         found: Json = {
             "event_id": self.event_id,
             "data": self.data.to_json(),

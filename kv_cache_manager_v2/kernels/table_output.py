@@ -27,10 +27,12 @@ class TableOutput(metaclass=ABCMeta):
         """`ValueError` if the step does not fit into the arrays."""
 
     @abstractmethod
-    def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None: ...
+    def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
+        """The entries of one row that changed, or all of them where it is new."""
 
     @abstractmethod
-    def finish(self, rows: BatchRows) -> None: ...
+    def finish(self, rows: BatchRows) -> None:
+        """What is said of the step as a whole, once all rows are up to date."""
 
     @abstractmethod
     def clear_row(self, row: i64) -> None:

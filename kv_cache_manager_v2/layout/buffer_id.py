@@ -6,5 +6,7 @@ from ..base.ids import DataRole, LayerId
 
 
 class BufferId(NamedTuple):
+    """The name of a buffer; see the module."""
+
     layer_id: LayerId
     role: DataRole

@@ -45,4 +45,5 @@ class SlotDesc:
 
     @property
     def slot_size_list(self) -> tuple[int, ...]:
+        """Bytes of a slot in each pool of the group."""
         return self.variants[0].slot_size_list

@@ -61,6 +61,7 @@ class CommittedBlockDrop:
 
     @property
     def is_done(self) -> bool:
+        """Whether `drop` was called."""
         return self._is_done
 
     def drop(self) -> int:

@@ -80,7 +80,7 @@ class KernelAddresses:
 
     def aggregated_pages(self, buffer_ids: Iterable[BufferId]) -> list[AggregatedPageDesc]:
         descs: list[AggregatedPageDesc] = []
-        for run in compute_page_runs(self._layout, buffer_ids):
+        for run in compute_page_runs(self._layout, [_to_buffer_id(item) for item in buffer_ids]):
             group = self._storage.pool_groups[run.pool_group_index]
             descs.append(run.at_address(int(group.base_addresses[run.pool_index])))
         return descs
@@ -114,3 +114,9 @@ class KernelAddresses:
         else:
             num_pages = num_slots * placement.scale * placement.expansion
         return PoolView(lease, address, num_pages, placement.page_bytes, placement.page_bytes, dtype, ordinal)
+
+
+def _to_buffer_id(value: object) -> BufferId:
+    if not isinstance(value, BufferId):
+        raise TypeError(f"a buffer is named by a BufferId(layer_id, role), not by a {type(value).__name__}")
+    return value

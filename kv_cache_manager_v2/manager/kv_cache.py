@@ -352,6 +352,7 @@ class KVCache(SequenceBeams):
 
     @property
     def manager(self) -> KVCacheManager:
+        """The manager that made it."""
         return self._manager
 
     @property

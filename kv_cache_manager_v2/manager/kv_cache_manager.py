@@ -300,6 +300,9 @@ class KVCacheManager(RetentionHints):
         ``snapshot_positions``: lengths at which the recurrent state, if there is any, is to be kept for reuse, beside those
         of the manager's `SnapshotPolicy`. ``retention``: priorities, and how long they hold, for ranges of the prompt and for what is
         generated; where the callback has a say as well, the higher priority counts.
+
+        `ValueError` for a token, length, position or priority out of range, `TypeError` for a value of another type, `LogicError` once
+        shut down; what the callback raises is passed on. Then nothing has changed.
         """
         guard = self._shared.guard
         guard.enter()

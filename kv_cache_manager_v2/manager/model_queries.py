@@ -60,6 +60,7 @@ class ModelQueries:
 
     @property
     def num_layers(self) -> int:
+        """A layer that has attention and state counts once."""
         return len(self.layer_ids)
 
     @property
@@ -68,6 +69,7 @@ class ModelQueries:
         return self._life_cycles.layer_grouping
 
     def get_layer_group_id(self, layer_id: SupportsIndex) -> LayerGroupId:
+        """The group of the layer's attention, or of its state if it has no attention. `ValueError` for an unknown layer."""
         return self._life_cycles.get_layer_group_id(LayerId(to_int(layer_id, "layer_id")))
 
     def life_cycle_of_group(self, layer_group_id: SupportsIndex) -> LifeCycle:
@@ -79,16 +81,19 @@ class ModelQueries:
 
     @property
     def all_buffer_ids(self) -> list[BufferId]:
+        """Every buffer of every layer, in the order of the configuration."""
         return [
             BufferId(layer.layer_id, buffer.role) for layer in self._config.layers for buffer in layer.buffers
         ]
 
     @property
     def tokens_per_block(self) -> int:
+        """As configured."""
         return self._config.tokens_per_block
 
     @property
     def init_config(self) -> KVCacheManagerConfig:
+        """The configuration that it was made with; `resize` and `adjust` do not change it."""
         return self._config
 
     @property
@@ -108,6 +113,7 @@ class ModelQueries:
 
     @property
     def device(self) -> Device:
+        """Where level 0 lives: the one that was given, or `default_device()`."""
         return self._device
 
     # -- what kernels need --------------------------------------------------------------------------------------------
@@ -154,7 +160,8 @@ class ModelQueries:
 
         Slot ``i`` of a range is ``base + stride * i + [0, size)``.
 
-        Ordered by layer group, pool and place. A buffer named twice counts once; an unknown one is a `ValueError`.
+        Ordered by layer group, pool and place. A buffer named twice counts once; an unknown one is a `ValueError`, what is no
+        `BufferId` a `TypeError`.
         """
         self._require_open()
         return self._addresses.aggregated_pages(buffer_ids)

@@ -203,6 +203,7 @@ class SequenceCommits(SequenceTransfers):
 
     @property
     def num_committed_tokens(self) -> int:
+        """How many tokens are final: those of the match, and those committed since."""
         return self._state.num_committed
 
     @property

@@ -43,6 +43,7 @@ class SequenceQueries:
 
     @property
     def status(self) -> SequenceStatus:
+        """SUSPENDED, ACTIVE or CLOSED; what each means: the table at the top of the module."""
         status = self._state.status
         if status == ACTIVE:
             return SequenceStatus.ACTIVE
@@ -50,6 +51,7 @@ class SequenceQueries:
 
     @property
     def is_active(self) -> bool:
+        """Whether the status is ACTIVE: its pages are on level 0 and locked."""
         return self._state.status == ACTIVE
 
     # -- what kernels need --------------------------------------------------------------------------------------------
@@ -196,18 +198,22 @@ class SequenceQueries:
 
     @property
     def num_blocks(self) -> int:
+        """Blocks of the capacity, the partial last one included; 0 once closed."""
         return self._state.num_blocks
 
     @property
     def tokens_per_block(self) -> int:
+        """The manager's."""
         return self._state.shared.tokens_per_block
 
     @property
     def id(self) -> int:
+        """As given to `create_kv_cache` or `fork`, or a running number. Need not be unique."""
         return self._state.id
 
     @property
     def reuse_scope(self) -> ReuseScope:
+        """Whose blocks it matches and publishes."""
         return self._state.scope
 
     @property

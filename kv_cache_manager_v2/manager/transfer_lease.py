@@ -66,6 +66,7 @@ class TransferLease:
 
     @property
     def is_open(self) -> bool:
+        """Whether the pages are still lent: `settle` ends it."""
         return self._shared.leases.is_open(self._lease.number)
 
     @property

@@ -179,6 +179,7 @@ class KVCacheEventPublisher:
 
     @property
     def replay_endpoint(self) -> str | None:
+        """Where consumers ask for what they missed; None if that was not asked for."""
         return self._replay_endpoint
 
     @property
@@ -188,6 +189,7 @@ class KVCacheEventPublisher:
 
     @property
     def num_batches_published(self) -> int:
+        """Batches that were handed to the socket."""
         return self._num_batches
 
     @property

@@ -26,6 +26,7 @@ class BlockStatistics:
 
     @property
     def reused(self) -> int:
+        """Found in full or in part."""
         return self.reused_full + self.reused_partial
 
 
@@ -69,14 +70,17 @@ class PromptStatistics:
 
     @property
     def num_hit(self) -> int:
+        """On any level."""
         return sum(self.hit_tokens)
 
     @property
     def num_missed(self) -> int:
+        """For any cause."""
         return self.tokens - self.num_hit
 
     @property
     def hit_rate(self) -> float:
+        """Between 0 and 1; 0 where there were no prompts."""
         return self.num_hit / self.tokens if self.tokens > 0 else 0.0
 
 
@@ -97,18 +101,22 @@ class UsageStatistics:
 
     @property
     def allocated(self) -> int:
+        """Pages made, of all layer groups."""
         return sum([group.allocated for group in self.layer_groups])
 
     @property
     def reused(self) -> int:
+        """Pages found in full or in part, of all layer groups."""
         return sum([group.reused for group in self.layer_groups])
 
     @property
     def missed(self) -> int:
+        """Pages made for tokens of prompts, of all layer groups."""
         return sum([group.missed for group in self.layer_groups])
 
     @property
     def generated(self) -> int:
+        """Pages made behind prompts, of all layer groups."""
         return sum([group.generated for group in self.layer_groups])
 
     def count_transfers(self, kind: str) -> int:
@@ -116,4 +124,5 @@ class UsageStatistics:
         return sum([transfer.blocks for transfer in self.transfers if transfer.kind == kind])
 
     def count_drops(self, reason: DropReason) -> int:
+        """Pages that were dropped for that reason, from any level."""
         return sum([drop.blocks for drop in self.drops if drop.reason is reason])

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -251,5 +251,8 @@ def test_pool_groups_and_byte_ranges_for_transfers() -> None:
         assert manager.get_aggregated_pages([]) == []
         with pytest.raises(ValueError):
             manager.get_aggregated_pages([BufferId(LayerId(0), "nothing")])
+        for no_buffer_id in ("key", [3], [(LayerId(0), "key")]):
+            with pytest.raises(TypeError):
+                manager.get_aggregated_pages(cast(Any, no_buffer_id))
         view = np.asarray(manager.pool_view(1, "value", by_slot=True))
         assert view.__array_interface__["data"][0] == keys[0] + 192
