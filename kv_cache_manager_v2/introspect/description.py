@@ -48,7 +48,11 @@ def _describe_level(shared: SharedState, level: int) -> Picture:
                 "held_queue": [int(page) for page in storage.held_queues[index].collect()],
             }
         )
-    return {"tier": storage.pool_groups[level * int(storage.num_pool_groups)].tier.name, "pool_groups": groups}
+    return {
+        "tier": storage.pool_groups[level * int(storage.num_pool_groups)].tier.name,
+        "failure": storage.closed.reason(level),
+        "pool_groups": groups,
+    }
 
 
 def _describe_sequence(state: SequenceState) -> Picture:

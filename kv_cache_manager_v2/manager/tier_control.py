@@ -166,6 +166,8 @@ class TierControl(UsageQueries):
 
     def _must_stay(self, level: int) -> list[int]:
         shared = self._shared
+        if shared.storage.closed.has_disks:
+            shared.storage.closed.look()
         resizer = PoolResizer(shared.storage, shared.room, shared.mover)
         return [int(resizer.count_must_stay(level, group)) for group in range(self._layout.num_pool_groups)]
 

@@ -36,7 +36,9 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
             life_cycle += 1
     if len(held) == 0:
         return True
-    wanted = OnboardList(storage.num_pool_groups, storage.num_levels, level)
+    if storage.closed.has_disks:
+        storage.closed.look()
+    wanted = OnboardList(storage, level)
     for page_id in held:
         page = page_id
         wanted.add(page, rows.level(page), storage.pool_group_of[_life_cycle_of(shared, page)], rows.is_queued(page))

@@ -257,7 +257,9 @@ def list_pages(state: SequenceState, level: i64) -> OnboardList:
     """Where the pages are that the sequence needs: on that level, or below it."""
     storage = state.shared.storage
     rows = storage.rows
-    wanted = OnboardList(storage.num_pool_groups, storage.num_levels, level)
+    if storage.closed.has_disks:
+        storage.closed.look()
+    wanted = OnboardList(storage, level)
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
         pool_group = storage.pool_group_of[life_cycle]
@@ -281,7 +283,7 @@ def _find_refusal(state: SequenceState, needed: vec[i64], wanted: OnboardList | 
     nothing = vec[i64]([0] * state.shared.storage.num_pool_groups)
     if wanted is None:
         return room.find_refusal(needed, nothing)
-    return room.find_onboard_refusal(needed, nothing, wanted.num_here, wanted.num_below)
+    return room.find_onboard_refusal(needed, nothing, wanted.num_here, wanted.num_below, wanted.num_freed)
 
 
 def _add_tail_copy(state: SequenceState, needed: vec[i64], count: i64) -> None:

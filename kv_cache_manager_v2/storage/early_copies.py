@@ -36,6 +36,10 @@ class EarlyCopies:
 
     def write_down(self, pages: vec[i64]) -> None:
         """Copy those of the published pages that lie on level 0 and have no copy; never fails for want of room."""
+        if self._storage.closed.has_disks:
+            self._storage.closed.look()
+            if self._storage.closed.is_closed(_BELOW):
+                return
         pool_group: i64 = 0
         while pool_group < self._storage.num_pool_groups:
             wanted = self._choose(pages, pool_group)

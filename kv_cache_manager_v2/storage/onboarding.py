@@ -26,26 +26,35 @@ _TOP: Final = 0
 class OnboardList:
     """Held pages that a sequence needs: where they are now."""
 
-    __slots__ = ("num_pool_groups", "target_level", "pages", "here", "num_here", "num_below", "points")
+    __slots__ = (
+        "num_pool_groups", "target_level", "first_closed", "pages", "here", "num_here", "num_below", "num_freed", "points"
+    )  # fmt: skip
 
     num_pool_groups: Final[i64]
     target_level: Final[i64]
+    first_closed: Final[i64]
     pages: Final[list[vec[i64]]]
     """By index (level and pool group): those below the target level."""
     here: Final[list[vec[i64]]]
     """By pool group: those on the target level already, in a queue of victims."""
     num_here: vec[i64]
     num_below: vec[i64]
+    num_freed: vec[i64]
+    """Of ``num_below``, those whose slots others can go to once they are free: not on or below a closed level."""
     points: vec[i64]
     """After which all that was brought up is there."""
 
-    def __init__(self, num_pool_groups: i64, num_levels: i64, target_level: i64) -> None:
+    def __init__(self, storage: PageStorage, target_level: i64) -> None:
+        num_pool_groups = storage.num_pool_groups
+        num_levels = storage.num_levels
         self.num_pool_groups = num_pool_groups
         self.target_level = target_level
+        self.first_closed = storage.closed.first
         self.pages = [vec[i64]() for _ in range(num_pool_groups * num_levels)]
         self.here = [vec[i64]() for _ in range(num_pool_groups)]
         self.num_here = vec[i64]([0] * int(num_pool_groups))
         self.num_below = vec[i64]([0] * int(num_pool_groups))
+        self.num_freed = vec[i64]([0] * int(num_pool_groups))
         self.points = vec[i64]()
 
     def add(self, page: i64, level: i64, pool_group: i64, is_queued: bool) -> None:
@@ -53,6 +62,8 @@ class OnboardList:
             index = level * self.num_pool_groups + pool_group
             self.pages[index] = append(self.pages[index], page)
             self.num_below[pool_group] += 1
+            if level < self.first_closed:
+                self.num_freed[pool_group] += 1
         elif level == self.target_level and is_queued:
             self.here[pool_group] = append(self.here[pool_group], page)
             self.num_here[pool_group] += 1
@@ -195,6 +206,7 @@ class Onboarding:
         """Every level is full of pages that must stay: a held page of level 0 goes where ``page`` comes from."""
         storage = self._storage
         assert wanted.target_level == _TOP, "pages are swapped with level 0 only"
+        assert level < wanted.first_closed, "a page was to go to a closed level"
         held = storage.held_queues[pool_group]
         assert held.num_pages > 0, "nothing to swap with where it was counted"
         victim = held.first()

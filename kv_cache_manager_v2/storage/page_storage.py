@@ -31,6 +31,7 @@ from ..pools.pool_group import PoolGroup
 from ..pools.slot_allocator import SlotAllocator
 from ..stats.page_counters import PageCounters
 from .clean_copies import CleanCopies
+from .closed_levels import ClosedLevels
 from .debug_fill import DebugFill
 from .decision_digest import SLOT, DecisionDigest
 from .disk_reads import DiskReads
@@ -87,6 +88,7 @@ class PageStorage:
         "sink",
         "reads",
         "copies",
+        "closed",
         "_keys",
         "_filler",
     )
@@ -119,6 +121,7 @@ class PageStorage:
     """Who is told what becomes of published pages; None if nobody listens."""
     reads: Final[DiskReads]
     copies: Final[CleanCopies]
+    closed: Final[ClosedLevels]
     _keys: Final[OwnerKeys]
     _filler: PageFiller | None
     """None unless slots are filled with a debug pattern."""
@@ -165,6 +168,7 @@ class PageStorage:
         except BaseException:
             self.close()
             raise
+        self.closed = ClosedLevels(device, self.pool_groups, layout.num_pool_groups)
         if debug_fill is not None:
             self._filler = PageFiller(device, order, self.pool_groups, debug_fill)
 

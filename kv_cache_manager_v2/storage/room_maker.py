@@ -66,12 +66,15 @@ class RoomMaker:
 
     def find_refusal(self, needed: vec[i64], given_back: vec[i64]) -> bool:
         """Whether ``needed`` slots of level 0 per pool group, after ``given_back`` ones, are not to be had; notes why."""
-        return self.find_onboard_refusal(needed, given_back, self._nothing, self._nothing)
+        if self._storage.closed.has_disks:
+            self._storage.closed.look()
+        return self.find_onboard_refusal(needed, given_back, self._nothing, self._nothing, self._nothing)
 
     def find_onboard_refusal(
-        self, needed: vec[i64], given_back: vec[i64], num_here: vec[i64], num_below: vec[i64]
+        self, needed: vec[i64], given_back: vec[i64], num_here: vec[i64], num_below: vec[i64], num_freed: vec[i64]
     ) -> bool:
-        """The same for a call that also brings ``num_below`` held pages up from lower levels, which frees their slots there.
+        """The same for a call that also brings ``num_below`` held pages up from lower levels, which frees ``num_freed`` slots
+        that others can go to; the caller has looked at the disks.
 
         ``num_here``: held pages on level 0 that the call itself needs, so that they cannot make room.
         """
@@ -89,7 +92,7 @@ class RoomMaker:
                     return True
                 going_down = asked - free - droppable
                 if going_down > 0:
-                    room = self.count_room_below(_TOP, pool_group) + num_below[pool_group]
+                    room = self.count_room_below(_TOP, pool_group) + num_freed[pool_group]
                     if going_down > room:
                         storage.digest.note(REFUSAL, asked)
                         storage.last_refusal = self._describe_full_levels(pool_group, going_down, room)
@@ -98,11 +101,12 @@ class RoomMaker:
         return False
 
     def count_room_below(self, level: i64, pool_group: i64) -> i64:
-        """Held pages that the levels below ``level`` can take: their free slots and those of droppable pages."""
+        """Held pages that the levels below ``level`` can take, as far as none is closed: free slots and those of droppable pages."""
         storage = self._storage
         room: i64 = 0
         index = (level + 1) * storage.num_pool_groups + pool_group
-        while index < len(storage.allocators):
+        end = storage.closed.first * storage.num_pool_groups
+        while index < end:
             room += storage.allocators[index].num_free + storage.queues[index].num_pages
             index += storage.num_pool_groups
         return room
@@ -114,6 +118,8 @@ class RoomMaker:
     def has_room_at(self, level: i64, pool_group: i64, count: i64, num_kept: i64) -> bool:
         """Whether ``count`` slots of a level are to be had now, if ``num_kept`` of its held pages must stay there."""
         storage = self._storage
+        if level >= storage.closed.first and storage.closed.is_closed(level):
+            return count == 0
         index = level * storage.num_pool_groups + pool_group
         missing = count - storage.allocators[index].num_free - storage.queues[index].num_pages
         if missing <= 0:
@@ -143,6 +149,9 @@ class RoomMaker:
             f"levels 1 to {level}, pool group {pool_group}: {going_down} held pages would have to leave level 0, and there is "
             f"room for {room} in the {num_slots} slots below it. Close sequences, or enlarge the quota of a lower tier"
         )
+        closed = int(storage.closed.first)
+        if closed <= level:
+            text += f". Level {closed} takes no pages since a write failed: {storage.closed.reason(closed)}"
         return Refusal(level, int(pool_group), int(going_down), int(room), 0, text)
 
     # -- making room --------------------------------------------------------------------------------------------------
@@ -180,7 +189,7 @@ class RoomMaker:
         index = level * storage.num_pool_groups + pool_group
         allocator = storage.allocators[index]
         queue = storage.queues[index]
-        if level == storage.last_level:
+        if level == storage.last_level or (level + 1 >= storage.closed.first and storage.closed.is_closed(level + 1)):
             if allocator.num_free < wanted and queue.num_pages > 0:
                 storage.drop_victims(level, pool_group, wanted, self.drop_cause)
             return

@@ -30,7 +30,10 @@ def try_to_run(bench: Bench, kv_cache: KVCache, turn: int, stream: int) -> bool:
         try:
             if turn % 5 == 3:
                 kv_cache.prefetch(turn % 3)
-            assert kv_cache.resume(stream, wait=turn % 2 == 0)
+            if not kv_cache.resume(stream, wait=turn % 2 == 0):
+                # Held pages have nowhere to go once the disk takes none.
+                assert failures_of(bench) != [None, None, None]
+                return True
             break
         except (PageMoveError, StorageIOError, Refused) as error:
             assert isinstance(error, Refused) or "level" in str(error)
@@ -58,6 +61,11 @@ def try_to_run(bench: Bench, kv_cache: KVCache, turn: int, stream: int) -> bool:
     return True
 
 
+def failures_of(bench: Bench) -> list[str | None]:
+    """By level, what its disk said when it did not take a write."""
+    return [level["failure"] for level in bench.manager.describe()["levels"]]
+
+
 def run_for_a_while(device: SimulatedDevice) -> int:
     """Sequences over three levels, some of them with the same beginning; returns how many were lost."""
     num_lost = 0
@@ -67,9 +75,16 @@ def run_for_a_while(device: SimulatedDevice) -> int:
         for number in range(5):
             kv_cache = bench.manager.create_kv_cache(id=number)
             try:
-                assert kv_cache.resume(streams[number % 2])
+                if not kv_cache.resume(streams[number % 2]):
+                    assert failures_of(bench) != [None, None, None]
+                    kv_cache.close()
+                    continue
                 while not bench.write(kv_cache, 3 * TOKENS_PER_BLOCK, commit=number != 1):
-                    pass
+                    if failures_of(bench) != [None, None, None]:
+                        break
+                if len(bench.texts[number]) < 3 * TOKENS_PER_BLOCK:
+                    kv_cache.close()
+                    continue
             except (PageMoveError, StorageIOError, Refused) as error:
                 assert isinstance(error, Refused) or "level" in str(error)
                 kv_cache.close()
@@ -217,12 +232,47 @@ def test_a_disk_that_takes_no_writes_loses_nothing() -> None:
     with Bench(tiered_config(4, [("disk", 12)]), HostDevice(files=files)) as bench:
         files.fail(errno.ENOSPC, writes=True)
         first, second = fill_disk(bench)
-        for kv_cache in (first, second):
-            assert kv_cache.resume()
-            bench.check(kv_cache)
-            kv_cache.suspend()
-        first.close()
+        assert failures_of(bench) == [None, None], "nobody has looked since"
+        # The first one's pages would need the slots of the second's, which are held and have nowhere to go.
+        assert not first.resume()
+        failure = failures_of(bench)[1]
+        assert failure is not None and "No space left" in failure
+        refusal = bench.manager.last_refusal
+        assert refusal is not None and "Level 1 takes no pages since a write failed" in refusal.text
+        assert second.resume()
+        bench.check(second)
         second.close()
+        assert first.resume()
+        bench.check(first)
+        first.close()
+
+
+@pytest.mark.parametrize("write_policy", ["back", "through"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_level_that_failed_gets_no_more_pages(write_policy: str, seed: int) -> None:
+    """GPU, host, disk: after the failure droppable pages of the host are dropped where they would go to the disk; those on the
+    disk are reused, and others of the host come and go as before."""
+    device = SimulatedDevice(seed, eager=True)
+    with Bench(tiered_config(4, [("host", 4), ("disk", 60)], write_policy=write_policy), device) as bench:
+        device.faults.fail("disk_write", 1, Refused("worn out"))
+        bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True).close()
+        bench.suspended(2, 4 * TOKENS_PER_BLOCK, commit=True).close()
+        bench.suspended(3, 4 * TOKENS_PER_BLOCK, commit=True).close()
+        num_written = bench.num_copied(1, 2) + bench.num_copied(0, 2)
+        assert num_written >= 4
+        for number in range(4, 9):
+            bench.suspended(number, 4 * TOKENS_PER_BLOCK, commit=True).close()
+            bench.manager.check_invariants()
+        assert bench.num_copied(1, 2) + bench.num_copied(0, 2) == num_written
+        failures = failures_of(bench)
+        assert failures[:2] == [None, None] and failures[2] is not None and "worn out" in failures[2]
+        text = bench.texts[1]
+        again = bench.manager.create_kv_cache(input_tokens=list(text), id=1)
+        assert again.num_committed_tokens == 16
+        assert again.resume()
+        bench.check(again)
+        again.close()
+        assert device.races == ()
 
 
 @pytest.mark.parametrize("seed", range(6))

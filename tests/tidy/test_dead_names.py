@@ -11,7 +11,6 @@ FOR_USERS: Final = {
     "convert_batch_into",
     "convert_into",
     "count_drops",
-    "disk_failure",
     "is_capacity",
     "life_cycle_of",
     "next_sequence",
