@@ -56,9 +56,9 @@ class BufferedFiles(FilePort):
         return self._files.transfer(file, is_write, addresses, sizes, offset)
 
 
-def seconds(action: Callable[[], None]) -> float:
+def seconds(action: Callable[..., None], *arguments: object) -> float:
     began = time.perf_counter()
-    action()
+    action(*arguments)
     return time.perf_counter() - began
 
 
@@ -129,15 +129,13 @@ def measure_disk(folder: str, num_bytes: int, rounds: int, files: FilePort) -> N
             ours = {name: float("inf") for name in cases}
             for _ in range(rounds):
                 in_order_seconds = min(
-                    in_order_seconds,
-                    seconds(lambda: disk.transfer_plainly(is_write, MIB, range(num_bytes // MIB))),  # noqa: B023
+                    in_order_seconds, seconds(disk.transfer_plainly, is_write, MIB, range(num_bytes // MIB))
                 )
                 shuffled_seconds = min(
-                    shuffled_seconds,
-                    seconds(lambda: disk.transfer_plainly(is_write, page_bytes, shuffled)),  # noqa: B023
+                    shuffled_seconds, seconds(disk.transfer_plainly, is_write, page_bytes, shuffled)
                 )
                 for name, batches in cases.items():
-                    ours[name] = min(ours[name], seconds(lambda: disk.run(batches)))  # noqa: B023
+                    ours[name] = min(ours[name], seconds(disk.run, batches))
             print(f"  {'write' if is_write else 'read'}, pages of {page_bytes // KIB} KiB", end="")
             for name, ours_seconds in ours.items():
                 plain_seconds = shuffled_seconds if name == "disk shuffled" else in_order_seconds
@@ -145,6 +143,16 @@ def measure_disk(folder: str, num_bytes: int, rounds: int, files: FilePort) -> N
                 print(f"; {name} {100 * plain_seconds / ours_seconds:.0f} % of {megabytes / plain_seconds:.0f} MB/s", end="")
             print()
     disk.close()
+
+
+def copy_plainly(pairs: list[tuple[int, int]], page_bytes: int) -> None:
+    for dst, src in pairs:
+        ctypes.memmove(dst, src, page_bytes)
+
+
+def copy_batches(device: HostDevice, batches: list[CopyBatch]) -> None:
+    for batch in batches:
+        device.copy_batch(0, batch)
 
 
 def measure_memory(rounds: int) -> None:
@@ -165,19 +173,10 @@ def measure_memory(rounds: int) -> None:
             for dst, src in pairs[first : first + BATCH_BYTES // page_bytes]:
                 batch.add(dst, src)
             batches.append(batch)
-
-        def copy_plainly() -> None:
-            for dst, src in pairs:  # noqa: B023
-                ctypes.memmove(dst, src, page_bytes)  # noqa: B023
-
-        def copy_batches() -> None:
-            for batch in batches:  # noqa: B023
-                device.copy_batch(0, batch)
-
         plain = ours = float("inf")
         for _ in range(rounds):
-            plain = min(plain, seconds(copy_plainly))
-            ours = min(ours, seconds(copy_batches))
+            plain = min(plain, seconds(copy_plainly, pairs, page_bytes))
+            ours = min(ours, seconds(copy_batches, device, batches))
         print(f"  pages of {page_bytes // KIB} KiB: memcpy {num_bytes / plain / 1e6:.0f} MB/s; ours {100 * plain / ours:.0f} %")
     source.close()
     target.close()
