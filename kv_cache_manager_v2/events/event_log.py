@@ -13,7 +13,7 @@ block never:
 
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import append, extend, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
@@ -90,11 +90,7 @@ class EventLog(PageEventSink):
         self._num_words = at + 1
 
     def _grow(self) -> vec[i64]:
-        words = self._words
-        count: i64 = len(words)
-        while count > 0:
-            words = append(words, 0)
-            count -= 1
+        words = extend(self._words, vec[i64]([0] * len(self._words)))
         self._words = words
         return words
 

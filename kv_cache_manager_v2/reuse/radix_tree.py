@@ -18,7 +18,7 @@ from ..events.removal_cause import CAPACITY, CLEARED, SUPERSEDED, UNREACHABLE
 from ..layout.registry import LifeCycleRegistry
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
-from ..storage.page_rows import NO_PAGE
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_of_place, priority_of_place
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
 from .block_history import BlockHistory
@@ -201,12 +201,13 @@ class RadixTree(PageOwner):
         if self.has_digests and has_digest(key):
             mixed = unpack_tokens(key, self.digests)
         sink.on_block_published(block.first_page, parent.first_page, key, mixed)
-        rows = self.storage.rows
+        words = self.storage.rows.words
         page = block.first_page
-        end = page + rows.num_life_cycles
+        end = page + self.storage.rows.num_life_cycles
         while page < end:
-            if rows.has_page(page):
-                sink.on_page_published(page, rows.level(page), rows.priority(page))
+            place = words[page * ROW_WORDS + PLACE]
+            if place != NO_PAGE:
+                sink.on_page_published(page, level_of_place(place), priority_of_place(place))
             page += 1
 
     def _add_child(self, children: Children, child: Block) -> None:
