@@ -109,7 +109,16 @@ def _shrink_group(
                 mark = order.mark(state.timeline)
                 order.wait(timeline, mark)
                 points = append(points, mark)
-    point = resizer.relocate(level, pool_group, count)
+    try:
+        point = resizer.relocate(level, pool_group, count)
+    except BaseException:
+        if level == 0:
+            # Some copies may be under way: they read pages that active sequences are going to write.
+            mark = order.mark(shared.mover.timeline(0, 0))
+            for state in states:
+                if state.timeline != NO_TIMELINE:
+                    order.wait(state.timeline, mark)
+        raise
     if point != NO_POINT:
         points = append(points, point)
     if level == 0:

@@ -6,7 +6,19 @@ import pytest
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 from unit.device.fake_files import FakeFiles
 
-from kv_cache_manager_v2 import DropReason, HostDevice, KVCache, MissCause, PageMoveError, StorageIOError
+from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
+    BufferConfig,
+    DropReason,
+    GpuCacheTierConfig,
+    HostDevice,
+    KVCache,
+    KVCacheManagerConfig,
+    LayerId,
+    MissCause,
+    PageMoveError,
+    StorageIOError,
+)
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 
@@ -300,3 +312,27 @@ def test_the_same_text_computed_again_mends_the_page(seed: int) -> None:
         first.close()
         again.close()
         finish(bench)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_level_that_cannot_shrink_is_written_in_order(nth: int) -> None:
+    """A slot has two pools: the first copy is under way when the second is refused, and reads what the sequence writes next."""
+    buffers = [BufferConfig("key", 64), BufferConfig("scale", 16)]
+    layers = [AttentionLayerConfig(LayerId(0), buffers)]
+    config = KVCacheManagerConfig(4, [GpuCacheTierConfig(8 * 80)], layers, max_util_for_resume=1.0)
+    device = SimulatedDevice(3, eager=False, granularity_bytes=16)
+    with Bench(config, device) as bench:
+        manager = bench.manager
+        first, second = manager.create_kv_cache(id=1), manager.create_kv_cache(id=2)
+        assert first.resume() and first.resize(16)
+        assert second.resume(device.create_stream())
+        assert bench.write(second, 6)
+        first.close()
+        device.faults.fail("copy", nth, Refused("not now"))
+        with pytest.raises(PageMoveError):
+            manager.resize(0, 4 * 80)
+        assert device.faults.num_fired == 1
+        assert bench.write(second, 1)
+        second.close()
+        assert manager.resize(0, 4 * 80)
+        assert device.races == ()
