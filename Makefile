@@ -107,6 +107,12 @@ digests: interpreted compiled ## The same calls decide alike: builds, hash seeds
 soak: compiled ## A million random calls, a million streams; the memory of the process must stay flat (SOAK="--calls 100000").
 	$(COMPILED) $(VENV_PYTHON) -P tests/simulation/soak.py $(SOAK)
 
+FUZZ ?=
+.PHONY: fuzz
+fuzz: interpreted ## Whatever comes from outside, through atheris: 60 s for each target (FUZZ="--only journal --seconds 600").
+	@$(VENV_PYTHON) -c 'import atheris' 2>/dev/null || $(VENV_PYTHON) -m pip install --quiet 'atheris>=3,<4'
+	$(INTERPRETED) $(VENV_PYTHON) -P tests/fuzz/run_fuzz.py $(FUZZ)
+
 # rawref's own tests under the address sanitizer. PYTHONMALLOC=malloc: so that it sees each object, not Python's arenas.
 LIBASAN = $(shell $(CC) -print-file-name=libasan.so)
 rawref-asan: setup ## Test rawref under AddressSanitizer; says so if the compiler has none.
