@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from ..reuse.block import Block
 from ..reuse.token_packing import unpack_tokens
+from ..sequence.disk_arrivals import has_lost_page
 from ..sequence.sequence_state import ACTIVE, SequenceState
 from ..sequence.shared_state import SharedState
 
@@ -90,6 +91,8 @@ def _describe_sequence(state: SequenceState) -> Picture:
             for group in range(state.shared.num_life_cycles)
         ],
     }
+    if has_lost_page(state):
+        picture["has_lost_pages"] = True
     if len(state.beams) > 0:
         picture["beams"] = [_describe_sequence(beam) for beam in state.beams]
     if state.shared.has_state:
@@ -128,14 +131,15 @@ def _describe_block(shared: SharedState, block: Block, depth: int) -> Picture:
         if not rows.has_page(page):
             pages.append(None)
             continue
-        pages.append(
-            {
-                "level": int(rows.level(page)),
-                "slot": int(rows.slot(page)),
-                "status": _status_of(int(rows.num_holds(page)), int(rows.num_locks(page))),
-                "priority": int(rows.priority(page)),
-            }
-        )
+        found: Picture = {
+            "level": int(rows.level(page)),
+            "slot": int(rows.slot(page)),
+            "status": _status_of(int(rows.num_holds(page)), int(rows.num_locks(page))),
+            "priority": int(rows.priority(page)),
+        }
+        if page in shared.storage.reads.lost:
+            found["is_lost"] = True
+        pages.append(found)
     tokens = [
         token if isinstance(token, int) else token.hex() for token in unpack_tokens(block.key, shared.tree.digests)
     ]

@@ -74,7 +74,7 @@ class ReferenceModel:
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
-        "state", "_snapshots_due",
+        "state", "lost", "_snapshots_due",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -92,6 +92,7 @@ class ReferenceModel:
     _maybe_published: Final[dict[int, int]]  # by the number of a shared private block, the node that it may be by now
     _next_private: int
     state: Final[StateRule]
+    lost: set[Page]  # of those that are there: their bytes could not be read
     _snapshots_due: Final[set[Page]]  # made last in their call: nothing can have made them go
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
@@ -119,6 +120,7 @@ class ReferenceModel:
         self._may_all_go = False
         self._maybe_published = {}
         self._next_private = 0
+        self.lost = set()
         self._snapshots_due = set()
 
     # -- what is there ------------------------------------------------------------------------------------------------
@@ -126,6 +128,7 @@ class ReferenceModel:
     def see(self, picture: Picture) -> None:
         """Compare the tree in a picture with what was seen last and what has been told since."""
         old = self.statuses
+        self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones go with their last holder, others with them
         self._read_tree(picture)
         self._adopt_published(picture)
         needed = self._needed_pages()
@@ -156,6 +159,7 @@ class ReferenceModel:
     def _read_tree(self, picture: Picture) -> None:
         self.statuses = {}
         self.places = {}
+        self.lost = set()
         for scope_picture in picture["tree"]:
             path = [self.tree.root((scope_picture["lora_id"], scope_picture["salt"]))]
             for block in scope_picture["blocks"]:
@@ -167,6 +171,8 @@ class ReferenceModel:
                     if page is not None:
                         self.statuses[(node, group)] = page["status"]
                         self.places[(node, group)] = (page["level"], page["slot"])
+                        if page.get("is_lost", False):
+                            self.lost.add((node, group))
 
     def _adopt_published(self, picture: Picture) -> None:
         """What became of private last blocks whose owner ended, and that forks share: published for all of them, or not."""
@@ -264,7 +270,7 @@ class ReferenceModel:
 
     def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
         """What `create_kv_cache` and `probe_reuse` may answer now."""
-        present = self.statuses.keys()
+        present = self.statuses.keys() - self.lost
         return self.state.narrow(self.tree.match(scope, text, present, self._with_partial_blocks), scope, text, present)
 
     def slots_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
@@ -379,14 +385,14 @@ class ReferenceModel:
         sequence.history = num_matched
         sequence.capacity = num_matched
         if num_matched % size != 0:
-            candidates = self.tree.partial_matches(scope, text, num_matched, self.statuses.keys())
+            candidates = self.tree.partial_matches(scope, text, num_matched, self.statuses.keys() - self.lost)
             sequence.shared_tail = self._find_tail(candidates, _picture_of(picture, name))
             sequence.is_matched_tail = True
         self.sequences[name] = sequence
         return sequence
 
     def _begin_state(self, sequence: ReferenceSequence, text: Text, num_matched: int, state_tokens: int) -> None:
-        present = self.statuses.keys()
+        present = self.statuses.keys() - self.lost
         start = self.state.find_replay_start(sequence.scope, text, num_matched, present)
         if state_tokens != (num_matched if start is None else start):
             raise ModelDisagreement(f"the state of {num_matched} matched tokens begins at {state_tokens}, must at {start}")
@@ -420,6 +426,11 @@ class ReferenceModel:
     def make_room(self) -> None:
         """A call that changes nothing else has made room."""
         self._may_all_go = True
+
+    def note_failure(self) -> None:
+        """The device has failed: room was made for nothing, and a snapshot may have been left out."""
+        self._may_all_go = True
+        self._snapshots_due.clear()
 
     def suspend(self, sequence: ReferenceSequence) -> None:
         sequence.is_active = False
@@ -471,14 +482,13 @@ class ReferenceModel:
             self._expect_snapshot(sequence, snapshot == MUST_SNAPSHOT, True)
 
     def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool, makes_room: bool) -> None:
-        """A page of the recurrent group on the block that ends where the committed tokens do; it may make room first."""
+        """A page of the recurrent group on the block where the committed tokens end; it may make room first."""
         tail = tuple(sequence.committed[len(sequence.path) * self.tokens_per_block :])
         node = self.tree.child(self._path_end(sequence), tail) if tail else self._path_end(sequence)
-        page = (node, self.state.group)
-        self.tree.ever_published.add(page)
-        self._may_come.add(page)
+        self.tree.ever_published.add((node, self.state.group))
+        self._may_come.add((node, self.state.group))
         if must_come:
-            self._snapshots_due.add(page)
+            self._snapshots_due.add((node, self.state.group))
         self._may_all_go = self._may_all_go or makes_room
 
     def stop_committing(self, sequence: ReferenceSequence, picture: Picture) -> None:

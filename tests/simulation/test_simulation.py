@@ -58,6 +58,20 @@ def test_histories_reach_what_they_are_meant_to_reach() -> None:
     assert sum(history.num_performed for history in histories) > 800
 
 
+def test_histories_meet_failures_of_the_device() -> None:
+    """Some scenarios plan them: most are survived, a few lose pages, and now and then one breaks the manager."""
+    num_fired = 0
+    num_broken = 0
+    for seed in [seed for seed in range(60) if Scenario(seed, 1).fault_share > 0.0][:6]:
+        run = SimulatedRun(Scenario(seed, NUM_ACTIONS))
+        for action in Scenario(seed, NUM_ACTIONS).actions:
+            run.perform(action)
+        num_broken += run.is_broken
+        run.finish()
+        num_fired += run.device.faults.num_fired
+    assert num_fired > 6 > num_broken
+
+
 def test_what_goes_wrong_on_the_device_ends_the_history() -> None:
     scenario = Scenario(0, NUM_ACTIONS)
     run = SimulatedRun(scenario)

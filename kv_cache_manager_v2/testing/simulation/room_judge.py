@@ -18,8 +18,10 @@ from ..reference_model import ModelDisagreement, SlotNeed, ReferenceModel
 class RoomJudge:
     """Constant but for the model, which it asks."""
 
-    __slots__ = ("_model", "_pool_group_of", "_num_slots", "_num_all_slots", "_max_util_for_resume")
+    __slots__ = ("excuses_refusals", "_model", "_pool_group_of", "_num_slots", "_num_all_slots", "_max_util_for_resume")
 
+    excuses_refusals: bool
+    """The device may fail: a call that there was room for need not pass."""
     _model: Final[ReferenceModel]
     _pool_group_of: Final[Sequence[int]]  # by layer group
     _num_slots: Sequence[int]  # by pool group, of level 0
@@ -34,6 +36,7 @@ class RoomJudge:
         num_all_slots: Sequence[int],
         max_util_for_resume: float,
     ) -> None:
+        self.excuses_refusals = False
         self._model = model
         self._pool_group_of = pool_group_of
         self._num_slots = num_slots
@@ -82,7 +85,7 @@ class RoomJudge:
             numbers.append(f"pool group {pool_group}: {least} to {most} slots, room for {room} of {num_slots}")
         if passed and not may_pass:
             raise ModelDisagreement(f"{call} passed without room; {'; '.join(numbers)}")
-        if not passed and must_pass:
+        if not passed and must_pass and not self.excuses_refusals:
             raise ModelDisagreement(f"{call} was refused; {'; '.join(numbers)}")
 
     def _groups(self, pool_group: int) -> list[int]:

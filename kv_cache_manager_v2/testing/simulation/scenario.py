@@ -5,6 +5,7 @@ sequence, how many tokens). So an action means something in every state, and a h
 actions out.
 """
 
+from dataclasses import replace
 from random import Random
 from typing import Final, final
 
@@ -67,7 +68,7 @@ class Scenario:
 
     __slots__ = (
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
-        "digest_share", "max_kept_texts", "commits_at_once", "max_event_entries", "steps_per_event_check",
+        "digest_share", "max_kept_texts", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
     )  # fmt: skip
 
     seed: Final[int]
@@ -85,12 +86,17 @@ class Scenario:
     max_event_entries: Final[int]
     """Of the buffer for KV events; 0: nobody listens."""
     steps_per_event_check: Final[int]
+    fault_share: Final[float]
+    """Of the actions, before which a failure of the device is planned."""
 
     def __init__(self, seed: int, num_actions: int) -> None:
         random = Random(seed)
         self.seed = seed
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
-        self.config = draw_policies(add_state(_draw_config(random), seed), seed)
+        # Mostly no faults, so that refusals can be judged strictly. Drawn apart, as all that came later.
+        self.fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.03, 0.1))
+        config = draw_policies(add_state(_draw_config(random), seed), seed)
+        self.config = config if self.fault_share == 0.0 else end_on_disk(config)
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         self.max_sequences = random.choice((2, 4, 8, 12))
         self.max_tokens = self.config.tokens_per_block * random.choice((3, 6, 12))
@@ -163,3 +169,11 @@ def _draw_layer_kind(
     window = random.choice((2, 3, size, size + 1, 2 * size, 3 * size + 1))
     num_sink_tokens = random.choice((None, None, 1, size, size + 1))
     return max(window, 2), num_sink_tokens, num_heads
+
+
+def end_on_disk(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
+    """The last level below the GPU is a disk, which there is then in any case: what can fail most variously."""
+    tiers = list(config.cache_tiers)
+    lowest = tiers.pop() if len(tiers) > 1 else tiers[0]
+    tiers.append(DiskCacheTierConfig(lowest.quota, "/tmp", eviction_policy=lowest.eviction_policy))
+    return replace(config, cache_tiers=tiers)

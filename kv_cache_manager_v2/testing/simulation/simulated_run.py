@@ -14,28 +14,27 @@ from typing import Any, Final, final
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from ...base.errors import LogicError, OutOfPagesError
+from ...base.errors import CorruptedError, LogicError, OutOfPagesError, StorageIOError
 from ...base.ids import TokenIdExt
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
-from ...reuse.reuse_scope import ReuseScope
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
 from ..reference_model import NO_SNAPSHOT, ModelDisagreement, Picture, ReferenceModel, SlotNeed
 from ..simulated_device import SimulatedDevice
 from ..step_batch import Step
+from . import failures
+from .batch_commits import commit_batch
+from .hints import draw_scope, give_hint
 from .misuse import misuse_manager, misuse_sequence
 from .pool_group_map import find_pool_groups
 from .room_judge import RoomJudge
 from .scenario import Action, Scenario
 from .simulated_sequence import SimulatedSequence
 from .snapshot_judge import expect_snapshot, keep_off
-from .state_checks import check_state
+from .state_checks import check_prompt, check_state, require_unchanged
 from .text_source import TextSource, draw_token_container
-
-_SCOPES: Final = ((None, None), (0, None), (None, 0), (7, "a"), (7, "b"))
-
 
 @final
 @mypyc_attr(native_class=True)
@@ -44,7 +43,7 @@ class SimulatedRun:
 
     __slots__ = (
         "device", "manager", "_scenario", "_engine", "_model", "_judge", "_pool_group_of", "_streams", "_texts",
-        "_sequences", "_next_name", "_digest", "_follower", "num_performed", "num_refused",
+        "_sequences", "_next_name", "_digest", "_follower", "num_performed", "num_refused", "is_broken",
     )  # fmt: skip
 
     device: Final[SimulatedDevice]
@@ -53,6 +52,8 @@ class SimulatedRun:
     """Actions that found something to do."""
     num_refused: int
     """Calls that found no room."""
+    is_broken: bool
+    """The device failed where nothing can be undone: nothing more is performed."""
     _scenario: Final[Scenario]
     _engine: Final[FakeEngine]
     _model: Final[ReferenceModel]
@@ -87,6 +88,7 @@ class SimulatedRun:
         self._digest: Final = hashlib.sha256()
         self.num_performed = 0
         self.num_refused = 0
+        self.is_broken = False
 
     @property
     def digest(self) -> str:
@@ -97,13 +99,51 @@ class SimulatedRun:
 
     def perform(self, action: Action) -> None:
         """Do it, if there is anything that it can be done to, and check everything."""
-        random = Random(action.number)
-        kind = action.kind
+        if self.is_broken:
+            return
         num_performed = self.num_performed
+        if self._scenario.fault_share == 0.0:
+            self._perform(action.kind, Random(action.number))
+        else:
+            self._perform_with_faults(action)
+        if self.num_performed > num_performed and not self.is_broken:
+            self._check()
+
+    def _perform_with_faults(self, action: Action) -> None:
+        """What a failure prevents has not happened; sequences that lost pages to it can only be closed."""
+        faults = self.device.faults
+        failures.plan_fault(self.device, action, self._scenario.fault_share)
+        num_fired = faults.num_fired
+        self._judge.excuses_refusals = self._judge.excuses_refusals or faults.num_pending > 0
+        try:
+            self._perform(action.kind, Random(action.number))
+        except StorageIOError:
+            if faults.num_fired == 0:
+                raise
+        except (*failures.FAILURES, CorruptedError):
+            if faults.num_fired == num_fired:
+                raise
+        else:
+            if faults.num_fired == num_fired:
+                return
+        self.is_broken = not failures.settle_failures(self.device, self.manager)
+        if self.is_broken:
+            return
+        self._model.note_failure()
+        lost = failures.list_lost(self.manager.describe())
+        for sequence in [sequence for sequence in self._sequences if sequence.name in lost]:
+            failures.require_lost(sequence.handle, sequence.model.capacity)
+            self._model.abandon(sequence.model)
+            sequence.handle.close()
+            self._sequences.remove(sequence)
+
+    def _perform(self, kind: str, random: Random) -> None:
         if kind == "create":
             self._create(random)
         elif kind == "hint":
-            self._hint(random)
+            self.num_performed += 1
+            if give_hint(self.manager, self._texts.draw_text(random, self._scenario.max_tokens), random):
+                self._model.make_room()
         elif kind == "resize_level":
             self._resize_level(random)
         elif kind == "clear":
@@ -117,8 +157,6 @@ class SimulatedRun:
             misuse_manager(self.manager, random)
         elif not self._perform_on_sequence(kind, random) and not self._perform_on_sequence("step", random):
             self._perform_on_sequence("resume", random)
-        if self.num_performed > num_performed:
-            self._check()
 
     def _perform_on_sequence(self, kind: str, random: Random) -> bool:
         """False if there is no sequence that it could be done to."""
@@ -176,8 +214,7 @@ class SimulatedRun:
         if len(self._sequences) >= self._scenario.max_sequences:
             return
         self.num_performed += 1
-        lora_id, salt = _SCOPES[0] if random.random() < 0.7 else random.choice(_SCOPES)
-        scope = ReuseScope(lora_id, salt)
+        scope = draw_scope(random)
         text = self._texts.draw_text(random, self._scenario.max_tokens)
         tokens = draw_token_container(random, text)
         probed = self.manager.probe_reuse(scope, tokens)
@@ -187,10 +224,10 @@ class SimulatedRun:
         handle = self.manager.create_kv_cache(scope, tokens, name, snapshot_positions=positions)
         num_matched = handle.num_committed_tokens
         state_tokens = handle.match_info.state_tokens
-        _check_prompt(handle, len(text))
+        check_prompt(handle, len(text))
         if probed != num_matched:
             raise ModelDisagreement(f"probe_reuse said {probed} tokens, create_kv_cache matched {num_matched}")
-        model = self._model.create(name, (lora_id, salt), text, num_matched, self.manager.describe(), state_tokens)
+        model = self._model.create(name, (scope.lora_id, scope.salt), text, num_matched, self.manager.describe(), state_tokens)
         to_compute = list(text[num_matched:])
         max_committed = len(text) if random.random() < 0.4 else self._scenario.max_tokens * 1000
         sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), to_compute, max_committed)
@@ -200,27 +237,6 @@ class SimulatedRun:
         self._sequences.append(sequence)
         if random.random() < 0.6:
             self._resume(sequence, random)
-
-    def _hint(self, random: Random) -> None:
-        """A wish about some text, there or not; only where pages lie and who goes first may change."""
-        self.num_performed += 1
-        lora_id, salt = _SCOPES[0] if random.random() < 0.7 else random.choice(_SCOPES)
-        scope = ReuseScope(lora_id, salt)
-        tokens = list(self._texts.draw_text(random, self._scenario.max_tokens))
-        kind = random.random()
-        if kind < 0.4:
-            seconds = None if random.random() < 0.5 else random.random() * 50
-            answer = self.manager.retain(tokens, scope, int(random.random() * 101), seconds)
-        elif kind < 0.6:
-            answer = self.manager.release(tokens, scope)
-        elif kind < 0.8:
-            answer = self.manager.demote(tokens, scope)
-        else:
-            level = int(random.random() * len(self._scenario.config.cache_tiers))
-            answer = self.manager.prefetch(tokens, scope, level)
-            self._model.make_room()
-        if answer.num_accepted + answer.num_clipped + answer.num_missing != len(tokens):
-            raise ModelDisagreement(f"a hint about {len(tokens)} tokens is answered with {answer}")
 
     def _resize_level(self, random: Random) -> None:
         """Another quota for a level, or its quota shared anew; sequences go on with whatever moved."""
@@ -238,7 +254,7 @@ class SimulatedRun:
             except ValueError:
                 passed = False
             if not passed:
-                _require_unchanged(picture, self.manager.describe())
+                require_unchanged(picture, self.manager.describe())
         self._model.make_room()
         self._judge.set_slots(*self._count_slots())
 
@@ -256,7 +272,7 @@ class SimulatedRun:
         if sequence.handle.prefetch(level):
             self._model.make_room()
         else:
-            _require_unchanged(picture, self.manager.describe())
+            require_unchanged(picture, self.manager.describe())
 
     def _draw_snapshot_positions(self, random: Random) -> list[int]:
         if self._model.state.group < 0:
@@ -270,7 +286,7 @@ class SimulatedRun:
         waits = random.random() < 0.6
         passed = sequence.handle.resume(stream, waits)
         for _poll in range(0 if waits or not passed else int(random.random() * 4)):
-            if sequence.handle.ready:
+            if failures.is_ready(sequence.handle):
                 break
         if is_overused and passed:
             raise ModelDisagreement(f"sequence {sequence.name} was resumed beyond max_util_for_resume")
@@ -281,7 +297,8 @@ class SimulatedRun:
             self._model.resume(sequence.model, self.manager.describe())
             if sequence.model.has_state and not had_state and sequence.state_tokens < len(sequence.text):
                 # Of these tokens only attention was found: the recurrent layers run them again.
-                self._engine.replay_states(sequence.handle, list(sequence.text), sequence.state_tokens)
+                if waits or failures.await_ready(sequence.handle):
+                    self._engine.replay_states(sequence.handle, list(sequence.text), sequence.state_tokens)
         else:
             self.num_refused += 1
 
@@ -423,15 +440,23 @@ class SimulatedRun:
         if not batch:
             return
         draws = [self._draw_step(sequence, random) for sequence in batch]
+        if self._scenario.fault_share > 0.0:
+            draws = failures.change_all(batch, draws)
         for sequence, draw in zip(batch, draws):
             if not sequence.fits_buffers(-(-draw[1] // self._scenario.config.tokens_per_block)):
                 return
         self.num_performed += 1
-        count = self.manager.resize_batch(
-            [sequence.handle for sequence in batch], [draw[1] for draw in draws], [draw[2] for draw in draws]
-        )
+        capacities, histories = [draw[1] for draw in draws], [draw[2] for draw in draws]
+        failure: Exception | None = None
+        try:
+            count = self.manager.resize_batch([sequence.handle for sequence in batch], capacities, histories)
+        except failures.FAILURES as error:
+            if self.device.faults.num_fired == 0:
+                raise
+            failure = error
+            count = failures.count_resized([sequence.handle for sequence in batch], capacities, histories)
         picture = self.manager.describe()
-        for position in range(min(count + 1, len(batch))):
+        for position in range(count if failure is not None else min(count + 1, len(batch))):
             sequence = batch[position]
             _num_tokens, capacity, history = draws[position]
             need = self._model.slots_to_resize(sequence.model, capacity, history)
@@ -444,21 +469,9 @@ class SimulatedRun:
         if count > 0:
             self._run_kernels(batch[:count], [draw[0] for draw in draws[:count]], random)
             if random.random() < 0.3:
-                self._commit_batch(batch[:count], random)
-
-    def _commit_batch(self, batch: list[SimulatedSequence], random: Random) -> None:
-        """The next token of each, but of recurrent models: whether a snapshot finds room depends on the sequences before."""
-        chosen = [sequence for sequence in batch if sequence.model.is_committing and sequence.num_uncommitted > 0]
-        if self._model.state.group >= 0:
-            return
-        tokens = [sequence.text[len(sequence.model.committed)] for sequence in chosen]
-        for position in range(len(chosen) - 1, -1, -1):
-            if isinstance(tokens[position], bytes):
-                del chosen[position], tokens[position]
-        self.manager.commit_batch([sequence.handle for sequence in chosen], draw_token_container(random, tuple(tokens)))
-        for sequence, token in zip(chosen, tokens):
-            self._model.commit(sequence.model, [token], NO_SNAPSHOT)
-            self._texts.keep(random, tuple(sequence.model.committed))
+                commit_batch(self.manager, self._model, self._texts, batch[:count], random)
+        if failure is not None:
+            raise failure
 
     def _run_kernels(self, sequences: list[SimulatedSequence], num_tokens: list[int], random: Random) -> None:
         steps: list[Step] = []
@@ -530,7 +543,7 @@ class SimulatedRun:
         try:
             sequence.handle.resize(capacity, history)
         except ValueError:
-            _require_unchanged(picture, self.manager.describe())
+            require_unchanged(picture, self.manager.describe())
             return False
         raise ModelDisagreement(f"sequence {sequence.name} grew beyond the user's index buffer")
 
@@ -559,6 +572,10 @@ class SimulatedRun:
             raise self.device.races[0]
 
     def finish(self) -> None:
+        if self.is_broken:
+            self._finish_broken()
+            return
+        self.device.faults.clear()
         while self._sequences:
             self._close(self._sequences[-1])
             self._check()
@@ -573,6 +590,18 @@ class SimulatedRun:
                         f"{counts.total - counts.free} slots of level {level} are not free after everything was closed"
                     )
         self.manager.shutdown()
+        self._close_device()
+
+    def _finish_broken(self) -> None:
+        """Memory comes back all the same."""
+        for sequence in self._sequences:
+            failures.require_broken(sequence.handle, self.manager)
+        self.device.faults.clear()
+        self._engine.close()
+        self.manager.shutdown()
+        self._close_device()
+
+    def _close_device(self) -> None:
         for stream in self._streams[1:]:
             self.device.destroy_stream(stream)
         if self.device.num_open_events > 0 or self.device.num_open_streams > 0:
@@ -580,15 +609,3 @@ class SimulatedRun:
                 f"{self.device.num_open_events} events and {self.device.num_open_streams} streams were not given back"
             )
         self.device.close()
-
-
-def _check_prompt(handle: KVCache, num_tokens: int) -> None:
-    prompt = handle.statistics.prompts
-    num_explained = prompt.num_hit + sum(list(prompt.missed_tokens.values()))
-    if (prompt.tokens, prompt.num_hit, num_explained) != (num_tokens, handle.num_committed_tokens, num_tokens):
-        raise ModelDisagreement(f"{num_tokens} tokens, {handle.num_committed_tokens} matched, but the statistics say {prompt}")
-
-
-def _require_unchanged(before: Picture, after: Picture) -> None:
-    if before != after:
-        raise ModelDisagreement("a call that was refused has changed something")

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ...base.ids import BAD_PAGE_INDEX
+from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
-from ..reference_model import ModelDisagreement, ReferenceModel
+from ..reference_model import ModelDisagreement, Picture, ReferenceModel
 from .room_judge import RoomJudge
 from .simulated_sequence import SimulatedSequence
 
@@ -127,3 +128,15 @@ def _check_statistics(manager: KVCacheManager, judge: RoomJudge) -> None:
                 f"pool group {pool_group} has {[count.free for count in counts]} free of {[count.total for count in counts]} "
                 f"slots by level, but {used} pages exist"
             )
+
+
+def check_prompt(handle: KVCache, num_tokens: int) -> None:
+    prompt = handle.statistics.prompts
+    num_explained = prompt.num_hit + sum(list(prompt.missed_tokens.values()))
+    if (prompt.tokens, prompt.num_hit, num_explained) != (num_tokens, handle.num_committed_tokens, num_tokens):
+        raise ModelDisagreement(f"{num_tokens} tokens, {handle.num_committed_tokens} matched, but the statistics say {prompt}")
+
+
+def require_unchanged(before: Picture, after: Picture) -> None:
+    if before != after:
+        raise ModelDisagreement("a call that was refused has changed something")

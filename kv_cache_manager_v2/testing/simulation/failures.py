@@ -1,0 +1,147 @@
+"""Devices that fail in the middle of a history: which call is to fail, and what is looked at once one has.
+
+Some scenarios plan a failure before an action, now and then: the n-th copy, transfer or mapping from there on, a full disk, or (which
+breaks the manager for good) an event that cannot be recorded or waited for. The failure is drawn from the action's number, so it
+stays with the action when a history is shortened. After an action in which one fired, everything that was enqueued is run, so that
+what is lost is known; a read that fails while somebody else already relies on it is left to tests of its own.
+"""
+
+import errno
+import gc
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from ...base.errors import CorruptedError, OutOfMemoryError, PageMoveError, StorageIOError
+from ...manager.kv_cache import KVCache
+from ...manager.kv_cache_manager import KVCacheManager
+from ...reuse.reuse_scope import ReuseScope
+from ..reference_model import ModelDisagreement, Picture
+from ..simulated_device import SimulatedDevice
+from .scenario import Action
+from .simulated_sequence import SimulatedSequence
+
+
+@mypyc_attr(native_class=False)
+class PlannedFault(Exception):
+    """What the device says."""
+
+
+FAILURES: Final = (PageMoveError, StorageIOError, OutOfMemoryError, PlannedFault)
+"""What a call may raise when the device fails; nothing has changed then, but for what made room."""
+
+_KINDS: Final = ("copy", "copy", "copy", "disk_read", "disk_read", "disk_write", "full", "map")
+_BREAKING_KINDS: Final = ("record", "wait")
+_SHARE_OF_BREAKING: Final = 0.02
+_MAX_DRAINS: Final = 100
+
+
+def plan_fault(device: SimulatedDevice, action: Action, share: float) -> None:
+    """Before that share of the actions."""
+    random = Random(action.number + 1)
+    if random.random() >= share:
+        return
+    kind = random.choice(_BREAKING_KINDS if random.random() < _SHARE_OF_BREAKING else _KINDS)
+    nth = 1 + int(random.random() * random.random() * 5)
+    if kind == "map" and action.kind != "resize_level":
+        kind = "copy"
+    if kind == "full":
+        for further in range(nth):
+            device.faults.fail("disk_write", 1 + further, OSError(errno.ENOSPC, "No space left on device"))
+    elif kind == "map":
+        device.faults.fail("map", 1, OutOfMemoryError("planned: no memory"))
+    else:
+        device.faults.fail(kind, nth, PlannedFault(f"planned: {kind} number {nth} from {action} on"))
+
+
+def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
+    """Run everything that was enqueued, and let the manager see what failed; False if it is broken."""
+    for _drain in range(_MAX_DRAINS):
+        try:
+            device.drain()
+            break
+        except FAILURES:
+            continue
+    # The traceback of an error may be all that keeps a handle that the user is going to forget.
+    gc.collect()
+    try:
+        manager.probe_reuse()
+    except CorruptedError:
+        return False
+    # Whoever looks for a text that is not there learns what is lost, and so does whoever asks for an arrival.
+    for scope in manager.describe()["tree"][:1]:
+        manager.probe_reuse(ReuseScope(scope["lora_id"], scope["salt"]), [0])
+    for handle in manager.open_kv_caches:
+        if handle.is_active:
+            is_ready(handle)
+    return True
+
+
+def change_all(batch: Sequence[SimulatedSequence], draws: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The same steps with capacities that change, so that it can be seen who had his turn before a failure."""
+    return [
+        (num_tokens, capacity + (capacity == sequence.model.capacity), history)
+        for sequence, (num_tokens, capacity, history) in zip(batch, draws)
+    ]
+
+
+def count_resized(handles: Sequence[KVCache], capacities: Sequence[int], histories: Sequence[int]) -> int:
+    """How many of a batch had their turn before a failure."""
+    count = 0
+    for handle, capacity, history in zip(handles, capacities, histories):
+        if (handle.capacity, handle.history_length) != (capacity, history):
+            break
+        count += 1
+    return count
+
+
+def is_ready(handle: KVCache) -> bool:
+    """True as well if it will never be, because a page is lost."""
+    try:
+        return handle.ready
+    except StorageIOError:
+        return True
+
+
+def await_ready(handle: KVCache) -> bool:
+    """Before a sequence that was resumed without waiting gets work; False if it never will."""
+    try:
+        while not handle.ready:
+            pass
+    except StorageIOError:
+        return False
+    return True
+
+
+def list_lost(picture: Picture) -> list[int]:
+    """Sequences that hold a lost page."""
+    return [sequence["id"] for sequence in picture["sequences"] if sequence.get("has_lost_pages", False)]
+
+
+def require_lost(handle: KVCache, capacity: int) -> None:
+    """A sequence that holds a lost page cannot go on, and says so."""
+    try:
+        passed = handle.resize(capacity + 1, capacity) if handle.is_active else handle.resume()
+    except StorageIOError as error:
+        if "are lost" in str(error):
+            return
+        raise
+    if passed:
+        raise ModelDisagreement(f"{handle!r} went on, although it holds a lost page")
+
+
+def require_broken(handle: KVCache, manager: KVCacheManager) -> None:
+    """Every call repeats the first reason."""
+    reasons: set[str] = set()
+    try:
+        handle.close()
+    except CorruptedError as closing:
+        reasons.add(str(closing))
+    try:
+        manager.probe_reuse()
+    except CorruptedError as probing:
+        reasons.add(str(probing))
+    if len(reasons) != 1:
+        raise ModelDisagreement(f"a broken manager must give one reason in every call; it gave {sorted(reasons)}")
