@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Canary:
-    """``old`` occurs once in ``file`` (from the package's folder) and is replaced by ``new``."""
+    """``old`` occurs once in ``file`` (from the package's folder) and is replaced by ``new``.
+
+    ``first_seed``: where the search begins; for bugs that few scenarios can show, one of these.
+    """
 
     name: str
     file: str
     old: str
     new: str
+    first_seed: int = 0
 
 
 CANARIES = (
@@ -393,5 +397,25 @@ CANARIES = (
         "reuse/state_match.py",
         "                block = attention.blocks[ordinal - 1]\n                num_tokens = ordinal * size\n",
         "                block = attention.blocks[len(attention.blocks) - 1]\n                num_tokens = ordinal * size\n",
+    ),
+    # -- failures of the device ---------------------------------------------------------------------------------------
+    Canary(
+        "copies of a level that could not shrink are not waited for",
+        "sequence/level_resizing.py",
+        "                    order.wait(state.timeline, mark)\n        raise\n",
+        "                    pass\n        raise\n",
+        60,
+    ),
+    Canary(
+        "lost pages are matched",
+        "manager/kv_cache_manager.py",
+        "            if end >= found.num_tokens:\n",
+        "            if end >= 0:\n",
+    ),
+    Canary(
+        "slots of a refused move are free before its copies are over",
+        "storage/room_maker.py",
+        "            targets.free(target, self._order.advance(targets.ready[target], timeline, point))\n",
+        "            targets.free(target, targets.ready[target])\n",
     ),
 )

@@ -10,6 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ...manager.kv_cache_manager import KVCacheManager
 from ..reference_model import ModelDisagreement, SlotNeed, ReferenceModel
 
 
@@ -90,3 +91,11 @@ class RoomJudge:
 
     def _groups(self, pool_group: int) -> list[int]:
         return [group for group, its_pool_group in enumerate(self._pool_group_of) if its_pool_group == pool_group]
+
+
+def count_slots(manager: KVCacheManager) -> tuple[list[int], list[int]]:
+    """By pool group: of level 0, and of all levels."""
+    levels = [
+        [counts.total for counts in manager.get_storage_statistics(level)] for level in range(len(manager.cache_tier_list))
+    ]
+    return levels[0], [sum(totals) for totals in zip(*levels)]

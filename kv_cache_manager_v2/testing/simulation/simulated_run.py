@@ -17,11 +17,10 @@ from mypy_extensions import mypyc_attr
 from ...base.errors import CorruptedError, LogicError, OutOfPagesError, StorageIOError
 from ...base.ids import TokenIdExt
 from ...events.event_manager import KVCacheEventManager
-from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
-from ..reference_model import NO_SNAPSHOT, ModelDisagreement, Picture, ReferenceModel, SlotNeed
+from ..reference_model import NO_SNAPSHOT, ModelDisagreement, ReferenceModel, SlotNeed
 from ..simulated_device import SimulatedDevice
 from ..step_batch import Step
 from . import failures
@@ -29,10 +28,10 @@ from .batch_commits import commit_batch
 from .hints import draw_scope, give_hint
 from .misuse import misuse_manager, misuse_sequence
 from .pool_group_map import find_pool_groups
-from .room_judge import RoomJudge
+from .room_judge import RoomJudge, count_slots
 from .scenario import Action, Scenario
 from .simulated_sequence import SimulatedSequence
-from .snapshot_judge import expect_snapshot, keep_off
+from .snapshot_judge import draw_positions, expect_snapshot, keep_off
 from .state_checks import check_prompt, check_state, require_unchanged
 from .text_source import TextSource, draw_token_container
 
@@ -77,7 +76,7 @@ class SimulatedRun:
         statistics = self.manager.get_storage_statistics()
         slot_sizes = [counts.slot_sizes for counts in statistics]
         self._pool_group_of = find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
-        num_slots, num_all_slots = self._count_slots()
+        num_slots, num_all_slots = count_slots(self.manager)
         self._judge = RoomJudge(self._model, self._pool_group_of, num_slots, num_all_slots, config.max_util_for_resume)
         self._streams = [self.device.default_stream()]
         while len(self._streams) < scenario.num_streams:
@@ -220,7 +219,7 @@ class SimulatedRun:
         probed = self.manager.probe_reuse(scope, tokens)
         name = self._next_name
         self._next_name += 1
-        positions = self._draw_snapshot_positions(random)
+        positions = draw_positions(random, self._model.state.group >= 0, self._scenario.max_tokens)
         handle = self.manager.create_kv_cache(scope, tokens, name, snapshot_positions=positions)
         num_matched = handle.num_committed_tokens
         state_tokens = handle.match_info.state_tokens
@@ -256,15 +255,7 @@ class SimulatedRun:
             if not passed:
                 require_unchanged(picture, self.manager.describe())
         self._model.make_room()
-        self._judge.set_slots(*self._count_slots())
-
-    def _count_slots(self) -> tuple[list[int], list[int]]:
-        """By pool group: of level 0, and of all levels."""
-        levels = [
-            [counts.total for counts in self.manager.get_storage_statistics(level)]
-            for level in range(len(self._scenario.config.cache_tiers))
-        ]
-        return levels[0], [sum(totals) for totals in zip(*levels)]
+        self._judge.set_slots(*count_slots(self.manager))
 
     def _prefetch(self, sequence: SimulatedSequence, random: Random) -> None:
         picture = self.manager.describe()
@@ -273,11 +264,6 @@ class SimulatedRun:
             self._model.make_room()
         else:
             require_unchanged(picture, self.manager.describe())
-
-    def _draw_snapshot_positions(self, random: Random) -> list[int]:
-        if self._model.state.group < 0:
-            return []
-        return [int(random.random() * self._scenario.max_tokens) for _position in range(random.choice((0, 0, 1, 3)))]
 
     def _resume(self, sequence: SimulatedSequence, random: Random) -> None:
         is_overused = self._judge.is_overused()

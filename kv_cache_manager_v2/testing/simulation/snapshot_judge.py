@@ -1,5 +1,7 @@
 """When a commit leaves a snapshot of the recurrent state, as far as it can be told from outside."""
 
+from random import Random
+
 from ...config.manager_config import KVCacheManagerConfig
 from ..reference_model import MAY_SNAPSHOT, MUST_SNAPSHOT, NO_SNAPSHOT
 from .simulated_sequence import SimulatedSequence
@@ -39,3 +41,10 @@ def expect_snapshot(config: KVCacheManagerConfig, sequence: SimulatedSequence, c
     if not is_certain and end > sequence.prompt_length:
         return NO_SNAPSHOT
     return MAY_SNAPSHOT if planned == MUST_SNAPSHOT and not (is_certain and has_room) else planned
+
+
+def draw_positions(random: Random, has_state: bool, max_tokens: int) -> list[int]:
+    """Lengths at which the user asks for snapshots."""
+    if not has_state:
+        return []
+    return [int(random.random() * max_tokens) for _position in range(random.choice((0, 0, 1, 3)))]
