@@ -18,7 +18,9 @@ from .journal_format import (
     CREATE,
     DROP,
     FORK,
+    GROW,
     HINT,
+    MIXED,
     PLAN_DROP,
     PREFETCH,
     PROBE,
@@ -35,6 +37,8 @@ from .journal_format import (
 )
 from .journal_writer import JournalWriter
 
+_MAX_SHORT_SERIAL: Final = 1 << 24
+_MAX_SHORT_LENGTH: Final = 1 << 31
 
 @final
 @mypyc_attr(native_class=True)
@@ -51,7 +55,8 @@ class CallJournal:
 
     def begin(self) -> None:
         """A call that may ask for priorities starts; what one that raised has asked before belongs to no record."""
-        self._priorities.clear()
+        if len(self._priorities) > 0:
+            self._priorities.clear()
 
     def priority(self, priority: int) -> None:
         self._priorities.append(priority)
@@ -133,6 +138,11 @@ class CallJournal:
 
     def resize(self, serial: i64, capacity: i64, history: i64, result: bool, digest: i64) -> None:
         writer = self.writer
+        if result and capacity < _MAX_SHORT_LENGTH and len(self._priorities) == 0:
+            writer.word(GROW | serial << 8)
+            writer.word(capacity | history << 32)
+            writer.end_record(digest)
+            return
         writer.operation(RESIZE, serial)
         self._write_priorities()
         writer.number(capacity)
@@ -141,9 +151,15 @@ class CallJournal:
         self._end(digest)
 
     def commit_one(self, serial: i64, token: i64, digest: i64) -> None:
-        self.writer.operation(COMMIT_ONE, serial)
-        self.writer.number(token)
-        self._end(digest)
+        writer = self.writer
+        if serial < _MAX_SHORT_SERIAL:
+            writer.word(COMMIT_ONE | serial << 8 | token << 32)
+        else:
+            writer.operation(COMMIT, serial)
+            writer.number(1)
+            writer.number(MIXED)
+            writer.number(token + 1)
+        writer.end_record(digest)
 
     def commit(self, serial: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64) -> None:
         """``tokens`` if there are digests among them, else ``packed`` says it all."""

@@ -64,6 +64,15 @@ class JournalReader:
         self.position = end
         return data
 
+    def fixed(self, num_bytes: i64) -> i64:
+        """A number of that many bytes, up to 7."""
+        value: i64 = 0
+        shift: i64 = 0
+        for byte in self.raw(num_bytes):
+            value |= i64(byte) << shift
+            shift += 8
+        return value
+
     def scope_part(self) -> int | str | None:
         kind = self.number()
         if kind == NOTHING:

@@ -8,7 +8,7 @@ import logging
 import os
 from typing import BinaryIO, Final, final
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, write_i64_le
 from mypy_extensions import i64, mypyc_attr, u8
 
 from .journal_format import (
@@ -63,6 +63,10 @@ class JournalWriter:
         last: u8 = u8(value)
         buffer.append(last)
 
+    def word(self, value: i64) -> None:
+        """Eight bytes."""
+        write_i64_le(self._buffer, value)
+
     def operation(self, code: i64, serial: i64) -> None:
         self.number(code)
         self.number(serial)
@@ -104,7 +108,7 @@ class JournalWriter:
     def end_record(self, digest: i64) -> None:
         """A record is whole; from time to time the digest of all decisions follows it, and the buffer goes to the file."""
         self._num_records += 1
-        if self._num_records % DIGEST_EVERY == 0:
+        if self._num_records & (DIGEST_EVERY - 1) == 0:
             self._write_digest(digest)
         if len(self._buffer) >= _FLUSH_BYTES:
             self._flush()

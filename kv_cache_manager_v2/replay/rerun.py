@@ -140,6 +140,13 @@ class _Rerun:
         self.num_calls += 1
         if operation == form.CREATE:
             self.create()
+        elif operation == form.GROW:
+            kv_cache = self.sequence(int(reader.fixed(7)))
+            self.priorities = []
+            capacity, history = int(reader.fixed(4)), int(reader.fixed(4))
+            self.compare("result", True, kv_cache.resize(capacity, history))
+        elif operation == form.COMMIT_ONE:
+            self.sequence(int(reader.fixed(3))).commit([int(reader.fixed(4))])
         elif operation == form.PROBE:
             scope, tokens = self.text()
             self.manager.probe_reuse(scope, tokens)
@@ -184,8 +191,6 @@ class _Rerun:
             self.read_priorities()
             capacity, history = reader.number(), reader.number()
             self.compare("result", bool(reader.number()), kv_cache.resize(capacity, history))
-        elif operation == form.COMMIT_ONE:
-            kv_cache.commit([int(reader.number())])
         elif operation == form.COMMIT:
             kv_cache.commit(reader.tokens())
         elif operation == form.STOP:
