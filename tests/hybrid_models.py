@@ -11,6 +11,7 @@ from kv_cache_manager_v2 import (
     BatchDesc,
     BufferConfig,
     Device,
+    EvictionPolicy,
     GpuCacheTierConfig,
     KVCache,
     KVCacheDesc,
@@ -47,7 +48,7 @@ def hybrid_config(
 ) -> KVCacheManagerConfig:
     """An attention layer per window, then the recurrent ones."""
     layers: list[LayerConfig] = [*attention_layers(windows, tokens_per_block), *state_layers(num_state_layers)]
-    tiers = settings.pop("cache_tiers", [GpuCacheTierConfig(quota)])
+    tiers = settings.pop("cache_tiers", [GpuCacheTierConfig(quota, EvictionPolicy.LRU)])
     # About as many slots for states as for blocks of a few tokens.
     settings.setdefault("typical_step", BatchDesc([KVCacheDesc(2 * tokens_per_block, 0)]))
     return KVCacheManagerConfig(tokens_per_block=tokens_per_block, cache_tiers=tiers, layers=layers, **settings)

@@ -1,4 +1,4 @@
-"""Configurations of a few layers and a few hundred bytes, for tests that count slots."""
+"""Configurations of a few layers and a few hundred bytes, for tests that count slots and know which page goes first: by recency."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BufferConfig,
+    EvictionPolicy,
     GpuCacheTierConfig,
     KVCacheManager,
     KVCacheManagerConfig,
@@ -48,7 +49,7 @@ def config_of(
     slot_bytes = 2 * BYTES_PER_TOKEN * tokens_per_block
     return KVCacheManagerConfig(
         tokens_per_block=tokens_per_block,
-        cache_tiers=[GpuCacheTierConfig(quota=num_slots * slot_bytes)],
+        cache_tiers=[GpuCacheTierConfig(num_slots * slot_bytes, EvictionPolicy.LRU)],
         layers=attention_layers(windows, tokens_per_block, sinks),
         **settings,
     )

@@ -8,6 +8,7 @@ from small_models import BYTES_PER_TOKEN, attention_layers
 from kv_cache_manager_v2 import (
     Device,
     DiskCacheTierConfig,
+    EvictionPolicy,
     GpuCacheTierConfig,
     HostCacheTierConfig,
     KVCache,
@@ -28,10 +29,13 @@ def tiered_config(
 ) -> KVCacheManagerConfig:
     """One pool group; ``lower``: ("host" or "disk", slots) for each level below the GPU."""
     slot_bytes = 2 * BYTES_PER_TOKEN * TOKENS_PER_BLOCK
-    tiers: list[Any] = [GpuCacheTierConfig(gpu_slots * slot_bytes)]
+    tiers: list[Any] = [GpuCacheTierConfig(gpu_slots * slot_bytes, EvictionPolicy.LRU)]
     for kind, num_slots in lower:
         num_bytes = num_slots * slot_bytes
-        tiers.append(HostCacheTierConfig(num_bytes) if kind == "host" else DiskCacheTierConfig(num_bytes, folder))
+        if kind == "host":
+            tiers.append(HostCacheTierConfig(num_bytes, EvictionPolicy.LRU))
+        else:
+            tiers.append(DiskCacheTierConfig(num_bytes, folder, EvictionPolicy.LRU))
     return KVCacheManagerConfig(
         tokens_per_block=TOKENS_PER_BLOCK,
         cache_tiers=tiers,

@@ -4,51 +4,62 @@ Buckets of four entries, the youngest first; a fifth pushes the oldest out. An e
 of a million contents that are not there, four are taken for one that is. Made in pieces as they are first written, so that nothing is
 made per slot before pages go.
 
-    entry = key (bits 11-30, never 0) | tick, modulo 1024 (1-10) | kind (0)
+    bucket = two words, entries 0 and 1, 2 and 3: the younger in bits 0-30, the older in 31-61
+    entry  = key (bits 11-30, never 0) | tick, modulo 1024 (1-10) | kind (0); 0 where there is none
 """
 
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 NOT_THERE: Final = -1
 WAYS: Final = 4
+_WORDS: Final = 2
 _PIECE_BITS: Final = 10
 _PIECE_BUCKETS: Final = 1 << _PIECE_BITS
 _MIXER: Final = 0x2545F4914F6CDD1D & ((1 << 61) - 1)
 _MASK: Final = (1 << 62) - 1
-_KEY_BITS: Final = 20
+_KEY_MASK: Final = (1 << 20) - 1
 _TICK_MASK: Final = 1023
 _NOTE_BITS: Final = 11
+_ENTRY_BITS: Final = 31
+_ENTRY_MASK: Final = (1 << _ENTRY_BITS) - 1
+_OLDER_KEY: Final = _ENTRY_BITS + _NOTE_BITS
+_KEY_IN_ENTRY: Final = _ENTRY_MASK - ((1 << _NOTE_BITS) - 1)
 
 
 @final
 @mypyc_attr(native_class=True)
 class _Piece:
-    __slots__ = ("entries",)
+    __slots__ = ("words",)
 
-    entries: vec[i32]
+    words: vec[i64]
 
     def __init__(self, num_buckets: i64) -> None:
-        self.entries = vec[i32]([0] * (num_buckets * WAYS))
+        self.words = vec[i64]([0] * (num_buckets * _WORDS))
 
 
 @final
 @mypyc_attr(native_class=True)
 class GhostTable:
-    __slots__ = ("_num_buckets", "_pieces")
+    """``is_empty``: nothing was ever added, so nobody need ask."""
 
+    __slots__ = ("is_empty", "_num_buckets", "_pieces")
+
+    is_empty: bool
     _num_buckets: i64
     _pieces: list[_Piece | None]
 
     def __init__(self) -> None:
+        self.is_empty = True
         self._num_buckets = 0
         self._pieces = []
 
     def set_num_buckets(self, num_buckets: i64) -> None:
         """Forgets everything, unless there are as many already."""
         if num_buckets != self._num_buckets:
+            self.is_empty = True
             self._num_buckets = num_buckets
             self._pieces = [None] * ((num_buckets + _PIECE_BUCKETS - 1) >> _PIECE_BITS)
 
@@ -56,57 +67,64 @@ class GhostTable:
         if self._num_buckets == 0:
             return
         mixed = _mix(key)
-        bucket = _bucket_of(mixed, self._num_buckets)
+        bucket = ((mixed >> 30) * self._num_buckets) >> 32
         number = bucket >> _PIECE_BITS
         piece = self._pieces[number]
         if piece is None:
-            left = self._num_buckets - (number << _PIECE_BITS)
-            piece = _Piece(left if left < _PIECE_BUCKETS else _PIECE_BUCKETS)
-            self._pieces[number] = piece
-        entries = piece.entries
-        at = (bucket & (_PIECE_BUCKETS - 1)) * WAYS
-        entries[at + 3] = entries[at + 2]
-        entries[at + 2] = entries[at + 1]
-        entries[at + 1] = entries[at]
-        entries[at] = i32((_short_key(mixed) << _NOTE_BITS) | ((tick & _TICK_MASK) << 1) | kind)
+            piece = self._make_piece(number)
+        words = piece.words
+        at = (bucket & (_PIECE_BUCKETS - 1)) * _WORDS
+        young = words[at]
+        short_key = mixed & _KEY_MASK
+        if short_key == 0:
+            short_key = 1
+        words[at + 1] = ((words[at + 1] & _ENTRY_MASK) << _ENTRY_BITS) | (young >> _ENTRY_BITS)
+        words[at] = ((young & _ENTRY_MASK) << _ENTRY_BITS) | (short_key << _NOTE_BITS) | ((tick & _TICK_MASK) << 1) | kind
+
+    def _make_piece(self, number: i64) -> _Piece:
+        left = self._num_buckets - (number << _PIECE_BITS)
+        piece = _Piece(left if left < _PIECE_BUCKETS else _PIECE_BUCKETS)
+        self._pieces[number] = piece
+        self.is_empty = False
+        return piece
 
     def take(self, key: i64, now: i64) -> i64:
         """The content's tick and kind, as ``tick * 2 + kind``; it is there no more. NOT_THERE if it was not."""
-        if self._num_buckets == 0:
+        if self.is_empty:
             return NOT_THERE
         mixed = _mix(key)
-        bucket = _bucket_of(mixed, self._num_buckets)
+        bucket = ((mixed >> 30) * self._num_buckets) >> 32
         piece = self._pieces[bucket >> _PIECE_BITS]
         if piece is None:
             return NOT_THERE
-        entries = piece.entries
-        short_key = _short_key(mixed)
-        at = (bucket & (_PIECE_BUCKETS - 1)) * WAYS
-        end = at + WAYS
+        words = piece.words
+        short_key = mixed & _KEY_MASK
+        if short_key == 0:
+            short_key = 1
+        at = (bucket & (_PIECE_BUCKETS - 1)) * _WORDS
+        end = at + _WORDS
         while at < end:
-            entry = i64(entries[at])
-            if entry >> _NOTE_BITS == short_key:
-                entries[at] = 0
-                age = (now - (entry >> 1)) & _TICK_MASK
-                return (now - age) * 2 + (entry & 1)
+            word = words[at]
+            if (word & _KEY_IN_ENTRY) >> _NOTE_BITS == short_key:
+                words[at] = word & ~_ENTRY_MASK
+                return _describe(word & _ENTRY_MASK, now)
+            if word >> _OLDER_KEY == short_key:
+                words[at] = word & _ENTRY_MASK
+                return _describe(word >> _ENTRY_BITS, now)
             at += 1
         return NOT_THERE
 
 
+def _describe(entry: i64, now: i64) -> i64:
+    age = (now - (entry >> 1)) & _TICK_MASK
+    return (now - age) * 2 + (entry & 1)
+
+
 def bucket_of(key: i64, num_buckets: i64) -> i64:
-    return _bucket_of(_mix(key), num_buckets)
-
-
-def _bucket_of(mixed: i64, num_buckets: i64) -> i64:
-    return ((mixed >> 30) * num_buckets) >> 32
+    return ((_mix(key) >> 30) * num_buckets) >> 32
 
 
 def _mix(key: i64) -> i64:
+    """Its upper 32 bits say which bucket, its lower 20 which entry."""
     mixed = ((key ^ (key >> 29)) * _MIXER) & _MASK
     return mixed ^ (mixed >> 31)
-
-
-def _short_key(mixed: i64) -> i64:
-    """Bits that the bucket's number does not come from."""
-    short_key = mixed & ((1 << _KEY_BITS) - 1)
-    return short_key if short_key != 0 else 1

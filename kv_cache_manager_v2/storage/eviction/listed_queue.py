@@ -11,7 +11,7 @@ from ..page_rows import LINKS, NOT_QUEUED, ROW_WORDS, PageRows
 from ..victim_queue import VictimQueue
 from .page_lists import PageLists
 
-_IN_LINE: Final = 0
+IN_LINE: Final = 0
 
 
 @mypyc_attr(native_class=True)
@@ -29,7 +29,7 @@ class ListedQueue(VictimQueue):
         self._lists = PageLists(rows, num_lists)
 
     def _note_queued(self, page: i64) -> None:
-        self._rows.words[page * ROW_WORDS + LINKS] = _IN_LINE
+        self._rows.words[page * ROW_WORDS + LINKS] = IN_LINE
         self.num_pages += 1
 
     def _note_left(self, page: i64) -> None:

@@ -103,6 +103,33 @@ class PageLists:
         sentinel = self._enter(page, to_list)
         self._link_between(self._links[sentinel] >> 32, page + self._num_sentinels, sentinel)
 
+    def push_noted(self, page: i64, to_list: i64, note: i64) -> None:
+        """`set_note` and `push_last` in one."""
+        if page >= len(self._states):
+            self._reach(page)
+        priority = priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])
+        if priority < self._lowest:
+            self._lowest = priority
+        states = self._states
+        assert states[page] & _BYTE_MASK == 0, "a page was queued twice"
+        states[page] = (note << _NOTE_SHIFT) | (priority << 8) | (to_list + 1)
+        self.counts[to_list] += 1
+        sentinel = to_list * NUM_PRIORITIES + priority
+        node = page + self._num_sentinels
+        links = self._links
+        around = links[sentinel]
+        last = around >> 32
+        links[node] = sentinel | (last << 32)
+        # In this order: the last one may be the sentinel.
+        links[sentinel] = (around & LOW_MASK) | (node << 32)
+        links[last] = node | ((links[last] >> 32) << 32)
+
+    def move_last(self, page: i64, to_list: i64) -> None:
+        """From the head of its line to the end of another of the same priority."""
+        note = self.note(page)
+        self.unlink(page)
+        self.push_noted(page, to_list, note)
+
     def push_first(self, page: i64, to_list: i64) -> None:
         sentinel = self._enter(page, to_list)
         self._link_between(sentinel, page + self._num_sentinels, self._links[sentinel] & LOW_MASK)
@@ -139,6 +166,32 @@ class PageLists:
         links[following] = (links[following] & LOW_MASK) | (previous << 32)
         self.counts[from_list] -= 1
         return from_list
+
+    def find_heads(self, heads: vec[i64]) -> i64:
+        """The first page of each list's line of the lowest priority that any page has, or NO_PAGE; returns the priority.
+
+        There is a page.
+        """
+        links = self._links
+        num_sentinels = self._num_sentinels
+        priority = self._lowest
+        while True:
+            is_any = False
+            sentinel = priority
+            for_list: i64 = 0
+            while sentinel < num_sentinels:
+                node = links[sentinel] & LOW_MASK
+                if node == sentinel:
+                    heads[for_list] = NO_PAGE
+                else:
+                    heads[for_list] = node - num_sentinels
+                    is_any = True
+                for_list += 1
+                sentinel += NUM_PRIORITIES
+            if is_any:
+                self._lowest = priority
+                return priority
+            priority += 1
 
     def lowest_priority(self) -> i64:
         """Of any page; there is one."""

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from kv_cache_manager_v2.storage.eviction.ghost_table import bucket_of
+from kv_cache_manager_v2.storage.eviction.learned import MOST_AGED
 from kv_cache_manager_v2.storage.eviction.reuse_rates import ReuseRates
 
 
@@ -291,18 +292,17 @@ class NaiveLearned(NaiveQueue):
                 return
 
     def age(self, priority: int) -> None:
-        for page in list(self.lines[2]):
-            if self.priority[page] == priority:
-                if self.rates.is_young(self.stamp[page]):
-                    return
-                self.leave(page)
-                self.enter(page, priority, 0)
+        """So many at a time."""
+        for page in [page for page in self.lines[2] if self.priority[page] == priority][:MOST_AGED]:
+            if self.rates.is_young(self.stamp[page]):
+                return
+            self.leave(page)
+            self.enter(page, priority, 0)
 
     def push(self, page: int, priority: int) -> None:
         self.learn(page)
         self.stamp[page] = self.rates.note_push(self.kind[page])
         self.enter(page, priority, 1 if self.kind[page] == 1 else 2)
-        self.age(priority)
 
     def push_first(self, page: int, priority: int) -> None:
         self.enter(page, priority, 3, first=True)
