@@ -14,7 +14,6 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 NOT_THERE: Final = -1
-WAYS: Final = 4
 _WORDS: Final = 2
 _PIECE_BITS: Final = 10
 _PIECE_BUCKETS: Final = 1 << _PIECE_BITS

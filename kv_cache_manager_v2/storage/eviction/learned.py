@@ -25,7 +25,7 @@ from .reuse_rates import NUM_KINDS, PART_SHIFT, ReuseRates
 FIRST_OF_KINDS: Final = 0
 YOUNG: Final = 2
 FIRST: Final = 3
-MOST_AGED: Final = 64
+MOST_AGED: Final = 16
 _KNOWN: Final = 1
 _KIND_SHIFT: Final = 1
 _STAMP_SHIFT: Final = 2

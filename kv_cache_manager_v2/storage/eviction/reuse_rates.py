@@ -32,6 +32,8 @@ _WORTH_SHIFT: Final = 24
 PART_SHIFT: Final = 3
 """A tick has eight parts: the unit of stamps, so that an age takes no division."""
 _LEAST_PART: Final = 2
+_LEAST_SMOOTHING: Final = 64
+"""Contents: what a small cache sees of one age is too little to give up recency for."""
 
 
 @final
@@ -88,7 +90,7 @@ class ReuseRates:
         part = num_slots // (TICKS_PER_CACHE << PART_SHIFT)
         self._pushes_per_part = part if part > _LEAST_PART else _LEAST_PART
         self._pushes_left = self._pushes_per_part
-        self._smoothing = (num_slots // 12 + 1) * _ONE
+        self._smoothing = (num_slots // 12 + _LEAST_SMOOTHING) * _ONE
         self._evaluate()
 
     def is_young(self, stamp: i64) -> bool:

@@ -4,7 +4,9 @@ from random import Random
 
 import pytest
 
-from kv_cache_manager_v2.storage.eviction.ghost_table import NOT_THERE, WAYS, GhostTable, bucket_of
+from kv_cache_manager_v2.storage.eviction.ghost_table import NOT_THERE, GhostTable, bucket_of
+
+WAYS = 4
 
 
 @pytest.mark.parametrize(("seed", "num_buckets"), [(1, 1), (2, 3), (3, 40), (4, 1024), (5, 1500)])
