@@ -9,6 +9,7 @@ table before all tokens are known to be good.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+from librt.strings import read_i32_le, read_i64_le
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
@@ -63,15 +64,25 @@ def single_token(tokens: object) -> int:
 
 
 def has_digest(packed: bytes) -> bool:
-    """Whether some token is negative. Two tokens at a time: the upper bit of each half of a word is a sign."""
-    tokens = memoryview(packed)
-    num_paired_bytes = len(packed) // PAIR_BYTES * PAIR_BYTES
+    """Whether some token is negative. Two tokens to a word: the upper bit of each half is a sign."""
+    num_bytes: i64 = len(packed)
     signs: i64 = 0
-    for pair in vec[i64](tokens[:num_paired_bytes].cast("q")):
-        signs |= pair
+    position: i64 = 0
+    while position + 4 * PAIR_BYTES <= num_bytes:
+        signs |= (
+            read_i64_le(packed, position)
+            | read_i64_le(packed, position + PAIR_BYTES)
+            | read_i64_le(packed, position + 2 * PAIR_BYTES)
+            | read_i64_le(packed, position + 3 * PAIR_BYTES)
+        )
+        position += 4 * PAIR_BYTES
     if signs < 0 or (signs >> 31) & 1 == 1:
         return True
-    return num_paired_bytes < len(packed) and tokens.cast("i")[-1] < 0
+    while position < num_bytes:
+        if read_i32_le(packed, position) < 0:
+            return True
+        position += TOKEN_BYTES
+    return False
 
 
 def unpack_tokens(packed: bytes, digests: DigestTable) -> list[TokenIdExt]:
