@@ -49,29 +49,14 @@ def to_counts(values: object, name: str) -> vec[i64]:
     """Many of `to_count`."""
     items = to_list(values, name)
     counts = vec[i64]([0] * len(items))
-    if not _fill_counts(items, counts):
-        position: i64 = 0
-        for item in items:
-            counts[position] = to_count(item, name)
-            position += 1
-    return counts
-
-
-def _fill_counts(items: list[object], counts: vec[i64]) -> bool:
-    """What nearly always is listed: ints in range. False: look at each."""
     position: i64 = 0
-    try:
-        for item in items:
-            if not isinstance(item, int):
-                return False
-            count: i64 = item
-            if count < 0 or count > MAX_COUNT:
-                return False
-            counts[position] = count
-            position += 1
-    except (OverflowError, ValueError):  # compiled: more than 64 bits
-        return False
-    return True
+    for item in items:
+        if isinstance(item, int) and 0 <= item <= MAX_COUNT:
+            counts[position] = item
+        else:
+            counts[position] = to_count(item, name)
+        position += 1
+    return counts
 
 
 def validate_index_mode(mode: object) -> None:
