@@ -357,7 +357,7 @@ def _ask_priorities(
     """
     num_life_cycles = state.shared.num_life_cycles
     if state.priority_callback is None:
-        return [PRIORITY_DEFAULT] * (num_life_cycles * len(copies))
+        return [PRIORITY_DEFAULT] * (num_life_cycles * len(copies)) if len(copies) > 0 else NO_ORDINALS
     priorities: list[int] = []
     for copied in copies:
         _append_priorities(priorities, state, copied, capacity, history)
