@@ -232,6 +232,8 @@ class EveryCall:
             kv_cache.commit_tree(tokens, range(begin, end))
         elif kv_cache.beam_width > 1 and kind < 0.6:
             kv_cache.commit(tokens, [self.random.randrange(kv_cache.beam_width)] * len(tokens))
+        elif kv_cache.beam_width == 1 and kind < 0.3 and isinstance(tokens[0], int):
+            self.manager.commit_batch([kv_cache], tokens[:1])
         else:
             kv_cache.commit(tokens)
         return None

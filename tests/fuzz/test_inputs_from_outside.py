@@ -85,6 +85,8 @@ def test_arguments(first: Any, second: Any, third: Any) -> None:
             lambda: manager.get_storage_statistics(first),
             lambda: manager.create_kv_cache(first, second, third),
             lambda: manager.resize_batch(first, second, third),
+            lambda: manager.commit_batch(first, second),
+            lambda: manager.commit_batch([kv_cache], [first]),
             lambda: setattr(kv_cache, "cuda_stream", object() if isinstance(first, int) else first),
         ):
             try:

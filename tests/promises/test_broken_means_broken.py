@@ -196,6 +196,7 @@ CALLS: dict[str, Callable[[Stage], Any]] = {
     "create_kv_cache": lambda stage: stage.manager.create_kv_cache(None, TEXT),
     "probe_reuse": lambda stage: stage.manager.probe_reuse(None, TEXT),
     "resize_batch": lambda stage: stage.manager.resize_batch([stage.active], [20], [6]),
+    "commit_batch": lambda stage: stage.manager.commit_batch([stage.active, stage.drafting], [26, 52]),
     "retain": lambda stage: stage.manager.retain(TEXT, None, 80),
     "release": lambda stage: stage.manager.release(TEXT),
     "demote": lambda stage: stage.manager.demote(TEXT),

@@ -40,6 +40,7 @@ def misuse_manager(manager: KVCacheManager, random: Random) -> None:
         _Attempt("probe_reuse", (None, np.array([1.5])), TypeError),
         _Attempt("get_storage_statistics", (7,), ValueError),
         _Attempt("resize_batch", ([], [1]), ValueError),
+        _Attempt("commit_batch", ([], [1]), ValueError),
     ]
     _attempt(manager, manager, random.choice(attempts))
 
