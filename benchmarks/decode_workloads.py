@@ -37,6 +37,17 @@ def time_decode(kv_caches: list[KVCache], num_steps: int) -> float:
     return watch.ns / len(calls)
 
 
+def time_empty_steps(count: int) -> float:
+    """The same loop with two calls of a method that does next to nothing: what the caller's Python costs."""
+    calls = [(number, number + 1, [number]) for number in range(5000, 5000 + count)]
+    watch = Stopwatch()
+    with watch:
+        for number, capacity, _tokens in calls:
+            number.bit_length()
+            capacity.bit_length()
+    return watch.ns / count
+
+
 def time_resize_alone(kv_caches: list[KVCache], num_steps: int) -> float:
     """Drafts that are not accepted yet: the capacity grows, nothing is committed."""
     calls = []
@@ -95,6 +106,7 @@ def measure_decode(
         gc.collect()
         time_decode(kv_caches, min(num_steps, 8))
         both = time_decode(kv_caches, num_steps)
+        empty = time_empty_steps(num_running * num_steps)
         resize = time_resize_alone(kv_caches, num_steps)
         commit = time_commit_alone(kv_caches, num_steps)
         batch_resize, batch_commit = time_batches(manager, kv_caches, num_steps)
@@ -102,6 +114,7 @@ def measure_decode(
             kv_cache.close()
     return {
         "both": both,
+        "empty": empty,
         "resize": resize,
         "commit": commit,
         "batch_both": batch_resize + batch_commit,
@@ -130,6 +143,7 @@ WORKLOADS = [
         decode,
         {
             "both": Row("W3 decode, resize and commit", _PER_STEP, 90),
+            "empty": Row("W3 of which the loop and two empty calls", _PER_STEP),
             "resize": Row("W3 resize", _PER_STEP),
             "commit": Row("W3 commit", _PER_STEP),
             "batch_both": Row("W3 batch, resize and commit", _PER_STEP, 15),
