@@ -265,6 +265,9 @@ class KVCache(SequenceBeams):
             validate_fork(state)
             if state.is_wide:
                 raise LogicError(f"sequence {state.id}: fork() with {len(state.beams) + 1} beams; set beam_width to 1 first")
+            if len(state.state_blocks) > 0 and len(state.arrivals) > 0:
+                # The copy of the recurrent state reads it on the sequence's stream.
+                page_arrivals.await_arrivals(state)
             child = SequenceState(
                 state.shared, serial, sequence_id, state.scope, state.stream, state.priority_callback
             )
