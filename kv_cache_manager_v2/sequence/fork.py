@@ -10,6 +10,7 @@ from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
 from .forked_blocks import add_owner
+from .page_arrivals import settle_arrivals
 from .recurrent_state import share_snapshot, undo_begin_state
 from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
 
@@ -47,6 +48,9 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
             needed = vec[i64]([0] * storage.num_pool_groups)
             needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.state_blocks)
             shared.room.make_room(needed)
+            if len(state.arrivals) > 0:
+                # The state may be on its way; its copy is made in order behind that.
+                settle_arrivals(state)
             _copy_state(state, child)
         except BaseException:
             shared.order.leave(child.timeline)

@@ -158,6 +158,25 @@ def test_a_new_sequence_takes_the_slot_of_a_page_that_is_leaving(seed: int) -> N
 
 @pytest.mark.parametrize("kind", ["host", "disk"])
 @pytest.mark.parametrize("seed", range(3))
+def test_a_fork_copies_a_state_that_has_not_arrived(kind: str, seed: int) -> None:
+    device = SimulatedDevice(seed, eager=False)
+    with Bench(hybrid_tiers(kind, 2048), device) as bench:
+        first = bench.suspended(1, 2 * TOKENS_PER_BLOCK)
+        others = [bench.suspended(number, 2 * TOKENS_PER_BLOCK) for number in range(2, 12)]
+        for kv_cache in others:
+            kv_cache.close()
+        assert first.resume(wait=False) and not first.ready
+        child = first.fork(2)
+        bench.texts[2] = list(bench.texts[1])
+        for kv_cache in (first, child):
+            wait_until_ready(kv_cache)
+            bench.check(kv_cache)
+            kv_cache.close()
+        assert device.races == ()
+
+
+@pytest.mark.parametrize("kind", ["host", "disk"])
+@pytest.mark.parametrize("seed", range(3))
 def test_beams_come_up_together(kind: str, seed: int) -> None:
     device = SimulatedDevice(seed)
     with Bench(tiered_config(8, [(kind, 24)]), device) as bench:
