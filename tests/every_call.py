@@ -261,6 +261,14 @@ class EveryCall:
             kv_cache.stop_committing()
         return None
 
+    def invalidate(self) -> object:
+        """Whether the scope was free of open sequences and leases."""
+        try:
+            self.manager.invalidate_reuse_scope(self.scope())
+        except LogicError:
+            return False
+        return True
+
     def call_on_manager(self, kind: float) -> object:
         rng = self.random
         manager = self.manager
@@ -289,4 +297,6 @@ class EveryCall:
             return self.plans.pop(rng.randrange(len(self.plans))).cancel()
         if rng.random() < 0.02:
             return manager.clear_reusable_blocks()
+        if rng.random() < 0.2:
+            return self.invalidate()
         return manager.state_digest()

@@ -20,6 +20,7 @@ from .journal_format import (
     FORK,
     GROW,
     HINT,
+    INVALIDATE,
     MIXED,
     PLAN_DROP,
     PREFETCH,
@@ -280,6 +281,12 @@ class CallJournal:
     def adjust(self, result: bool, digest: i64) -> None:
         self.writer.number(ADJUST)
         self.writer.number(1 if result else 0)
+        self._end(digest)
+
+    def invalidate(self, lora_id: int | None, salt: int | str | None, digest: i64) -> None:
+        self.writer.number(INVALIDATE)
+        self.writer.scope_part(lora_id)
+        self.writer.scope_part(salt)
         self._end(digest)
 
     def clear(self, digest: i64) -> None:

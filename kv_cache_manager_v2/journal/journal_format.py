@@ -38,6 +38,7 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     COMMIT_BEAMS  serial, heads, count, beams, tokens            returned
     PROBE       scope, tokens                                    returned
     CLEAR                                                        returned
+    INVALIDATE  scope                                            returned
     PREFETCH    serial, level, result (0 / 1)                    returned True or False
     ADVANCE     microseconds                                     returned
     RESIZE_LEVEL level, quota, best efforts (0 / 1),             returned True or False
@@ -56,7 +57,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 11
+VERSION: Final = 12
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -87,6 +88,7 @@ RESIZE_LEVEL: Final = 32
 ADJUST: Final = 33
 HINT: Final = 34
 GROW: Final = 35
+INVALIDATE: Final = 36
 
 RETAIN: Final = 0
 RELEASE: Final = 1

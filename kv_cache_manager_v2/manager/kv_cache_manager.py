@@ -63,7 +63,7 @@ from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
 from .open_storage import open_storage, plan_levels
 from .transfer_lease import TransferLease
-from .retention_hints import RetentionHints
+from .scope_control import ScopeControl
 
 if TYPE_CHECKING:
     from ..reuse.token_packing import Tokens
@@ -73,7 +73,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheManager(RetentionHints):
+class KVCacheManager(ScopeControl):
     """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a

@@ -76,7 +76,7 @@ class TierControl(UsageQueries):
         of a pool moves to its front, in stream order, so base page indices and scratch slots of active sequences may change: ask
         for them again. False, and nothing has changed, if what must stay does not fit (`last_refusal`). With ``best_efforts`` a
         level grows as far as the device has memory, at most to the quota; without, its `OutOfMemoryError` is raised. Waits
-        for the device when a level shrinks, and on a GPU until what level 0 grew by is cleared. `ValueError` if the quota is under what the constraints need.
+        for the device when a level shrinks. `ValueError` if the quota is under what the constraints need.
         """
         guard = self._shared.guard
         guard.enter()

@@ -170,6 +170,8 @@ class _Rerun:
             self.compare("result", bool(reader.number()), self.manager.adjust())
         elif operation == form.CLEAR:
             self.manager.clear_reusable_blocks()
+        elif operation == form.INVALIDATE:
+            self.manager.invalidate_reuse_scope(self.scope())
         else:
             self.apply_to_sequence(operation, int(reader.number()))
 
@@ -272,11 +274,15 @@ class _Rerun:
         )
         self.num_created += 1
 
-    def text(self) -> tuple[ReuseScope, list[int | bytes] | None]:
+    def scope(self) -> ReuseScope:
         lora_id, salt = self.reader.scope_part(), self.reader.scope_part()
         if isinstance(lora_id, str):
             raise JournalError(f"byte {self.reader.position}: a LoRA id is no text")
-        return ReuseScope(lora_id, salt), self.reader.tokens() if self.reader.number() else None
+        return ReuseScope(lora_id, salt)
+
+    def text(self) -> tuple[ReuseScope, list[int | bytes] | None]:
+        scope = self.scope()
+        return scope, self.reader.tokens() if self.reader.number() else None
 
     def sequence(self, serial: int) -> KVCache:
         kv_cache = self.sequences.get(serial)

@@ -4,8 +4,8 @@ A plan remembers a path of the tree and how many of its tokens count; it pins th
 names may be evicted meanwhile. It *needs* the pages without which its text could not be matched to its end.
 
     state    way out
-    OPEN     drop -> over: the pages at the end go that nobody else needs; cancel -> over; void_all -> VOID
-    VOID     the tree was cleared; drop and cancel do nothing -> over
+    OPEN     drop -> over: the pages at the end go that nobody else needs; cancel -> over; void_all, void_of -> VOID
+    VOID     the tree, or its scope, was cleared; drop and cancel do nothing -> over
 
 Conservation: every OPEN plan has one pin, on its last block.
 """
@@ -103,6 +103,12 @@ class DropPlans:
         """Everything is about to be dropped anyway."""
         for number in list(self._open):
             self.cancel(number)
+
+    def void_of(self, root: Block) -> None:
+        """Everything below that root is about to be dropped anyway."""
+        for number, plan in list(self._open.items()):
+            if plan.blocks[0].parent is root:
+                self.cancel(number)
 
     def _find_begin(self, plan: DropPlan, life_cycle: i64) -> i64:
         """The first block whose page goes: of windowed layers the last window, of others the last block."""

@@ -14,7 +14,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..events.page_events import PageEventSink
-from ..events.removal_cause import CAPACITY, CLEARED, SUPERSEDED, UNREACHABLE
+from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSEDED, UNREACHABLE
 from ..layout.registry import LifeCycleRegistry
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
@@ -440,6 +440,31 @@ class RadixTree(PageOwner):
                 return True
             life_cycle += 1
         return False
+
+    def has_held_page(self, scope: ReuseScope) -> bool:
+        """Whether somebody holds a page of a published block of the scope."""
+        root = self._roots.get(scope)
+        pending = [] if root is None else self.children_of(root)
+        rows = self.storage.rows
+        while len(pending) > 0:
+            block = pending.pop()
+            life_cycle: i64 = 0
+            while life_cycle < rows.num_life_cycles:
+                if rows.num_holds(block.first_page + life_cycle) > 0:
+                    return True
+                life_cycle += 1
+            pending.extend(self.children_of(block))
+        return False
+
+    def clear_scope(self, scope: ReuseScope) -> None:
+        """Drop every page of the scope's blocks, which nobody holds or pins."""
+        root = self._roots.get(scope)
+        if root is None:
+            return
+        for child in self.children_of(root):
+            self._drop_below(child, SCOPE_INVALIDATED)
+            self.prune(child)
+        assert scope not in self._roots, "blocks of a scope are left in the tree after all of it was dropped"
 
     def clear(self) -> None:
         """Drop every page. No sequence is open, so nothing is held or pinned."""

@@ -205,6 +205,7 @@ CALLS: dict[str, Callable[[Stage], Any]] = {
     "resize of a level": lambda stage: stage.manager.resize(0, 11 * 64),
     "adjust": lambda stage: stage.manager.adjust(),
     "clear_reusable_blocks": lambda stage: stage.manager.clear_reusable_blocks(),
+    "invalidate_reuse_scope": lambda stage: stage.manager.invalidate_reuse_scope(),
     "resume": lambda stage: stage.suspended.resume(stage.streams[0]),
     "prefetch": lambda stage: stage.suspended.prefetch(1),
     "suspend": lambda stage: stage.active.suspend(),

@@ -25,7 +25,7 @@ SLOT_BYTES = 2 * BYTES_PER_TOKEN * 2  # key and value of two tokens
 SCOPES = [ReuseScope(), ReuseScope(), ReuseScope(7), ReuseScope(salt="a"), ReuseScope(7, 1)]
 TOKENS = st.one_of(st.integers(0, 1), st.integers(0, 1), st.sampled_from([b"cat", b"dog"]))
 STEP = st.tuples(
-    st.sampled_from(["serve", "serve", "serve", "open", "close", "grow", "suspend", "clear"]),
+    st.sampled_from(["serve", "serve", "serve", "open", "close", "grow", "suspend", "clear", "invalidate"]),
     st.sampled_from(SCOPES),
     st.lists(TOKENS, max_size=14),
     st.integers(0, 100),
@@ -52,6 +52,9 @@ class History:
         if kind == "clear":
             if not self.open:
                 self.manager.clear_reusable_blocks()
+        elif kind == "invalidate":
+            if scope not in [sequence.reuse_scope for sequence in self.open]:
+                self.manager.invalidate_reuse_scope(scope)
         elif kind == "close" and self.open:
             self.open.pop(number % len(self.open)).close()
         elif kind == "suspend" and self.open:

@@ -30,6 +30,7 @@ from .misuse import misuse_manager, misuse_sequence
 from .pool_group_map import find_pool_groups
 from .room_judge import RoomJudge, count_slots
 from .scenario import Action, Scenario
+from .scope_invalidation import invalidate_scope
 from .simulated_sequence import SimulatedSequence
 from .snapshot_judge import draw_positions, expect_snapshot, keep_off
 from .state_checks import check_prompt, check_state, require_unchanged
@@ -358,6 +359,7 @@ class SimulatedRun:
         except LogicError:
             if not self._sequences:
                 raise
+            invalidate_scope(self.manager, self._model, draw_scope(random))
             return
         self._model.clear()
 
