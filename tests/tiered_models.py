@@ -12,6 +12,7 @@ from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostCacheTierConfig,
     KVCache,
+    KVCacheEventManager,
     KVCacheManager,
     KVCacheManagerConfig,
 )
@@ -48,9 +49,11 @@ def tiered_config(
 class Bench:
     """A manager, a fake engine on its device, and the text of each sequence. A context manager; all is checked at its end."""
 
-    def __init__(self, config: KVCacheManagerConfig, device: Device) -> None:
+    def __init__(
+        self, config: KVCacheManagerConfig, device: Device, event_manager: KVCacheEventManager | None = None
+    ) -> None:
         self.device = device
-        self.manager = KVCacheManager(config, device=device)
+        self.manager = KVCacheManager(config, device=device, event_manager=event_manager)
         self.engine = FakeEngine(config, device)
         self.texts: dict[int, list[int]] = {}
 

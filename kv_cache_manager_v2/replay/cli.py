@@ -44,9 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_inspect_options(inspect_parser)
     compare_parser = commands.add_parser(
-        "compare-policies", usage="kvcm compare-policies [OPTION ...] [TRACE ...]",
-        help=COMPARE_HELP, description=COMPARE_HELP, epilog=_EXIT_CODES,
-    )  # fmt: skip
+        "compare-policies", usage="kvcm compare-policies [OPTION ...] [TRACE ...]", help=COMPARE_HELP, description=COMPARE_HELP, epilog=_EXIT_CODES
+    )
     add_compare_options(compare_parser)
     try:
         options = parser.parse_args(argv)

@@ -26,7 +26,7 @@ td:first-child { font-weight: 600; white-space: nowrap } td { overflow-wrap: any
 def make_html(
     report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: list[HitRateCurve]
 ) -> str:
-    """``curves``: of each tier; empty leaves that plot out."""
+    """``curves``: of each tier, then of other policies; empty leaves that plot out."""
     title = html.escape(f"Replay of {report.workload}: {report.hit_rate:.1%} of the prompt tokens were reused")
     parts = [
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
@@ -47,7 +47,7 @@ def make_html(
             "What more or less memory would bring", "curve",
             "The hit rate that the same requests would have had with another size of one tier, estimated from "
             f"{curves[0].num_sampled_queries:,} lookups of sampled blocks ({curves[0].sampling:.2%} of all blocks). Where the line is "
-            "steep to the right of 1, memory pays; where it is flat, it does not. The star is what was measured, over all lookups: those "
+            "steep to the right of 1, memory pays; where it is flat, it does not. Thin lines: the first tier under other eviction policies. The star is what was measured, over all lookups: those "
             "of requests that had to start again find what they had published before.",
             plot_hit_rates(curves, tiers),
         )  # fmt: skip

@@ -182,15 +182,20 @@ def plot_latencies(report: ReplayReport) -> Any:
 
 
 def plot_hit_rates(curves: list[HitRateCurve], tiers: list[str]) -> Any:
-    """Hit rate against the size of each tier, in present sizes."""
+    """Hit rate against the size of each tier, in present sizes; thin lines for other policies."""
     figure = graphs.Figure()
     for position, curve in enumerate(curves):
+        is_other = curve.policy is not None
         figure.add_trace(
             graphs.Scatter(
                 x=[point.size for point in curve.points], y=[point.hit_rate for point in curve.points],
-                name=f"size of {tiers[curve.level]}", mode="lines+markers", hovertemplate="%{y:.1%} at %{x}x",
-                line={"color": _HIT_COLOURS[position % 3], "dash": _DASHES[position % len(_DASHES)], "width": 3},
-                marker={"symbol": _SYMBOLS[position % len(_SYMBOLS)], "size": 9},
+                name=f"size of {tiers[curve.level]}" + ("" if curve.policy is None else f" under {curve.policy.value}"),
+                mode="lines+markers", hovertemplate="%{y:.1%} at %{x}x",
+                line={
+                    "color": "#555555" if is_other else _HIT_COLOURS[position % 3], "dash": _DASHES[position % len(_DASHES)],
+                    "width": 1 if is_other else 3,
+                },
+                marker={"symbol": _SYMBOLS[position % len(_SYMBOLS)], "size": 7 if is_other else 9},
             )
         )  # fmt: skip
     measured = max([point.hit_rate for point in curves[0].points if point.size == 1.0], default=0.0)

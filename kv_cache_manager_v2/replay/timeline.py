@@ -10,7 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import DropReason, HitRateCurve, KVCacheManager, MissCause
+from .. import DropReason, EvictionPolicy, HitRateCurve, KVCacheManager, MissCause
 from .tally import Tally
 
 MAX_POINTS: Final = 512
@@ -88,6 +88,9 @@ class Timeline:
         manager = self._manager
         if manager is not None:
             self.curves = [manager.get_hit_rate_curve(level) for level in range(len(self.tiers))]
+            present = manager.init_config.cache_tiers[0].eviction_policy
+            sample = manager.get_reuse_sample()
+            self.curves += [sample.estimate(policy) for policy in EvictionPolicy if policy is not present]
 
     def _take(self, tally: Tally) -> TimelinePoint:
         manager = self._manager

@@ -13,7 +13,9 @@ from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostDevice,
     KVCache,
+    KVCacheEventManager,
     KVCacheManagerConfig,
+    KVCacheRemovedData,
     LayerId,
     MissCause,
     PageMoveError,
@@ -160,7 +162,8 @@ def wait_for_failure(kv_cache: KVCache) -> str:
 @pytest.mark.parametrize("engine_hears_first", [False, True])
 def test_a_read_that_fails_behind_the_back(seed: int, engine_hears_first: bool) -> None:
     device = SimulatedDevice(seed, eager=False)
-    with Bench(tiered_config(4, [("disk", 12)]), device) as bench:
+    events = KVCacheEventManager(1000)
+    with Bench(tiered_config(4, [("disk", 12)]), device, events) as bench:
         first, second = fill_disk(bench)
         text = list(bench.texts[1])
         assert bench.manager.probe_reuse(input_tokens=text) == 16
@@ -184,6 +187,9 @@ def test_a_read_that_fails_behind_the_back(seed: int, engine_hears_first: bool) 
         assert again.num_committed_tokens == 0
         assert again.statistics.prompts.missed_tokens == {MissCause.LOAD_FAILED: 16}
         assert bench.manager.get_statistics().count_drops(DropReason.FAILURE) > 0
+        events.flush_iteration_events()
+        told = [event.data for event in events.get_latest_events()]
+        assert "failure" in [data.reason for data in told if isinstance(data, KVCacheRemovedData)]
         again.close()
         assert second.resume()
         bench.check(second)

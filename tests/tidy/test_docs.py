@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import kv_cache_manager_v2
-from kv_cache_manager_v2.replay.cli import main
 
 from .source_tree import ROOT, project_files
 
@@ -49,22 +48,6 @@ def test_python_blocks_run(code: str) -> None:
         [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=120
     )
     assert found.returncode == 0, found.stderr
-
-
-def shown_commands() -> list[str]:
-    """The lines of the documents that begin with ``kvcm``, without what is said of them two spaces further on."""
-    lines = [line for document in DOCUMENTS for line in document.read_text(encoding="utf-8").splitlines()]
-    return sorted({re.split(r"\s{2,}", line)[0] for line in lines if re.match(r"kvcm [a-z]", line)})
-
-
-@pytest.mark.parametrize("command", shown_commands())
-def test_commands_that_are_shown_are_understood(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--help at the end is reached only if everything before it is an option with a value that it takes."""
-    assert main([*command.split()[1:], "--help"]) == 0, capsys.readouterr().err
-
-
-def test_commands_are_shown() -> None:
-    assert {command.split()[1] for command in shown_commands()} >= {"replay", "plan", "compare-policies", "rerun", "inspect"}
 
 
 @functools.cache

@@ -76,21 +76,57 @@ def test_a_folder_that_is_not_there_is_said_before_anything_is_served(tmp_path: 
     assert main(["replay", "--limit", "1", "--report", str(tmp_path / "nowhere" / "out.html")]) == 2
 
 
-@pytest.mark.slow
-def test_a_browser_draws_every_plot_and_finds_no_error(tmp_path: Path) -> None:
+WIDTHS = {"phone": 390, "desk": 1280}
+PROBE = """<script>
+window.addEventListener("load", () => setTimeout(() => {
+  const plots = [...document.querySelectorAll(".js-plotly-plot")];
+  const cut = plots.filter(plot => plot.getBoundingClientRect().right > window.innerWidth + 1).length;
+  const page = document.documentElement;
+  const drawn = plots.filter(plot => plot.querySelector(".main-svg") && plot.getBoundingClientRect().height > 100).length;
+  parent.postMessage([window.name, drawn, cut, Math.max(page.scrollWidth - window.innerWidth, 0)].join(" "), "*");
+}, 3000));
+</script></body>"""
+FRAMES = """<body><script>
+window.addEventListener("message", event => {
+  const found = document.createElement("p");
+  found.textContent = "found " + event.data;
+  document.body.append(found);
+});
+</script>"""
+
+
+def look_with_a_browser(page: Path, folder: Path) -> str:
+    """What the browser has made of the page; skips without a browser. Nothing may be said on its console."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("no Chromium here (Debian: apt-get install chromium)")
-    page = write_page(tmp_path)
     found = subprocess.run(
         [
-            browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-            "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", page.as_uri(),
+            browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
+            "--enable-logging=stderr", "--virtual-time-budget=20000", "--window-size=1600,1000", "--dump-dom", page.as_uri(),
         ],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "CONSOLE" not in found.stderr, found.stderr
+    return found.stdout
+
+
+@pytest.mark.slow
+def test_a_browser_draws_every_plot_and_finds_no_error(tmp_path: Path) -> None:
+    drawn = look_with_a_browser(write_page(tmp_path), tmp_path)
     for plot in PLOTS:
         # plotly has filled the division with drawings of its own.
-        assert re.search(rf'id="{plot}"[^>]*class="[^"]*js-plotly-plot', found.stdout), plot
-    assert found.stdout.count('class="main-svg"') >= 2 * len(PLOTS)
+        assert re.search(rf'id="{plot}"[^>]*class="[^"]*js-plotly-plot', drawn), plot
+    assert drawn.count('class="main-svg"') >= 2 * len(PLOTS)
+
+
+@pytest.mark.slow
+def test_every_plot_fits_a_phone_and_a_desk(tmp_path: Path) -> None:
+    """In frames as wide as their screens: every plot is drawn, none is cut off, and nothing scrolls sideways."""
+    text = write_page(tmp_path).read_text(encoding="utf-8")
+    end = text.rindex("</body>")
+    (tmp_path / "probe.html").write_text(text[:end] + PROBE + text[end + len("</body>") :], encoding="utf-8")
+    frames = [f'<iframe name="{name}" src="probe.html" width={width} height=800></iframe>' for name, width in WIDTHS.items()]
+    (tmp_path / "frames.html").write_text(FRAMES + "".join(frames), encoding="utf-8")
+    found = re.findall(r"<p>found (\S+ \d+ \d+ \d+)</p>", look_with_a_browser(tmp_path / "frames.html", tmp_path))
+    assert sorted(found) == sorted([f"{name} {len(PLOTS)} 0 0" for name in WIDTHS])
