@@ -16,7 +16,7 @@ from ..config.eviction_policy import EvictionPolicy, validate_eviction_policy
 from ..stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from ..storage.eviction.miniature_cache import MiniatureCache, SampledBlocks
 
-DEFAULT_SIZES: Final = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+DEFAULT_SIZES: Final[Sequence[float]] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 MAX_SIZE: Final = 1024
 _WORDS_AT_ONCE: Final = 2048
 

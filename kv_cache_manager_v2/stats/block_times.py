@@ -4,12 +4,13 @@ No decision is made from a time, and without a clock (`KVCacheManager.time_block
 """
 
 from abc import ABCMeta, abstractmethod
+from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-BOUNDS: Final = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, 30000.0)
+BOUNDS: Final[Sequence[float]] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, 30000.0)
 """Seconds; a third of a power of ten each."""
 
 
