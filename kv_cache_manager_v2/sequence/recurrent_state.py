@@ -184,7 +184,7 @@ def _free_blocks(state: SequenceState, mark: i64) -> None:
         page = block.first_page + shared.state_life_cycle
         if storage.rows.has_page(page):
             if is_active:
-                storage.free_page(page, pool_group, mark)
+                storage.free_unfinished_page(page, pool_group, state.timeline, mark)
             else:
                 storage.free_unlocked_page(page, pool_group)
         shared.tree.pool.give_back(block)

@@ -59,7 +59,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     except BaseException:
         shared.guard.begin_change()
         if storage.rows.has_page(page):
-            storage.free_page(page, pool_group, shared.order.mark(state.timeline))
+            storage.free_unfinished_page(page, pool_group, state.timeline, shared.order.mark(state.timeline))
         shared.tree.pool.give_back(block)
         shared.guard.end_change()
         storage.digest.value = digest

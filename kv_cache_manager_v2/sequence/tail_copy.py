@@ -102,7 +102,7 @@ def _free_copy(state: SequenceState, target: Block) -> None:
     while life_cycle >= 0:
         page = target.first_page + life_cycle
         if storage.rows.has_page(page):
-            storage.free_page(page, storage.pool_group_of[life_cycle], mark)
+            storage.free_unfinished_page(page, storage.pool_group_of[life_cycle], state.timeline, mark)
         life_cycle -= 1
     state.shared.tree.pool.give_back(target)
     guard.end_change()

@@ -233,6 +233,11 @@ class PageStorage:
         words[at + USERS] = 0
         self.free_slot(pool_group, slot, mark)
 
+    def free_unfinished_page(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
+        """The same after the device has refused something: perhaps the wait for the slot's last use, which stays to be waited for."""
+        ready = self.allocators[pool_group].ready[self.rows.slot(page)]
+        self.free_page(page, pool_group, self.order.advance(ready, timeline, mark))
+
     def free_unlocked_page(self, page: i64, pool_group: i64) -> None:
         """The same for a page that is not locked: all that used its slot is in the slot's own point already."""
         words = self.rows.words

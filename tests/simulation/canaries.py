@@ -44,8 +44,8 @@ CANARIES = (
     Canary(
         "slot is free before its last use is over",
         "storage/page_storage.py",
-        "        self.free_slot(pool_group, slot, mark)\n\n    def free_unlocked_page",
-        "        self.free_slot(pool_group, slot, 0)\n\n    def free_unlocked_page",
+        "        self.free_slot(pool_group, slot, mark)\n\n    def free_unfinished_page",
+        "        self.free_slot(pool_group, slot, 0)\n\n    def free_unfinished_page",
     ),
     Canary(
         "scratch slot is free before its last use is over",
