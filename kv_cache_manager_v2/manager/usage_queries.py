@@ -71,7 +71,7 @@ class UsageQueries(ModelQueries):
         """What the hit rate would have been so far, had that tier been another size; ``sizes`` in present ones.
 
         ``policy`` None is recency, and costs next to nothing; any other one is played through here and now on the sampled blocks,
-        10 ms for each size and 100,000 words of the sample: `get_reuse_sample` lets another thread do it. `LogicError` with
+        up to 30 ms for each size and 100,000 words of the sample: `get_reuse_sample` lets another thread do it. `LogicError` with
         ``enable_stats=False`` or ``miss_ratio_sampling=0``.
         """
         guard = self._shared.guard
