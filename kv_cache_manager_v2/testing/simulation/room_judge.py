@@ -62,7 +62,9 @@ class RoomJudge:
         return False
 
     def has_room(self, group: int) -> bool:
-        """Whether there is a slot for one more page of that layer group."""
+        """Whether there is surely a slot for one more page of that layer group: not where a level may have failed."""
+        if self.excuses_refusals:
+            return False
         pool_group = self._pool_group_of[group]
         needed = sum([self._model.num_needed_slots(other) for other in self._groups(pool_group)])
         locked = sum([self._model.num_locked_slots(other) for other in self._groups(pool_group)])
