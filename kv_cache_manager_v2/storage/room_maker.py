@@ -269,34 +269,39 @@ class RoomMaker:
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         self.begin_moves()
+        chosen = vec[i64]()
         to_copy = vec[i64]()
         to_write = vec[i64]()
         position: i64 = 0
         while position < count:
             page = self._choose_victim(index)
             storage.take_out(page, pool_group)
+            chosen = append(chosen, page)
             if storage.copies.num_copies > 0 and self._has_good_copy(page, index + storage.num_pool_groups):
                 to_copy = append(to_copy, page)
             else:
                 to_write = append(to_write, page)
             position += 1
         if len(to_copy) > 0:
-            self._go_to_copies(level, pool_group, to_copy)
+            try:
+                self._go_to_copies(level, pool_group, to_copy)
+            except BaseException:
+                self._put_all_back(chosen, pool_group, count)
+                raise
             count = len(to_write)
             if count == 0:
                 return
-        for page in to_write:
-            self.add_move(page, index + storage.num_pool_groups)
         try:
+            for page in to_write:
+                self.add_move(page, index + storage.num_pool_groups)
             point = self._mover.move(pool_group, level, self.sources, level + 1, self.targets, count)
             if storage.pool_groups[index].tier == CacheTier.DISK:
                 storage.reads.note(point, level, storage.pool_groups[index], self.pages, self.sources, count)
         except BaseException:
-            self.undo_moves(level, pool_group, level + 1, count)
-            position = count - 1
-            while position >= 0:
-                storage.put_back_first(self.pages[position], pool_group)
-                position -= 1
+            try:
+                self.undo_moves(level, pool_group, level + 1, len(self.targets))
+            finally:
+                self._put_all_back(to_write, pool_group, count)
             raise
         position = 0
         while position < count:
@@ -306,6 +311,12 @@ class RoomMaker:
             self.settle_move(position, index, level + 1, pool_group, point)
             storage.put_back(page, pool_group)
             position += 1
+
+    def _put_all_back(self, pages: vec[i64], pool_group: i64, count: i64) -> None:
+        """The device refused: victims are next in line again, in the order in which they were chosen."""
+        while count > 0:
+            count -= 1
+            self._storage.put_back_first(pages[count], pool_group)
 
     def _has_good_copy(self, page: i64, index: i64) -> bool:
         storage = self._storage
@@ -317,7 +328,10 @@ class RoomMaker:
         return False
 
     def _go_to_copies(self, level: i64, pool_group: i64, pages: vec[i64]) -> None:
-        """Nothing is moved: the pages lie where their copies are. Whoever takes their slots waits until the copies were made."""
+        """Nothing is moved: the pages lie where their copies are. Whoever takes their slots waits until the copies were made.
+
+        What the device may refuse comes before the first change.
+        """
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         ready = storage.allocators[index].ready
