@@ -187,8 +187,7 @@ class HostDevice(Device):
                 "stream 0 is the default stream, which belongs to the device; destroy what create_stream gave"
             )
         self._streams.free(stream)
-        if self._pending.is_busy:
-            self._pending.forget_stream(stream)
+        self._pending.forget_stream(stream)
 
     def synchronize_stream(self, stream: int) -> None:
         self._require_stream(stream)

@@ -311,7 +311,8 @@ class HostStreams:
     def forget_stream(self, stream: int) -> None:
         """The handle is given back; what was enqueued still runs."""
         self._streams.pop(stream, None)
-        self.poll()
+        if self.is_busy:
+            self.poll()
 
     def poll(self) -> None:
         """Run what may run by now."""

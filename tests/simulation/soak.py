@@ -52,10 +52,15 @@ def soak_calls(has_state: bool, num_calls: int, seed: int) -> bool:
     memory = FlatMemory(f"{num_calls} calls, {'recurrent layers' if has_state else 'windows and scratch slots'}, three levels")
     with tempfile.TemporaryDirectory() as folder:
         with KVCacheManager(config_of_every_kind(has_state, folder), device=HostDevice()) as manager:
+            quotas = [manager.get_quota(level) for level in range(len(manager.cache_tier_list))]
             for part in range(NUM_PARTS):
                 calls = EveryCall(manager, seed + part)
                 calls.run(num_calls // NUM_PARTS)
                 calls.finish()
+                # As at the beginning: levels of the first sizes, nothing kept. What is left must be no more than before.
+                for level in [*range(len(quotas))] * 2:
+                    manager.resize(level, quotas[level])
+                manager.clear_reusable_blocks()
                 manager.check_invariants()
                 memory.note(f"{calls.num_preempted} preempted, {calls.num_refused} refused by an error")
             manager.clear_reusable_blocks()

@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -201,6 +202,22 @@ def test_work_of_a_destroyed_stream_still_runs(bench: Bench) -> None:
     bench.files.let_go()
     device.synchronize_event(event)
     assert bench.value(GPU, 0) == 4
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_nothing_is_kept_of_a_destroyed_stream(bench: Bench, is_busy: bool) -> None:
+    """Also if all that it had is done by then."""
+    anything: Any = bench.device
+    stream = bench.device.create_stream()
+    bench.files.hold()
+    bench.copy(stream, DISK, HOST, [(0, 4)])
+    assert len(anything._pending._streams) == 1
+    if not is_busy:
+        bench.files.let_go()
+        bench.device.synchronize_stream(stream)
+    assert anything._pending.is_busy == is_busy
+    bench.device.destroy_stream(stream)
+    assert len(anything._pending._streams) == 0
 
 
 def test_a_failed_read_is_told_once_behind_it_and_nowhere_else(bench: Bench) -> None:
