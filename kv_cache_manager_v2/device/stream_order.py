@@ -311,7 +311,11 @@ class StreamOrder:
             return join.result
         if join.index == _NO_TIMELINE:
             stream = self._device.create_stream()
-            join.index = self.enter_slow(stream) if is_slow else self.enter(stream)
+            try:
+                join.index = self.enter_slow(stream) if is_slow else self.enter(stream)
+            except BaseException:
+                self._device.destroy_stream(stream)
+                raise
         self.wait(join.index, a)
         self.wait(join.index, b)
         join.a = a
