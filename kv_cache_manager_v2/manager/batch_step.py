@@ -5,6 +5,7 @@ Most of them have a small step (`small_step`): these take two numbers each, in a
 
 from typing import Final, final
 
+from librt.strings import read_i32_le
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
@@ -82,30 +83,30 @@ class BatchStep:
     def commit(self, tokens: object) -> None:
         """One token id each."""
         packed = pack_tokens(tokens, self._shared.tree.digests, False)
-        ids = vec[i32](memoryview(packed).cast("i")) if len(packed) > 0 else vec[i32]()
         count: i64 = len(self._kv_caches)
-        if len(ids) != count:
-            raise ValueError(f"{self._call}: {count} sequences, {len(ids)} tokens; it takes one token for each")
+        num_tokens: i64 = len(packed) // TOKEN_BYTES
+        if num_tokens != count:
+            raise ValueError(f"{self._call}: {count} sequences, {num_tokens} tokens; it takes one token for each")
         is_recorded = self._shared.journal is not None
         position: i64 = 0
         for item in self._kv_caches:
             state = self._enlist(item, position)
-            if ids[position] < 0:
+            if _token_at(packed, position) < 0:
                 raise TypeError(f"{self._call}: token {position} is a digest; commit() takes those")
             if is_recorded or not is_small_commit(state):
                 validate_next_token(state, self._call)
                 if state.forked_end > state.num_published:
-                    self._validate_shared_block(state, position, packed, ids)
+                    self._validate_shared_block(state, position, packed)
                 self._set_aside(state, position)
             position += 1
         self._wait_for_reads()
         done: i64 = 0
         for index, other in enumerate(self._others):
             position = self._other_positions[index]
-            self._append_tokens(done, position, ids)
-            self._commit_other(other, position, packed, ids[position])
+            self._append_tokens(done, position, packed)
+            self._commit_other(other, position, packed)
             done = position + 1
-        self._append_tokens(done, count, ids)
+        self._append_tokens(done, count, packed)
 
     # -- before anything changes --------------------------------------------------------------------------------------
 
@@ -129,14 +130,15 @@ class BatchStep:
             if other.awaits_reads:
                 wait_for_reads(other)
 
-    def _validate_shared_block(self, state: SequenceState, position: i64, packed: bytes, ids: vec[i32]) -> None:
+    def _validate_shared_block(self, state: SequenceState, position: i64, packed: bytes) -> None:
         """The token is what other owners of its block say: what they have committed, and what this call commits for them."""
         validate_same_tokens(state, _piece(packed, position))
         ordinal = state.num_committed // self._shared.tokens_per_block
+        token = _token_at(packed, position)
         block = state.blocks[ordinal]
         for index, other in enumerate(self._others):
             is_same = other.num_committed == state.num_committed and other.blocks[ordinal] is block
-            if is_same and ids[self._other_positions[index]] != ids[position]:
+            if is_same and _token_at(packed, self._other_positions[index]) != token:
                 raise ValueError(
                     f"{self._call}: sequences {other.id} and {state.id} share block {ordinal}, and there are different tokens "
                     f"for the same bytes; a step that computes tokens of its own begins with a resize"
@@ -170,13 +172,14 @@ class BatchStep:
             journal.resize(state.serial, capacity, history, result, self._shared.storage.digest.value)
         return result
 
-    def _append_tokens(self, begin: i64, end: i64, ids: vec[i32]) -> None:
+    def _append_tokens(self, begin: i64, end: i64, packed: bytes) -> None:
         position = begin
         while position < end:
-            make_small_commit(self._state_at(position), ids[position])
+            make_small_commit(self._state_at(position), _token_at(packed, position))
             position += 1
 
-    def _commit_other(self, state: SequenceState, position: i64, packed: bytes, token: i32) -> None:
+    def _commit_other(self, state: SequenceState, position: i64, packed: bytes) -> None:
+        token = _token_at(packed, position)
         if len(state.arrivals) > 0:
             settle_arrivals(state)
         if state.forked_end > state.num_published:
@@ -186,6 +189,10 @@ class BatchStep:
         journal = self._shared.journal
         if journal is not None:
             journal.commit_one(state.serial, i64(token), self._shared.storage.digest.value)
+
+
+def _token_at(packed: bytes, position: i64) -> i32:
+    return read_i32_le(packed, position * TOKEN_BYTES)
 
 
 def _piece(packed: bytes, position: i64) -> bytes:

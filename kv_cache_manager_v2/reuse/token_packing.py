@@ -95,6 +95,7 @@ def unpack_tokens(packed: bytes, digests: DigestTable) -> list[TokenIdExt]:
 
 def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> bytes:
     packed = vec[i32]([0] * len(tokens))
+    # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i32 is a TypeError there.
     if _try_pack_ids(cast("list[i32]", tokens), packed):
         return bytes(memoryview(packed))
     return _pack_items(tokens, packed, digests, acquire)

@@ -115,8 +115,9 @@ def test_wrong_sequences_change_nothing() -> None:
             with pytest.raises(error):
                 manager.commit_batch([good, kv_cache], [1, 1])
             assert manager.describe() == before
+        no_list: Any = 7
         with pytest.raises(TypeError):
-            manager.commit_batch(7, [1])  # type: ignore[arg-type]
+            manager.commit_batch(no_list, [1])
         manager.commit_batch([], [])
         assert manager.describe() == before
         manager.check_invariants()

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,8 +251,9 @@ def test_pool_groups_and_byte_ranges_for_transfers() -> None:
         assert manager.get_aggregated_pages([]) == []
         with pytest.raises(ValueError):
             manager.get_aggregated_pages([BufferId(LayerId(0), "nothing")])
-        for no_buffer_id in ("key", [3], [(LayerId(0), "key")]):
+        no_buffer_ids: list[Any] = ["key", [3], [(LayerId(0), "key")]]
+        for wrong in no_buffer_ids:
             with pytest.raises(TypeError):
-                manager.get_aggregated_pages(cast(Any, no_buffer_id))
+                manager.get_aggregated_pages(wrong)
         view = np.asarray(manager.pool_view(1, "value", by_slot=True))
         assert view.__array_interface__["data"][0] == keys[0] + 192
