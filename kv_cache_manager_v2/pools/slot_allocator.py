@@ -15,7 +15,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.reserved_words import reserve_words
+from ..base.growing_arrays import reserve_words
 from ..device.stream_order import NO_POINT
 
 MOST_RESERVED: Final = 1 << 24

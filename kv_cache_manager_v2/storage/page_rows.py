@@ -21,7 +21,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.reserved_words import reserve_words
+from ..base.growing_arrays import reserve_words
 
 PLACE: Final = 0
 USERS: Final = 1
