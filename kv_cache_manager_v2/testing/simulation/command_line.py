@@ -10,6 +10,7 @@ have it in common, interpreted or compiled.
 
 import argparse
 import hashlib
+import logging
 import sys
 import time
 import traceback
@@ -33,6 +34,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
     options = parser.parse_args(list(arguments))
     first, end = _parse_seeds(options.seeds)
+    logger = logging.getLogger("kv_cache_manager_v2")
+    level = logger.level
+    if not options.trace:
+        logger.setLevel(logging.CRITICAL + 1)  # planned faults make the library warn all the time
+    try:
+        return _run(options, first, end)
+    finally:
+        logger.setLevel(level)
+
+
+def _run(options: argparse.Namespace, first: int, end: int) -> int:
     positions = None if options.only is None else [int(part) for part in options.only.split(",")]
     started = time.monotonic()
     digest = hashlib.sha256()
