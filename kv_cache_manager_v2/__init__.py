@@ -87,12 +87,14 @@ from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
 from .sequence.matched_tokens import MatchedTokens
 from .sequence.reuse_sample import ReuseSample
-from .stats.block_times import BlockTimes, StatisticsClock
+from .stats.block_times import BlockTimes
 from .stats.drop_reason import DropReason
 from .stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from .stats.miss_cause import MissCause
 from .stats.hint_answer import HintAnswer
+from .stats.statistics_clock import StatisticsClock
 from .stats.storage_statistics import StorageStatistics
+from .stats.time_histogram import TimeHistogram
 from .stats.usage_statistics import (
     BlockStatistics,
     DropStatistics,
@@ -102,6 +104,7 @@ from .stats.usage_statistics import (
 )
 from .storage.debug_fill import DebugFill
 from .storage.refusal import Refusal
+from .storage.transfer_times import TransferTimes
 
 if TYPE_CHECKING:
     from .kernels.batch_page_table import BatchPageTable
@@ -260,6 +263,7 @@ __all__ = [
     "TokenIdExt",
     "TokenRangeRetention",
     "TransferStatistics",
+    "TransferTimes",
     "UsageStatistics",
     "WireBatch",
     "WireEvent",

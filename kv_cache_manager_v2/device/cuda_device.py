@@ -26,6 +26,7 @@ from .cuda_host_memory import CudaHostMemory
 from .cuda_kernel import CudaCompiler, CudaKernel, load_nvrtc_module
 from .cuda_memory import CudaMemory
 from .cuda_staging import STAGING_SLOT_BYTES
+from .cuda_timers import CudaTimers
 from .disk_ranges import DISK_TOTAL_BYTES
 from .file_port import FilePort
 from .handle_table import HandleTable, handle_index
@@ -74,6 +75,7 @@ class CudaDevice(Device):
         "_streams",
         "_events",
         "_event_objects",
+        "_timers",
         "_kernels",
         "_copies",
         "_is_closed",
@@ -96,6 +98,7 @@ class CudaDevice(Device):
     _streams: Final[dict[int, Any]]  # the device's own
     _events: Final[HandleTable]
     _event_objects: Final[list[Any]]  # by the handle's index; the pool
+    _timers: Final[CudaTimers]
     _kernels: Final[list[CudaKernel]]
     _copies: Final[CudaCopies]
     _is_closed: bool
@@ -161,6 +164,7 @@ class CudaDevice(Device):
         self._is_closed = False
         # Last, so that a failure above has nothing to give back.
         self._context = CudaContext(checked, device)
+        self._timers = CudaTimers(checked, self._context)
         self._disk = CudaDisk(
             checked,
             self._context,
@@ -351,6 +355,24 @@ class CudaDevice(Device):
         if self._disk.is_busy:
             self._disk.note_release(event)
 
+    # -- timers -------------------------------------------------------------------------------------------------------
+
+    def start_timer(self, stream: int) -> int:
+        self._require_open()
+        return self._timers.start(stream)
+
+    def stop_timer(self, stream: int, timer: int) -> None:
+        self._require_open()
+        self._timers.stop(stream, timer)
+
+    def read_timer(self, timer: int) -> float:
+        self._require_open()
+        return self._timers.read(timer)
+
+    def release_timer(self, timer: int) -> None:
+        self._require_open()
+        self._timers.release(timer)
+
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
@@ -415,6 +437,7 @@ class CudaDevice(Device):
             self._kernels[-1].close()
             self._kernels.pop()
         with self._context:
+            self._timers.close()
             while self._event_objects:
                 self._driver.call("cuEventDestroy", self._event_objects[-1])
                 self._event_objects.pop()

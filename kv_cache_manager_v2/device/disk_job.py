@@ -26,7 +26,7 @@ class DiskJob:
 
     __slots__ = (
         "is_started", "is_told", "_runs", "_sources", "_targets", "_task_ends", "gates", "signal", "num_left", "num_blockers",
-        "followers", "is_done", "read_error", "write_errors",
+        "followers", "is_done", "done_at", "read_error", "write_errors",
     )  # fmt: skip
 
     is_started: bool  # handed to the workers
@@ -41,6 +41,7 @@ class DiskJob:
     num_blockers: int  # jobs that must be done before this one begins
     followers: list["DiskJob"]
     is_done: bool
+    done_at: float  # by the workers' clock; 0.0 where they have none
     read_error: StorageIOError | None
     write_errors: list[StorageIOError]
 
@@ -62,6 +63,7 @@ class DiskJob:
         self.num_blockers = 0
         self.followers = []
         self.is_done = False
+        self.done_at = 0.0
         self.read_error = None
         self.write_errors = []
 

@@ -15,6 +15,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
+from ..stats.statistics_clock import StatisticsClock
 from .disk_extent import MAX_EXTENT_BYTES
 from .disk_job import DiskJob
 from .disk_transfers import DiskTransfers
@@ -30,12 +31,13 @@ class DiskWorkers:
     """Who creates it calls `close`, after the last job is done."""
 
     __slots__ = (
-        "transfers", "num_done", "_failed_reads", "_num_threads", "_threads", "_tasks", "_gated", "_is_watched", "_work", "_progress",
+        "transfers", "num_done", "clock", "_failed_reads", "_num_threads", "_threads", "_tasks", "_gated", "_is_watched", "_work", "_progress",
         "_is_closing",
     )  # fmt: skip
 
     transfers: Final[DiskTransfers]
     num_done: int  # jobs; grows under the lock
+    clock: StatisticsClock | None  # None: nobody wants to know when a job is done
     _failed_reads: list[StorageIOError]  # under the lock, until they are taken
     _num_threads: Final[int]
     _threads: Final[list[Thread]]
@@ -49,6 +51,7 @@ class DiskWorkers:
     def __init__(self, num_threads: int) -> None:
         self.transfers = DiskTransfers()
         self.num_done = 0
+        self.clock = None
         self._failed_reads = []
         self._num_threads = num_threads
         self._threads = []
@@ -182,6 +185,8 @@ class DiskWorkers:
             self._failed_reads.append(job.read_error)
         if job.signal is not None:
             job.signal.give()
+        if self.clock is not None:
+            job.done_at = self.clock.seconds()
         job.is_done = True
         self.num_done += 1
         for follower in job.followers:

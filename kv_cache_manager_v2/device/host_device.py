@@ -20,6 +20,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import LogicError, StorageIOError
 from ..base.ids import CacheTier
+from ..stats.statistics_clock import StatisticsClock
 from .disk_plan import plan_job
 from .disk_ranges import DISK_TOTAL_BYTES, DiskRanges
 from .disk_workers import DiskWorkers
@@ -35,6 +36,8 @@ from .host_memory import (
     total_host_bytes,
 )
 from .host_streams import HostStreams
+from .host_timers import HostTimers
+from .monotonic_clock import MonotonicClock
 from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
@@ -53,12 +56,13 @@ class HostDevice(Device):
 
     ``granularity_bytes``: ranges are mapped in multiples of this power of two; the default is a GPU's, so that a plan
     made here is the plan made there. Smaller ones, down to a page, waste less in tiny tests. ``files``: in place of the
-    operating system's. ``num_disk_threads`` transfers from and to disks are under way at a time.
+    operating system's. ``num_disk_threads`` transfers from and to disks are under way at a time. ``clock``: of the timers, read by
+    any thread; in place of the process's own.
     """
 
     __slots__ = (
-        "_granularity_bytes", "_gpu_ranges", "_host_ranges", "_disk_ranges", "_streams", "_events", "_workers", "_pending",
-        "_is_closed",
+        "_granularity_bytes", "_gpu_ranges", "_host_ranges", "_disk_ranges", "_streams", "_events", "_timers", "_workers",
+        "_pending", "_is_closed",
     )  # fmt: skip
 
     _granularity_bytes: Final[int]
@@ -67,6 +71,7 @@ class HostDevice(Device):
     _disk_ranges: Final[DiskRanges]
     _streams: Final[HandleTable]
     _events: Final[HandleTable]
+    _timers: Final[HostTimers]
     _workers: Final[DiskWorkers]
     _pending: Final[HostStreams]
     _is_closed: bool
@@ -77,6 +82,7 @@ class HostDevice(Device):
         *,
         files: FilePort | None = None,
         num_disk_threads: int = _DEFAULT_DISK_THREADS,
+        clock: StatisticsClock | None = None,
     ) -> None:
         if granularity_bytes < PAGE_BYTES or granularity_bytes & (granularity_bytes - 1) != 0:
             raise ValueError(
@@ -90,6 +96,7 @@ class HostDevice(Device):
         self._disk_ranges = DiskRanges(OsFiles() if files is None else files, granularity_bytes)
         self._streams = HandleTable("stream")
         self._events = HandleTable("event")
+        self._timers = HostTimers(MonotonicClock() if clock is None else clock)
         self._workers = DiskWorkers(num_disk_threads)
         self._pending = HostStreams(self._workers)
         self._is_closed = False
@@ -225,6 +232,36 @@ class HostDevice(Device):
         self._events.free(event)
         if self._pending.is_busy:
             self._pending.release_event(event)
+
+    # -- timers -------------------------------------------------------------------------------------------------------
+
+    def start_timer(self, stream: int) -> int:
+        self._require_stream(stream)
+        handle = self._timers.make()
+        timer = self._timers.find(handle)
+        # From now on the threads that move bytes look at the clock too.
+        self._pending.set_clock(self._timers.clock)
+        if self._pending.is_busy:
+            self._pending.mark_begin(stream, timer)
+        else:
+            timer.begin = self._timers.clock.seconds()
+        return handle
+
+    def stop_timer(self, stream: int, timer: int) -> None:
+        self._require_stream(stream)
+        found = self._timers.find(timer)
+        if self._pending.is_busy:
+            self._pending.mark_end(stream, found)
+        else:
+            found.end = self._timers.clock.seconds()
+
+    def read_timer(self, timer: int) -> float:
+        self._require_open()
+        return self._timers.read(timer)
+
+    def release_timer(self, timer: int) -> None:
+        self._require_open()
+        self._timers.release(timer)
 
     # -- work ---------------------------------------------------------------------------------------------------------
 

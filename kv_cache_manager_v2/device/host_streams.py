@@ -20,9 +20,11 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import StorageIOError
+from ..stats.statistics_clock import StatisticsClock
 from .disk_job import DiskJob
 from .disk_workers import DiskWorkers
 from .host_copy import copy_in_host_memory
+from .host_timers import HostTimer
 from .port import CopyBatch
 
 
@@ -44,16 +46,18 @@ class ReadFailure:
 @final
 @mypyc_attr(native_class=True)
 class HostEvent:
-    __slots__ = ("handle", "is_done", "failures")
+    __slots__ = ("handle", "is_done", "failures", "passed_at")
 
     handle: Final[int]
     is_done: bool
     failures: list[ReadFailure]  # of what it is behind
+    passed_at: float  # as of `HostStream`
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.is_done = False
         self.failures = []
+        self.passed_at = 0.0
 
 
 @mypyc_attr(native_class=True)
@@ -76,14 +80,27 @@ class QueuedWork(metaclass=ABCMeta):
 class HostStream:
     """The queue of one stream. ``failures``: of all that it has done or waited for, as far as nobody was told."""
 
-    __slots__ = ("queue", "failures")
+    __slots__ = ("queue", "failures", "clock", "passed_at")
 
     queue: Final[deque[QueuedWork]]
     failures: list[ReadFailure]
+    clock: StatisticsClock | None
+    passed_at: float  # when it was through with what has left its queue; 0.0 while nobody has a clock
 
-    def __init__(self) -> None:
+    def __init__(self, clock: StatisticsClock | None) -> None:
         self.queue = deque()
         self.failures = []
+        self.clock = clock
+        self.passed_at = 0.0
+
+    def pass_now(self) -> None:
+        """It has just done what was queued."""
+        if self.clock is not None:
+            self.passed_at = self.clock.seconds()
+
+    def pass_at(self, seconds: float) -> None:
+        """What was queued was done then, by somebody else."""
+        self.passed_at = max(self.passed_at, seconds)
 
 
 @final
@@ -104,6 +121,7 @@ class _Copies(QueuedWork):
 
     def try_run(self, stream: HostStream) -> bool:
         copy_in_host_memory(self._batch)
+        stream.pass_now()
         return True
 
 
@@ -123,6 +141,7 @@ class _Fill(QueuedWork):
 
     def try_run(self, stream: HostStream) -> bool:
         ctypes.memset(self._address, self._value, self._num_bytes)
+        stream.pass_now()
         return True
 
 
@@ -141,6 +160,7 @@ class _Record(QueuedWork):
     def try_run(self, stream: HostStream) -> bool:
         event = self._event
         event.is_done = True
+        event.passed_at = stream.passed_at
         event.failures = [failure for failure in stream.failures if not failure.is_told]
         if not event.failures and self._open_events.get(event.handle) is event:
             del self._open_events[event.handle]
@@ -163,6 +183,7 @@ class _Wait(QueuedWork):
     def try_run(self, stream: HostStream) -> bool:
         if not self._event.is_done:
             return False
+        stream.pass_at(self._event.passed_at)
         join_failures(stream, self._event)
         return True
 
@@ -186,11 +207,39 @@ class _DiskCopies(QueuedWork):
         job = self.job
         if not job.is_done:
             return False
+        stream.pass_at(job.done_at)
         job.note_failed_writes()
         if job.read_error is not None:
             failure = ReadFailure(job.read_error)
             stream.failures.append(failure)
             self._failures.append(failure)
+        return True
+
+    def lets_disk_work_pass(self) -> bool:
+        return True
+
+
+@final
+@mypyc_attr(native_class=True)
+class _TimerMark(QueuedWork):
+    __slots__ = ("_timer", "_is_end", "_enqueued_at")
+
+    _timer: Final[HostTimer]
+    _is_end: Final[bool]
+    _enqueued_at: Final[float]
+
+    def __init__(self, timer: HostTimer, is_end: bool, enqueued_at: float) -> None:
+        self._timer = timer
+        self._is_end = is_end
+        self._enqueued_at = enqueued_at
+
+    def try_run(self, stream: HostStream) -> bool:
+        # Work that was done before the mark was enqueued takes none of the time behind it.
+        seconds = max(stream.passed_at, self._enqueued_at)
+        if self._is_end:
+            self._timer.end = seconds
+        else:
+            self._timer.begin = seconds
         return True
 
     def lets_disk_work_pass(self) -> bool:
@@ -208,7 +257,7 @@ def join_failures(stream: HostStream, event: HostEvent) -> None:
 class HostStreams:
     """Law: ``is_busy`` if any stream has a queue, or any failure was not told."""
 
-    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_failures")
+    __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_failures", "_clock")
 
     is_busy: bool
     _workers: Final[DiskWorkers]
@@ -216,6 +265,7 @@ class HostStreams:
     _live: list[HostStream]  # those that have a queue
     _open_events: Final[dict[int, HostEvent]]
     _failures: Final[list[ReadFailure]]  # that nobody was told of
+    _clock: StatisticsClock | None  # None: there are no timers
 
     def __init__(self, workers: DiskWorkers) -> None:
         self.is_busy = False
@@ -224,6 +274,7 @@ class HostStreams:
         self._live = []
         self._open_events = {}
         self._failures = []
+        self._clock = None
 
     # -- enqueueing; all but `copy_with_disk` only while busy -----------------------------------------------------------
 
@@ -268,6 +319,32 @@ class HostStreams:
             join_failures(found, event)
         else:
             self._append(found, _Wait(event))
+
+    def set_clock(self, clock: StatisticsClock) -> None:
+        """There are timers from now on."""
+        if self._clock is None:
+            self._clock = clock
+            self._workers.clock = clock
+            for stream in self._streams.values():
+                stream.clock = clock
+            for live in self._live:
+                live.clock = clock
+
+    def mark_begin(self, stream: int, timer: HostTimer) -> None:
+        self._mark(stream, timer, False)
+
+    def mark_end(self, stream: int, timer: HostTimer) -> None:
+        self._mark(stream, timer, True)
+
+    def _mark(self, stream: int, timer: HostTimer, is_end: bool) -> None:
+        assert self._clock is not None, "a timer without a clock"
+        self.poll()
+        found = self._stream(stream)
+        mark = _TimerMark(timer, is_end, self._clock.seconds())
+        if found.queue:
+            self._append(found, mark)
+        else:
+            mark.try_run(found)
 
     # -- asking and waiting; only while busy ----------------------------------------------------------------------------
 
@@ -339,7 +416,7 @@ class HostStreams:
     def _stream(self, handle: int) -> HostStream:
         found = self._streams.get(handle)
         if found is None:
-            found = HostStream()
+            found = HostStream(self._clock)
             self._streams[handle] = found
         return found
 

@@ -35,6 +35,12 @@ from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
 
 
+NO_TIMER: Final = 0
+"""No handle of a timer: the device has no clock, or would not time just now."""
+STILL_RUNNING: Final = -1.0
+NOT_MEASURED: Final = -2.0
+
+
 @final
 @mypyc_attr(native_class=True)
 class CopyBatch:
@@ -217,6 +223,25 @@ class Device(metaclass=ABCMeta):
     @abstractmethod
     def release_event(self, event: int) -> None:
         """The caller needs the handle no more; waits that were enqueued on it still hold."""
+
+    # -- timers -------------------------------------------------------------------------------------------------------
+
+    def start_timer(self, stream: int) -> int:
+        """Time what is enqueued on ``stream`` from here to `stop_timer`, from when the stream gets there to when it is through.
+
+        For figures only. NO_TIMER where the device has no clock or the driver refuses. `release_timer` gives the handle back.
+        """
+        return NO_TIMER
+
+    def stop_timer(self, stream: int, timer: int) -> None:
+        """The end of what is timed; on the same stream, once."""
+
+    def read_timer(self, timer: int) -> float:
+        """Seconds; STILL_RUNNING before the work is done, or NOT_MEASURED. The host does not wait, and no failure is told here."""
+        return NOT_MEASURED
+
+    def release_timer(self, timer: int) -> None:
+        """The caller needs the timer no more, whether or not it was stopped or has been read."""
 
     # -- work ---------------------------------------------------------------------------------------------------------
 

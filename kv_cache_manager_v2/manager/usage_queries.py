@@ -13,11 +13,13 @@ from ..config.eviction_policy import EvictionPolicy
 from ..sequence.hit_rate_estimate import estimate_hit_rates, take_reuse_sample
 from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample, validate_sizes
 from ..sequence.usage_books import UsageBooks
-from ..stats.block_times import BlockTimes, StatisticsClock
+from ..stats.block_times import BlockTimes
 from ..stats.hit_rate_curve import HitRateCurve
+from ..stats.statistics_clock import StatisticsClock
 from ..stats.usage_snapshot import UsageSnapshot, compute_usage
 from ..stats.usage_statistics import UsageStatistics
 from ..storage.page_storage import PageStorage
+from ..storage.transfer_times import TransferTimes
 from .model_queries import ModelQueries
 
 
@@ -121,6 +123,19 @@ class UsageQueries(ModelQueries):
             if sampler.times is None:
                 sampler.times = BlockTimes(clock)
             return sampler.times
+        finally:
+            guard.leave()
+
+    def time_transfers(self) -> TransferTimes:
+        """From now on time, on the device, what is copied from one level to another. Called again it returns what is there.
+
+        The result is read on the thread that calls the manager. `LogicError` with ``enable_stats=False``. No decision depends on it.
+        """
+        guard = self._shared.guard
+        guard.enter()
+        try:
+            self._require_usage()
+            return self._shared.mover.time_transfers()
         finally:
             guard.leave()
 

@@ -9,13 +9,16 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..device.monotonic_clock import MonotonicClock
 from ..events.event_manager import KVCacheEventManager
 from ..manager.kv_cache_manager import KVCacheManager
-from ..stats.block_times import BlockTimes, StatisticsClock
+from ..stats.block_times import BlockTimes
 from ..stats.hit_rate_curve import HitRateCurve
+from ..stats.statistics_clock import StatisticsClock
+from ..storage.transfer_times import TransferTimes
 from .curve_samples import sample_curves
 from .metric_samples import COUNTER, MetricSamples, name_tiers, take_samples
-from .time_samples import HistogramSamples, MonotonicClock, sample_times
+from .time_samples import HistogramSamples, sample_times, sample_transfers
 
 
 @final
@@ -29,7 +32,7 @@ class PrometheusExporter:
     """
 
     __slots__ = (
-        "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_tiers", "_samples_blocks",
+        "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_transfers", "_tiers", "_samples_blocks",
         "_shown", "_metrics", "_histograms", "_is_open",
     )  # fmt: skip
 
@@ -54,6 +57,7 @@ class PrometheusExporter:
         core: Any = prometheus_client.core
         self._core: Final[Any] = core
         self._times: Final[BlockTimes | None] = manager.time_blocks(MonotonicClock() if clock is None else clock)
+        self._transfers: Final[TransferTimes] = manager.time_transfers()
         self._tiers: Final = name_tiers(manager)
         self._samples_blocks: Final = manager.init_config.miss_ratio_sampling > 0.0
         self._shown: list[HitRateCurve] = []
@@ -70,8 +74,10 @@ class PrometheusExporter:
             curves = [self._manager.get_hit_rate_curve(level) for level in range(len(self._tiers))]
             metrics.append(sample_curves(curves + self._shown, self._tiers))
         self._metrics = metrics
+        histograms = [sample_transfers(self._transfers, self._tiers)]
         if self._times is not None:
-            self._histograms = sample_times(self._times)
+            histograms += sample_times(self._times)
+        self._histograms = histograms
 
     def show_curves(self, curves: list[HitRateCurve]) -> None:
         """From the next update on show these too, instead of those before: of other policies (`ReuseSample.estimate`). From any thread."""
@@ -90,8 +96,10 @@ class PrometheusExporter:
                 family.add_metric([*self._label_values, *labels], value)
             families.append(family)
         for histogram in self._histograms:
-            times = self._core.HistogramMetricFamily(histogram.name, histogram.text, labels=self._label_names)
-            times.add_metric(self._label_values, histogram.buckets, histogram.total_seconds)
+            label_names = [*self._label_names, *histogram.label_names]
+            times = self._core.HistogramMetricFamily(histogram.name, histogram.text, labels=label_names)
+            for labels, buckets, total_seconds in histogram.samples:
+                times.add_metric([*self._label_values, *labels], buckets, total_seconds)
             families.append(times)
         return families
 

@@ -1,46 +1,57 @@
-"""Durations as histograms of Prometheus, and the clock that they are measured with."""
+"""Durations as histograms of Prometheus."""
 
-import time
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..stats.block_times import BOUNDS, BlockTimes, StatisticsClock, TimeHistogram
+from ..stats.block_times import BlockTimes
+from ..stats.time_histogram import TimeHistogram
+from ..storage.transfer_times import TransferTimes
 from .metric_samples import PREFIX
 
 
 @final
 @mypyc_attr(native_class=True)
-class MonotonicClock(StatisticsClock):
-    __slots__ = ()
-
-    def seconds(self) -> float:
-        return time.monotonic()
-
-
-@final
-@mypyc_attr(native_class=True)
 class HistogramSamples:
-    """One histogram at one moment. ``buckets``: upper bound, as Prometheus writes it, and how many times were at most that long."""
+    """One histogram at one moment, for each combination of its labels."""
 
-    __slots__ = ("name", "text", "buckets", "total_seconds")
+    __slots__ = ("name", "text", "label_names", "samples")
 
     name: Final[str]
     text: Final[str]
-    buckets: Final[list[tuple[str, float]]]
-    total_seconds: Final[float]
+    label_names: Final[tuple[str, ...]]
+    samples: Final[list[tuple[tuple[str, ...], list[tuple[str, float]], float]]]
+    """Labels; upper bounds, as Prometheus writes them, and how many times were at most that long; the sum of all seconds."""
 
-    def __init__(self, name: str, text: str, histogram: TimeHistogram) -> None:
+    def __init__(self, name: str, text: str, label_names: tuple[str, ...] = ()) -> None:
         self.name = PREFIX + name
         self.text = text
-        bounds = [str(bound) for bound in BOUNDS] + ["+Inf"]
-        self.buckets = [(bound, float(count)) for bound, count in zip(bounds, histogram.cumulative(), strict=True)]
-        self.total_seconds = histogram.total_seconds
+        self.label_names = label_names
+        self.samples = []
+
+    def add(self, labels: tuple[str, ...], histogram: TimeHistogram) -> None:
+        bounds = [str(bound) for bound in histogram.bounds] + ["+Inf"]
+        buckets = [(bound, float(count)) for bound, count in zip(bounds, histogram.cumulative(), strict=True)]
+        self.samples.append((labels, buckets, histogram.total_seconds))
 
 
 def sample_times(times: BlockTimes) -> list[HistogramSamples]:
-    return [
-        HistogramSamples("block_lifetime_seconds", "From when a sampled block is published until it is gone", times.lifetimes),
-        HistogramSamples("block_reuse_gap_seconds", "From the last use of a sampled block until a prompt finds it", times.reuse_gaps),
-        HistogramSamples("block_idle_before_evict_seconds", "From the last use of a sampled block until it is gone", times.idle_times),
-    ]
+    lifetime = HistogramSamples("block_lifetime_seconds", "From when a sampled block is published until it is gone")
+    lifetime.add((), times.lifetimes)
+    gap = HistogramSamples("block_reuse_gap_seconds", "From the last use of a sampled block until a prompt finds it")
+    gap.add((), times.reuse_gaps)
+    idle = HistogramSamples("block_idle_before_evict_seconds", "From the last use of a sampled block until it is gone")
+    idle.add((), times.idle_times)
+    return [lifetime, gap, idle]
+
+
+def sample_transfers(times: TransferTimes, tiers: list[str]) -> HistogramSamples:
+    times.collect()
+    transfers = HistogramSamples(
+        "transfer_seconds", "How long pages that go together take from one tier to another, on the device's clock", ("src", "dst")
+    )
+    for source, source_name in enumerate(tiers):
+        for target, target_name in enumerate(tiers):
+            if source != target:
+                transfers.add((source_name, target_name), times.histogram(source, target))
+    return transfers

@@ -3,59 +3,16 @@
 No decision is made from a time, and without a clock (`KVCacheManager.time_blocks`) nobody looks at one.
 """
 
-from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from typing import Final, final
 
-from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import mypyc_attr
+
+from .statistics_clock import StatisticsClock
+from .time_histogram import TimeHistogram
 
 BOUNDS: Final[Sequence[float]] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, 30000.0)
 """Seconds; a third of a power of ten each."""
-
-
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class StatisticsClock(metaclass=ABCMeta):
-    """Where the time comes from: replace it in tests, or where an engine has its own."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def seconds(self) -> float:
-        """Since any moment; never less than before."""
-
-
-@final
-@mypyc_attr(native_class=True)
-class TimeHistogram:
-    """``counts[i]``: times of at most ``BOUNDS[i]`` and over the bound before; the last one has no bound."""
-
-    __slots__ = ("counts", "total_seconds")
-
-    counts: Final[vec[i64]]
-    total_seconds: float
-
-    def __init__(self) -> None:
-        self.counts = vec[i64]([0] * (len(BOUNDS) + 1))
-        self.total_seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        position: i64 = 0
-        for bound in BOUNDS:
-            if seconds <= bound:
-                break
-            position += 1
-        self.counts[position] += 1
-        self.total_seconds += seconds
-
-    def cumulative(self) -> list[int]:
-        """Times of at most each bound, and all."""
-        total = 0
-        sums: list[int] = []
-        for count in self.counts:
-            total += int(count)
-            sums.append(total)
-        return sums
 
 
 @final
@@ -76,9 +33,9 @@ class BlockTimes:
     _used: Final[dict[int, float]]
 
     def __init__(self, clock: StatisticsClock) -> None:
-        self.lifetimes = TimeHistogram()
-        self.reuse_gaps = TimeHistogram()
-        self.idle_times = TimeHistogram()
+        self.lifetimes = TimeHistogram(BOUNDS)
+        self.reuse_gaps = TimeHistogram(BOUNDS)
+        self.idle_times = TimeHistogram(BOUNDS)
         self._clock = clock
         self._born = {}
         self._used = {}

@@ -12,10 +12,11 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
 from ..base.ids import CacheTier
-from ..device.port import CopyBatch, Device
+from ..device.port import NO_TIMER, CopyBatch, Device
 from ..device.stream_order import StreamOrder
 from ..pools.pool_group import PoolGroup
 from .bounce import BounceSlots
+from .transfer_times import TransferTimes
 
 _NO_TIMELINE: Final = -1
 
@@ -26,7 +27,8 @@ class PageMover:
     """Owns its streams, each from the first page that goes its way until `close`, and the bounce slots."""
 
     __slots__ = (
-        "_device", "_order", "_pool_groups", "_num_pool_groups", "_num_levels", "_timelines", "_streams", "_bounce"
+        "_device", "_order", "_pool_groups", "_num_pool_groups", "_num_levels", "_timelines", "_streams", "_bounce",
+        "_times",
     )  # fmt: skip
 
     _device: Final[Device]
@@ -38,6 +40,8 @@ class PageMover:
     """By source level * number of levels + target level."""
     _streams: Final[list[int]]
     _bounce: Final[BounceSlots]
+    _times: TransferTimes | None
+    """None: nobody wants to know how long transfers take."""
 
     def __init__(
         self, device: Device, order: StreamOrder, pool_groups: list[PoolGroup], num_pool_groups: i64, num_levels: i64
@@ -50,6 +54,13 @@ class PageMover:
         self._timelines = vec[i64]([_NO_TIMELINE] * int(num_levels * num_levels))
         self._streams = []
         self._bounce = BounceSlots(device)
+        self._times = None
+
+    def time_transfers(self) -> TransferTimes:
+        """From now on time what goes from one level to another; what goes through a bounce slot excepted."""
+        if self._times is None:
+            self._times = TransferTimes(self._device, self._num_levels)
+        return self._times
 
     def open_bounce(self, slot_bytes: list[tuple[int, ...]]) -> None:
         """Get the memory through which two full levels swap; `OutOfMemoryError` leaves nothing behind."""
@@ -72,6 +83,8 @@ class PageMover:
             self._order.wait(timeline, target.allocator.ready[targets[position]])
             position += 1
         stream = self._order.stream_of(timeline)
+        times = self._times if source_level != target_level else None
+        timer = NO_TIMER if times is None else times.start(stream, source_level, target_level)
         try:
             pool: i64 = 0
             while pool < len(source.slot_bytes):
@@ -87,10 +100,14 @@ class PageMover:
                 self._device.copy_batch(stream, batch)
                 pool += 1
         except Exception as error:
+            if times is not None and timer != NO_TIMER:
+                times.give_up(timer)
             raise PageMoveError(
                 f"moving {count} pages of pool group {pool_group} from level {source_level} ({source.tier.name}) to level "
                 f"{target_level} ({target.tier.name}) failed: {error}"
             ) from error
+        if times is not None and timer != NO_TIMER:
+            times.stop(stream, timer, source_level, target_level)
         return self._order.mark(timeline)
 
     def timeline(self, source_level: i64, target_level: i64) -> i64:
@@ -131,6 +148,9 @@ class PageMover:
 
     def close(self) -> None:
         """Give back the streams and the bounce slots. Nothing that was enqueued is running."""
+        if self._times is not None:
+            self._times.close()
+            self._times = None
         for stream in self._streams:
             self._device.destroy_stream(stream)
         self._streams.clear()

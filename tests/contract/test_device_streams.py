@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kv_cache_manager_v2.base.errors import LogicError
-from kv_cache_manager_v2.device.port import CopyBatch
+from kv_cache_manager_v2.device.port import NO_TIMER, STILL_RUNNING, CopyBatch
 
 from .device_under_test import GPU, HOST, DeviceUnderTest
 
@@ -228,3 +228,31 @@ def test_many_streams(bench: DeviceUnderTest) -> None:
         device.synchronize_stream(stream)
         bench.check(HOST, host + index * 4096, bytes([index]) * 4096)
         device.destroy_stream(stream)
+
+
+def test_timers_are_for_figures_only(bench: DeviceUnderTest) -> None:
+    device = bench.device
+    a = bench.memory(GPU, 2 * SIZE)
+    stream = device.create_stream()
+    handles: set[int] = set()
+    for _ in range(3):
+        timer = device.start_timer(stream)
+        if timer == NO_TIMER:
+            assert "simulated" in device.name, "only what looks at no clock cannot time"
+            break
+        handles.add(timer)
+        copy(bench, stream, a + SIZE, a)
+        # Never stopped: it goes back all the same.
+        device.release_timer(device.start_timer(stream))
+        device.stop_timer(stream, timer)
+        seconds = device.read_timer(timer)
+        assert seconds == STILL_RUNNING or seconds >= 0
+        device.synchronize_stream(stream)
+        seconds = device.read_timer(timer)
+        assert 0 <= seconds < 60 and device.read_timer(timer) == seconds
+        device.release_timer(timer)
+        with pytest.raises(LogicError):
+            device.read_timer(timer)
+        with pytest.raises(LogicError):
+            device.release_timer(timer)
+    device.destroy_stream(stream)

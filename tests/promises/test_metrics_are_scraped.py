@@ -20,6 +20,7 @@ from kv_cache_manager_v2 import (
     StatisticsLog,
 )
 from small_models import config_of, manager_of, run_prompt
+from tiered_models import Bench, tiered_config
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the extra metrics is not installed")
 
@@ -33,7 +34,7 @@ NAMES = {
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
     "kvcm_transfer_bytes_total", "kvcm_transfer_blocks_total", "kvcm_evicted_blocks_total", "kvcm_events_dropped_total",
     "kvcm_events_published_total", "kvcm_estimated_hit_ratio", "kvcm_block_lifetime_seconds", "kvcm_block_reuse_gap_seconds",
-    "kvcm_block_idle_before_evict_seconds",
+    "kvcm_block_idle_before_evict_seconds", "kvcm_transfer_seconds",
 }  # fmt: skip
 
 
@@ -124,11 +125,35 @@ def test_how_long_blocks_stay_and_return_after():
         exporter.close()
 
 
+def test_how_long_transfers_take():
+    registry = prometheus_client.CollectorRegistry()
+    clock = StepClock()
+    with Bench(tiered_config(8, [("host", 12)]), HostDevice(clock=clock)) as bench:
+        exporter = PrometheusExporter(bench.manager, registry=registry, labels={"model": "small"})
+        first = bench.suspended(1, 24)
+        # 6 of the 8 slots are held; 6 more need 4 of them, which go down. The clock stands, so in no time.
+        second = bench.suspended(2, 24)
+        exporter.update()
+        text = scrape(registry)
+        down, up = 'dst="host",model="small",src="gpu"', 'dst="gpu",model="small",src="host"'
+        offloads = value_of(text, f"kvcm_transfer_seconds_count{{{down}}}")
+        assert value_of(text, 'kvcm_transfer_blocks_total{dst="host",model="small",src="gpu"}') == 4 and 1 <= offloads <= 4
+        assert value_of(text, f"kvcm_transfer_seconds_sum{{{down}}}") == 0
+        assert value_of(text, 'kvcm_transfer_seconds_bucket{dst="host",le="1e-05",model="small",src="gpu"}') == offloads
+        assert value_of(text, f"kvcm_transfer_seconds_count{{{up}}}") == 0
+        assert first.resume()
+        exporter.update()
+        assert value_of(scrape(registry), f"kvcm_transfer_seconds_count{{{up}}}") >= 1
+        first.close()
+        second.close()
+        exporter.close()
+
+
 def test_without_a_sample_there_are_no_times_and_no_curves():
     registry = prometheus_client.CollectorRegistry()
     with manager_of(miss_ratio_sampling=0) as manager:
         exporter = PrometheusExporter(manager, registry=registry)
-        assert "_seconds" not in scrape(registry) and "estimated" not in scrape(registry)
+        assert "block_" not in scrape(registry).replace("kvcm_transfer", "") and "estimated" not in scrape(registry)
         exporter.close()
 
 
@@ -182,7 +207,7 @@ def test_the_dashboard_asks_for_what_there_is():
         exporter.close()
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked = {name for query in queries for name in re.findall(r"kvcm_\w+?(?=_bucket|\W)", query)}
+    asked = {name for query in queries for name in re.findall(r"kvcm_\w+?(?=_bucket|_sum|\W)", query)}
     assert len(asked) > 8 and asked <= names, asked - names
 
 

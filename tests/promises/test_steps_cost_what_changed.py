@@ -13,6 +13,7 @@ from typing import Any, overload
 
 import pytest
 from small_models import config_of, manager_of, run_prompt
+from tiered_models import Bench, tiered_config
 
 from kv_cache_manager_v2 import CacheTier, CopyBatch, Device, HostDevice, HostKernel, KVCache, KVCacheManager
 
@@ -82,6 +83,20 @@ class CountingDevice(Device):
 
     def release_event(self, event: int) -> None:
         self._device.release_event(event)
+
+    def start_timer(self, stream: int) -> int:
+        self.calls["start_timer"] += 1
+        return self._device.start_timer(stream)
+
+    def stop_timer(self, stream: int, timer: int) -> None:
+        self._device.stop_timer(stream, timer)
+
+    def read_timer(self, timer: int) -> float:
+        self.calls["read_timer"] += 1
+        return self._device.read_timer(timer)
+
+    def release_timer(self, timer: int) -> None:
+        self._device.release_timer(timer)
 
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         self.calls["copy"] += int(batch.count)
@@ -258,6 +273,26 @@ def test_on_one_stream_nothing_is_recorded_awaited_or_copied() -> None:
     with run_prompt(manager, prompt_of(1, 30)) as first:
         assert calls_of(device, serve) == Counter()
     manager.shutdown()
+
+
+def test_transfers_are_timed_only_for_who_asks() -> None:
+    """Two sequences of 6 blocks take turns in 8 slots."""
+    numbers = []
+    for is_timed in (False, True):
+        device = CountingDevice()
+        with Bench(tiered_config(8, [("host", 12)]), device) as bench:
+            if is_timed:
+                bench.manager.time_transfers()
+            sequences = [bench.suspended(number, 24) for number in range(2)]
+            assert sequences[0].resume()
+            for sequence in sequences:
+                sequence.close()
+            numbers.append(Counter(device.calls))
+    untimed, timed = numbers
+    assert untimed["start_timer"] == untimed["read_timer"] == 0 < timed["start_timer"]
+    # Nothing but timers is asked for more often.
+    del timed["start_timer"], timed["read_timer"]
+    assert timed == untimed
 
 
 def test_a_partial_match_copies_one_block_and_nothing_else() -> None:

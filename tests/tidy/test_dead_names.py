@@ -16,6 +16,7 @@ FOR_USERS: Final = {
     "next_sequence",
     "num_batches_lost",
     "num_batches_published",
+    "num_not_timed",
     "num_replay_tokens",
     "show_curves",
 }

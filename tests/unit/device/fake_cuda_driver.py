@@ -73,6 +73,7 @@ class FakeCudaDriver:
         self.num_devices = num_devices
         self.takes_batches = True
         self.are_events_done = True
+        self.elapsed_milliseconds = 0.25
         self.can_wait_for_values = True
         self.is_initialised = False
         self.calls: list[str] = []
@@ -92,6 +93,7 @@ class FakeCudaDriver:
         self.registrations: dict[int, int] = {}  # address -> bytes
         self.streams: set[int] = set()
         self.events: dict[int, int] = {}  # event -> times recorded
+        self.timed_events: set[int] = set()
         self.modules: set[int] = set()
 
     # -- for tests ----------------------------------------------------------------------------------------------------
@@ -380,15 +382,19 @@ class FakeCudaDriver:
     @driver_call
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
         self._require_context()
-        require(flags == 2, "an event with timing")
+        require(flags in (0, 2), "flags of an event")
         handle = self._make_handle()
+        if flags == 0:
+            self.timed_events.add(handle)
         self.events[handle] = 0
         return (CUresult.CUDA_SUCCESS, CUevent(handle))
 
     @driver_call
     def cuEventDestroy(self, event: object) -> tuple[Any, ...]:
         self._require_context()
-        del self.events[self._require_event(event)]
+        handle = self._require_event(event)
+        del self.events[handle]
+        self.timed_events.discard(handle)
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
@@ -401,6 +407,15 @@ class FakeCudaDriver:
     def cuEventQuery(self, event: object) -> tuple[Any, ...]:
         require(self.events[self._require_event(event)] > 0, "an event that was never recorded")
         return (CUresult.CUDA_SUCCESS if self.are_events_done else CUresult.CUDA_ERROR_NOT_READY,)
+
+    @driver_call
+    def cuEventElapsedTime(self, start: object, end: object) -> tuple[Any, ...]:
+        for event in (start, end):
+            handle = self._require_event(event)
+            require(handle in self.timed_events and self.events[handle] > 0, "an event without timing, or never recorded")
+        if not self.are_events_done:
+            return (CUresult.CUDA_ERROR_NOT_READY, 0.0)
+        return (CUresult.CUDA_SUCCESS, self.elapsed_milliseconds)
 
     @driver_call
     def cuEventSynchronize(self, event: object) -> tuple[Any, ...]:

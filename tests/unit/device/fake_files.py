@@ -49,6 +49,11 @@ class FakeFiles(FilePort):
         with self._gate:
             assert self._gate.wait_for(lambda: self._num_waiting >= count, timeout=60)
 
+    def wait_for_transfers(self, count: int) -> None:
+        """Block until that many transfers were made."""
+        with self._gate:
+            assert self._gate.wait_for(lambda: len(self.transfers) >= count, timeout=60)
+
     def fail(self, number: int, *, writes: bool = False, reads: bool = False) -> None:
         """From now on these fail."""
 
@@ -100,6 +105,7 @@ class FakeFiles(FilePort):
             self._num_waiting -= 1
             num_bytes = sum(sizes)
             self.transfers.append((is_write, offset, num_bytes, len(addresses)))
+            self._gate.notify_all()
             if file in self.direct:
                 aligned = [offset, *addresses, *sizes]
                 if any(value % 4096 for value in aligned):

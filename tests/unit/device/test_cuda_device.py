@@ -12,7 +12,7 @@ import pytest
 from kv_cache_manager_v2.base.errors import CudaError, KVCacheManagerError, LogicError, OutOfMemoryError
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
-from kv_cache_manager_v2.device.port import CopyBatch
+from kv_cache_manager_v2.device.port import NO_TIMER, NOT_MEASURED, STILL_RUNNING, CopyBatch
 
 from .fake_cuda_driver import FakeCudaDriver
 from .fake_cuda_types import CUresult
@@ -347,6 +347,44 @@ def test_events_are_pooled(device: CudaDevice, driver: FakeCudaDriver) -> None:
             device.release_event(event)
     assert len(driver.events) == 3
     assert driver.calls.count("cuEventCreate") == 3
+
+
+def test_a_timer_is_two_events_with_timing(device: CudaDevice, driver: FakeCudaDriver) -> None:
+    stream = device.create_stream()
+    for _ in range(10):
+        driver.are_events_done = False
+        timer = device.start_timer(stream)
+        assert timer != NO_TIMER and device.read_timer(timer) == STILL_RUNNING
+        device.stop_timer(stream, timer)
+        assert device.read_timer(timer) == STILL_RUNNING
+        driver.are_events_done = True
+        assert device.read_timer(timer) == device.read_timer(timer) == 0.00025
+        device.release_timer(timer)
+        with pytest.raises(LogicError):
+            device.read_timer(timer)
+    # Pooled; and nothing of it is in the way of the others, which have no timing.
+    assert len(driver.events) == len(driver.timed_events) == 2
+    device.release_event(device.record_event(stream))
+    assert len(driver.events) == 3
+
+
+def test_a_driver_that_will_not_time(device: CudaDevice, driver: FakeCudaDriver) -> None:
+    """Whichever call of a timer fails: nothing is raised, and the timer says that it knows nothing."""
+    stream = device.create_stream()
+    refused = set()
+    for nth in range(1, 30):
+        driver.fail_call(nth)
+        timer = device.start_timer(stream)
+        if timer != NO_TIMER:
+            device.stop_timer(stream, timer)
+            seconds = device.read_timer(timer)
+            assert (seconds == NOT_MEASURED) is (driver.failed_call not in ("", "cuCtxPopCurrent"))
+            device.release_timer(timer)
+        refused.add(driver.failed_call)
+        driver.context_stack.clear()  # what a failed pop left
+    driver.fail_call(0)
+    assert refused >= {"", "cuCtxPushCurrent", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventElapsedTime"}
+    assert len(driver.events) == 2
 
 
 def test_recording_on_a_stream_of_its_own_is_one_driver_call(device: CudaDevice, driver: FakeCudaDriver) -> None:

@@ -13,7 +13,8 @@ from kv_cache_manager_v2.base.errors import LogicError, OutOfMemoryError, Storag
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.host_device import HostDevice
 from kv_cache_manager_v2.device.memory_range import MemoryRange
-from kv_cache_manager_v2.device.port import CopyBatch, HostKernel, MemoryAccess
+from kv_cache_manager_v2.device.port import STILL_RUNNING, CopyBatch, HostKernel, MemoryAccess
+from kv_cache_manager_v2.stats.statistics_clock import StatisticsClock
 
 from .fake_files import FakeFiles
 
@@ -24,9 +25,9 @@ PAGE = 4096
 class Bench:
     """16 pages of each tier; page ``n`` of the GPU's and the host's begins as bytes ``n``."""
 
-    def __init__(self, num_disk_threads: int = 2) -> None:
+    def __init__(self, num_disk_threads: int = 2, clock: StatisticsClock | None = None) -> None:
         self.files = FakeFiles()
-        self.device = HostDevice(PAGE, files=self.files, num_disk_threads=num_disk_threads)
+        self.device = HostDevice(PAGE, files=self.files, num_disk_threads=num_disk_threads, clock=clock)
         self.ranges = {
             tier: MemoryRange(self.device, tier, 16 * PAGE, "/nowhere" if tier == DISK else None)
             for tier in (GPU, HOST, DISK)
@@ -397,3 +398,81 @@ def test_misuse_of_the_disk(bench: Bench) -> None:
     with pytest.raises(LogicError):
         device.close()
     assert bench.files.transfers == []
+
+
+class StepClock(StatisticsClock):
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def seconds(self) -> float:
+        return self.now
+
+
+def test_a_timer_stops_when_the_disk_is_through() -> None:
+    clock = StepClock()
+    bench = Bench(clock=clock)
+    device = bench.device
+    first, second = device.create_stream(), device.create_stream()
+    bench.files.hold()
+    timers = []
+    for pages in ([(0, 5)], [(1, 6), (9, 7)]):
+        timer = device.start_timer(first)
+        bench.copy(first, DISK, GPU, pages)
+        device.stop_timer(first, timer)
+        timers.append(timer)
+        clock.now += 10
+    # What waits for that stream begins behind it, whenever it was enqueued.
+    event = device.record_event(first)
+    device.wait_event(second, event)
+    timer = device.start_timer(second)
+    bench.copy(second, HOST, GPU, [(0, 5)])
+    device.stop_timer(second, timer)
+    timers.append(timer)
+    assert [device.read_timer(timer) for timer in timers] == [STILL_RUNNING] * 3
+    clock.now += 30
+    bench.files.let_go()
+    # The workers finish at 150, and read the clock by themselves: that nobody looks until later is none of their time.
+    bench.files.wait_for_transfers(3)
+    device.synchronize_event(event)
+    clock.now += 1000
+    device.synchronize_stream(second)
+    # Both of the first stream were done at 150. The first began at 100, the second behind it; the copy was not done before
+    # somebody came for it.
+    assert device.read_timer(timers[0]) == 50
+    assert device.read_timer(timers[1]) == 0
+    assert device.read_timer(timers[2]) >= 0
+    for timer in timers:
+        device.release_timer(timer)
+    device.release_event(event)
+    bench.close()
+
+
+def test_a_timer_where_nothing_is_queued() -> None:
+    clock = StepClock()
+    bench = Bench(clock=clock)
+    stream = bench.device.default_stream()
+    timer = bench.device.start_timer(stream)
+    bench.copy(stream, HOST, GPU, [(0, 5)])
+    clock.now += 3
+    bench.device.stop_timer(stream, timer)
+    clock.now += 3
+    assert bench.device.read_timer(timer) == 3
+    bench.device.release_timer(timer)
+    bench.close()
+
+
+def test_a_timer_tells_nobody_s_failure(bench: Bench) -> None:
+    device = bench.device
+    stream = device.create_stream()
+    bench.copy(stream, DISK, GPU, [(0, 5)])
+    device.synchronize_stream(stream)
+    bench.files.fail(errno.EIO, reads=True)
+    timer = device.start_timer(stream)
+    bench.copy(stream, HOST, DISK, [(0, 0)])
+    device.stop_timer(stream, timer)
+    event = device.record_event(stream)
+    with pytest.raises(StorageIOError):
+        device.synchronize_event(event)
+    assert device.read_timer(timer) >= 0
+    device.release_timer(timer)
+    device.release_event(event)

@@ -1,0 +1,68 @@
+"""Timers of `HostDevice`: readings of a clock, by whoever does the work, at the moments when a stream gets to a mark and passes it.
+
+Where nothing is queued that is now. Behind work with a disk it is when the thread that did the last of it was through, whenever
+the stream's queue is looked at.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..stats.statistics_clock import StatisticsClock
+from .handle_table import HandleTable, handle_index
+from .port import STILL_RUNNING
+
+_NOT_THERE: Final = -1.0
+
+
+@final
+@mypyc_attr(native_class=True)
+class HostTimer:
+    """``begin`` and ``end`` are set when the stream is there."""
+
+    __slots__ = ("begin", "end")
+
+    begin: float
+    end: float
+
+    def __init__(self) -> None:
+        self.begin = _NOT_THERE
+        self.end = _NOT_THERE
+
+
+@final
+@mypyc_attr(native_class=True)
+class HostTimers:
+    __slots__ = ("clock", "_handles", "_timers")
+
+    clock: Final[StatisticsClock]
+    _handles: Final[HandleTable]
+    _timers: Final[list[HostTimer]]  # by the handle's index
+
+    def __init__(self, clock: StatisticsClock) -> None:
+        self.clock = clock
+        self._handles = HandleTable("timer")
+        self._timers = []
+
+    def make(self) -> i64:
+        handle = self._handles.allocate()
+        index = handle_index(handle)
+        if index == len(self._timers):
+            self._timers.append(HostTimer())
+        else:
+            # The one before may still have marks in a queue.
+            self._timers[index] = HostTimer()
+        return handle
+
+    def find(self, handle: i64) -> HostTimer:
+        self._handles.require_live(handle)
+        return self._timers[handle_index(handle)]
+
+    def read(self, handle: i64) -> float:
+        timer = self.find(handle)
+        if timer.begin < 0.0 or timer.end < 0.0:
+            return STILL_RUNNING
+        return max(timer.end - timer.begin, 0.0)
+
+    def release(self, handle: i64) -> None:
+        self._handles.free(handle)

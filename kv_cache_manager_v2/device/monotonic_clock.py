@@ -1,0 +1,19 @@
+"""The process's own clock, for figures."""
+
+import time
+from typing import final
+
+from mypy_extensions import mypyc_attr
+
+from ..stats.statistics_clock import StatisticsClock
+
+
+@final
+@mypyc_attr(native_class=True)
+class MonotonicClock(StatisticsClock):
+    """Any thread may read it."""
+
+    __slots__ = ()
+
+    def seconds(self) -> float:
+        return time.monotonic()

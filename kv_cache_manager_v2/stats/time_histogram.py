@@ -1,0 +1,44 @@
+"""Durations, counted by how long they were."""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+
+@final
+@mypyc_attr(native_class=True)
+class TimeHistogram:
+    """``counts[i]``: times of at most ``bounds[i]`` and over the bound before; the last one has no bound."""
+
+    __slots__ = ("bounds", "counts", "total_seconds")
+
+    bounds: Final[Sequence[float]]
+    """Seconds, ascending."""
+    counts: Final[vec[i64]]
+    total_seconds: float
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = vec[i64]([0] * (len(bounds) + 1))
+        self.total_seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        position: i64 = 0
+        for bound in self.bounds:
+            if seconds <= bound:
+                break
+            position += 1
+        self.counts[position] += 1
+        self.total_seconds += seconds
+
+    def cumulative(self) -> list[int]:
+        """Times of at most each bound, and all."""
+        total = 0
+        sums: list[int] = []
+        for count in self.counts:
+            total += int(count)
+            sums.append(total)
+        return sums
