@@ -318,10 +318,12 @@ class StreamOrder:
                 raise
         self.wait(join.index, a)
         self.wait(join.index, b)
+        # First what the device may refuse: a pair that is remembered has a point.
+        result = self.mark(join.index)
         join.a = a
         join.b = b
-        join.result = self.mark(join.index)
-        return join.result
+        join.result = result
+        return result
 
     def _event_position(self, source: Timeline, tick: i64) -> i64:
         """Position of the earliest event recorded at or after ``tick``; records one if there is none."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from ..base.errors import PageMoveError
 from ..device.stream_order import NO_POINT
 from ..storage.page_bytes import clear_slots
 from ..storage.pool_resizer import PoolResizer
@@ -43,7 +42,7 @@ def resize_level(
 ) -> None:
     """``counts``: slots by pool group; the caller has made sure that all that must stay fits.
 
-    `OutOfMemoryError` or `PageMoveError`: no pool group has another number of slots than before.
+    `OutOfMemoryError`, `PageMoveError` or what the device said of an event: no pool group has another number of slots than before.
     """
     storage = shared.storage
     first = level * storage.num_pool_groups
@@ -69,7 +68,9 @@ def resize_level(
             if count < old_counts[pool_group]:
                 points = _shrink_group(shared, states, resizer, level, pool_group, count, points)
                 shrunk.append(pool_group)
-    except (MemoryError, PageMoveError):
+    except AssertionError:
+        raise
+    except Exception:
         for pool_group in shrunk:
             storage.allocators[first + pool_group].grow(old_counts[pool_group] - counts[pool_group])
         for pool_group in grown:
@@ -109,6 +110,8 @@ def _shrink_group(
                 mark = order.mark(state.timeline)
                 order.wait(timeline, mark)
                 points = append(points, mark)
+    # Active sequences have to hear of each page that moves: what is refused while they do, or while they wait, stays half done.
+    shared.guard.begin_change()
     try:
         point = resizer.relocate(level, pool_group, count)
     except BaseException:
@@ -118,6 +121,7 @@ def _shrink_group(
             for state in states:
                 if state.timeline != NO_TIMELINE:
                     order.wait(state.timeline, mark)
+        shared.guard.end_change()
         raise
     if point != NO_POINT:
         points = append(points, point)
@@ -132,6 +136,7 @@ def _shrink_group(
                 order.wait(state.timeline, point)
                 _follow(state, pool_group, moved)
                 _move_scratch_slots(state, pool_group, count)
+    shared.guard.end_change()
     return points
 
 

@@ -10,7 +10,6 @@
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..base.errors import PageMoveError, StorageIOError
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..device.stream_order import NO_POINT
 from ..reuse.match import Match
@@ -193,7 +192,10 @@ def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
             shared.onboarding.bring_up(wanted, needed, waits)
         else:
             shared.room.make_room(needed)
-    except (PageMoveError, StorageIOError):
+    except AssertionError:
+        raise
+    except Exception:
+        # All is in its queues again, whatever the device refused.
         shared.order.leave(timeline)
         shared.guard.end_change()
         raise

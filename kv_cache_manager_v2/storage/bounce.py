@@ -53,6 +53,7 @@ class BounceSlots:
     ) -> None:
         """Enqueue the exchange; where the device refuses a copy, the exchange is undone and its error raised.
 
+        An assertion fails where it refuses to undo it as well: then bytes are lost that somebody holds, and the manager is broken.
         ``waits``: not before what ``low`` holds was read for certain.
         """
         pool: i64 = 0
@@ -60,12 +61,36 @@ class BounceSlots:
             while pool < len(low.slot_bytes):
                 self._swap_pool(stream, pool_group, pool, low, low_slot, high, high_slot, waits)
                 pool += 1
-        except Exception:
-            # Swapped again, what was swapped is back.
-            while pool > 0:
-                pool -= 1
-                self._swap_pool(stream, pool_group, pool, low, low_slot, high, high_slot, False)
+        except AssertionError:
             raise
+        except Exception as error:
+            self._swap_back(stream, pool_group, pool, low, low_slot, high, high_slot, error)
+            raise
+
+    def undo_swap(
+        self, stream: int, pool_group: i64, low: PoolGroup, low_slot: i64, high: PoolGroup, high_slot: i64, why: Exception
+    ) -> None:
+        """After a `swap` that was enqueued. An assertion fails as there."""
+        self._swap_back(stream, pool_group, len(low.slot_bytes), low, low_slot, high, high_slot, why)
+
+    def _swap_back(
+        self,
+        stream: int,
+        pool_group: i64,
+        num_pools: i64,
+        low: PoolGroup,
+        low_slot: i64,
+        high: PoolGroup,
+        high_slot: i64,
+        why: Exception,
+    ) -> None:
+        """Swapped again, what was swapped is back: the first pools."""
+        try:
+            while num_pools > 0:
+                num_pools -= 1
+                self._swap_pool(stream, pool_group, num_pools, low, low_slot, high, high_slot, False)
+        except Exception:
+            raise _describe_lost_bytes(why) from why
 
     def _swap_pool(
         self,
@@ -87,14 +112,20 @@ class BounceSlots:
             self._device.synchronize_stream(stream)
         try:
             self._copy(stream, low.tier, low_address, high.tier, high_address, num_bytes)
-        except Exception:
-            self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
+        except Exception as error:
+            try:
+                self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
+            except Exception:
+                raise _describe_lost_bytes(error) from error
             raise
         try:
             self._copy(stream, high.tier, high_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
-        except Exception:
-            self._copy(stream, high.tier, high_address, low.tier, low_address, num_bytes)
-            self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
+        except Exception as error:
+            try:
+                self._copy(stream, high.tier, high_address, low.tier, low_address, num_bytes)
+                self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
+            except Exception:
+                raise _describe_lost_bytes(error) from error
             raise
 
     def _copy(
@@ -109,3 +140,7 @@ class BounceSlots:
             for memory in ranges:
                 memory.close()
         self._ranges.clear()
+
+
+def _describe_lost_bytes(error: Exception) -> AssertionError:
+    return AssertionError(f"the device refused to swap two pages, and to undo what it had done of it: {error!r}")

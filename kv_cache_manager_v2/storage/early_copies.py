@@ -87,14 +87,14 @@ class EarlyCopies:
         if count <= 0:
             return
         room.begin_moves()
-        position: i64 = 0
-        while position < count:
-            room.add_move(wanted[position], index)
-            position += 1
         try:
+            position: i64 = 0
+            while position < count:
+                room.add_move(wanted[position], index)
+                position += 1
             point = self._mover.move(pool_group, GPU, room.sources, _BELOW, room.targets, count)
         except BaseException:
-            room.undo_moves(GPU, pool_group, _BELOW, count)
+            room.undo_moves(GPU, pool_group, _BELOW)
             raise
         storage.counters.note_copied(GPU, _BELOW, pool_group, count)
         position = 0

@@ -16,7 +16,7 @@ from ..device.stream_order import StreamOrder
 from .decision_digest import VICTIM
 from .page_mover import PageMover
 from .page_storage import PageStorage
-from .room_maker import RoomMaker
+from .room_maker import RoomMaker, describe_lost_copies
 
 _TOP: Final = 0
 
@@ -162,11 +162,11 @@ class Onboarding:
         target_level = wanted.target_level
         source_index = level * wanted.num_pool_groups + pool_group
         room.begin_moves()
-        position: i64 = 0
-        while position < count:
-            room.add_move(pages[first + position], target_level * wanted.num_pool_groups + pool_group)
-            position += 1
         try:
+            position: i64 = 0
+            while position < count:
+                room.add_move(pages[first + position], target_level * wanted.num_pool_groups + pool_group)
+                position += 1
             point = self._mover.move(pool_group, level, room.sources, target_level, room.targets, count)
             if self._storage.pool_groups[source_index].tier == CacheTier.DISK:
                 self._storage.reads.note(
@@ -175,7 +175,7 @@ class Onboarding:
                 if verify:
                     self._verify(level, pool_group, count)
         except BaseException:
-            room.undo_moves(level, pool_group, target_level, count)
+            room.undo_moves(level, pool_group, target_level)
             raise
         position = 0
         while position < count:
@@ -210,9 +210,9 @@ class Onboarding:
         held = storage.held_queues[pool_group]
         assert held.num_pages > 0, "nothing to swap with where it was counted"
         victim = held.first()
-        held.remove(victim)
         storage.copies.forget(victim)
         storage.copies.forget(page)
+        held.remove(victim)
         low_slot = storage.rows.slot(page)
         high_slot = storage.rows.slot(victim)
         low_ready = storage.allocators[level * wanted.num_pool_groups + pool_group].ready
@@ -220,11 +220,14 @@ class Onboarding:
         try:
             point = self._mover.swap(pool_group, level, low_slot, high_slot, verify)
         except BaseException:
-            timeline = self._mover.timeline(1, 0)
-            mark = self._order.mark(timeline)
-            low_ready[low_slot] = self._order.advance(low_ready[low_slot], timeline, mark)
-            high_ready[high_slot] = self._order.advance(high_ready[high_slot], timeline, mark)
             held.push_first(victim)
+            timeline = self._mover.timeline(1, 0)
+            try:
+                mark = self._order.mark(timeline)
+                low_ready[low_slot] = self._order.advance(low_ready[low_slot], timeline, mark)
+                high_ready[high_slot] = self._order.advance(high_ready[high_slot], timeline, mark)
+            except Exception as error:
+                raise describe_lost_copies(error) from error
             raise
         storage.digest.note(VICTIM, victim)
         storage.num_evicted[pool_group] += 1

@@ -125,6 +125,10 @@ class PageMover:
             self._streams.append(stream)
         return timeline
 
+    def has_timeline(self, source_level: i64, target_level: i64) -> bool:
+        """Whether a page was ever to go from one level to the other."""
+        return self._timelines[source_level * self._num_levels + target_level] != _NO_TIMELINE
+
     def swap(self, pool_group: i64, level: i64, low_slot: i64, high_slot: i64, verify: bool) -> i64:
         """Enqueue the exchange of a slot of ``level`` with one of level 0, both full, through the bounce slot.
 
@@ -140,11 +144,18 @@ class PageMover:
         stream = self._order.stream_of(timeline)
         try:
             self._bounce.swap(stream, pool_group, low, low_slot, high, high_slot, verify and low.tier == CacheTier.DISK)
+        except AssertionError:
+            raise
         except Exception as error:
             raise PageMoveError(
                 f"swapping a page of pool group {pool_group} between level 0 and level {level} ({low.tier.name}) failed: {error}"
             ) from error
-        return self._order.mark(timeline)
+        try:
+            return self._order.mark(timeline)
+        except Exception as refused:
+            # Nobody could wait for it.
+            self._bounce.undo_swap(stream, pool_group, low, low_slot, high, high_slot, refused)
+            raise
 
     def close(self) -> None:
         """Give back the streams and the bounce slots. Nothing that was enqueued is running."""

@@ -15,7 +15,7 @@ from ..events.removal_cause import CAPACITY, SHRUNK
 from .page_mover import PageMover
 from .page_rows import LOW_MASK, PLACE, ROW_WORDS
 from .page_storage import PageStorage
-from .room_maker import RoomMaker
+from .room_maker import RoomMaker, describe_lost_copies
 
 
 @final
@@ -88,7 +88,10 @@ class PoolResizer:
             if group.tier == CacheTier.DISK:
                 storage.reads.note(point, level, group, self.pages, self.sources, count)
         except BaseException:
-            self._undo(index, level, count)
+            try:
+                self._undo(index, level, count)
+            except Exception as error:
+                raise describe_lost_copies(error) from error
             raise
         position = 0
         while position < count:

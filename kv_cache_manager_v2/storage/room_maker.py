@@ -299,7 +299,7 @@ class RoomMaker:
                 storage.reads.note(point, level, storage.pool_groups[index], self.pages, self.sources, count)
         except BaseException:
             try:
-                self.undo_moves(level, pool_group, level + 1, len(self.targets))
+                self.undo_moves(level, pool_group, level + 1)
             finally:
                 self._put_all_back(to_write, pool_group, count)
             raise
@@ -392,21 +392,38 @@ class RoomMaker:
         else:
             storage.free_slot(source_index, source, point)
 
-    def undo_moves(self, source_level: i64, pool_group: i64, target_level: i64, count: i64) -> None:
+    def undo_moves(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
         """The device refused: some copies may be under way, into slots that nobody has; the pages stay where they are.
 
-        They are in no queue, as before.
+        They are in no queue, as before. An assertion fails where the device refuses an event for these copies too: then nobody can
+        wait for them, and the manager is broken.
         """
+        try:
+            self._undo_moves(source_level, pool_group, target_level)
+        except Exception as error:
+            raise describe_lost_copies(error) from error
+
+    def _undo_moves(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
         storage = self._storage
-        timeline = self._mover.timeline(source_level, target_level)
-        point = self._order.mark(timeline)
+        # Without a timeline there was no copy either: the device refused its first event.
+        has_copies = self._mover.has_timeline(source_level, target_level)
+        timeline = self._mover.timeline(source_level, target_level) if has_copies else 0
+        point = self._order.mark(timeline) if has_copies else NO_POINT
         sources = storage.allocators[source_level * storage.num_pool_groups + pool_group].ready
         targets = storage.allocators[target_level * storage.num_pool_groups + pool_group]
         # The last slot taken is the first on the stack again: the next call takes the same ones.
-        position = count - 1
+        position: i64 = len(self.targets) - 1
         while position >= 0:
             source = self.sources[position]
             target = self.targets[position]
-            sources[source] = self._order.advance(sources[source], timeline, point)
-            targets.free(target, self._order.advance(targets.ready[target], timeline, point))
+            ready = targets.ready[target]
+            if has_copies:
+                sources[source] = self._order.advance(sources[source], timeline, point)
+                ready = self._order.advance(ready, timeline, point)
+            targets.free(target, ready)
             position -= 1
+
+
+def describe_lost_copies(error: Exception) -> AssertionError:
+    """What breaks the manager when a copy was refused, and the event after those that were not is refused as well."""
+    return AssertionError(f"the device may still run copies of a move that it refused, and gave no event to wait for: {error!r}")

@@ -402,8 +402,8 @@ CANARIES = (
     Canary(
         "copies of a level that could not shrink are not waited for",
         "sequence/level_resizing.py",
-        "                    order.wait(state.timeline, mark)\n        raise\n",
-        "                    pass\n        raise\n",
+        "                    order.wait(state.timeline, mark)\n        shared.guard.end_change()\n",
+        "                    pass\n        shared.guard.end_change()\n",
         60,
     ),
     Canary(
@@ -415,7 +415,7 @@ CANARIES = (
     Canary(
         "slots of a refused move are free before its copies are over",
         "storage/room_maker.py",
-        "            targets.free(target, self._order.advance(targets.ready[target], timeline, point))\n",
-        "            targets.free(target, targets.ready[target])\n",
+        "                ready = self._order.advance(ready, timeline, point)\n",
+        "                pass\n",
     ),
 )

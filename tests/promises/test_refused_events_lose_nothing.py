@@ -1,0 +1,203 @@
+"""A device that refuses an event or a wait, at any place of a call that makes pages go down: the books and every byte stay right.
+
+Either the call was refused and the same call passes later, or the manager is broken, says so with the device's reason in every call,
+and gives back all that it has. Which of the two depends on whether something had changed already.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
+
+from kv_cache_manager_v2 import CacheTier, CorruptedError, PageMoveError
+from kv_cache_manager_v2.testing import SimulatedDevice
+
+SLOT_BYTES = 2 * 8 * TOKENS_PER_BLOCK
+MAX_CALLS = 100
+
+
+class Refused(Exception):
+    """What the device says."""
+
+
+class Situation:
+    """Three levels. Published pages of ``first`` with copies below them, private ones of ``second``, both suspended; ``active`` decodes on
+    a stream of its own in what is left of level 0, and has to have one of theirs for each further block."""
+
+    def __init__(self, write_policy: str, seed: int) -> None:
+        config = tiered_config(12, [("host", 10), ("disk", 24)], write_policy=write_policy)
+        self.device = SimulatedDevice(seed, granularity_bytes=SLOT_BYTES)
+        self.bench = Bench(config, self.device)
+        streams = [self.device.create_stream() for _ in range(3)]
+        self.first = self.bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True, stream=streams[0])
+        # A second reader of the same pages, on another stream: its last use has to be waited for as well.
+        text = self.bench.texts[1]
+        self.sharing = self.bench.manager.create_kv_cache(input_tokens=list(text), id=3)
+        self.bench.texts[3] = list(text)
+        assert self.sharing.resume(streams[1])
+        self.bench.check(self.sharing)
+        self.sharing.suspend()
+        self.second = self.bench.suspended(2, 4 * TOKENS_PER_BLOCK, stream=streams[1])
+        self.active = self.bench.manager.create_kv_cache(id=4)
+        assert self.active.resume(streams[2]) and self.bench.write(self.active, 4 * TOKENS_PER_BLOCK)
+        self.streams = streams
+
+    def grow(self) -> bool:
+        """6 blocks more than the 12 - 12 that are free: 6 of the 8 pages go down."""
+        capacity = 10 * TOKENS_PER_BLOCK
+        return self.active.resize(capacity, len(self.bench.texts[4]))
+
+    def shrink_top(self) -> bool:
+        """To 9 slots: 3 pages go down, and those of ``active`` behind the end move in front of it."""
+        return self.bench.manager.resize(0, 9 * SLOT_BYTES)
+
+    def shrink_host(self) -> bool:
+        """First everything that can goes down to it; then to 4 slots, so that others go on to the disk."""
+        return self.active.resize(10 * TOKENS_PER_BLOCK) and self.bench.manager.resize(1, 4 * SLOT_BYTES)
+
+    def come_back(self) -> bool:
+        """``second`` comes up again, and ``first`` goes down for it."""
+        return self.active.resize(8 * TOKENS_PER_BLOCK) and self.second.resume(self.streams[1])
+
+    def finish(self) -> None:
+        """Everybody reads every byte; every slot is free at the end."""
+        bench = self.bench
+        bench.manager.check_invariants()
+        if self.second.is_active:
+            bench.check(self.second)
+            self.second.suspend()
+        bench.check(self.active)
+        self.active.suspend()
+        for kv_cache in (self.first, self.sharing, self.second, self.active):
+            assert kv_cache.resume(self.streams[0])
+            bench.check(kv_cache)
+            kv_cache.suspend()
+            bench.manager.check_invariants()
+        for kv_cache in (self.first, self.sharing, self.second, self.active):
+            kv_cache.close()
+        bench.close()
+        self.check_device()
+
+    def finish_broken(self) -> None:
+        """One reason for every call, the device's; memory, events and streams come back all the same."""
+        bench = self.bench
+        reasons = set()
+        calls: list[Callable[[], object]] = [bench.manager.probe_reuse, self.first.resume]
+        calls += [kv_cache.close for kv_cache in (self.first, self.sharing, self.second, self.active)]
+        for call in calls:
+            with pytest.raises(CorruptedError) as caught:
+                call()
+            reasons.add(str(caught.value))
+        assert len(reasons) == 1 and "not now" in reasons.pop()
+        bench.engine.close()
+        bench.manager.shutdown()
+        self.check_device()
+        self.device.close()
+
+    def check_device(self) -> None:
+        """Nothing is left but the engine's own streams."""
+        device = self.device
+        assert device.races == () and device.num_open_events == 0 and device.num_open_streams == len(self.streams)
+        assert [device.mapped_bytes(tier) for tier in (CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK)] == [0, 0, 0]
+
+
+def refuse(kinds: Sequence[str], nth: int, num_refused: int, call: str, write_policy: str) -> str:
+    """What became of the call whose ``nth`` event or wait was refused, and some after it: "passed", "refused", "broken"; or "done" if
+    it makes fewer than that."""
+    situation = Situation(write_policy, nth)
+    device = situation.device
+    for kind in kinds:
+        for further in range(num_refused):
+            device.faults.fail(kind, nth + further, Refused("not now"))
+    answer = False
+    outcome = "passed"
+    try:
+        answer = getattr(situation, call)()
+    except (Refused, PageMoveError, CorruptedError) as error:
+        outcome = "refused"
+        assert "not now" in str(error)
+    if device.faults.num_fired == 0:
+        outcome = "done"
+    device.faults.clear()
+    try:
+        situation.bench.manager.probe_reuse()
+    except CorruptedError:
+        situation.finish_broken()
+        return "broken"
+    situation.bench.manager.check_invariants()
+    if outcome == "refused":
+        answer = getattr(situation, call)()
+    assert answer, f"{outcome}: there is room"
+    situation.finish()
+    return outcome
+
+
+def refuse_in_turn(kinds: Sequence[str], num_refused: int, call: str, write_policy: str) -> list[str]:
+    outcomes: list[str] = []
+    while outcomes[-1:] != ["done"]:
+        assert len(outcomes) < MAX_CALLS
+        outcomes.append(refuse(kinds, len(outcomes) + 1, num_refused, call, write_policy))
+    assert len(outcomes) > 1
+    return outcomes
+
+
+@pytest.mark.parametrize("write_policy", ["back", "through"])
+@pytest.mark.parametrize("call", ["grow", "shrink_top", "shrink_host", "come_back"])
+@pytest.mark.parametrize("kind", ["wait", "record"])
+def test_every_event_and_every_wait_is_refused_in_turn(kind: str, call: str, write_policy: str) -> None:
+    outcomes = refuse_in_turn([kind], 1, call, write_policy)
+    # Room is made before anything else changes; what is left half done comes later, if at all.
+    assert outcomes[0] == "refused" and outcomes.count("broken") <= 1
+
+
+@pytest.mark.parametrize("write_policy", ["back", "through"])
+@pytest.mark.parametrize("call", ["grow", "shrink_top", "shrink_host", "come_back"])
+def test_a_device_that_refuses_everything_from_there_on(call: str, write_policy: str) -> None:
+    """What would undo the call is refused too."""
+    refuse_in_turn(["wait", "record"], 50, call, write_policy)
+
+
+@pytest.mark.parametrize("num_refused", [1, 50])
+@pytest.mark.parametrize("kinds", [["wait"], ["record"], ["wait", "record", "copy"]])
+def test_pages_that_change_places(kinds: list[str], num_refused: int) -> None:
+    """4 + 4 slots and 8 held pages: each that comes up swaps places with one that goes down."""
+    outcomes: list[str] = []
+    while outcomes[-1:] != ["done"]:
+        nth = len(outcomes) + 1
+        device = SimulatedDevice(nth)
+        bench = Bench(tiered_config(4, [("host", 4)]), device)
+        first, second = [bench.suspended(number, 4 * TOKENS_PER_BLOCK, commit=True) for number in (1, 2)]
+        for kind in kinds:
+            for further in range(num_refused):
+                device.faults.fail(kind, nth + further, Refused("not now"))
+        outcomes.append("passed")
+        try:
+            assert first.resume()
+        except (Refused, PageMoveError, CorruptedError) as error:
+            outcomes[-1] = "refused"
+            assert "not now" in str(error)
+        if device.faults.num_fired == 0:
+            outcomes[-1] = "done"
+        device.faults.clear()
+        try:
+            bench.manager.probe_reuse()
+            bench.manager.check_invariants()
+            assert first.is_active or first.resume()
+        except CorruptedError as error:
+            outcomes[-1] = "broken"
+            assert "not now" in str(error)
+            bench.engine.close()
+            bench.manager.shutdown()
+            assert (device.num_open_events, device.num_open_streams) == (0, 0)
+            continue
+        for kv_cache, other in ((first, second), (second, first)):
+            bench.check(kv_cache)
+            kv_cache.suspend()
+            bench.manager.check_invariants()
+            assert other.resume()
+        bench.check(first)
+        first.close()
+        second.close()
+        bench.close()
+        assert device.races == ()
+    assert len(outcomes) > 2 and (num_refused > 1 or outcomes[0] == "refused")
