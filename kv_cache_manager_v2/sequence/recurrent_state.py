@@ -127,13 +127,16 @@ def begin_state(state: SequenceState) -> None:
 def _copy_snapshot(state: SequenceState, source: i64, target: i64) -> None:
     storage = state.shared.storage
     pool_group = storage.pool_group_of[state.shared.state_life_cycle]
+    state.shared.guard.begin_change()
     storage.lock(source, pool_group, state.timeline)
     try:
         copy_page(storage, source, target, pool_group, state.stream)
         storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     finally:
-        # Held until the resume has succeeded; whoever writes to the slot then waits for the copy.
+        # Held until the resume has succeeded; whoever writes to the slot then waits for the copy. Without a point for
+        # that (the device refuses the event) the lock cannot be undone.
         storage.unlock(source, pool_group, state.timeline, state.shared.order.mark(state.timeline))
+        state.shared.guard.end_change()
 
 
 def undo_begin_state(state: SequenceState) -> None:
