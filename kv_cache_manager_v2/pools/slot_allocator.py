@@ -143,6 +143,22 @@ class SlotAllocator:
         self._num_stacked = num_stacked + 1
         self.num_free += 1
 
+    def free_run(self, slots: vec[i64]) -> None:
+        """`free_as_it_is` each of the slots, in order."""
+        count: i64 = len(slots)
+        assert self.num_free + count <= self.num_slots, "more slots were freed than taken"
+        num_stacked = self._num_stacked
+        stack = self._stack
+        for slot in slots:
+            if num_stacked < len(stack):
+                stack[num_stacked] = slot
+            else:
+                stack = append(stack, slot)
+            num_stacked += 1
+        self._stack = stack
+        self._num_stacked = num_stacked
+        self.num_free += count
+
     # -- slots that stand aside ---------------------------------------------------------------------------------------
 
     def set_aside(self, slot: i64) -> None:

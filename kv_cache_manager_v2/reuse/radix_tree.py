@@ -19,6 +19,7 @@ from ..layout.registry import LifeCycleRegistry
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_of_place, priority_of_place
+from ..storage.page_runs import drop_run
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
 from .block_history import BlockHistory
@@ -26,8 +27,9 @@ from .block_pool import BlockPool
 from .content_key import NO_KEY, block_key, mix_key, text_key
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
-from .window_runs import WindowRuns
 from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
+from .victim_path import VictimPath
+from .window_runs import WindowRuns
 
 
 @final
@@ -35,7 +37,7 @@ from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 class RadixTree(PageOwner):
     __slots__ = (
         "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_is_unbounded",
-        "_has_page_per_block", "_runs", "_next_root",
+        "_has_page_per_block", "_runs", "_path", "_next_root",
     )  # fmt: skip
 
     storage: Final[PageStorage]
@@ -52,6 +54,7 @@ class RadixTree(PageOwner):
     _is_unbounded: Final[vec[bool]]
     _has_page_per_block: Final[list[bool]]
     _runs: Final[WindowRuns]
+    _path: Final[VictimPath]
     _next_root: i64
 
     def __init__(self, storage: PageStorage, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
@@ -67,6 +70,7 @@ class RadixTree(PageOwner):
         self._is_unbounded = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
         self._has_page_per_block = [cycle.has_page_per_block for cycle in life_cycles]
         self._runs = WindowRuns(storage.rows, life_cycles, tokens_per_block)
+        self._path = VictimPath(storage)
         self._next_root = -1
 
     # -- roots --------------------------------------------------------------------------------------------------------
@@ -339,14 +343,80 @@ class RadixTree(PageOwner):
             page = queue.first()
             block = pool.block_of_page(page)
             life_cycle = page - block.first_page
-            if self._is_unbounded[life_cycle]:
+            missing = wanted - allocator.num_free
+            if not self._is_unbounded[life_cycle]:
+                if missing > 1 and self._drop_passed(block, life_cycle, level, missing, cause):
+                    continue
+            elif block.only_child is not None or block.children is not None:
                 below = self._find_page_below(block, life_cycle, level)
                 if below != NO_PAGE:
                     storage.defer(index, page, below)
                     continue
+            elif missing > 1 and block.num_pins == 0 and self._drop_path(block, life_cycle, level, missing, cause):
+                continue
             digest.note(VICTIM, page)
             storage.drop(page, pool_group, cause)
             self._drop_useless(block, life_cycle)
+
+    def _drop_path(self, leaf: Block, life_cycle: i64, level: i64, missing: i64, cause: i64) -> bool:
+        """Drop the next victims in one go, where they are those of the last blocks of a path. False, and nothing has changed, if
+        that would be one block."""
+        path = self._path
+        num_blocks = path.gather(leaf, life_cycle, level, missing)
+        if num_blocks < 2:
+            return False
+        storage = self.storage
+        pool_group = storage.pool_group_of[life_cycle]
+        drop_run(storage, level, pool_group, path.pages, path.num_pages)
+        storage.count_dropped(level, pool_group, UNREACHABLE, path.num_pages - num_blocks)
+        storage.count_dropped(level, pool_group, cause, num_blocks)
+        self._runs.forget_place()
+        position: i64 = 0
+        block = leaf
+        while True:
+            storage.digest.note(VICTIM, block.first_page + life_cycle)
+            if storage.sink is not None:
+                position = self._tell_of_drop(storage.sink, block.first_page + life_cycle, position, cause)
+            num_blocks -= 1
+            parent = block.parent
+            if num_blocks == 0 or parent is None:
+                break
+            self._detach(block)
+            block = parent
+        self.prune(block)
+        return True
+
+    def _tell_of_drop(self, sink: PageEventSink, victim: i64, position: i64, cause: i64) -> i64:
+        """Of a block's pages, which begin at that position of the run; where the next block's begin."""
+        path = self._path
+        sink.on_page_removed(victim, cause)
+        position += 1
+        block = self.pool.block_of_page(victim)
+        while position < path.num_pages and self.pool.block_of_page(path.pages[position]) is block:
+            sink.on_page_removed(path.pages[position], UNREACHABLE)
+            position += 1
+        return position
+
+    def _drop_passed(self, block: Block, life_cycle: i64, level: i64, missing: i64, cause: i64) -> bool:
+        """The same for pages of a windowed life cycle that go without anything else."""
+        storage = self.storage
+        pool_group = storage.pool_group_of[life_cycle]
+        pages = self._path.pages
+        if missing > len(pages):
+            missing = len(pages)
+        queue = storage.queues[level * storage.num_pool_groups + pool_group]
+        count = self._runs.list_passed(block, life_cycle, queue, pages, missing)
+        if count == 0:
+            return False
+        drop_run(storage, level, pool_group, pages, count)
+        storage.count_dropped(level, pool_group, cause, count)
+        position: i64 = 0
+        while position < count:
+            storage.digest.note(VICTIM, pages[position])
+            if storage.sink is not None:
+                storage.sink.on_page_removed(pages[position], cause)
+            position += 1
+        return True
 
     def _drop_broken_runs(self, block: Block, life_cycle: i64, pages: vec[i64]) -> None:
         """What is left of a window that has lost a page serves no match."""

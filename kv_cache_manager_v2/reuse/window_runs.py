@@ -19,6 +19,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
+from ..storage.victim_queue import VictimQueue
 from .block import Block
 
 _NO_WINDOW: Final = -1
@@ -95,6 +96,35 @@ class WindowRuns:
         self._next_life_cycle = life_cycle
         self._top = top
         return True
+
+    def list_passed(self, block: Block, life_cycle: i64, queue: VictimQueue, pages: vec[i64], most: i64) -> i64:
+        """How many victims from ``block``'s page on stand one behind the other in line, each a block above the one before, and
+        make nothing useless with them; into ``pages``. The caller drops them all."""
+        if self._next_block is not block or self._next_life_cycle != life_cycle:
+            return 0
+        child = block.only_child
+        words = self._rows.words
+        if child is None or words[(child.first_page + life_cycle) * ROW_WORDS + PLACE] != NO_PAGE:
+            return 0
+        page = block.first_page + life_cycle
+        count: i64 = 0
+        top = self._top
+        while count < most:
+            above = None if top is None else top.parent
+            if above is not None and above.first_page >= 0:
+                if words[(above.first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
+                    break
+                top = above
+            pages[count] = page
+            count += 1
+            page = queue.following(page)
+            parent = block.parent
+            self._next_block = parent
+            if parent is None or page != parent.first_page + life_cycle or parent.only_child is None:
+                break
+            block = parent
+        self._top = top
+        return count
 
     def _add_run_above(self, block: Block, life_cycle: i64, least: i64) -> None:
         rows = self._rows

@@ -46,12 +46,12 @@ class PageCounters:
         if self.caller is not None:
             self.caller.note_copied(source_level, target_level, pool_group, num_pages)
 
-    def note_dropped(self, level: i64, pool_group: i64, reason: i64) -> None:
-        """One page; ``reason`` is a `removal_cause`."""
+    def note_dropped(self, level: i64, pool_group: i64, reason: i64, num_pages: i64) -> None:
+        """``reason`` is a `removal_cause`."""
         at = (level * self.num_pool_groups + pool_group) * NUM_DROP_REASONS + reason
         dropped = self.dropped_pages
-        dropped[at] += 1
+        dropped[at] += num_pages
         if self.caller is not None:
             # Of the same levels and groups, and no caller itself.
             dropped = self.caller.dropped_pages
-            dropped[at] += 1
+            dropped[at] += num_pages

@@ -176,6 +176,36 @@ class EvictionQueue(VictimQueue):
         words[at_page] = NOT_QUEUED
         self.num_pages -= 1
 
+    def evict_run(self, pages: vec[i64], count: i64) -> None:
+        # Victims stand one behind the other: what is left is joined once.
+        words = self._rows.words
+        position: i64 = 0
+        while position < count:
+            page = pages[position]
+            position += 1
+            links = words[page * ROW_WORDS + LINKS]
+            assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
+            words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+            previous = links >> 32
+            following = links & LOW_MASK
+            while position < count and pages[position] == following:
+                at_following = following * ROW_WORDS + LINKS
+                following = words[at_following] & LOW_MASK
+                words[at_following] = NOT_QUEUED
+                position += 1
+            at_previous = previous * ROW_WORDS + LINKS
+            words[at_previous] = following | ((words[at_previous] >> 32) << 32)
+            at_following = following * ROW_WORDS + LINKS
+            words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
+        self.num_pages -= count
+
+    def following(self, page: i64) -> i64:
+        following = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
+        if following < self._rows.first_page_of_blocks:
+            # A sentinel: behind the last page of a priority.
+            return NO_VICTIM
+        return following
+
     def first(self) -> i64:
         """The next victim, or NO_VICTIM."""
         if self.num_pages == 0:

@@ -125,6 +125,33 @@ def make_locked_run(
     return slots
 
 
+def drop_run(storage: PageStorage, level: i64, pool_group: i64, pages: vec[i64], count: i64) -> None:
+    """`drop` the first ``count`` of the pages, victims of one queue and what goes with them; the caller counts and tells of them."""
+    index = level * storage.num_pool_groups + pool_group
+    words = storage.rows.words
+    allocator = storage.allocators[index]
+    storage.queues[index].evict_run(pages, count)
+    position: i64 = 0
+    if storage.copies.num_copies > 0 or not storage.reads.is_idle:
+        while position < count:
+            storage.copies.forget(pages[position])
+            storage.reads.forget(pages[position])
+            position += 1
+    slots = vec[i64]([0] * count)
+    position = 0
+    while position < count:
+        at = pages[position] * ROW_WORDS
+        assert words[at + USERS] == 0, "a page was dropped that somebody holds"
+        slots[position] = words[at + PLACE] & LOW_MASK
+        words[at + PLACE] = NO_PAGE
+        position += 1
+    if storage.fills_pages:
+        for slot in slots:
+            storage.free_slot(index, slot, allocator.ready[slot])
+    else:
+        allocator.free_run(slots)
+
+
 def set_ready_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, point: i64) -> None:
     """`set_ready` for those of the blocks that have a page."""
     words = storage.rows.words

@@ -486,11 +486,7 @@ class PageStorage:
         words[at + PLACE] = NO_PAGE
         if not self.reads.is_idle:
             self.reads.forget(page)
-        if cause == CAPACITY or cause == UNREACHABLE or cause == SHRUNK:
-            num_evicted = self.num_evicted
-            num_evicted[index] += 1
-        self.last_cause = cause
-        self.counters.note_dropped(level, pool_group, cause)
+        self.count_dropped(level, pool_group, cause, 1)
         slot = place & LOW_MASK
         allocator = self.allocators[index]
         if self._filler is None:
@@ -499,6 +495,13 @@ class PageStorage:
             self.free_slot(index, slot, allocator.ready[slot])
         if self.sink is not None:
             self.sink.on_page_removed(page, cause)
+
+    def count_dropped(self, level: i64, pool_group: i64, cause: i64, num_pages: i64) -> None:
+        if cause == CAPACITY or cause == UNREACHABLE or cause == SHRUNK:
+            num_evicted = self.num_evicted
+            num_evicted[level * self.num_pool_groups + pool_group] += num_pages
+        self.last_cause = cause
+        self.counters.note_dropped(level, pool_group, cause, num_pages)
 
     def defer(self, index: i64, page: i64, below: i64) -> None:
         """The next victim of a queue goes behind ``below``, with a priority that is not lower."""

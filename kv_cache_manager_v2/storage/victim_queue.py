@@ -69,6 +69,13 @@ class VictimQueue(metaclass=ABCMeta):
     def evict(self, page: i64) -> None:
         """The page leaves its slot to make room."""
 
+    def evict_run(self, pages: vec[i64], count: i64) -> None:
+        """`evict` the first ``count`` of the pages, in order."""
+        position: i64 = 0
+        while position < count:
+            self.evict(pages[position])
+            position += 1
+
     @abstractmethod
     def forget(self, page: i64) -> None:
         """The page, which is not queued, will not come back from its use: it has left its slot."""
@@ -84,6 +91,10 @@ class VictimQueue(metaclass=ABCMeta):
     @abstractmethod
     def first(self) -> i64:
         """The next victim, or NO_VICTIM."""
+
+    def following(self, page: i64) -> i64:
+        """The victim after ``page``, if all before ``page`` go and then ``page``; NO_VICTIM where only their going tells."""
+        return NO_VICTIM
 
     @abstractmethod
     def set_capacity(self, num_slots: i64) -> None:

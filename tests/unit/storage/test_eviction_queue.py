@@ -8,7 +8,7 @@ from mypy_extensions import i64
 
 from kv_cache_manager_v2.storage.eviction_queue import EvictionQueue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
-from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES
+from kv_cache_manager_v2.storage.victim_queue import NO_VICTIM, NUM_PRIORITIES
 
 NUM_PAGES = 30
 
@@ -57,3 +57,39 @@ def test_a_run_of_pages_comes_and_goes_as_page_by_page(seed: int) -> None:
         for page in used:
             one_by_one.use(page)
         waiting += used
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_victims_leave_in_one_go_as_page_by_page(seed: int) -> None:
+    """Whole stretches from the front of the line on, with a page from elsewhere among them now and then."""
+    choices = random.Random(2000 + seed)
+    one_by_one, pages = queue_with_priorities(seed)
+    at_once, _ = queue_with_priorities(seed)
+    for page in pages:
+        one_by_one.push(page)
+        at_once.push(page)
+    while one_by_one.num_pages > 0:
+        line = one_by_one.collect()
+        gone = line[: choices.randint(1, len(line))]
+        if len(gone) < len(line) and choices.random() < 0.5:
+            gone.insert(choices.randint(1, len(gone)), choices.choice(line[len(gone) :]))
+        at_once.evict_run(vec[i64](gone), len(gone))
+        for page in gone:
+            one_by_one.evict(page)
+        assert at_once.collect() == one_by_one.collect()
+        assert at_once.num_pages == one_by_one.num_pages
+        assert at_once.first() == one_by_one.first()
+
+
+def test_who_follows_is_known_among_pages_of_one_priority() -> None:
+    queue, pages = queue_with_priorities(0)
+    for page in pages:
+        queue.push(page)
+    line = queue.collect()
+    for page, behind in zip(line, [*line[1:], NO_VICTIM], strict=True):
+        is_last = behind == NO_VICTIM or priority_of(queue, page) != priority_of(queue, behind)
+        assert queue.following(page) == (NO_VICTIM if is_last else behind)
+
+
+def priority_of(queue: EvictionQueue, page: int) -> int:
+    return int(queue._rows.priority(page))

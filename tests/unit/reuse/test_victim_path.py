@@ -1,0 +1,75 @@
+"""How much of a path makes room in one go, and what ends such a run. Nothing is changed by looking."""
+
+from small_models import manager_of, run_prompt
+
+from kv_cache_manager_v2 import KVCacheManager
+from kv_cache_manager_v2.reuse.victim_path import VictimPath
+
+BLOCK = 4
+
+
+def prompt_of(number: int, num_blocks: int) -> list[int]:
+    return list(range(1000 * number, 1000 * number + num_blocks * BLOCK))
+
+
+def gather(manager: KVCacheManager, wanted: int) -> tuple[int, int]:
+    """Blocks and pages of the run that begins with the next victim, a page without a window of a last block."""
+    storage = manager._shared.storage
+    before = storage.queues[0].collect()
+    page = storage.queues[0].first()
+    leaf = manager._shared.tree.pool.block_of_page(page)
+    path = VictimPath(storage)
+    num_blocks = path.gather(leaf, page - leaf.first_page, 0, wanted)
+    assert storage.queues[0].collect() == before
+    assert path.pages[0] == page
+    return int(num_blocks), int(path.num_pages)
+
+
+def test_as_many_blocks_as_are_wanted() -> None:
+    with manager_of([None], BLOCK, num_slots=20) as manager:
+        run_prompt(manager, prompt_of(1, 10)).close()
+        assert gather(manager, 7) == (7, 7)
+        assert gather(manager, 100) == (10, 10)
+
+
+def test_a_block_takes_its_other_pages_along() -> None:
+    """A prompt of 2 blocks inside the window of 9 tokens: two pages each, and a block goes whole."""
+    with manager_of([None, 9], BLOCK, num_slots=40) as manager:
+        run_prompt(manager, prompt_of(1, 2)).close()
+        assert gather(manager, 1) == (1, 2)
+        assert gather(manager, 3) == (2, 4)
+
+
+def test_a_branch_ends_the_run() -> None:
+    """Two prompts share 4 blocks and go on for 6 and 3: the first one's end is next, and the shared part has another child."""
+    with manager_of([None], BLOCK, num_slots=20) as manager:
+        run_prompt(manager, prompt_of(1, 10)).close()
+        run_prompt(manager, prompt_of(1, 4) + prompt_of(2, 3)).close()
+        assert gather(manager, 100) == (6, 6)
+
+
+def test_what_is_in_use_ends_the_run() -> None:
+    with manager_of([None], BLOCK, num_slots=20) as manager:
+        run_prompt(manager, prompt_of(1, 10)).close()
+        with run_prompt(manager, prompt_of(1, 4)):
+            assert gather(manager, 100) == (6, 6)
+
+
+def test_another_path_in_line_ends_the_run() -> None:
+    """The first half of a prompt was used again: only its second half is still at the front."""
+    with manager_of([None], BLOCK, num_slots=20) as manager:
+        run_prompt(manager, prompt_of(1, 10)).close()
+        run_prompt(manager, prompt_of(2, 3)).close()
+        run_prompt(manager, prompt_of(1, 5)).close()
+        assert gather(manager, 100) == (5, 5)
+
+
+def test_a_prompt_takes_the_room_of_an_older_one_in_few_steps() -> None:
+    """What is left of the older prompt is its beginning, whole blocks, however much went at once."""
+    for num_blocks in range(1, 10):
+        with manager_of([None], BLOCK, num_slots=10) as manager:
+            run_prompt(manager, prompt_of(1, 10)).close()
+            run_prompt(manager, prompt_of(2, num_blocks)).close()
+            assert manager.probe_reuse(None, prompt_of(1, 10)) == (10 - num_blocks) * BLOCK
+            assert manager.probe_reuse(None, prompt_of(2, 10)) == num_blocks * BLOCK
+            manager.check_invariants()
