@@ -16,6 +16,9 @@ carries means what it meant, only that later work of the timeline may be on anot
 While there is a single timeline, `mark` is a counter and no event exists: work on one stream is in order anyway. From the
 second timeline on, `mark` records, so that a later wait never waits for more than it must. No decision depends on any of
 this: events order bytes, they never choose slots.
+
+A device that takes no event, or no wait for one, stops nothing, since it is asked in the middle of changes that could not be undone: the
+host waits instead, and the log says so. Only where that fails as well is the device's error raised.
 """
 
 import logging
@@ -24,6 +27,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import StorageIOError
 from .port import Device
 
 NO_POINT: Final = 0
@@ -35,6 +39,9 @@ _TICK_BITS: Final = 44
 _TICK_MASK: Final = (1 << 44) - 1
 _EVENTS_KEPT: Final = 32
 _NO_TIMELINE: Final = -1
+_DONE: Final = -1
+"""Stands for an event that the device did not take: the host has waited instead."""
+_MAX_FAILED_READS: Final = 1000
 _TIMELINES_KEPT: Final = 64
 """More than an engine has streams at the same time; a retired one more or less costs some hundred bytes and its events."""
 
@@ -142,7 +149,8 @@ class StreamOrder:
                 timeline = self._add_timeline(stream)
         elif timeline.retired_event:
             # The handle may name a stream that was created after the one we knew was destroyed.
-            self._device.wait_event(stream, timeline.events[-1])
+            if timeline.events[-1] != _DONE:
+                self._device.wait_event(stream, timeline.events[-1])
             timeline.retired_event = False
         timeline.num_users += 1
         return timeline.index
@@ -186,7 +194,8 @@ class StreamOrder:
         if oldest is None:
             return None
         # Behind all that the timeline's points speak of; a device that checks its handles says here that this is no stream.
-        self._device.wait_event(stream, oldest.events[-1])
+        if oldest.events[-1] != _DONE:
+            self._device.wait_event(stream, oldest.events[-1])
         del self._by_stream[oldest.stream]
         oldest.stream = stream
         oldest.retired_event = False
@@ -232,7 +241,12 @@ class StreamOrder:
             return
         source = self._timelines[source_index]
         position = self._event_position(source, tick)
-        self._device.wait_event(timeline.stream, source.events[position])
+        event = source.events[position]
+        if event != _DONE:
+            try:
+                self._device.wait_event(timeline.stream, event)
+            except Exception as error:
+                self._wait_on_host(timeline.stream, event, error)
         seen = timeline.seen
         since = timeline.seen_since
         while len(seen) <= source_index:
@@ -265,20 +279,22 @@ class StreamOrder:
         if point == NO_POINT:
             return
         source = self._timelines[point >> _TICK_BITS]
-        self._device.synchronize_event(source.events[self._event_position(source, point & _TICK_MASK)])
+        event = source.events[self._event_position(source, point & _TICK_MASK)]
+        if event != _DONE:
+            self._device.synchronize_event(event)
 
     def is_done(self, point: i64) -> bool:
         """Whether the point is passed; for showing and for `ready`, never for a decision."""
         if point == NO_POINT:
             return True
         source = self._timelines[point >> _TICK_BITS]
-        return self._device.is_event_done(source.events[self._event_position(source, point & _TICK_MASK)])
+        event = source.events[self._event_position(source, point & _TICK_MASK)]
+        return event == _DONE or self._device.is_event_done(event)
 
     def close(self) -> None:
         """Release every event and the stream of its own. The caller has synchronised."""
         for timeline in self._timelines:
-            for event in timeline.events:
-                self._device.release_event(event)
+            self._release(timeline.events)
             timeline.events.clear()
             timeline.event_ticks.clear()
         for join in (self._join, self._slow_join):
@@ -297,7 +313,8 @@ class StreamOrder:
             try:
                 if not timeline.retired_event:
                     self._record(timeline)
-                self._device.synchronize_event(timeline.events[-1])
+                if timeline.events[-1] != _DONE:
+                    self._device.synchronize_event(timeline.events[-1])
             except Exception:
                 _logger.exception("waiting for stream %s failed", timeline.stream)
 
@@ -310,7 +327,14 @@ class StreamOrder:
         if a == join.a and b == join.b:
             return join.result
         if join.index == _NO_TIMELINE:
-            stream = self._device.create_stream()
+            try:
+                stream = self._device.create_stream()
+            except Exception as error:
+                source = self._timelines[a >> _TICK_BITS]
+                event = source.events[self._event_position(source, a & _TICK_MASK)]
+                if event != _DONE:
+                    self._wait_on_host(source.stream, event, error)
+                return b
             try:
                 join.index = self.enter_slow(stream) if is_slow else self.enter(stream)
             except BaseException:
@@ -337,13 +361,47 @@ class StreamOrder:
         return position
 
     def _record(self, timeline: Timeline) -> None:
-        event = self._device.record_event(timeline.stream)
+        try:
+            event = self._device.record_event(timeline.stream)
+        except Exception as error:
+            self._wait_on_host(timeline.stream, _DONE, error)
+            event = _DONE
         timeline.events.append(event)
         timeline.event_ticks.append(timeline.tick)
         timeline.tick += 1
         if len(timeline.events) > 2 * _EVENTS_KEPT:
             # An older point is then served by a later event: correct, and by now long done.
-            for old_event in timeline.events[:_EVENTS_KEPT]:
-                self._device.release_event(old_event)
+            self._release(timeline.events[:_EVENTS_KEPT])
             timeline.events = timeline.events[_EVENTS_KEPT:]
             timeline.event_ticks = timeline.event_ticks[_EVENTS_KEPT:]
+
+    def _release(self, events: list[int]) -> None:
+        for event in events:
+            if event != _DONE:
+                self._device.release_event(event)
+
+    # -- what the device refuses --------------------------------------------------------------------------------------
+
+    def _wait_on_host(self, stream: int, event: int, error: Exception) -> None:
+        """The device has refused an event on ``stream``, which ``event`` is none of then, or a wait for ``event``: block the host.
+
+        What is enqueued from now on is behind all that either would have stood for.
+        """
+        if isinstance(error, AssertionError):
+            raise error
+        _logger.warning("the device refused to put streams in order, the host waits instead: %s", error)
+        attempt: i64 = 0
+        while True:
+            try:
+                if event == _DONE:
+                    self._device.synchronize_stream(stream)
+                else:
+                    self._device.synchronize_event(event)
+                return
+            except StorageIOError:
+                # Of a read before it, each told once; who reads learns of it from `take_failed_reads`.
+                attempt += 1
+                if attempt > _MAX_FAILED_READS:
+                    raise
+            except Exception:
+                raise error from None

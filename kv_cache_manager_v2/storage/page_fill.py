@@ -7,6 +7,7 @@ Debug pattern (`DebugFill`): a page is filled as it is handed out, on its sequen
 back, on a stream of the filler's own, after all that used it; the next owner then waits for that.
 """
 
+import logging
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
@@ -18,6 +19,7 @@ from ..pools.pool_group import PoolGroup
 from .debug_fill import DebugFill
 
 _NO_TIMELINE: Final = -1
+_logger = logging.getLogger("kv_cache_manager_v2")
 
 
 def clear_at_start(device: Device, pool_groups: list[PoolGroup]) -> None:
@@ -66,23 +68,47 @@ class PageFiller:
 
     def fill_freed(self, pool_group: i64, slot: i64, point: i64) -> i64:
         """A slot that is given back and may be touched after ``point``; returns the point after the fill."""
-        if self._timeline == _NO_TIMELINE:
-            self._stream = self._device.create_stream()
-            self._timeline = self._order.enter(self._stream)
+        if self._timeline == _NO_TIMELINE and not self._open_stream():
+            return point
         self._order.wait(self._timeline, point)
         self._fill(self._stream, pool_group, slot)
         return self._order.mark(self._timeline)
 
+    def _open_stream(self) -> bool:
+        try:
+            stream = self._device.create_stream()
+        except Exception as error:
+            _note_refusal(error)
+            return False
+        try:
+            self._timeline = self._order.enter(stream)
+        except Exception as error:
+            self._device.destroy_stream(stream)
+            _note_refusal(error)
+            return False
+        self._stream = stream
+        return True
+
     def _fill(self, stream: int, pool_group: i64, slot: i64) -> None:
+        """As far as the device does it: a pattern for debugging stops nothing."""
         group = self._pool_groups[pool_group]
         pool: i64 = 0
-        while pool < len(group.slot_bytes):
-            num_bytes = group.slot_bytes[pool]
-            self._device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, self._value)
-            pool += 1
+        try:
+            while pool < len(group.slot_bytes):
+                num_bytes = group.slot_bytes[pool]
+                self._device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, self._value)
+                pool += 1
+        except Exception as error:
+            _note_refusal(error)
 
     def close(self) -> None:
         """Nothing that was enqueued is running."""
         if self._timeline != _NO_TIMELINE:
             self._device.destroy_stream(self._stream)
             self._timeline = _NO_TIMELINE
+
+
+def _note_refusal(error: Exception) -> None:
+    if isinstance(error, AssertionError):
+        raise error
+    _logger.warning("a slot is not filled with the debug pattern: %s", error)

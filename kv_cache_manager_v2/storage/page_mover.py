@@ -111,18 +111,29 @@ class PageMover:
         return self._order.mark(timeline)
 
     def timeline(self, source_level: i64, target_level: i64) -> i64:
-        """The one on which pages go from one level to the other."""
+        """The one on which pages go from one level to the other. `PageMoveError` if the device has no stream for it."""
         index = source_level * self._num_levels + target_level
         timeline = self._timelines[index]
         if timeline == _NO_TIMELINE:
-            stream = self._device.create_stream()
             try:
-                timeline = self._order.enter_slow(stream)
-            except BaseException:
-                self._device.destroy_stream(stream)
+                timeline = self._add_timeline()
+            except AssertionError:
                 raise
+            except Exception as error:
+                raise PageMoveError(
+                    f"moving pages from level {source_level} to level {target_level} failed, for the device gave no stream: {error}"
+                ) from error
             self._timelines[index] = timeline
-            self._streams.append(stream)
+        return timeline
+
+    def _add_timeline(self) -> i64:
+        stream = self._device.create_stream()
+        try:
+            timeline = self._order.enter_slow(stream)
+        except BaseException:
+            self._device.destroy_stream(stream)
+            raise
+        self._streams.append(stream)
         return timeline
 
     def has_timeline(self, source_level: i64, target_level: i64) -> bool:

@@ -73,8 +73,11 @@ class PoolResizer:
         allocator = storage.allocators[index]
         limit = allocator.first_slot + num_slots
         self._collect(level, pool_group, limit)
-        allocator.begin_shrink(num_slots)
         count: i64 = len(self.pages)
+        if count > 0:
+            # A device that has no stream says so before anything changes.
+            self._mover.timeline(level, level)
+        allocator.begin_shrink(num_slots)
         position: i64 = 0
         self.targets = vec[i64]()
         while position < count:

@@ -18,6 +18,7 @@ FAULT_KINDS: Final = (
     "record",
     "wait",
     "create_stream",
+    "synchronize",
     "disk_read",
     "disk_write",
 )

@@ -238,6 +238,7 @@ class SimulatedDevice(Device):
     def synchronize_stream(self, stream: int) -> None:
         self._require_open()
         queue = self._queue(stream)
+        self.faults.count_call("synchronize")
         self._num_host_waits += 1
         self._scheduler.run_through(queue.index, queue.num_enqueued())
         self._detector.join_host(queue.clock)
@@ -280,6 +281,7 @@ class SimulatedDevice(Device):
     def synchronize_event(self, event: int) -> None:
         self._require_open()
         waited_for = self._event(event)
+        self.faults.count_call("synchronize")
         self._num_host_waits += 1
         self._scheduler.run_through(waited_for.stream, waited_for.position)
         waited_for.is_seen = True

@@ -100,12 +100,13 @@ def test_copy_that_fails_leaves_resize_undone() -> None:
 
 
 def test_change_that_is_interrupted_breaks_the_manager() -> None:
-    """The device refuses the event of a suspend on the second stream: pages would be unlocked without one."""
+    """The device refuses the event of a suspend on the second stream, and the host's wait too: pages would be unlocked without one."""
     manager, device = on_a_faulty_device()
     kv_cache = run_prompt(manager, [1, 2, 3, 4, 5, 6])
     stream = device.create_stream()
     kv_cache.cuda_stream = stream
     device.faults.fail("record", 1, RuntimeError("no event today"))
+    device.faults.fail("synchronize", 1, RuntimeError("nor shall anybody wait"))
     with pytest.raises(RuntimeError, match="no event today"):
         kv_cache.suspend()
     with pytest.raises(CorruptedError, match="no event today"):
@@ -126,6 +127,7 @@ def test_wait_that_fails_in_a_copy_leaks_no_slot() -> None:
     assert first.resume(streams[1])
     other.close()
     device.faults.fail("wait", 1, RuntimeError("no wait today"))
+    device.faults.fail("synchronize", 1, RuntimeError("nor shall anybody wait"))
     with pytest.raises(RuntimeError):
         second.resume(streams[1])
     manager.check_invariants()

@@ -1,7 +1,7 @@
 """Devices that fail in the middle of a history: which call is to fail, and what is looked at once one has.
 
-Some scenarios plan a failure before an action, now and then: the n-th copy, transfer or mapping from there on, a full disk, or (which
-breaks the manager for good) an event that cannot be recorded or waited for. The failure is drawn from the action's number, so it
+Some scenarios plan a failure before an action, now and then: the n-th copy, transfer, mapping, stream, event or wait from there on, a full
+disk, or (which breaks the manager for good) an event that is refused together with the host's wait that would stand for it. The failure is drawn from the action's number, so it
 stays with the action when a history is shortened. After an action in which one fired, everything that was enqueued is run, so that
 what is lost is known; a read that fails while somebody else already relies on it is left to tests of its own.
 """
@@ -33,7 +33,9 @@ class PlannedFault(Exception):
 FAILURES: Final = (PageMoveError, StorageIOError, OutOfMemoryError, PlannedFault)
 """What a call may raise when the device fails; nothing has changed then, but for what made room."""
 
-_KINDS: Final = ("copy", "copy", "copy", "disk_read", "disk_read", "disk_write", "full", "map")
+_KINDS: Final = (
+    "copy", "copy", "copy", "copy", "disk_read", "disk_read", "disk_write", "full", "map", "record", "wait", "create_stream",
+)  # fmt: skip
 _BREAKING_KINDS: Final = ("record", "wait")
 _SHARE_OF_BREAKING: Final = 0.02
 _MAX_DRAINS: Final = 100
@@ -44,7 +46,8 @@ def plan_fault(device: SimulatedDevice, action: Action, share: float) -> None:
     random = Random(action.number + 1)
     if random.random() >= share:
         return
-    kind = random.choice(_BREAKING_KINDS if random.random() < _SHARE_OF_BREAKING else _KINDS)
+    breaks = random.random() < _SHARE_OF_BREAKING
+    kind = random.choice(_BREAKING_KINDS if breaks else _KINDS)
     nth = 1 + int(random.random() * random.random() * 5)
     if kind == "map" and action.kind != "resize_level":
         kind = "copy"
@@ -55,6 +58,8 @@ def plan_fault(device: SimulatedDevice, action: Action, share: float) -> None:
         device.faults.fail("map", 1, OutOfMemoryError("planned: no memory"))
     else:
         device.faults.fail(kind, nth, PlannedFault(f"planned: {kind} number {nth} from {action} on"))
+        if breaks:
+            device.faults.fail("synchronize", 1, PlannedFault("planned: nor may the host wait"))
 
 
 def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:

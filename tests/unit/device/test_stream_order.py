@@ -5,6 +5,7 @@ The simulated device judges: work writes a byte of its own, and who has waited r
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from kv_cache_manager_v2.testing import SimulatedDevice
 
 _NUM_STREAMS = 3
 _NUM_BYTES = 4096
+_KINDS = ("record", "wait", "create_stream")
 
 Step = tuple[str, int, int]
 
@@ -50,7 +52,9 @@ class _Streams:
 
     def perform(self, step: Step) -> None:
         what, one, other = step
-        if what == "work":
+        if what == "refuse":
+            self._device.faults.fail(_KINDS[one], 1 + other, RuntimeError("not now"))
+        elif what == "work":
             address = self._base + self._num_works
             self._num_works += 1
             self._device.launch(self._streams[one], _Touch([address], True))
@@ -77,6 +81,7 @@ _steps = st.one_of(
     st.tuples(st.just("wait"), _stream, st.integers(0, 20)),
     st.tuples(st.just("advance"), st.integers(0, 20), st.integers(0, 20)),
 )
+_steps_and_refusals = st.one_of(_steps, st.tuples(st.just("refuse"), _stream, st.integers(0, 5)))
 
 
 # Stream 1 marks, waits for stream 0, and gives the bytes of both back with that mark, which is too early for those of stream 0.
@@ -86,3 +91,34 @@ def test_waiting_is_being_after(steps: list[Step]) -> None:
     streams = _Streams()
     for step in steps:
         streams.perform(step)
+
+
+@given(st.lists(_steps_and_refusals, max_size=60))
+def test_so_it_is_when_the_device_refuses_events_waits_and_streams(steps: list[Step]) -> None:
+    streams = _Streams()
+    for step in steps:
+        streams.perform(step)
+
+
+def test_what_can_neither_be_ordered_nor_waited_for_is_said() -> None:
+    device = SimulatedDevice(seed=0)
+    order = StreamOrder(device)
+    first, second = (order.enter(device.create_stream()) for _ in range(2))
+    mark = order.mark(first)
+    device.faults.fail("wait", 1, RuntimeError("no wait today"))
+    device.faults.fail("synchronize", 1, RuntimeError("nor on the host"))
+    with pytest.raises(RuntimeError, match="no wait today"):
+        order.wait(second, mark)
+    order.wait(second, mark)
+    device.faults.fail("record", 1, RuntimeError("no event today"))
+    device.faults.fail("synchronize", 1, RuntimeError("nor on the host"))
+    with pytest.raises(RuntimeError, match="no event today"):
+        order.mark(first)
+    num_waits = device.num_host_waits
+    device.faults.fail("record", 1, RuntimeError("no event today"))
+    mark = order.mark(first)
+    assert device.num_host_waits == num_waits + 1 and order.is_done(mark)
+    order.wait(second, mark)
+    order.synchronize(mark)
+    order.leave(first)
+    order.close()

@@ -42,10 +42,11 @@ def calls_of(device):
         "record": lambda: device.record_event(stream),
         "wait": lambda: device.wait_event(stream, event),
         "create_stream": lambda: device.create_stream(),
+        "synchronize": lambda: device.synchronize_event(event),
     }
 
 
-@pytest.mark.parametrize("kind", ["reserve", "map", "copy", "fill", "launch", "record", "wait", "create_stream"])
+@pytest.mark.parametrize("kind", ["reserve", "map", "copy", "fill", "launch", "record", "wait", "create_stream", "synchronize"])
 def test_nth_call_fails_once(kind):
     device = SimulatedDevice(7, eager=False)
     calls = calls_of(device)
