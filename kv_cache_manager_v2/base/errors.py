@@ -33,6 +33,11 @@ class CudaError(KVCacheManagerError):
 
 
 @mypyc_attr(native_class=False)
+class PartlyCopiedError(CudaError):
+    """Some copies of a batch were enqueued, and the next one was refused."""
+
+
+@mypyc_attr(native_class=False)
 class StorageIOError(KVCacheManagerError):
     """A file of a disk tier could not be read or written.
 

@@ -8,6 +8,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.errors import CudaError, PartlyCopiedError
 from ..base.ids import CacheTier
 from .cuda_driver import NOT_SUPPORTED, SUCCESS, CudaDriver
 from .cuda_host_memory import CudaHostMemory
@@ -81,7 +82,12 @@ class CudaCopies:
             _logger.info("the CUDA driver takes no batches of copies; they are enqueued one by one")
             self._has_batches = False
         for index in range(count):
-            self._driver.call("cuMemcpyAsync", dsts[index], srcs[index], sizes[index], stream)
+            try:
+                self._driver.call("cuMemcpyAsync", dsts[index], srcs[index], sizes[index], stream)
+            except CudaError as error:
+                if index == 0:
+                    raise
+                raise PartlyCopiedError(f"of {count} copies {index} were enqueued, then {error}") from error
 
     def _piece_end(self, tier: CacheTier, address: int) -> int:
         if tier == CacheTier.GPU_MEM:

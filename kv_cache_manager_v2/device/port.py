@@ -8,7 +8,9 @@ What every device promises (`tests/contract` holds each of them to it):
 - work on one stream runs in the order in which it was enqueued;
 - `wait_event` orders a stream behind an event without blocking the host;
 - an event handle belongs to the caller until `release_event`, and is recycled afterwards;
-- a call that fails raises and has changed nothing, except that a failed copy or fill leaves its destination undefined;
+- a call that fails raises and has changed nothing. A batch of copies is refused as a whole, before any byte is written; a driver that
+  takes copies only one by one may refuse a later one, which is a `PartlyCopiedError`, and leaves all destinations undefined. So does a
+  fill that fails, and work that fails after it was enqueued;
 - a value that can never be right (a tier that the device lacks, a size that is no positive multiple of the granularity,
   a fill byte above 255) is a `ValueError`; a call that does not fit the state (addresses that are not reserved or not
   mapped, a handle that was given back) is a `LogicError`; no memory or no addresses is an `OutOfMemoryError`;

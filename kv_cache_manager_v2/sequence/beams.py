@@ -7,7 +7,7 @@ is counted in statistics. Scratch reuse is off while there are beams.
 
 A step of all beams is one `resize`, all or nothing: it is planned for each beam after the ones before it, so that of a block that
 only beams share the last one writes in place. All copies are made before anything changes, so that a device that refuses one changes
-nothing; where there is room for them only once the step's own pages are given back, such a device breaks the manager.
+nothing; where there is room for them only once the step's own pages are given back, they go where these are (`copies_in_place`).
 """
 
 from librt.vecs import vec

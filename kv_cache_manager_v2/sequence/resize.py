@@ -11,6 +11,7 @@ from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
 from ..reuse.block import Block
 from .beams import list_beams, list_copies_of_beam
 from .block_runs import list_first_pages, make_pages
+from .copies_in_place import InPlaceCopies
 from .forked_blocks import (
     NO_ORDINALS,
     cut_forked,
@@ -59,6 +60,8 @@ def _resize_beams(state: SequenceState, capacity: i64, history: i64) -> bool:
         position += 1
     _make_room_beforehand(state, needed, given_back)
     # Copies first, which the device may refuse; then beam 0, which alone may ask the user for priorities.
+    if not _has_room_for_copies(beams, copies_of_beams):
+        return _resize_beams_in_place(beams, capacity, history, copies_of_beams)
     digest = shared.storage.digest.value
     staged = _stage_copies_of_beams(beams, copies_of_beams)
     is_done = False
@@ -86,21 +89,10 @@ def _resize_beams(state: SequenceState, capacity: i64, history: i64) -> bool:
 
 def _stage_copies_of_beams(beams: list[SequenceState], copies_of_beams: list[list[int]]) -> list[list[Block]]:
     """What each further beam is going to copy, copied before anything changes: `PageMoveError` or the device's own error, and
-    nothing has. None at all where there is room for it only once the call has given pages back."""
+    nothing has."""
     staged: list[list[Block]] = [[] for _ in beams]
     storage = beams[0].shared.storage
-    room = beams[0].shared.room
-    needed = vec[i64]([0] * storage.num_pool_groups)
-    position = 0
-    for beam in beams:
-        _count_held_copies(beam, copies_of_beams[position], needed)
-        position += 1
-    pool_group: i64 = 0
-    while pool_group < storage.num_pool_groups:
-        if not room.has_room(pool_group, needed[pool_group]):
-            return staged
-        pool_group += 1
-    room.make_room(needed)
+    beams[0].shared.room.make_room(_count_all_copies(beams, copies_of_beams))
     digest = storage.digest.value
     try:
         position = 0
@@ -116,6 +108,45 @@ def _stage_copies_of_beams(beams: list[SequenceState], copies_of_beams: list[lis
     return staged
 
 
+def _count_all_copies(beams: list[SequenceState], copies_of_beams: list[list[int]]) -> vec[i64]:
+    needed = vec[i64]([0] * beams[0].shared.storage.num_pool_groups)
+    position = 0
+    for beam in beams:
+        _count_held_copies(beam, copies_of_beams[position], needed)
+        position += 1
+    return needed
+
+
+def _has_room_for_copies(beams: list[SequenceState], copies_of_beams: list[list[int]]) -> bool:
+    """Whether there is room for all copies before the call gives pages back."""
+    needed = _count_all_copies(beams, copies_of_beams)
+    pool_group: i64 = 0
+    while pool_group < len(needed):
+        if not beams[0].shared.room.has_room(pool_group, needed[pool_group]):
+            return False
+        pool_group += 1
+    return True
+
+
+def _resize_beams_in_place(
+    beams: list[SequenceState], capacity: i64, history: i64, copies_of_beams: list[list[int]]
+) -> bool:
+    """The only room for copies is what the call gives back."""
+    state = beams[0]
+    shared = state.shared
+    num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
+    asked = _ask_priorities(state, num_blocks, capacity, history, copies_of_beams[0])
+    in_place: InPlaceCopies | None = _copy_in_place(beams, capacity, history, copies_of_beams, asked)
+    shared.guard.begin_change()
+    position = 0
+    for beam in beams:
+        is_done = _resize_one(beam, capacity, history, in_place, asked if position == 0 else None)
+        assert is_done, "room that was planned for all beams was not there for each"
+        position += 1
+    shared.guard.end_change()
+    return True
+
+
 def _free_copies_of_beams(beams: list[SequenceState], staged: list[list[Block]]) -> None:
     """The last one first: the next call takes the same slots."""
     position = len(beams) - 1
@@ -124,7 +155,14 @@ def _free_copies_of_beams(beams: list[SequenceState], staged: list[list[Block]])
         position -= 1
 
 
-def _resize_one(state: SequenceState, capacity: i64, history: i64) -> bool:
+def _resize_one(
+    state: SequenceState,
+    capacity: i64,
+    history: i64,
+    in_place: InPlaceCopies | None = None,
+    asked: list[int] | None = None,
+) -> bool:
+    """``in_place``: copies that are made already. ``asked``: priorities that the user has given for them and the new blocks."""
     if stays_within_blocks(state, capacity, history):
         if state.snapshot_plan is not None:
             state.snapshot_plan.note_room(state.num_committed, state.capacity, capacity, history)
@@ -133,12 +171,12 @@ def _resize_one(state: SequenceState, capacity: i64, history: i64) -> bool:
         return True
     counters = state.counters
     if counters is None:
-        return _resize_blocks(state, capacity, history)
+        return _resize_blocks(state, capacity, history, in_place, asked)
     old_num_blocks = state.num_blocks
     pages = state.shared.storage.counters
     pages.caller = counters.usage.pages
     try:
-        is_done = _resize_blocks(state, capacity, history)
+        is_done = _resize_blocks(state, capacity, history, in_place, asked)
     finally:
         pages.caller = None
     if is_done:
@@ -146,21 +184,21 @@ def _resize_one(state: SequenceState, capacity: i64, history: i64) -> bool:
     return is_done
 
 
-def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
+def _resize_blocks(
+    state: SequenceState, capacity: i64, history: i64, in_place: InPlaceCopies | None, asked: list[int] | None
+) -> bool:
     shared = state.shared
-    storage = shared.storage
     num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
     copies = NO_ORDINALS
     first_written: i64 = NEVER
     if state.tail_is_shared or state.forked_end > 0:
         copies = list_copies(state, capacity, history)
         first_written = find_first_written(state, capacity, history)
-    moves_scratch = state.scratch.is_enabled and capacity != state.capacity
-    needed = vec[i64]([0] * storage.num_pool_groups)
-    given_back = vec[i64]([0] * storage.num_pool_groups)
+    needed = vec[i64]([0] * shared.storage.num_pool_groups)
+    given_back = vec[i64]([0] * shared.storage.num_pool_groups)
     _plan(state, capacity, history, copies, needed, given_back)
     takes_tail_back = False
-    if shared.room.find_refusal(needed, given_back):
+    if in_place is None and shared.room.find_refusal(needed, given_back):
         if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):
             return False
         _leave_out_copies(state, copies, capacity, history, needed)
@@ -168,22 +206,25 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
             return False
         takes_tail_back = True
         copies = NO_ORDINALS
-    priorities = _ask_priorities(state, num_blocks, capacity, history, copies)
+    priorities = _ask_priorities(state, num_blocks, capacity, history, copies) if asked is None else asked
     num_copies: i64 = len(copies)
 
-    _make_room_beforehand(state, needed, given_back)
-    if len(copies) > 0 and _copy_first(state, copies, priorities):
+    if in_place is None:
+        _make_room_beforehand(state, needed, given_back)
+        if len(copies) > 0 and _copy_first(state, copies, priorities):
+            _leave_out_copies(state, copies, capacity, history, needed)
+            copies = NO_ORDINALS
+        elif len(copies) > 0:
+            in_place = _copy_in_place([state], capacity, history, [copies], priorities)
+    if in_place is not None:
         _leave_out_copies(state, copies, capacity, history, needed)
         copies = NO_ORDINALS
     shared.guard.begin_change()
     if takes_tail_back:
         take_tail_back(state)
-    if num_blocks < state.num_blocks or history >= state.next_window_move or moves_scratch:
-        mark = shared.order.mark(state.timeline)
-        _cut_blocks(state, num_blocks, mark)
-        move_windows(state, history, mark)
-        if moves_scratch:
-            _move_scratch(state, capacity, history, mark)
+    _give_up(state, num_blocks, capacity, history)
+    if in_place is not None:
+        in_place.settle(state)
     if state.snapshot_plan is not None:
         state.snapshot_plan.note_room(state.num_committed, state.capacity, capacity, history)
     state.history = history
@@ -194,13 +235,85 @@ def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     if first_written < state.forked_end:
         settle_forked(state, first_written)
     _add_blocks(state, num_blocks, priorities, num_copies)
-    if moves_scratch:
-        life_cycle = 0
-        while life_cycle < shared.num_life_cycles:
-            state.scratch.take(life_cycle, state.timeline)
-            life_cycle += 1
+    if state.scratch.num_blocks > 0:
+        _take_scratch(state)
     shared.guard.end_change()
     return True
+
+
+def _give_up(state: SequenceState, num_blocks: i64, capacity: i64, history: i64) -> None:
+    """What the coming step does not need: blocks behind the end, pages that the windows pass, scratch slots, pages of scratch blocks."""
+    moves_scratch = state.scratch.is_enabled and capacity != state.capacity
+    if num_blocks >= state.num_blocks and history < state.next_window_move and not moves_scratch:
+        return
+    mark = state.shared.order.mark(state.timeline)
+    _cut_blocks(state, num_blocks, mark)
+    move_windows(state, history, mark)
+    if moves_scratch:
+        _move_scratch(state, capacity, history, mark)
+
+
+def _take_scratch(state: SequenceState) -> None:
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        state.scratch.take(life_cycle, state.timeline)
+        life_cycle += 1
+
+
+def _copy_in_place(
+    states: list[SequenceState], capacity: i64, history: i64, copies_of_states: list[list[int]], priorities: list[int]
+) -> InPlaceCopies | None:
+    """The only room for copies is what the call gives back: they are made before it does. None if that is more than pages.
+
+    ``priorities``: those of the first one's.
+    """
+    shared = states[0].shared
+    needed = vec[i64]([0] * shared.storage.num_pool_groups)
+    given_back = vec[i64]([0] * shared.storage.num_pool_groups)
+    in_place = InPlaceCopies(shared.storage.num_pool_groups)
+    for turn, state in enumerate(states):
+        copies = copies_of_states[turn]
+        _plan(state, capacity, history, copies, needed, given_back)
+        in_place.begin_turn(state, copies, needed, given_back)
+        # Private ones first: nobody will want their bytes.
+        _add_donors(in_place, state, capacity, history, copies, False)
+        _add_donors(in_place, state, capacity, history, copies, True)
+        position = 0
+        for copied in copies:
+            in_place.begin_block()
+            life_cycle = 0
+            while life_cycle < shared.num_life_cycles:
+                if _will_hold_page(state, life_cycle, copied, capacity, history):
+                    in_place.add_copy(life_cycle, priorities[position] if turn == 0 else PRIORITY_DEFAULT)
+                position += 1
+                life_cycle += 1
+    if in_place.suffices(shared.room):
+        in_place.enqueue()
+        return in_place
+    in_place.give_up()
+    return None
+
+
+def _add_donors(
+    in_place: InPlaceCopies, state: SequenceState, capacity: i64, history: i64, copies: list[int], published: bool
+) -> None:
+    """Pages that the step gives up, and nobody else has."""
+    shared = state.shared
+    num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        ordinal: i64 = 0
+        while ordinal < state.num_blocks:
+            if (
+                (ordinal >= num_blocks or not _will_hold_page(state, life_cycle, ordinal, capacity, history))
+                and state.is_published(ordinal) == published
+                and int(ordinal) not in copies
+                and count_given_back(state, life_cycle, ordinal, ordinal + 1) == 1
+            ):
+                page = state.blocks[ordinal].first_page + life_cycle
+                in_place.add_donor(page, shared.storage.pool_group_of[life_cycle])
+            ordinal += 1
+        life_cycle += 1
 
 
 def _make_room_beforehand(state: SequenceState, needed: vec[i64], given_back: vec[i64]) -> None:

@@ -1,5 +1,8 @@
 """The bytes of pages on level 0: copied and cleared on a sequence's own stream, cleared where a pool has grown."""
 
+from math import gcd
+
+from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import CacheTier
@@ -21,6 +24,35 @@ def copy_page(storage: PageStorage, source: i64, target: i64, pool_group: i64, s
         batch.add(base + target_slot * num_bytes, base + source_slot * num_bytes)
         storage.device.copy_batch(stream, batch)
         pool += 1
+
+
+def copy_slots_at_once(
+    storage: PageStorage, pool_groups: vec[i64], sources: vec[i64], targets: vec[i64], stream: int
+) -> None:
+    """Enqueue copies of whole slots of level 0 as one batch, which is refused as a whole.
+
+    A batch is of one size: the largest that all slots are multiples of. Devices join what lies side by side.
+    """
+    sizes: set[int] = set()
+    for pool_group in pool_groups:
+        sizes.update(storage.layout.slot_bytes(int(pool_group)))
+    piece_bytes: i64 = gcd(*sizes)
+    batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, piece_bytes)
+    position: i64 = 0
+    while position < len(pool_groups):
+        group = storage.pool_groups[pool_groups[position]]
+        pool: i64 = 0
+        while pool < len(group.slot_bytes):
+            num_bytes = group.slot_bytes[pool]
+            source = group.base_addresses[pool] + sources[position] * num_bytes
+            target = group.base_addresses[pool] + targets[position] * num_bytes
+            offset: i64 = 0
+            while offset < num_bytes:
+                batch.add(target + offset, source + offset)
+                offset += piece_bytes
+            pool += 1
+        position += 1
+    storage.device.copy_batch(stream, batch)
 
 
 def clear_page(storage: PageStorage, page: i64, pool_group: i64, stream: int) -> None:

@@ -221,6 +221,16 @@ class PageStorage:
             self._filler.fill_fresh(pool_group, slot, timeline)
         return slot
 
+    def make_locked_page_at(self, page: i64, pool_group: i64, slot: i64, priority: i64) -> None:
+        """The same in a slot that was taken before, and that the owner's stream has waited for."""
+        words = self.rows.words
+        at = page * ROW_WORDS
+        assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
+        self.digest.note(SLOT, slot)
+        words[at + PLACE] = pack_place(slot, GPU, priority)
+        words[at + USERS] = ONE_LOCKED_HOLD
+        self.num_locked[pool_group] += 1
+
     def free_page(self, page: i64, pool_group: i64, mark: i64) -> None:
         """A locked page that only its one user knew is gone; its slot may be touched after ``mark``."""
         words = self.rows.words

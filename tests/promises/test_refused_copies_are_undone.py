@@ -1,0 +1,171 @@
+"""A device that refuses something at any place of a call: the call says so and has changed nothing that matters, or has been done after all;
+nothing is lost, every byte is right, and the same call passes when the device works again."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hybrid_models import hybrid_config
+from small_models import config_of
+
+from kv_cache_manager_v2 import KVCache, KVCacheManager, KVCacheManagerConfig, PageMoveError
+from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
+
+Make = Callable[[int], tuple["Story", Callable[[], Any]]]
+KINDS = ("copy", "wait", "record", "create_stream")
+
+
+class Refused(Exception):
+    """What the device says."""
+
+
+class Story:
+    """One manager, one engine on several streams, and what each open sequence has computed."""
+
+    def __init__(self, config: KVCacheManagerConfig, seed: int) -> None:
+        self.device = SimulatedDevice(seed)
+        self.manager = KVCacheManager(config, device=self.device)
+        self.engine = FakeEngine(config, self.device)
+        self.streams = [self.device.create_stream() for _ in range(3)]
+        self.texts: dict[int, Any] = {}
+        self.open: list[KVCache] = []
+        self.at_end: Callable[[], None] | None = None
+
+    def begin(self, number: int, tokens: Sequence[int], stream: int, commit: int) -> KVCache:
+        """A sequence that has computed ``tokens`` and committed the first ``commit`` of them."""
+        kv_cache = self.manager.create_kv_cache(id=number, input_tokens=list(tokens[:commit]))
+        start = kv_cache.num_committed_tokens
+        assert kv_cache.resume(self.streams[stream])
+        if len(tokens) > start:
+            assert kv_cache.resize(len(tokens), start)
+            self.engine.execute([Step(kv_cache, list(tokens[start:]), list(tokens[:start]))])
+        if commit > start:
+            kv_cache.commit(list(tokens[start:commit]))
+        self.texts[number] = list(tokens)
+        self.open.append(kv_cache)
+        return kv_cache
+
+    def write(self, kv_cache: KVCache, token: int) -> None:
+        """What the step that a resize has made room for computes: one token, or one for each beam."""
+        text = self.texts[kv_cache.id]
+        if kv_cache.beam_width == 1:
+            self.engine.execute([Step(kv_cache, [token], text)])
+            self.texts[kv_cache.id] = [*text, token]
+            return
+        texts = text if isinstance(text[0], list) else [text] * kv_cache.beam_width
+        self.engine.execute([Step(kv_cache, [[token + beam] for beam in range(kv_cache.beam_width)], texts)])
+        self.texts[kv_cache.id] = [[*one, token + beam] for beam, one in enumerate(texts)]
+
+    def check(self) -> None:
+        self.manager.check_invariants()
+        for kv_cache in self.open:
+            text = self.texts[kv_cache.id]
+            length = len(text[0]) if isinstance(text[0], list) else len(text)
+            if kv_cache.is_active and length in (kv_cache.capacity, kv_cache.history_length):
+                self.engine.execute([Step(kv_cache, [], self.texts[kv_cache.id])])
+
+    def finish(self) -> None:
+        self.check()
+        self.engine.synchronize()
+        for kv_cache in self.open:
+            kv_cache.close()
+        if self.at_end is not None:
+            self.at_end()
+        assert self.device.races == ()
+        self.engine.close()
+        self.manager.clear_reusable_blocks()
+        for counts in self.manager.get_storage_statistics():
+            assert counts.free == counts.total
+        self.manager.shutdown()
+        for stream in self.streams:
+            self.device.destroy_stream(stream)
+        assert self.device.num_open_streams == self.device.num_open_events == 0
+        self.device.close()
+
+
+def refuse_each(make: Make, kind: str, lasts: bool) -> int:
+    """Let the n-th call of a kind be refused (``lasts``: and all behind it), for every n; how many were refused in an error."""
+    num_errors = 0
+    for nth in range(1, 100):
+        story, call = make(nth)
+        before, digest = story.manager.describe(), story.manager.state_digest()
+        for further in range(50 if lasts else 1):
+            story.device.faults.fail(kind, nth + further, Refused(f"{kind} {nth}"))
+        refused = False
+        try:
+            assert call() is not False
+        except (Refused, PageMoveError) as error:
+            refused = True
+            num_errors += 1
+            assert f"{kind} {nth}" in str(error)
+        has_fired = story.device.faults.num_fired > 0
+        story.device.faults.clear()
+        if refused:
+            assert story.manager.describe() == before and story.manager.state_digest() == digest
+            story.check()
+            assert call() is not False
+        story.finish()
+        if not has_fired:
+            return num_errors
+    raise AssertionError("a call that never ends")
+
+
+# -- what a step gives back is all its room -------------------------------------------------------------------------------
+
+
+def step_behind_a_lease(windows: list[int | None], num_slots: int, committed: int, history: int) -> Make:
+    """11 tokens in 3 blocks; another machine has the last one, so that the next step, from ``history``, copies it. The pool is full."""
+
+    def make(seed: int) -> tuple[Story, Callable[[], Any]]:
+        story = Story(config_of(windows, num_slots=num_slots), seed)
+        kv_cache = story.begin(1, range(11), 0, committed)
+        if committed < 10:
+            assert kv_cache.resize(11, 10)
+        lease = kv_cache.reserve_transfer(2)
+        story.at_end = lease.settle
+
+        def step() -> bool:
+            # What lies between is computed elsewhere.
+            return kv_cache.resize(history + 1, history)
+
+        return story, step
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lasts", [False, True])
+@pytest.mark.parametrize("committed", [0, 8, 10])
+def test_a_copy_goes_where_the_window_leaves(kind: str, lasts: bool, committed: int) -> None:
+    """Three slots, window of 8. At 11 the next token reads 4..11, so block 0 is passed: private, or published, it gives its slot."""
+    num_errors = refuse_each(step_behind_a_lease([8], 3, committed, 11), kind, lasts)
+    assert num_errors == (1 if kind == "copy" else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("committed", [0, 8])
+def test_copies_of_two_groups_are_one_batch(kind: str, committed: int) -> None:
+    """Six pages of 7 slots. At 15 windows of 8 and of 12 read 8..15 and 4..15: 2 + 1 pages go, 2 copies and 2 new ones are needed."""
+    num_errors = refuse_each(step_behind_a_lease([8, 12], 7, committed, 15), kind, False)
+    assert num_errors == (1 if kind == "copy" else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_beam_copies_where_another_ones_window_leaves(kind: str, lasts: bool) -> None:
+    """9 slots: another sequence has 3, beam 0 three, beams 1 and 2 three together. At 11 beam 0 alone gives a page, beam 1 needs one."""
+
+    def make(seed: int) -> tuple[Story, Callable[[], Any]]:
+        story = Story(config_of([8], num_slots=9), seed)
+        kv_cache = story.begin(1, [7, 8], 0, 0)
+        kv_cache.beam_width = 3
+        assert kv_cache.resize(11, 2)
+        texts = [[100 * beam + position for position in range(9)] for beam in range(3)]
+        story.engine.execute([Step(kv_cache, texts, [[7, 8]] * 3)])
+        kv_cache.reorder_beams([0, 1, 1])
+        story.texts[1] = [[7, 8, *texts[beam]] for beam in (0, 1, 1)]
+        story.begin(2, range(50, 62), 1, 0)
+        return story, lambda: kv_cache.resize(12, 11)
+
+    num_errors = refuse_each(make, kind, lasts)
+    assert num_errors == (1 if kind == "copy" else 0)
