@@ -57,7 +57,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 12
+VERSION: Final = 13
 
 CREATE: Final = 1
 RESUME: Final = 2

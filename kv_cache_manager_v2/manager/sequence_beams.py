@@ -100,9 +100,7 @@ class SequenceBeams(SequenceCommits):
                 return
             if len(state.arrivals) > 0:
                 page_arrivals.await_arrivals(state)
-            guard.begin_change()
             reorder(state, found)
-            guard.end_change()
             if state.shared.journal is not None:
                 listed = [int(parent) for parent in found]
                 state.shared.journal.reorder_beams(state.serial, listed, state.shared.storage.digest.value)

@@ -10,14 +10,14 @@ only beams share the last one writes in place. All copies are made before anythi
 nothing; where there is room for them only once the step's own pages are given back, they go where these are (`copies_in_place`).
 """
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
-from ..base.errors import LogicError
+from ..base.errors import LogicError, PartlyCopiedError
 from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
 from ..stats.usage_counters import find_page_counters
-from ..storage.page_bytes import copy_page
+from ..storage.page_bytes import copy_slots_at_once
 from ..storage.token_copy import TokenCopies
 from .fork import try_fork
 from .forked_blocks import add_owner, give_up_block, list_copies
@@ -144,9 +144,27 @@ def _copy_token(source: SequenceState, target: SequenceState, position: i64, cop
 
 
 def reorder(state: SequenceState, parents: vec[i64]) -> None:
-    """Beam ``i`` goes on from what beam ``parents[i]`` has, shared until one of them writes. The sequence is active."""
+    """Beam ``i`` goes on from what beam ``parents[i]`` has, shared until one of them writes. The sequence is active.
+
+    The device's error if it refuses to copy recurrent states; nothing has changed then.
+    """
     beams = list_beams(state)
     shared = state.shared
+    states: list[list[Block]] = []
+    if shared.has_state:
+        states = _assign_states(beams, parents)
+        _copy_states(beams, parents, states)
+    shared.guard.begin_change()
+    _reorder_blocks(beams, parents)
+    position = 0
+    for state_blocks in states:
+        beams[position].state_blocks = state_blocks
+        position += 1
+    shared.guard.end_change()
+
+
+def _reorder_blocks(beams: list[SequenceState], parents: vec[i64]) -> None:
+    state = beams[0]
     begin = state.num_published
     texts = [beam.blocks[begin:] for beam in beams]
     # First every new owner, then the old ones go: so no block is given back in between.
@@ -159,15 +177,13 @@ def reorder(state: SequenceState, parents: vec[i64]) -> None:
                 _share_block(parent, block, ordinal)
             ordinal += 1
         position += 1
-    mark = shared.order.mark(state.timeline)
+    mark = state.shared.order.mark(state.timeline)
     for beam in beams:
         beam.forked_end = beam.num_blocks if beam.num_blocks > begin else 0
     position = 0
     for beam in beams:
         _adopt_blocks(beam, texts[parents[position]], mark)
         position += 1
-    if shared.has_state:
-        _reorder_states(beams, parents)
 
 
 def _share_block(parent: SequenceState, block: Block, ordinal: i64) -> None:
@@ -199,9 +215,9 @@ def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
     beam.tail_is_shared = len(blocks) > 0 and blocks[0].parent is not None
 
 
-def _reorder_states(beams: list[SequenceState], parents: vec[i64]) -> None:
-    """Recurrent states go over to a child of their beam; further children get copies in slots of beams that have none."""
-    storage = beams[0].shared.storage
+def _assign_states(beams: list[SequenceState], parents: vec[i64]) -> list[list[Block]]:
+    """For each beam the slots that its recurrent state will be in: a state goes over to a child of its beam; further children get those
+    of beams that have none."""
     states = [beam.state_blocks for beam in beams]
     is_parent = [False] * len(beams)
     taken = [False] * len(beams)
@@ -217,30 +233,54 @@ def _reorder_states(beams: list[SequenceState], parents: vec[i64]) -> None:
         if not is_parent[position]:
             unused.append(state_blocks)
         position += 1
+    assigned: list[list[Block]] = []
     position = 0
-    for beam in beams:
-        parent = parents[position]
-        if parent != position:
-            if not taken[parent]:
-                taken[parent] = True
-                beam.state_blocks = states[parent]
-            else:
-                beam.state_blocks = unused.pop()
-                storage.counters.caller = find_page_counters(beams[0].counters)
-                try:
-                    _copy_state(beam, states[parent], beam.state_blocks)
-                finally:
-                    storage.counters.caller = None
+    for parent in parents:
+        if parent == position:
+            assigned.append(states[position])
+        elif not taken[parent]:
+            taken[parent] = True
+            assigned.append(states[parent])
+        else:
+            assigned.append(unused.pop())
         position += 1
+    return assigned
 
 
-def _copy_state(beam: SequenceState, sources: list[Block], targets: list[Block]) -> None:
-    storage = beam.shared.storage
-    life_cycle = beam.shared.state_life_cycle
-    index: i64 = 0
-    for source in sources:
-        target = targets[index]
-        pool_group = storage.pool_group_of[life_cycle]
-        copy_page(storage, source.first_page + life_cycle, target.first_page + life_cycle, pool_group, beam.stream)
-        storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
-        index += 1
+def _copy_states(beams: list[SequenceState], parents: vec[i64], assigned: list[list[Block]]) -> None:
+    """Where a beam's slots are not those of its parent, they get the same bytes: all at once, so that it can be refused as a whole."""
+    storage = beams[0].shared.storage
+    life_cycle = beams[0].shared.state_life_cycle
+    pool_group = storage.pool_group_of[life_cycle]
+    pages = vec[i64]()
+    pool_groups = vec[i64]()
+    sources = vec[i64]()
+    targets = vec[i64]()
+    position = 0
+    for parent in parents:
+        index = 0
+        for block in beams[parent].state_blocks:
+            source = block.first_page + life_cycle
+            target = assigned[position][index].first_page + life_cycle
+            if source != target:
+                pages = append(append(pages, source), target)
+                pool_groups = append(pool_groups, pool_group)
+                sources = append(sources, storage.rows.slot(source))
+                targets = append(targets, storage.rows.slot(target))
+            index += 1
+        position += 1
+    if len(sources) == 0:
+        return
+    try:
+        copy_slots_at_once(storage, pool_groups, sources, targets, beams[0].stream)
+    except PartlyCopiedError:
+        # States that beams still have may be overwritten: this cannot be undone.
+        beams[0].shared.guard.begin_change()
+        raise
+    position = 0
+    while position < len(pages):
+        storage.reads.note_copy(pages[position], pages[position + 1])
+        position += 2
+    storage.counters.caller = find_page_counters(beams[0].counters)
+    storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources))
+    storage.counters.caller = None

@@ -7,6 +7,7 @@ from mypy_extensions import i64
 
 from ..base.errors import PageMoveError
 from ..storage.lost_pages import settle_reads
+from .beams import list_beams
 from .disk_arrivals import has_lost_page
 from ..reuse.block import Block
 from ..storage.onboarding import OnboardList
@@ -81,7 +82,7 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
         settle_reads(storage)
         if has_lost_page(state):
             return False
-    wanted = list_pages(state, level)
+    wanted = list_pages(list_beams(state), level)
     nothing = vec[i64]([0] * int(storage.num_pool_groups))
     if not wanted.needs_work(nothing):
         return True

@@ -7,8 +7,10 @@
     close        any -> CLOSED: everything back, the tail of the sequence first in line for eviction
 """
 
+from typing import Final, final
+
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..device.stream_order import NO_POINT
@@ -17,6 +19,7 @@ from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
+from .beams import list_beams
 from .block_runs import give_back_published, hold_pages, list_first_pages, lock_pages
 from .disk_arrivals import note_doubtful_pages, settle_before_resume
 from .early_copying import write_published_down
@@ -122,11 +125,11 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     """``waits``: the stream waits for pages that are on their way, and the host for what a disk reads."""
     counters = state.counters
     if counters is None:
-        return _resume_beams(state, stream, waits)
+        return _resume_all(state, stream, waits)
     pages = state.shared.storage.counters
     pages.caller = counters.usage.pages
     try:
-        is_done = _resume_beams(state, stream, waits)
+        is_done = _resume_all(state, stream, waits)
     finally:
         pages.caller = None
     if is_done:
@@ -134,57 +137,58 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     return is_done
 
 
-def _resume_beams(state: SequenceState, stream: int, waits: bool) -> bool:
-    old_stream = state.stream
-    if not _resume(state, stream, waits):
-        return False
-    for beam in state.beams:
-        is_done = False
-        try:
-            is_done = _resume(beam, stream, waits)
-        finally:
-            if not is_done:
-                suspend(state)
-                _set_stream(state, old_stream)
-        if not is_done:
-            return False
-        take_over_arrivals(state, beam)
-    return True
+@final
+@mypyc_attr(native_class=True)
+class _Resume:
+    """One of a sequence and its beams: what it is going to take beside the pages that it holds."""
+
+    __slots__ = ("state", "begins_state", "copies_tail", "priorities", "needed")
+
+    state: Final[SequenceState]
+    begins_state: Final[bool]
+    copies_tail: bool
+    priorities: Final[list[int]]
+    needed: Final[vec[i64]]
+
+    def __init__(self, state: SequenceState) -> None:
+        self.state = state
+        self.begins_state = needs_state_slots(state)
+        self.copies_tail = state.copies_tail_on_resume
+        self.priorities = [int(PRIORITY_DEFAULT)] * int(state.shared.num_life_cycles)
+        self.needed = vec[i64]([0] * state.shared.storage.num_pool_groups)
+        if self.copies_tail or self.begins_state or state.scratch.num_blocks > 0:
+            add_needed_slots(state.scratch, self.needed)
+            add_needed_state_slots(state, self.needed)
+            if self.copies_tail:
+                _add_tail_copy(state, self.needed, 1)
+                _ask_tail_priorities(state, self.priorities)
 
 
-def _set_stream(state: SequenceState, stream: int) -> None:
-    """Of a suspended sequence and its beams: that of the last time, for a resume that names none."""
-    state.stream = stream
-    for beam in state.beams:
-        beam.stream = stream
-
-
-def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
+def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
+    """The sequence and its beams: room for all of them before the first."""
     shared = state.shared
     storage = shared.storage
+    states = list_beams(state)
     if not storage.reads.is_idle:
-        settle_before_resume(state, waits)
-    if (not state.is_wide or len(state.beams) > 0) and _find_overuse(state):
+        for one in states:
+            settle_before_resume(one, waits)
+    if _find_overuse(state):
         return False
-    priorities: list[int] = [int(PRIORITY_DEFAULT)] * int(shared.num_life_cycles)
-    needs_tail_copy = state.copies_tail_on_resume
-    begins_state = needs_state_slots(state)
-    takes_tail_back = False
-    wanted = list_pages(state, GPU_LEVEL) if storage.last_level > 0 else None
+    resumes = [_Resume(one) for one in states]
     needed = vec[i64]([0] * storage.num_pool_groups)
-    if needs_tail_copy or begins_state or state.scratch.num_blocks > 0:
-        add_needed_slots(state.scratch, needed)
-        add_needed_state_slots(state, needed)
-        if needs_tail_copy:
-            _add_tail_copy(state, needed, 1)
-            _ask_tail_priorities(state, priorities)
+    for resume in resumes:
+        _add_all(needed, resume.needed)
+    wanted = list_pages(states, GPU_LEVEL) if storage.last_level > 0 else None
+    takes_tail_back = False
     if _find_refusal(state, needed, wanted):
-        if not needs_tail_copy or not can_take_tail_back(state):
+        # A sequence with such a tail has one beam.
+        if not resumes[0].copies_tail or not can_take_tail_back(state):
             return False
         _add_tail_copy(state, needed, -1)
         if _find_refusal(state, needed, wanted):
             return False
         takes_tail_back = True
+        resumes[0].copies_tail = False
     timeline = shared.order.enter(stream)
     shared.guard.begin_change()
     try:
@@ -201,14 +205,60 @@ def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
         raise
     if takes_tail_back:
         take_tail_back(state)
-        needs_tail_copy = False
+    try:
+        _activate_all(resumes, stream, waits)
+    finally:
+        shared.order.leave(timeline)
+    shared.guard.end_change()
+    return True
+
+
+def _add_all(total: vec[i64], counts: vec[i64]) -> None:
+    index: i64 = 0
+    while index < len(counts):
+        total[index] += counts[index]
+        index += 1
+
+
+def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
+    """There is room. The device's error leaves all suspended as they were."""
+    state = resumes[0].state
     old_stream = state.stream
+    digest = state.shared.storage.digest.value
+    for resume in resumes:
+        _lock_all_pages(resume.state, stream, waits)
+    try:
+        for resume in resumes:
+            _take_own_slots(resume, waits)
+    except AssertionError:
+        raise
+    except BaseException:
+        # The last one first: the next call takes the same slots.
+        position = len(resumes) - 1
+        while position >= 0:
+            undone = resumes[position].state
+            if resumes[position].begins_state and len(undone.state_blocks) > 0:
+                undo_begin_state(undone)
+            suspend(undone)
+            undone.stream = old_stream
+            position -= 1
+        state.shared.storage.digest.value = digest
+        state.shared.guard.end_change()
+        raise
+    for resume in resumes:
+        release_snapshot(resume.state)
+        if resume.state is not state:
+            take_over_arrivals(state, resume.state)
+
+
+def _lock_all_pages(state: SequenceState, stream: int, waits: bool) -> None:
+    """Everything that it holds is on level 0."""
+    state.timeline = state.shared.order.enter(stream)
     state.stream = stream
-    state.timeline = timeline
     state.status = ACTIVE
     first_pages = list_first_pages(state.blocks, 0, state.num_blocks)
     life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    while life_cycle < state.shared.num_life_cycles:
         if waits and state.scratch.num_blocks == 0:
             lock_pages(state, first_pages, life_cycle)
         elif waits:
@@ -217,23 +267,19 @@ def _resume(state: SequenceState, stream: int, waits: bool) -> bool:
             lock_pages_on_their_way(state, life_cycle)
         life_cycle += 1
     lock_state(state, waits)
-    own = None if waits else begin_apart(state, needed)
+
+
+def _take_own_slots(resume: _Resume, waits: bool) -> None:
+    """Those of an active sequence that it is going to write; on its stream, or apart where they are on their way."""
+    state = resume.state
+    own = None if waits else begin_apart(state, resume.needed)
     try:
-        _take_private_slots(state, begins_state, needs_tail_copy, priorities)
-    except BaseException:
+        _take_private_slots(state, resume.begins_state, resume.copies_tail, resume.priorities)
+    finally:
         if own is not None:
             end_apart(state, own)
-        state.stream = old_stream
-        suspend(state)
-        shared.guard.end_change()
-        raise
-    if own is not None:
-        end_apart(state, own)
-    if not waits and not storage.reads.is_idle:
+    if not waits and not state.shared.storage.reads.is_idle:
         note_doubtful_pages(state)
-    release_snapshot(state)
-    shared.guard.end_change()
-    return True
 
 
 def _take_private_slots(
@@ -255,29 +301,42 @@ def _take_private_slots(
             raise
 
 
-def list_pages(state: SequenceState, level: i64) -> OnboardList:
-    """Where the pages are that the sequence needs: on that level, or below it."""
-    storage = state.shared.storage
-    rows = storage.rows
+def list_pages(states: list[SequenceState], level: i64) -> OnboardList:
+    """Where the pages are that a sequence and its beams need: on that level, or below it."""
+    storage = states[0].shared.storage
     if storage.closed.has_disks:
         storage.closed.look()
     wanted = OnboardList(storage, level)
+    # Beams have most of their pages in common.
+    seen: set[int] | None = set() if len(states) > 1 else None
+    for state in states:
+        _add_pages(state, wanted, seen)
+    return wanted
+
+
+def _add_pages(state: SequenceState, wanted: OnboardList, seen: set[int] | None) -> None:
+    """``seen``: those that are listed already."""
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
-        pool_group = storage.pool_group_of[life_cycle]
         ordinal: i64 = 0
         while ordinal < state.num_blocks:
             if state.holds_page(life_cycle, ordinal):
-                page = state.blocks[ordinal].first_page + life_cycle
-                wanted.add(page, rows.level(page), pool_group, rows.is_queued(page))
+                _add_page(state, wanted, state.blocks[ordinal].first_page + life_cycle, life_cycle, seen)
             ordinal += 1
         life_cycle += 1
     blocks = state.state_blocks if state.matched_snapshot is None else [state.matched_snapshot]
     for block in blocks:
-        page = block.first_page + state.shared.state_life_cycle
-        pool_group = storage.pool_group_of[state.shared.state_life_cycle]
-        wanted.add(page, rows.level(page), pool_group, rows.is_queued(page))
-    return wanted
+        life_cycle = state.shared.state_life_cycle
+        _add_page(state, wanted, block.first_page + life_cycle, life_cycle, seen)
+
+
+def _add_page(state: SequenceState, wanted: OnboardList, page: i64, life_cycle: i64, seen: set[int] | None) -> None:
+    if seen is not None:
+        if int(page) in seen:
+            return
+        seen.add(int(page))
+    rows = state.shared.storage.rows
+    wanted.add(page, rows.level(page), state.shared.storage.pool_group_of[life_cycle], rows.is_queued(page))
 
 
 def _find_refusal(state: SequenceState, needed: vec[i64], wanted: OnboardList | None) -> bool:

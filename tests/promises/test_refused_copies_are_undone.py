@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 from hybrid_models import hybrid_config
-from small_models import config_of
+from small_models import BYTES_PER_TOKEN, config_of
+from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 
-from kv_cache_manager_v2 import KVCache, KVCacheManager, KVCacheManagerConfig, PageMoveError
+from kv_cache_manager_v2 import (
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    KVCache,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    PageMoveError,
+)
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 
 Make = Callable[[int], tuple["Story", Callable[[], Any]]]
@@ -74,8 +82,8 @@ class Story:
         assert self.device.races == ()
         self.engine.close()
         self.manager.clear_reusable_blocks()
-        for counts in self.manager.get_storage_statistics():
-            assert counts.free == counts.total
+        for level in range(len(self.manager.cache_tier_list)):
+            assert all(counts.free == counts.total for counts in self.manager.get_storage_statistics(level))
         self.manager.shutdown()
         for stream in self.streams:
             self.device.destroy_stream(stream)
@@ -83,8 +91,11 @@ class Story:
         self.device.close()
 
 
-def refuse_each(make: Make, kind: str, lasts: bool) -> int:
-    """Let the n-th call of a kind be refused (``lasts``: and all behind it), for every n; how many were refused in an error."""
+def refuse_each(make: Make, kind: str, lasts: bool, moves: bool = False) -> int:
+    """Let the n-th call of a kind be refused (``lasts``: and all behind it), for every n; how many were refused in an error.
+
+    ``moves``: pages may be on other levels afterwards.
+    """
     num_errors = 0
     for nth in range(1, 100):
         story, call = make(nth)
@@ -101,7 +112,7 @@ def refuse_each(make: Make, kind: str, lasts: bool) -> int:
         has_fired = story.device.faults.num_fired > 0
         story.device.faults.clear()
         if refused:
-            assert story.manager.describe() == before and story.manager.state_digest() == digest
+            assert moves or (story.manager.describe() == before and story.manager.state_digest() == digest)
             story.check()
             assert call() is not False
         story.finish()
@@ -169,3 +180,109 @@ def test_a_beam_copies_where_another_ones_window_leaves(kind: str, lasts: bool) 
 
     num_errors = refuse_each(make, kind, lasts)
     assert num_errors == (1 if kind == "copy" else 0)
+
+
+# -- beams ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lasts", [False, True])
+@pytest.mark.parametrize("checkpoints", [0, 2])
+def test_states_of_beams_are_copied_at_once(kind: str, lasts: bool, checkpoints: int) -> None:
+    """Beams 0 and 2 go on from beam 1, whose recurrent state they get in the slots of their own: one batch, whatever it is made of."""
+
+    def make(seed: int) -> tuple[Story, Callable[[], Any]]:
+        story = Story(hybrid_config([None, 8], state_checkpoints=checkpoints), seed)
+        kv_cache = story.begin(1, range(6), 0, 6)
+        kv_cache.beam_width = 3
+        assert kv_cache.resize(7, 6)
+        story.write(kv_cache, 100)
+
+        def reorder() -> None:
+            kv_cache.reorder_beams([1, 1, 1])
+            story.texts[1] = [story.texts[1][1]] * 3
+
+        return story, reorder
+
+    num_errors = refuse_each(make, kind, lasts)
+    assert num_errors == (1 if kind == "copy" else 0)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "fill"])
+@pytest.mark.parametrize("matches", [False, True])
+def test_first_states_of_beams_come_together_or_not_at_all(kind: str, matches: bool) -> None:
+    """Two beams before the first resume: each begins with zeros, or with a copy of the snapshot, which has two pools."""
+
+    def make(seed: int) -> tuple[Story, Callable[[], Any]]:
+        story = Story(hybrid_config([None], quota=1 << 13), seed)
+        text = list(range(8))
+        story.begin(1, text, 0, 8).close()
+        story.open.clear()
+        kv_cache = story.manager.create_kv_cache(input_tokens=text if matches else None, id=2)
+        assert kv_cache.num_committed_tokens == (8 if matches else 0)
+        kv_cache.beam_width = 2
+        story.open.append(kv_cache)
+        story.texts[2] = [text, text] if matches else [[], []]
+        return story, lambda: kv_cache.resume(story.streams[1])
+
+    num_errors = refuse_each(make, kind, False)
+    assert (num_errors > 1) == (kind == ("copy" if matches else "fill"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_all_beams_come_up_or_none(kind: str, waits: bool, has_state: bool) -> None:
+    """Three beams on level 1, in part with pages of their own; another sequence drove them down."""
+
+    def make(seed: int) -> tuple[Story, Callable[[], Any]]:
+        layer_bytes = 2 * BYTES_PER_TOKEN * TOKENS_PER_BLOCK
+        config = tiered_config(8, [("host", 20)])
+        if has_state:
+            tiers: list[Any] = [GpuCacheTierConfig(12 * layer_bytes), HostCacheTierConfig(40 * layer_bytes)]
+            config = hybrid_config([None], cache_tiers=tiers, num_state_layers=1)
+        story = Story(config, seed)
+        kv_cache = story.begin(1, range(6), 0, 6)
+        kv_cache.beam_width = 3
+        assert kv_cache.resize(7, 6)
+        story.write(kv_cache, 100)
+        kv_cache.suspend()
+        num_blocks = story.manager.get_storage_statistics()[0].total
+        other = story.begin(2, range(50, 50 + 4 * num_blocks), 1, 0)
+        other.close()
+        story.open.remove(other)
+
+        def resume() -> bool:
+            done = kv_cache.resume(story.streams[2], waits)
+            while done and not kv_cache.ready:
+                pass
+            return done
+
+        return story, resume
+
+    refuse_each(make, kind, False, True)
+
+
+def test_a_refused_resume_of_beams_moves_nothing() -> None:
+    """4 slots: three beams of one block each; two slots are locked, so two beams would fit, and would have to come up for it."""
+    device = SimulatedDevice(1)
+    with Bench(tiered_config(4, [("host", 8)]), device) as bench:
+        manager = bench.manager
+        kv_cache = manager.create_kv_cache()
+        assert kv_cache.resume() and kv_cache.resize(2)
+        kv_cache.beam_width = 3
+        assert kv_cache.resize(3, 2)
+        kv_cache.suspend()
+        filler = bench.suspended(7, 16)
+        filler.close()
+        other = manager.create_kv_cache()
+        assert other.resume() and other.resize(8)
+        before, copied = manager.describe(), (bench.num_copied(1, 0), bench.num_copied(0, 1))
+        assert copied[1] == 3
+        assert not kv_cache.resume()
+        assert manager.describe() == before and copied == (bench.num_copied(1, 0), bench.num_copied(0, 1))
+        refusal = manager.last_refusal
+        assert refusal is not None and refusal.asked == 3
+        other.close()
+        assert kv_cache.resume()
+        kv_cache.close()

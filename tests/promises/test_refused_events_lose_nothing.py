@@ -205,7 +205,8 @@ def test_pages_that_change_places(kinds: list[str], num_refused: int) -> None:
             assert first.is_active or first.resume()
         except CorruptedError as error:
             outcomes[-1] = "broken"
-            assert "not now" in str(error) and "synchronize" in kinds
+            # Halfway through, and nobody may copy back.
+            assert "not now" in str(error) and ("synchronize" in kinds or ("copy" in kinds and num_refused > 1))
             bench.engine.close()
             bench.manager.shutdown()
             assert (device.num_open_events, device.num_open_streams) == (0, 0)
