@@ -98,6 +98,14 @@ class EventLog(PageEventSink):
         if self._num_words > MAX_WORDS:
             self.hand_over()
 
+    def _reach(self, end: i64) -> vec[i64]:
+        """There are so many states; the new ones are UNKNOWN."""
+        states = self._states
+        while len(states) < end:
+            states = append(states, _UNKNOWN)
+        self._states = states
+        return states
+
     def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None:
         self._note(ROOT_MADE | (-root << ID_SHIFT))
         self._objects.append((lora_id, salt))
@@ -111,9 +119,7 @@ class EventLog(PageEventSink):
         at = block - self._first_page
         end = at + self._num_life_cycles
         if end > len(states):
-            while len(states) < end:
-                states = append(states, _UNKNOWN)
-            self._states = states
+            states = self._reach(end)
         while at < end:
             assert states[at] == _UNKNOWN, "a block was announced twice"
             states[at] = _KNOWN
@@ -124,6 +130,48 @@ class EventLog(PageEventSink):
             self._objects.append(key)
         else:
             self._objects.append(mixed)
+
+    def on_run_published(
+        self, parent: i64, first_pages: vec[i64], keys: list[bytes], places: vec[i64], num_life_cycles: i64
+    ) -> None:
+        states = self._states
+        words = self._words
+        at = self._num_words
+        most = at + len(first_pages) * (2 + num_life_cycles)
+        while most > len(words):
+            words = self._grow()
+        num_pages: i64 = 0
+        next_place: i64 = 0
+        position: i64 = 0
+        while position < len(first_pages):
+            block = first_pages[position]
+            words[at] = BLOCK_PUBLISHED | (block << ID_SHIFT)
+            words[at + 1] = parent
+            at += 2
+            page = block
+            end = block + num_life_cycles
+            if end - self._first_page > len(states):
+                states = self._reach(end - self._first_page)
+            while page < end:
+                state = page - self._first_page
+                assert states[state] == _UNKNOWN, "a block was announced twice"
+                place = places[next_place]
+                next_place += 1
+                if place >= 0:
+                    states[state] = _ANNOUNCED
+                    # The priority stands 8 bits above the level in both.
+                    words[at] = PAGE_PUBLISHED | (page << ID_SHIFT) | (place << LEVEL_SHIFT)
+                    at += 1
+                    num_pages += 1
+                else:
+                    states[state] = _KNOWN
+                page += 1
+            parent = block
+            position += 1
+        self._num_words = at
+        self._num_pages += num_pages
+        self._objects.extend(keys)
+        self._hand_over_if_full()
 
     def on_block_removed(self, block: i64) -> None:
         states = self._states
@@ -138,9 +186,16 @@ class EventLog(PageEventSink):
         self._note(BLOCK_REMOVED | (block << ID_SHIFT))
 
     def _note_page(self, word: i64) -> None:
-        self._note(word)
+        words = self._words
+        at = self._num_words
+        if at == len(words):
+            words = self._grow()
+        words[at] = word
+        at += 1
+        self._num_words = at
         self._num_pages += 1
-        self._hand_over_if_full()
+        if at > MAX_WORDS:
+            self.hand_over()
 
     def on_page_published(self, page: i64, level: i64, priority: i64) -> None:
         states = self._states

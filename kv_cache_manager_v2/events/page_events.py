@@ -6,6 +6,7 @@ listens, and the test for that is all it costs. A sink only takes notes: it neve
     on_root_made         a reuse scope gets its root
     on_block_published   a full block joined the tree; its pages follow, each with on_page_published
     on_page_published    a page of a block in the tree exists now: with its block, or added to it later
+    on_run_published     both, for blocks below each other
     on_page_moved        the page's bytes are on another cache level now
     on_priority_changed
     on_page_removed      the page is gone; or its block is a sequence's own again
@@ -19,6 +20,7 @@ by its page id, a block by its first page id, a root by a negative number that i
 
 from abc import ABCMeta, abstractmethod
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
@@ -37,6 +39,26 @@ class PageEventSink(metaclass=ABCMeta):
     @abstractmethod
     def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
         """``key``: the tokens as packed int32; ``mixed``: the same as the user gave them, if a digest is among them."""
+
+    def on_run_published(
+        self, parent: i64, first_pages: vec[i64], keys: list[bytes], places: vec[i64], num_life_cycles: i64
+    ) -> None:
+        """`on_block_published` and `on_page_published` for full blocks without digests, each below the one before it.
+
+        ``places``: of each page of each block, level | priority << 8; negative where there is none.
+        """
+        position: i64 = 0
+        while position < len(first_pages):
+            block = first_pages[position]
+            self.on_block_published(block, parent, keys[position], None)
+            life_cycle: i64 = 0
+            while life_cycle < num_life_cycles:
+                place = places[position * num_life_cycles + life_cycle]
+                if place >= 0:
+                    self.on_page_published(block + life_cycle, place & 255, place >> 8)
+                life_cycle += 1
+            parent = block
+            position += 1
 
     @abstractmethod
     def on_block_removed(self, block: i64) -> None: ...

@@ -19,7 +19,7 @@ Stretch: TypeAlias = tuple[TimelinePoint, TimelinePoint]
 NUM_BARS: Final = 48
 
 # From dark to light, so that neighbours differ in grey as well.
-_HIT_COLOURS: Final = ("#08306b", "#2171b5", "#6baed6", "#c6dbef")
+_HIT_COLOURS: Final = ("#08306b", "#2171b5", "#6baed6", "#b8d4ea")
 _MISS_STYLES: Final = {
     MissCause.EVICTED: ("#a50f15", "/"),
     MissCause.UNREACHABLE: ("#cb181d", "\\"),
@@ -30,12 +30,13 @@ _MISS_STYLES: Final = {
     MissCause.PARTIAL_BLOCK: ("#fdae6b", "."),
     MissCause.OTHER_SCOPE: ("#756bb1", "/"),
     MissCause.LOAD_FAILED: ("#000000", "x"),
-    MissCause.BACKOFF: ("#9e9ac8", "-"),
-    MissCause.NEVER_SEEN: ("#f0f0f0", ""),
+    MissCause.BACKOFF: ("#dadaeb", "-"),
+    MissCause.NEVER_SEEN: ("#ffffff", ""),
 }
 _DROP_PATTERNS: Final = ("", "/", "\\", "x", "-", "|", "+", ".")
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
-_SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x")
+_SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross")
+"""Beside five dashes: no two lines of 35 have both."""
 
 
 def words_of(name: str) -> str:

@@ -8,15 +8,15 @@ decision is made from it.
 
 from typing import Final, final
 
-from librt.strings import read_i32_le, read_i64_le
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..events.removal_cause import CAPACITY, UNREACHABLE
-from ..stats.reuse_sampler import NO_KEY, ReuseSampler
+from ..stats.reuse_sampler import NO_KEY, SAMPLED_MASK, SAMPLED_SHIFT, ReuseSampler
 from ..storage.page_rows import PageRows
 from .block import Block
 from .reuse_scope import ReuseScope
+from .text_hash import EMPTY_TEXT, WORD_BYTES, WORDS_AT_ONCE, hash_block, hash_words
 
 IS_HERE: Final = 0
 """The text was published, and not dropped; told only once there is a second scope. Other states: `FIRST_DROPPED` + the
@@ -25,13 +25,7 @@ FIRST_DROPPED: Final = 1
 NOT_KNOWN: Final = -1
 IN_OTHER_SCOPE: Final = -2
 
-EMPTY_TEXT: Final = 0
 NO_SAMPLE: Final = -1
-_MASK: Final = (1 << 62) - 1
-_FIRST_FACTOR: Final = 0x1E3779B97F4A7C15
-_SECOND_FACTOR: Final = 0x0F58476D1CE4E5B9
-_WORD_BYTES: Final = 8
-_WORDS_AT_ONCE: Final = 4
 _WAYS: Final = 8
 _NO_TEXT: Final = -1
 # An entry beside its text: state (bits 0-7) | scope (8-27) | when it was written (28-61).
@@ -42,41 +36,13 @@ _TIME_SHIFT: Final = 28
 _LAST_TIME: Final = (1 << 34) - 1
 
 
-def hash_block(parent_text: i64, key: bytes) -> i64:
-    """The text that ``parent_text`` becomes with the packed tokens ``key`` behind it; never negative.
-
-    A polynomial of the words; at the end of a block its upper half is folded into the lower one.
-    """
-    num_bytes: i64 = len(key)
-    text = parent_text ^ (num_bytes * _SECOND_FACTOR)
-    position: i64 = 0
-    while position + _WORD_BYTES <= num_bytes:
-        text = ((text ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
-        position += _WORD_BYTES
-    if position < num_bytes:
-        text = ((text ^ i64(read_i32_le(key, position))) * _FIRST_FACTOR) & _MASK
-    return ((text * _SECOND_FACTOR) & _MASK) ^ (text >> 31)
-
-
-def _hash_words(parent_text: i64, words: vec[i64], begin: i64, end: i64) -> i64:
-    """The same for the packed tokens ``words[begin:end]``, a multiple of `_WORDS_AT_ONCE`: a third of the work."""
-    text = parent_text ^ ((end - begin) * _WORD_BYTES * _SECOND_FACTOR)
-    position = begin
-    while position < end:
-        # Only here for the sake of interpreted code, whose numbers grow: the low bits are the same without.
-        text &= _MASK
-        text = (text ^ words[position]) * _FIRST_FACTOR
-        text = (text ^ words[position + 1]) * _FIRST_FACTOR
-        text = (text ^ words[position + 2]) * _FIRST_FACTOR
-        text = (text ^ words[position + 3]) * _FIRST_FACTOR
-        position += _WORDS_AT_ONCE
-    text &= _MASK
-    return ((text * _SECOND_FACTOR) & _MASK) ^ (text >> 31)
+SCOPE_SHIFT: Final = 36
+"""Of a scope in a key."""
 
 
 def key_of(text: i64, scope: i64) -> i64:
     """One number for a text in a scope, as well mixed as the text."""
-    return text ^ (scope << 36)
+    return text ^ (scope << SCOPE_SHIFT)
 
 
 @final
@@ -183,32 +149,36 @@ class BlockHistory:
 
     def note_published_run(self, parent: i64, blocks: list[Block], begin: i64, end: i64, packed: memoryview) -> None:
         """``blocks[begin:end]``, each below the one before it, the first one below ``parent``; ``packed`` are their texts."""
-        num_words: i64 = len(packed) // _WORD_BYTES // (end - begin)
-        if num_words % _WORDS_AT_ONCE != 0 or num_words * _WORD_BYTES * (end - begin) != len(packed):
+        num_words: i64 = len(packed) // WORD_BYTES // (end - begin)
+        if num_words % WORDS_AT_ONCE != 0 or num_words * WORD_BYTES * (end - begin) != len(packed):
             self._note_one_by_one(parent, blocks, begin, end)
             return
         words = vec[i64](packed.cast("q"))
+        rows = self._rows
         text = self.text_of(parent)
         scope = self._scope_of_path(parent)
+        scope_bits = scope << SCOPE_SHIFT
+        tells_scopes = self._tells_scopes
         sampler = self.sampler
+        threshold: i64 = 0 if sampler is None else sampler.threshold
         sample = self._sample_of(parent)
         texts = self._block_texts
         samples = self._block_samples
         at: i64 = 0
         ordinal = begin
         while ordinal < end:
-            number = self._rows.block_number(blocks[ordinal].first_page)
+            number = rows.block_number(blocks[ordinal].first_page)
             if number >= len(texts):
                 self._reach(blocks[ordinal].first_page)
                 texts = self._block_texts
                 samples = self._block_samples
-            text = _hash_words(text, words, at, at + num_words)
+            text = hash_words(text, words, at, at + num_words)
             texts[number] = text
-            if self._tells_scopes:
+            if tells_scopes:
                 self._block_scopes[number] = scope
                 self._write(text, scope, IS_HERE)
-            if sampler is not None:
-                if sampler.is_sampled(key_of(text, scope)):
+            if threshold > 0:
+                if (((text ^ scope_bits) >> SAMPLED_SHIFT) & SAMPLED_MASK) < threshold and sampler is not None:
                     sample = self._note_sample(sampler, number, text, scope, sample, True)
                 samples[number] = sample
             at += num_words
@@ -236,18 +206,23 @@ class BlockHistory:
     def note_gone(self, block: i64, cause: i64) -> None:
         """The block left the tree, for a `removal_cause`."""
         number = self._rows.block_number(block)
-        text = self._block_texts[number]
-        self._write(text, self._scope_of_path(block), FIRST_DROPPED + cause)
-        self._block_texts[number] = _NO_TEXT
+        texts = self._block_texts
+        text = texts[number]
+        texts[number] = _NO_TEXT
+        scope = self._only_scope
+        if self._tells_scopes:
+            scope = self._block_scopes[number]
+        self._write(text, scope, FIRST_DROPPED + cause)
         sampler = self.sampler
         if sampler is not None and self._block_samples[number] == number:
             del self._samples_before[int(number)]
             if sampler.times is not None:
-                sampler.note_gone(key_of(text, self._scope_of_path(block)))
+                sampler.note_gone(key_of(text, scope))
+        num_blocks = self.num_blocks
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += 1
-            self._num_blocks_at_evictions += self.num_blocks
-        self.num_blocks -= 1
+            self._num_blocks_at_evictions += num_blocks
+        self.num_blocks = num_blocks - 1
 
     # -- the sample ---------------------------------------------------------------------------------------------------
 
@@ -353,21 +328,34 @@ class BlockHistory:
         texts = self._texts
         entries = self._entries
         begin = (text & self._bucket_mask) * _WAYS
+        end = begin + _WAYS
         at = begin
         place: i64 = -1
-        while at < begin + _WAYS:
+        oldest = begin
+        # The time is above all else in an entry: the least one was written first.
+        oldest_entry = entries[begin]
+        while at < end:
             # Entries are overwritten, never emptied: behind the first empty one there is none.
             known = texts[at]
-            if known == _NO_TEXT or (known == text and ((entries[at] >> _SCOPE_SHIFT) & _SCOPE_MASK) == scope):
+            if known == _NO_TEXT:
                 place = at
                 break
+            entry = entries[at]
+            if known == text and ((entry >> _SCOPE_SHIFT) & _SCOPE_MASK) == scope:
+                place = at
+                break
+            if entry < oldest_entry:
+                oldest_entry = entry
+                oldest = at
             at += 1
         if place < 0:
-            place = self._find_room(begin)
+            # With one scope there are only entries of blocks that are gone.
+            place = self._find_room(begin) if self._tells_scopes else oldest
+        time = self._time
         texts[place] = text
-        entries[place] = state | (scope << _SCOPE_SHIFT) | (self._time << _TIME_SHIFT)
-        if self._time < _LAST_TIME:
-            self._time += 1
+        entries[place] = state | (scope << _SCOPE_SHIFT) | (time << _TIME_SHIFT)
+        if time < _LAST_TIME:
+            self._time = time + 1
 
     def _find_room(self, begin: i64) -> i64:
         """In a full bucket: the oldest entry of a block that is gone; else the oldest."""
@@ -389,5 +377,5 @@ class BlockHistory:
 def hash_scope(scope: ReuseScope) -> i64:
     """20 bits. From the scope's text, not from `hash`, which differs between processes."""
     encoded = repr((scope.lora_id, scope.salt)).encode(errors="surrogatepass")
-    encoded += bytes(-len(encoded) % _WORD_BYTES)
+    encoded += bytes(-len(encoded) % WORD_BYTES)
     return (hash_block(EMPTY_TEXT, encoded) >> 40) & _SCOPE_MASK

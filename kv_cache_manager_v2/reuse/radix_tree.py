@@ -18,7 +18,7 @@ from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSE
 from ..layout.registry import LifeCycleRegistry
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_of_place, priority_of_place
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_of_place, priority_of_place, without_slot
 from ..storage.page_runs import drop_run
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
@@ -189,13 +189,33 @@ class RadixTree(PageOwner):
         if self.history is not None:
             self.history.note_published_run(parent.first_page, blocks, begin, end, memoryview(packed)[position:at])
         if self.storage.sink is not None:
-            told = parent
-            ordinal = begin
-            while ordinal < end:
-                self._tell_of_block(self.storage.sink, told, blocks[ordinal])
-                told = blocks[ordinal]
-                ordinal += 1
+            self._tell_of_run(self.storage.sink, parent, blocks, begin, end, first_pages)
         return first_pages
+
+    def _tell_of_run(
+        self, sink: PageEventSink, parent: Block, blocks: list[Block], begin: i64, end: i64, first_pages: vec[i64]
+    ) -> None:
+        if self.has_digests:
+            for block in blocks[begin:end]:
+                self._tell_of_block(sink, parent, block)
+                parent = block
+            return
+        keys: list[bytes] = []
+        ordinal = begin
+        while ordinal < end:
+            keys.append(blocks[ordinal].key)
+            ordinal += 1
+        words = self.storage.rows.words
+        width = self.storage.rows.num_life_cycles
+        places = vec[i64]([0] * (len(first_pages) * width))
+        position: i64 = 0
+        for first_page in first_pages:
+            page = first_page
+            while page < first_page + width:
+                places[position] = without_slot(words[page * ROW_WORDS + PLACE])
+                position += 1
+                page += 1
+        sink.on_run_published(parent.first_page, first_pages, keys, places, width)
 
     def _tell_of_block(self, sink: PageEventSink, parent: Block, block: Block) -> None:
         key = block.key

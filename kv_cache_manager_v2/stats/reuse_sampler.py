@@ -18,8 +18,9 @@ from .reuse_log import ASKED, BELOW, GIVEN_BACK, HELD, PUBLISHED, PUBLISHED_PART
 MAX_SAMPLES: Final = 1 << 13
 NUM_TIMES: Final = 1 << 15
 NO_KEY: Final = -1
-_KEY_SHIFT: Final = 17
-_KEY_MASK: Final = (1 << 20) - 1
+SAMPLED_SHIFT: Final = 17
+SAMPLED_MASK: Final = (1 << 20) - 1
+"""A key is in the sample if these bits of it are under the threshold."""
 
 
 @final
@@ -27,7 +28,7 @@ _KEY_MASK: Final = (1 << 20) - 1
 class ReuseSampler:
     """Keys are 62-bit hashes of contents. What happens to sampled blocks also goes into a log, for other policies."""
 
-    __slots__ = ("rate", "log", "times", "num_queries", "distances", "_threshold", "_times", "_tree", "_next_time", "_num_live")
+    __slots__ = ("rate", "log", "times", "num_queries", "distances", "threshold", "_times", "_tree", "_next_time", "_num_live")
 
     rate: Final[float]
     log: Final[ReuseLog]
@@ -37,7 +38,8 @@ class ReuseSampler:
     """Of sampled blocks, found or not."""
     distances: Final[vec[i64]]
     """How many queries had each distance."""
-    _threshold: Final[i64]
+    threshold: Final[i64]
+    """Over 0."""
     _times: dict[int, int]
     """When each sampled block was last used, in order."""
     _tree: Final[vec[i64]]
@@ -46,8 +48,8 @@ class ReuseSampler:
 
     def __init__(self, rate: float) -> None:
         """``rate`` is over 0 and at most 1."""
-        self._threshold = max(int(rate * (_KEY_MASK + 1)), 1)
-        self.rate = float(int(self._threshold)) / float(_KEY_MASK + 1)
+        self.threshold = max(int(rate * (SAMPLED_MASK + 1)), 1)
+        self.rate = float(int(self.threshold)) / float(SAMPLED_MASK + 1)
         self.log = ReuseLog()
         self.times = None
         self.num_queries = 0
@@ -58,7 +60,7 @@ class ReuseSampler:
         self._num_live = 0
 
     def is_sampled(self, key: i64) -> bool:
-        return ((key >> _KEY_SHIFT) & _KEY_MASK) < self._threshold
+        return ((key >> SAMPLED_SHIFT) & SAMPLED_MASK) < self.threshold
 
     def note_published(self, key: i64, key_before: i64, is_full: bool) -> None:
         """A sampled block joins the tree. ``key_before``: of the nearest sampled block on its path, or NO_KEY."""

@@ -51,6 +51,11 @@ def level_of_place(place: i64) -> i64:
     return (place >> _LEVEL_SHIFT) & _BYTE_MASK
 
 
+def without_slot(place: i64) -> i64:
+    """level | priority << 8; negative for NO_PAGE."""
+    return place >> _LEVEL_SHIFT
+
+
 def priority_of_place(place: i64) -> i64:
     return place >> _PRIORITY_SHIFT
 

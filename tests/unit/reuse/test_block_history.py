@@ -6,7 +6,8 @@ import pytest
 
 from kv_cache_manager_v2 import ReuseScope
 from kv_cache_manager_v2.reuse.block import Block
-from kv_cache_manager_v2.reuse.block_history import IS_HERE, NOT_KNOWN, BlockHistory, hash_block
+from kv_cache_manager_v2.reuse.block_history import IS_HERE, NOT_KNOWN, BlockHistory
+from kv_cache_manager_v2.reuse.text_hash import hash_block
 from kv_cache_manager_v2.stats.reuse_sampler import ReuseSampler
 from kv_cache_manager_v2.storage.page_rows import PageRows
 

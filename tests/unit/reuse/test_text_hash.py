@@ -1,0 +1,72 @@
+"""The hash of a text is the same by both ways, takes every token and its place into account, and knows what was before."""
+
+import array
+import random
+
+import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from kv_cache_manager_v2.reuse.text_hash import EMPTY_TEXT, WORDS_AT_ONCE, hash_block, hash_words
+
+
+def packed(tokens: list[int]) -> bytes:
+    return array.array("i", tokens).tobytes()
+
+
+def as_written_down(parent: int, tokens: list[int]) -> int:
+    """The docstring of the module in numbers without end."""
+    first, second = 0x1E3779B97F4A7C15, 0x0F58476D1CE4E5B9
+    shifts = (0x13198A2E0370734D, 0x2243F6A8885A308D, 0x082EFA98EC4A6C8B, 0x14A4093822299F33)
+    words = [low + (high << 32) for low, high in zip(tokens[0::2], tokens[1::2], strict=False)]
+    text = parent ^ (4 * len(tokens) * second)
+    whole = len(words) // 4 * 4
+    for at in range(0, whole, 4):
+        a, b, c, d = (word + shift for word, shift in zip(words[at : at + 4], shifts, strict=True))
+        text = (text ^ (a * b + c * d)) * first
+    for word in words[whole:]:
+        text = (text ^ word) * first
+    if len(tokens) % 2 == 1:
+        text = (text ^ tokens[-1]) * first
+    text %= 1 << 62
+    return (text * second) % (1 << 62) ^ (text >> 31)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 128])
+def test_both_ways_are_what_is_written_down(num_tokens: int) -> None:
+    rng = random.Random(num_tokens)
+    text = EMPTY_TEXT
+    for largest in (5, 1 << 17, (1 << 31) - 1):
+        tokens = [rng.randrange(largest) for _ in range(num_tokens)]
+        expected = as_written_down(text, tokens)
+        assert hash_block(text, packed(tokens)) == expected
+        if num_tokens % (2 * WORDS_AT_ONCE) == 0:
+            words = vec[i64](memoryview(packed([7, 7, *tokens, 9, 9])).cast("q"))
+            assert hash_words(text, words, 1, 1 + num_tokens // 2) == expected
+        text = expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_that_are_much_alike_are_told_apart(seed: int) -> None:
+    """One token other, two swapped, a part moved, or shorter: among some thousand 62-bit numbers no two are equal by chance."""
+    print("seed", seed)
+    rng = random.Random(seed)
+    largest = [3, 200, 1 << 17, 1 << 18][seed]
+    base = [rng.randrange(largest) for _ in range(32)]
+    texts = {tuple(base)}
+    for place in range(32):
+        for _ in range(20):
+            texts.add((*base[:place], rng.randrange(largest), *base[place + 1 :]))
+        for change in range(1, 8):
+            texts.add((*base[:place], base[place] ^ change, *base[place + 1 :]))
+        for other in range(place):
+            swapped = list(base)
+            swapped[place], swapped[other] = base[other], base[place]
+            texts.add(tuple(swapped))
+        texts.add((*base[place:], *base[:place]))
+        texts.add(tuple(base[: place + 1]))
+    for token in range(3):
+        texts |= {(token,) * length for length in range(1, 65)}
+    hashes = {hash_block(parent, packed(list(text))) for text in texts for parent in (EMPTY_TEXT, 12345)}
+    assert len(hashes) == 2 * len(texts)
+    assert all(0 <= value < 1 << 62 for value in hashes)
