@@ -171,40 +171,31 @@ class RadixTree(PageOwner):
         """
         assert parent.only_child is None and parent.children is None, "a run was published beside other blocks"
         block_bytes = self.block_bytes
-        first_pages = vec[i64]([0] * (end - begin))
+        fresh = blocks[int(begin) : int(end)]
         above = parent
         at = position
-        ordinal = begin
-        while ordinal < end:
-            block = blocks[ordinal]
+        for block in fresh:
             assert block.parent is None, "a block was published twice"
-            first_pages[ordinal - begin] = block.first_page
             block.key = packed[at : at + block_bytes]
             block.parent = above
             block.content_key = NO_KEY
             above.only_child = block
             above = block
             at += block_bytes
-            ordinal += 1
+        first_pages = vec[i64]([block.first_page for block in fresh])
         if self.history is not None:
             self.history.note_published_run(parent.first_page, blocks, begin, end, memoryview(packed)[position:at])
         if self.storage.sink is not None:
-            self._tell_of_run(self.storage.sink, parent, blocks, begin, end, first_pages)
+            self._tell_of_run(self.storage.sink, parent, fresh, first_pages)
         return first_pages
 
-    def _tell_of_run(
-        self, sink: PageEventSink, parent: Block, blocks: list[Block], begin: i64, end: i64, first_pages: vec[i64]
-    ) -> None:
+    def _tell_of_run(self, sink: PageEventSink, parent: Block, blocks: list[Block], first_pages: vec[i64]) -> None:
         if self.has_digests:
-            for block in blocks[begin:end]:
+            for block in blocks:
                 self._tell_of_block(sink, parent, block)
                 parent = block
             return
-        keys: list[bytes] = []
-        ordinal = begin
-        while ordinal < end:
-            keys.append(blocks[ordinal].key)
-            ordinal += 1
+        keys = [block.key for block in blocks]
         words = self.storage.rows.words
         width = self.storage.rows.num_life_cycles
         places = vec[i64]([0] * (len(first_pages) * width))

@@ -94,28 +94,22 @@ def unpack_tokens(packed: bytes, digests: DigestTable) -> list[TokenIdExt]:
 
 
 def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> bytes:
-    packed = vec[i32]([0] * len(tokens))
-    # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i32 is a TypeError there.
-    if _try_pack_ids(cast("list[i32]", tokens), packed):
-        return bytes(memoryview(packed))
-    return _pack_items(tokens, packed, digests, acquire)
-
-
-def _try_pack_ids(tokens: list[i32], packed: vec[i32]) -> bool:
-    """Whether all of them are good ids: nearly always, so what is wrong with one is for a second look."""
-    position: i64 = 0
-    signs: i32 = 0
+    # All of them are good ids nearly always, so what is wrong with one is for a second look.
     try:
-        for token in tokens:
-            packed[position] = token
-            signs |= token
-            position += 1
+        # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i32 is a TypeError there.
+        packed = vec[i32]([token for token in cast("list[i32]", tokens)])
     except (TypeError, ValueError, OverflowError):
-        return False
-    return signs >= 0
+        return _pack_items(tokens, digests, acquire)
+    signs: i32 = 0
+    for token in packed:
+        signs |= token
+    if signs < 0:
+        return _pack_items(tokens, digests, acquire)
+    return bytes(memoryview(packed))
 
 
-def _pack_items(tokens: list[object], packed: vec[i32], digests: DigestTable, acquire: bool) -> bytes:
+def _pack_items(tokens: list[object], digests: DigestTable, acquire: bool) -> bytes:
+    packed = vec[i32]([0] * len(tokens))
     position: i64 = 0
     first_digest: i64 = -1
     for item in tokens:

@@ -22,12 +22,9 @@ from .sequence_state import SequenceState
 
 
 def list_first_pages(blocks: list[Block], begin: i64, end: i64) -> vec[i64]:
-    first_pages = vec[i64]([0] * (end - begin))
-    ordinal = begin
-    while ordinal < end:
-        first_pages[ordinal - begin] = blocks[ordinal].first_page
-        ordinal += 1
-    return first_pages
+    if begin > 0 or end < len(blocks):
+        blocks = blocks[int(begin) : int(end)]
+    return vec[i64]([block.first_page for block in blocks])
 
 
 def _sinks_end(state: SequenceState, life_cycle: i64) -> i64:

@@ -33,9 +33,8 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
     is_only_level = storage.last_level == 0
     used = vec[i64]([0] * (end - begin))
     num_used: i64 = 0
-    position = begin
-    while position < end:
-        page = first_pages[position] + life_cycle
+    for first_page in first_pages[begin:end]:
+        page = first_page + life_cycle
         at_users = page * ROW_WORDS + USERS
         users = words[at_users]
         if users > 0:
@@ -46,7 +45,6 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
             num_used += 1
         else:
             storage.hold(page, pool_group)
-        position += 1
     queue.use_run(used, num_used)
 
 
@@ -62,9 +60,9 @@ def lock_run(
     slots = vec[i32]([0] * (end - begin))
     num_newly_locked: i64 = 0
     awaited: i64 = NO_POINT
-    position = begin
-    while position < end:
-        page = first_pages[position] + life_cycle
+    position: i64 = 0
+    for first_page in first_pages[begin:end]:
+        page = first_page + life_cycle
         at = page * ROW_WORDS
         users = words[at + USERS]
         if users >= ONE_LOCK or is_only_level:
@@ -75,7 +73,7 @@ def lock_run(
         else:
             storage.lock_without_wait(page, pool_group)
         slot: int = words[at + PLACE] & LOW_MASK
-        slots[position - begin] = slot
+        slots[position] = slot
         point = ready[slot]
         if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)
@@ -94,9 +92,8 @@ def make_locked_run(
     slots = vec[i32]([0] * count)
     position: i64 = 0
     if storage.fills_pages:
-        while position < count:
-            page = first_pages[begin + position] + life_cycle
-            filled: int = storage.make_locked_page(page, pool_group, priority, timeline)
+        for first_page in first_pages[begin:end]:
+            filled: int = storage.make_locked_page(first_page + life_cycle, pool_group, priority, timeline)
             slots[position] = filled
             position += 1
         return slots
@@ -108,8 +105,8 @@ def make_locked_run(
     digest = storage.digest
     place_of_slot_0 = pack_place(0, GPU, priority)
     awaited: i64 = NO_POINT
-    while position < count:
-        at = (first_pages[begin + position] + life_cycle) * ROW_WORDS
+    for first_page in first_pages[begin:end]:
+        at = (first_page + life_cycle) * ROW_WORDS
         assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
         slot: int = taken[position]
         digest.note(SLOT, slot)
@@ -168,19 +165,22 @@ def give_back_run(
     """`unlock_and_release` all pages of published blocks, the last block first."""
     order = storage.order
     words = storage.rows.words
-    num_locked = storage.num_locked
     has_lower_levels = storage.last_level > 0
     pool_group: i64 = storage.pool_group_of[life_cycles[0]]
     ready = storage.allocators[pool_group].ready
     released = vec[i64]([0] * ((end - begin) * len(life_cycles)))
     num_released: i64 = 0
+    num_unlocked: i64 = 0
+    has_several_groups = storage.num_pool_groups > 1
     position = end - 1
     while position >= begin:
         first_page = first_pages[position]
         for life_cycle in life_cycles:
-            if storage.pool_group_of[life_cycle] != pool_group:
+            if has_several_groups and storage.pool_group_of[life_cycle] != pool_group:
                 storage.queues[pool_group].push_run(released, num_released)
+                storage.num_locked[pool_group] -= num_unlocked
                 num_released = 0
+                num_unlocked = 0
                 pool_group = storage.pool_group_of[life_cycle]
                 ready = storage.allocators[pool_group].ready
             page = first_page + life_cycle
@@ -192,7 +192,7 @@ def give_back_run(
             point = ready[slot]
             ready[slot] = mark if timeline_of_point(point) == timeline else order.advance(point, timeline, mark)
             if users < ONE_LOCK:
-                num_locked[pool_group] -= 1
+                num_unlocked += 1
                 if users == 0:
                     released[num_released] = page
                     num_released += 1
@@ -200,6 +200,7 @@ def give_back_run(
                     storage.held_queues[pool_group].push(page)
         position -= 1
     storage.queues[pool_group].push_run(released, num_released)
+    storage.num_locked[pool_group] -= num_unlocked
 
 
 def give_back_run_first(
@@ -214,9 +215,8 @@ def give_back_run_first(
     released = vec[i64]([0] * (end - begin))
     num_released: i64 = 0
     num_unlocked: i64 = 0
-    position = begin
-    while position < end:
-        page = first_pages[position] + life_cycle
+    for first_page in first_pages[begin:end]:
+        page = first_page + life_cycle
         at = page * ROW_WORDS
         users = words[at + USERS]
         if users == ONE_LOCKED_HOLD:
@@ -231,6 +231,5 @@ def give_back_run_first(
             # Held by others too: it enters another queue, or none.
             storage.unlock(page, pool_group, timeline, mark)
             storage.release_first(page, pool_group)
-        position += 1
     queue.push_run_first(released, num_released)
     storage.num_locked[pool_group] -= num_unlocked
