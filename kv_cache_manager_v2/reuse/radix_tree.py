@@ -378,6 +378,8 @@ class RadixTree(PageOwner):
             return False
         storage = self.storage
         pool_group = storage.pool_group_of[life_cycle]
+        for page in path.others:
+            storage.drop(page, storage.pool_group_of_page(page), UNREACHABLE)
         drop_run(storage, level, pool_group, path.pages, path.num_pages)
         storage.count_dropped(level, pool_group, UNREACHABLE, path.num_pages - num_blocks)
         storage.count_dropped(level, pool_group, cause, num_blocks)

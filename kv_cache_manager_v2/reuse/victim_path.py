@@ -8,12 +8,12 @@ and each victim takes along what else its block has, as no match could reach tha
     wanted: 5 slots                         victims   d0 (with d1), c0 (with c1), b0: blocks d, c and b leave the tree
 
 `gather` finds out how far that goes, and changes nothing; the tree then drops all of it in one go. What is otherwise (a page
-that somebody holds or that is elsewhere, another block in line, a branch) ends the run, and is for the tree's way page by page.
+that somebody holds, another block in line, a branch) ends the run, and is for the tree's way page by page.
 """
 
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, USERS, level_of_place
@@ -30,15 +30,19 @@ _MOST_PAGES: Final = 512
 class VictimPath:
     """The latest run: its pages in the order in which they go, each block's victim before what it takes along."""
 
-    __slots__ = ("pages", "num_pages", "_storage")
+    __slots__ = ("pages", "num_pages", "others", "_storage")
 
     pages: Final[vec[i64]]
+    """The first ``num_pages`` are those of the victims' own pool group and level."""
     num_pages: i64
+    others: vec[i64]
+    """What they take along elsewhere."""
     _storage: Final[PageStorage]
 
     def __init__(self, storage: PageStorage) -> None:
         self.pages = vec[i64]([NO_PAGE] * (_MOST_PAGES + storage.rows.num_life_cycles))
         self.num_pages = 0
+        self.others = vec[i64]()
         self._storage = storage
 
     def gather(self, leaf: Block, life_cycle: i64, level: i64, wanted: i64) -> i64:
@@ -56,6 +60,8 @@ class VictimPath:
         block = leaf
         victim = leaf.first_page + life_cycle
         self.num_pages = 0
+        if len(self.others) > 0:
+            self.others = vec[i64]()
         while self._add_pages(block.first_page, victim, level, pool_group):
             num_blocks += 1
             if self.num_pages >= wanted:
@@ -72,10 +78,11 @@ class VictimPath:
         return num_blocks
 
     def _add_pages(self, first_page: i64, victim: i64, level: i64, pool_group: i64) -> bool:
-        """The victim and what it takes along; False, and nothing added, if not all pages of the block go with it and to one place."""
+        """The victim and what it takes along; False, and nothing added, if somebody holds a page of the block."""
         storage = self._storage
         words = storage.rows.words
         pages = self.pages
+        others = self.others
         count = self.num_pages
         pages[count] = victim
         count += 1
@@ -84,14 +91,14 @@ class VictimPath:
         while page < end:
             place = words[page * ROW_WORDS + PLACE]
             if place != NO_PAGE and page != victim:
-                if (
-                    level_of_place(place) != level
-                    or storage.pool_group_of[page - first_page] != pool_group
-                    or words[page * ROW_WORDS + USERS] != 0
-                ):
+                if words[page * ROW_WORDS + USERS] != 0:
                     return False
-                pages[count] = page
-                count += 1
+                if level_of_place(place) == level and storage.pool_group_of[page - first_page] == pool_group:
+                    pages[count] = page
+                    count += 1
+                else:
+                    others = append(others, page)
             page += 1
         self.num_pages = count
+        self.others = others
         return True

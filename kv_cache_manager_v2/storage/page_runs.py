@@ -72,8 +72,9 @@ def lock_run(
                 num_newly_locked += 1
         else:
             storage.lock_without_wait(page, pool_group)
-        slot: int = words[at + PLACE] & LOW_MASK
-        slots[position] = slot
+        slot = words[at + PLACE] & LOW_MASK
+        entry: int = slot
+        slots[position] = entry
         point = ready[slot]
         if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)
@@ -108,11 +109,12 @@ def make_locked_run(
     for first_page in first_pages[begin:end]:
         at = (first_page + life_cycle) * ROW_WORDS
         assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
-        slot: int = taken[position]
+        slot = taken[position]
         digest.note(SLOT, slot)
         words[at + PLACE] = place_of_slot_0 + slot
         words[at + USERS] = ONE_LOCKED_HOLD
-        slots[position] = slot
+        entry: int = slot
+        slots[position] = entry
         point = ready[slot]
         if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)

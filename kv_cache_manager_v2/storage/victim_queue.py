@@ -93,7 +93,10 @@ class VictimQueue(metaclass=ABCMeta):
         """The next victim, or NO_VICTIM."""
 
     def following(self, page: i64) -> i64:
-        """The victim after ``page``, if all before ``page`` go and then ``page``; NO_VICTIM where only their going tells."""
+        """The victim after ``page``, if all before it go and then ``page``; NO_VICTIM where only their going tells.
+
+        Only a policy that remembers nothing of pages that are gone knows it in advance: `evict` and `remove` are one there.
+        """
         return NO_VICTIM
 
     @abstractmethod

@@ -1,8 +1,11 @@
 """How much of a path makes room in one go, and what ends such a run. Nothing is changed by looking."""
 
+from librt.vecs import vec
+from mypy_extensions import i64
 from small_models import manager_of, run_prompt
 
 from kv_cache_manager_v2 import KVCacheManager
+from kv_cache_manager_v2.events.removal_cause import CAPACITY
 from kv_cache_manager_v2.reuse.victim_path import VictimPath
 
 BLOCK = 4
@@ -73,3 +76,20 @@ def test_a_prompt_takes_the_room_of_an_older_one_in_few_steps() -> None:
             assert manager.probe_reuse(None, prompt_of(1, 10)) == (10 - num_blocks) * BLOCK
             assert manager.probe_reuse(None, prompt_of(2, 10)) == num_blocks * BLOCK
             manager.check_invariants()
+
+
+def test_pages_that_a_window_has_passed_go_together() -> None:
+    """20 blocks, a window of 9 tokens: the next token, number 80, reads from 72 on, block 18. So pages of 18 blocks are first in
+    line, that of block 17 before all others. Once it has gone, the 17 above follow without a further look."""
+    with manager_of([None, 9], BLOCK, num_slots=60) as manager:
+        kv_cache = run_prompt(manager, prompt_of(1, 20), expected_prompt_length=0)
+        tree = manager._shared.tree
+        queue = manager._shared.storage.queues[0]
+        line = queue.collect()
+        assert [tree.pool.block_of_page(page).first_page + 1 for page in line] == line and len(line) == 18
+        tree.drop_victims(0, 0, tree.storage.allocators[0].num_free + 1, CAPACITY)
+        pages = vec[i64]([0] * 20)
+        second = tree.pool.block_of_page(queue.first())
+        assert tree._runs.list_passed(second, 1, queue, pages, 20) == 17
+        assert list(pages)[:17] == line[1:]
+        kv_cache.close()
