@@ -59,6 +59,11 @@ def to_counts(values: object, name: str) -> vec[i64]:
     return counts
 
 
+def validate_role(role: object) -> None:
+    if not isinstance(role, str):
+        raise TypeError(f"the role of a buffer is a str like 'key', not {type(role).__name__}")
+
+
 def validate_index_mode(mode: object) -> None:
     if not isinstance(mode, PageIndexMode):
         raise TypeError(f"a page index mode is PageIndexMode.SHARED or PER_LAYER, not {mode!r}")

@@ -10,7 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import validate_index_mode
+from ..base.checks import to_list, validate_index_mode, validate_role
 from ..base.ids import DataRole, LayerId, MemAddress, PageIndexMode, PoolGroupIndex, PoolIndex
 from ..device.cuda_device import CudaDevice
 from ..layout.buffer_id import BufferId
@@ -39,6 +39,7 @@ class KernelAddresses:
         self._mode_required = mode_required
 
     def placement(self, layer_id: LayerId, role: DataRole) -> BufferPlacement:
+        validate_role(role)
         return self._layout.buffer_placement(BufferId(layer_id, role))
 
     def base_address(self, layer_id: LayerId, role: DataRole, mode: PageIndexMode | None) -> MemAddress:
@@ -80,7 +81,7 @@ class KernelAddresses:
 
     def aggregated_pages(self, buffer_ids: Iterable[BufferId]) -> list[AggregatedPageDesc]:
         descs: list[AggregatedPageDesc] = []
-        for run in compute_page_runs(self._layout, [_to_buffer_id(item) for item in buffer_ids]):
+        for run in compute_page_runs(self._layout, [_to_buffer_id(item) for item in to_list(buffer_ids, "buffer_ids")]):
             group = self._storage.pool_groups[run.pool_group_index]
             descs.append(run.at_address(int(group.base_addresses[run.pool_index])))
         return descs
@@ -119,4 +120,5 @@ class KernelAddresses:
 def _to_buffer_id(value: object) -> BufferId:
     if not isinstance(value, BufferId):
         raise TypeError(f"a buffer is named by a BufferId(layer_id, role), not by a {type(value).__name__}")
+    validate_role(value.role)
     return value

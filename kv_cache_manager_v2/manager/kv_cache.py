@@ -151,6 +151,8 @@ class KVCache(SequenceBeams):
         try:
             self._require(SUSPENDED, "resume")
             stream = state.stream if cuda_stream is None else stream_handle(cuda_stream)
+            if not isinstance(wait, bool):
+                raise TypeError(f"wait must be a bool, not {type(wait).__name__}")
             journal = state.shared.journal
             if journal is None:
                 return residency.try_resume(state, stream, wait)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count, to_int
+from ..base.checks import to_count, to_int, to_list
 from ..base.errors import LogicError
 from ..config.config_codec import encode_config, encode_value
 from ..config.manager_config import KVCacheManagerConfig
@@ -324,7 +324,9 @@ class KVCacheManager(ScopeControl):
             num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
             if prompt_length < 0:
                 prompt_length = num_input_tokens
-            positions = [to_count(position, "snapshot_positions") for position in snapshot_positions]
+            positions = [
+                to_count(position, "one of snapshot_positions") for position in to_list(snapshot_positions, "snapshot_positions")
+            ]
             state_match: StateMatch | None = None
             if shared.has_state:
                 state_match = self._find_state_match(scope, packed)

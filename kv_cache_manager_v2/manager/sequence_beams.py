@@ -8,7 +8,7 @@ from typing import SupportsIndex
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count
+from ..base.checks import to_count, to_list
 from ..base.errors import LogicError, OutOfPagesError
 from ..sequence import page_arrivals, residency
 from ..sequence.beams import add_beam, reorder
@@ -89,7 +89,7 @@ class SequenceBeams(SequenceCommits):
             self._require(ACTIVE, "reorder_beams")
             width = len(state.beams) + 1
             found = vec[i64]()
-            for parent in parents:
+            for parent in to_list(parents, "parents"):
                 found = append(found, to_count(parent, "a parent"))
             if len(found) != width or max([int(parent) for parent in found]) >= width:
                 raise ValueError(

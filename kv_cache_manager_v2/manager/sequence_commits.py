@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, SupportsIndex
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count
+from ..base.checks import to_count, to_list
 from ..base.errors import LogicError
 from ..base.ids import TokenIdExt
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens, single_token, unpack_tokens
@@ -24,6 +24,12 @@ from .sequence_transfers import SequenceTransfers
 
 if TYPE_CHECKING:
     from ..reuse.token_packing import Tokens
+
+
+def _count_tokens(tokens: object) -> int:
+    if not isinstance(tokens, Sized):
+        raise TypeError(f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
+    return len(tokens)
 
 
 def _to_heads(num_heads: SupportsIndex) -> i64:
@@ -94,18 +100,23 @@ class SequenceCommits(SequenceTransfers):
             if len(state.arrivals) > 0:
                 page_arrivals.await_arrivals(state)
             heads = _to_heads(num_heads)
+            num_tokens = _count_tokens(tokens)
             if beam_search_indices is None:
-                sources = vec[i64]([0] * len(tokens))
+                sources = vec[i64]([0] * num_tokens)
             else:
                 sources = vec[i64]()
-                for beam in beam_search_indices:
+                for beam in to_list(beam_search_indices, "beam_search_indices"):
                     sources = append(sources, to_count(beam, "a beam search index"))
-            if state.num_committed + len(tokens) <= state.capacity:
-                validate_sources(state, sources, len(tokens))
+            if state.num_committed + num_tokens <= state.capacity:
+                validate_sources(state, sources, num_tokens)
             copies = TokenCopies(shared.storage, shared.tokens_per_block, heads)
             packed = self._pack(tokens)
+            try:
+                gather_tokens(state, sources, copies)
+            except BaseException:
+                shared.tree.digests.release(memoryview(packed).cast("i"))
+                raise
             guard.begin_change()
-            gather_tokens(state, sources, copies)
             commit_steps.commit_packed(state, packed)
             for further in state.beams:
                 if shared.tree.has_digests:
@@ -178,16 +189,20 @@ class SequenceCommits(SequenceTransfers):
             if state.shared.has_state:
                 raise LogicError(f"sequence {state.id}: commit_tree() with recurrent layers; their state is of the whole tree")
             positions = vec[i64]()
-            for position in accepted_positions:
+            for position in to_list(accepted_positions, "accepted_positions"):
                 positions = append(positions, to_count(position, "an accepted position"))
             heads = _to_heads(num_heads)
-            validate_tree(state, positions, len(tokens))
+            validate_tree(state, positions, _count_tokens(tokens))
             if len(state.arrivals) > 0:
                 page_arrivals.await_arrivals(state)
             copies = TokenCopies(state.shared.storage, state.shared.tokens_per_block, heads)
             packed = self._pack(tokens)
+            try:
+                compact_tree(state, positions, copies)
+            except BaseException:
+                state.shared.tree.digests.release(memoryview(packed).cast("i"))
+                raise
             guard.begin_change()
-            compact_tree(state, positions, copies)
             commit_steps.commit_packed(state, packed)
             guard.end_change()
             if state.shared.journal is not None:

@@ -1,16 +1,17 @@
 """The command line: ``kvcm COMMAND ...``, and ``python -m kv_cache_manager_v2.replay ...`` for ``kvcm replay ...``.
 
-Exit codes: 0 all is well; 1 a wrong byte or a broken invariant; 2 wrong usage; 3 a trace that has bad lines (and no
-``--skip-bad``) or cannot be read; 130 ended by Ctrl-C, with the report so far.
+Exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 a trace that has bad lines (and no
+``--skip-bad``) or cannot be read, or an output that cannot be written; 130 ended by Ctrl-C, with the report so far.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
-from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_USAGE
+from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
 from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
 from .replay_command import add_replay_options, run_replay_command
@@ -19,13 +20,21 @@ from .rerun_command import RERUN_HELP, add_rerun_options, run_rerun_command
 
 _REPLAY_HELP = "serve a trace or a made workload through the manager, and report"
 _EXIT_CODES = (
-    "exit codes: 0 all is well; 1 a wrong byte or a broken invariant; 2 wrong usage; 3 bad lines in the trace (without "
-    "--skip-bad), or no such file; 130 ended by Ctrl-C, with the report so far"
+    "exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 bad lines in the trace "
+    "(without --skip-bad), or a file that cannot be read or written; 130 ended by Ctrl-C, with the report so far"
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point of ``kvcm``; ``argv`` without the program's name. Returns the exit code."""
+    output: object = sys.stdout
+    if output is None:
+        # It was closed before the program began.
+        return EXIT_BAD_INPUT if sys.stderr is None else _say("there is no standard output")
+    return _flush(_run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="kvcm", description="Tools around the KV-cache manager.", epilog=_EXIT_CODES)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -66,13 +75,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except OSError as failure:  # another name: mypyc gives one name one type
         if failure.filename is None:
-            sys.stderr.write(f"kvcm: {failure}\n")
-        else:
-            sys.stderr.write(f"kvcm: {failure.filename}: {failure.strerror}\n")
-        return EXIT_BAD_INPUT
+            return _say(str(failure))
+        return _say(f"{failure.filename}: {failure.strerror}")
     except KeyboardInterrupt:
         sys.stderr.write("kvcm: interrupted\n")
         return EXIT_INTERRUPTED
+
+
+def _say(text: str) -> int:
+    sys.stderr.write(f"kvcm: {text}\n")
+    return EXIT_BAD_INPUT
+
+
+def _flush(code: int) -> int:
+    """Some of what was printed may not have left yet, and find no room where it goes."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # Else the interpreter tries once more when it ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return code if code != EXIT_OK else _say(f"standard output: {error.strerror}")
+    return code
 
 
 def replay_main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from typing import Final
 
 EXIT_OK: Final = 0
 EXIT_WRONG: Final = 1
-"""A byte was wrong, a decision differed, or an invariant did not hold."""
+"""A byte was wrong, a decision differed, an invariant did not hold, or not one request could be served."""
 EXIT_USAGE: Final = 2
 EXIT_BAD_INPUT: Final = 3
 """A file has bad lines, is not what it should be, or cannot be read or written."""

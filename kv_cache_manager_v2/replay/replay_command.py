@@ -151,11 +151,20 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
             write_result(options.json, report.to_json())
     if timeline is not None:
         write_html_report(options.report, report, timeline)
+    if serves_nobody(report):
+        sys.stderr.write(
+            f"kvcm: none of {report.requests_refused} requests was served, for none fits even alone: {report.last_refusal}. Give more "
+            f"--memory or --tiers, a larger --shrink, or fewer --beams\n"
+        )
     return exit_code(report)
 
 
+def serves_nobody(report: ReplayReport) -> bool:
+    return report.requests == 0 and report.requests_refused > 0
+
+
 def exit_code(report: ReplayReport) -> int:
-    if report.mismatches > 0 or report.failure is not None:
+    if serves_nobody(report) or report.mismatches > 0 or report.failure is not None:
         return EXIT_WRONG
     return EXIT_INTERRUPTED if report.interrupted else EXIT_OK
 

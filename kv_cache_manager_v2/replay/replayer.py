@@ -238,6 +238,7 @@ class _Replayer:
             manager_seconds=recorder.total_ns / 1e9,
             calls=call_figures(recorder),
             missed_tokens=self._missed_tokens(),
+            last_refusal=None if self._manager.last_refusal is None else self._manager.last_refusal.text,
         )
 
     def _layer_groups(self, peak_used: tuple[int, ...]) -> tuple[LayerGroupFigures, ...]:

@@ -100,6 +100,8 @@ class ReplayReport:
 
     missed_tokens: dict[str, int] = field(default_factory=dict)
     """By cause; of all lookups, those of requests that started again too."""
+    last_refusal: str | None = None
+    """Why the last call that found no room did not."""
 
     @property
     def hit_rate(self) -> float:

@@ -76,16 +76,24 @@ def _needs_move(state: SequenceState, life_cycle: i64, ordinal: i64, history: i6
 
 
 def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies) -> None:
-    """Move the accepted positions to where the committed tokens end; the caller has validated, and commits afterwards."""
+    """Move the accepted positions to where the committed tokens end; the caller has validated, and commits afterwards.
+
+    The device's error, and nothing has moved, if it refuses. Where nodes move onto others that were moved before, that is in several
+    batches: refused in the middle it cannot be undone.
+    """
     shared = state.shared
     size = shared.tokens_per_block
     history = state.num_committed + len(positions)
     target = state.num_committed
     sources = vec[i64]()
+    has_moved = False
     for position in positions:
         if position != target:
             if _contains(sources, target):
                 copies.enqueue(state.stream)
+                if not has_moved:
+                    shared.guard.begin_change()
+                has_moved = True
                 sources = vec[i64]()
             sources = append(sources, position)
             life_cycle: i64 = 0
@@ -98,6 +106,8 @@ def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies)
                 life_cycle += 1
         target += 1
     copies.enqueue(state.stream)
+    if has_moved:
+        shared.guard.end_change()
 
 
 def _contains(values: vec[i64], wanted: i64) -> bool:

@@ -5,6 +5,7 @@ together (NHD: token, head, dimension); with more the page is cut into that many
 (HND: head, token, dimension). A buffer with a smaller block of its own (`tokens_per_block_override`) is laid out per such block.
 """
 
+from math import gcd
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
@@ -74,8 +75,27 @@ class TokenCopies:
                 head += 1
 
     def enqueue(self, stream: int) -> None:
-        """In stream order after everything before; the next ones may depend on these."""
-        for batch in self._batches.values():
-            if batch.count > 0:
-                self._storage.device.copy_batch(stream, batch)
+        """In stream order after everything before; the next ones may depend on these. One batch, which is refused as a whole: its
+        size is the largest that all pieces are multiples of. Refused, nothing is left to be enqueued."""
+        batches = [batch for batch in self._batches.values() if batch.count > 0]
+        if len(batches) == 0:
+            return
+        try:
+            self._storage.device.copy_batch(stream, batches[0] if len(batches) == 1 else _join(batches))
+        finally:
+            for batch in batches:
                 batch.clear()
+
+
+def _join(batches: list[CopyBatch]) -> CopyBatch:
+    piece_bytes: i64 = gcd(*[int(batch.num_bytes) for batch in batches])
+    joined = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, piece_bytes)
+    for batch in batches:
+        index: i64 = 0
+        while index < batch.count:
+            offset: i64 = 0
+            while offset < batch.num_bytes:
+                joined.add(batch.dst_addresses[index] + offset, batch.src_addresses[index] + offset)
+                offset += piece_bytes
+            index += 1
+    return joined

@@ -9,8 +9,10 @@ import pytest
 from small_models import config_of, manager_of, run_prompt
 
 from kv_cache_manager_v2 import (
+    BufferId,
     KVCache,
     KVCacheManager,
+    LayerId,
     LogicError,
     PageIndexMode,
     ReuseScope,
@@ -57,8 +59,21 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("more tokens than sequences", ValueError, lambda m, s: m.commit_batch([s], [8, 9])),
     ("tokens for a sequence twice", ValueError, lambda m, s: m.commit_batch([s, s], [8, 9])),
     ("a digest in a batch", TypeError, lambda m, s: m.commit_batch([s], [b"digest"])),
+    ("snapshot positions that are no list", TypeError, lambda m, s: m.create_kv_cache(snapshot_positions=5)),  # type: ignore[arg-type]
+    ("a snapshot position that is none", TypeError, lambda m, s: m.create_kv_cache(snapshot_positions=[None])),  # type: ignore[list-item]
+    ("a role that cannot be one", TypeError, lambda m, s: m.get_page_stride(0, ["key"])),  # type: ignore[arg-type]
+    ("buffers that are no list", TypeError, lambda m, s: m.get_aggregated_pages(5)),  # type: ignore[arg-type]
+    ("a buffer whose role is none", TypeError, lambda m, s: m.get_aggregated_pages([BufferId(LayerId(0), [])])),  # type: ignore[arg-type]
+    ("parents that are no list", TypeError, lambda m, s: s.reorder_beams(1)),  # type: ignore[arg-type]
+    ("beams that are no list", TypeError, lambda m, s: s.commit([7], 0)),  # type: ignore[arg-type]
+    ("tokens of beams that are no list", TypeError, lambda m, s: s.commit(7, [0])),  # type: ignore[arg-type]
+    ("positions that are no list", TypeError, lambda m, s: s.commit_tree([7], 6)),  # type: ignore[arg-type]
+    ("tokens of a tree that are no list", TypeError, lambda m, s: s.commit_tree(7, [6])),  # type: ignore[arg-type]
     ("index mode of a wrong type", TypeError, lambda m, s: m.supports_index_mode(9)),  # type: ignore[arg-type]
 ]
+
+
+PYTHONS_OWN_WORDS = ("is not iterable", "unhashable", "has no len()", "has no attribute", "not supported between", "is ambiguous")
 
 
 @pytest.mark.parametrize(("error", "call"), [row[1:] for row in ON_ACTIVE], ids=[row[0] for row in ON_ACTIVE])
@@ -67,8 +82,10 @@ def test_on_an_active_sequence(error: type[Exception], call: Call) -> None:
         with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
             assert kv_cache.resize(8)
             before = manager.describe()
-            with pytest.raises(error):
+            with pytest.raises(error) as caught:
                 call(manager, kv_cache)
+            for words in PYTHONS_OWN_WORDS:
+                assert words not in str(caught.value)
             assert manager.describe() == before
             manager.check_invariants()
 
@@ -268,3 +285,46 @@ def test_closed_sequence_leaves_no_slot_in_the_callers_buffer() -> None:
             kv_cache.set_base_page_index_buf(0, 0, buffer)
             assert (buffer[:2] >= 0).all()
         assert (buffer == -1).all()
+
+
+def test_whether_to_wait_is_yes_or_no() -> None:
+    """An array is neither, and is found out before anything has changed."""
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3]) as kv_cache:
+        kv_cache.suspend()
+        before = manager.describe()
+        for wait in (np.zeros(2), None, 1, "no"):
+            with pytest.raises(TypeError):
+                kv_cache.resume(None, wait)
+        assert manager.describe() == before
+        assert kv_cache.resume()
+
+
+NUMBERS: list[Callable[[KVCacheManager, KVCache, Any], Any]] = [
+    lambda m, s, number: s.resize(number(8), number(6)),
+    lambda m, s, number: m.resize_batch([s], [number(8)], [number(6)]),
+    lambda m, s, number: m.resize_batch([s], np.array([8], number), np.array([6], number)),  # type: ignore[arg-type]
+    lambda m, s, number: s.commit([number(7)]),
+    lambda m, s, number: s.commit(np.array([7], number)),
+    lambda m, s, number: m.commit_batch([s], np.array([7], number)),
+    lambda m, s, number: s.commit_tree([number(7)], [number(6)]),
+    lambda m, s, number: s.get_base_page_indices(number(0), number(0)),
+    lambda m, s, number: s.reserve_transfer(number(0), number(1)).settle(),
+    lambda m, s, number: s.reorder_beams([number(0)]),
+    lambda m, s, number: m.create_kv_cache(None, [number(1)], number(3), expected_prompt_length=number(9)).close(),
+    lambda m, s, number: m.create_kv_cache(snapshot_positions=[number(4)]).close(),
+    lambda m, s, number: m.get_layer_group_id(number(0)),
+    lambda m, s, number: m.get_page_stride(number(0), "key"),
+    lambda m, s, number: m.get_quota(number(0)),
+    lambda m, s, number: m.resize(number(0), number(m.get_quota(0))),
+    lambda m, s, number: m.clamp_max_seq_len_for_mem(number(1), number(100)),
+    lambda m, s, number: m.retain([1, 2, 3, 4], None, number(50)),
+]
+
+
+@pytest.mark.parametrize("number", [np.int32, np.int64, np.uint32])
+@pytest.mark.parametrize("call", NUMBERS, ids=range(len(NUMBERS)))
+def test_numbers_of_numpy_are_numbers(call: Callable[[KVCacheManager, KVCache, Any], Any], number: Any) -> None:
+    with manager_of(num_slots=3) as manager, run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
+        assert kv_cache.resize(8)
+        call(manager, kv_cache, number)
+        manager.check_invariants()

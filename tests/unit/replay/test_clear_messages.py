@@ -1,6 +1,9 @@
 """Every wrong option, odd file and full disk is one line that names it: no traceback, no page of usage, nothing lost."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,23 @@ def test_a_trace_is_read_as_it_was(tmp_path: Path) -> None:
     path.write_text(GOOD_LINE)
     assert main(["replay", str(path), "--quiet", "--json", str(tmp_path / "report.json")]) == 0
     assert json.loads((tmp_path / "report.json").read_text())["requests"] == 1
+
+
+def test_a_run_that_serves_nobody_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """1000 beams write into one block each: more than there is, even for one request alone."""
+    assert main([*SMALL, "--beams", "1000", "--memory", "1GiB"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("kvcm: none of 2 requests was served") and "slots asked for" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, a disk that is always full")
+@pytest.mark.parametrize("arguments", [["plan", "--gpu-memory", "40g"], ["--help"], ["--version"]], ids=lambda value: value[0])
+@pytest.mark.parametrize("output", ["> /dev/full", ">&-"])
+def test_an_output_that_takes_nothing_is_an_error(arguments: list[str], output: str) -> None:
+    program = f"import sys; from kv_cache_manager_v2.replay.cli import main; sys.exit(main({arguments!r}))"
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    command = ["sh", "-c", f'"$0" -P -c "$1" {output}', sys.executable, program]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 3, result
+    assert result.stderr.startswith("kvcm: ") and len(result.stderr.splitlines()) == 1
