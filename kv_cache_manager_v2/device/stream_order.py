@@ -264,7 +264,10 @@ class StreamOrder:
         A mark made before the timeline began to wait for ``point`` says nothing of ``point``: then the two are joined.
         """
         source_index = point >> _TICK_BITS
-        if point == NO_POINT or source_index == index:
+        if source_index == index:
+            # The mark may be the older one: a call makes it once, and may have copied since.
+            return mark if mark > point else point
+        if point == NO_POINT:
             return mark
         timeline = self._timelines[index]
         seen = timeline.seen

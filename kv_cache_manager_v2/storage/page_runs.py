@@ -192,7 +192,7 @@ def give_back_run(
             words[at + USERS] = users
             slot = words[at + PLACE] & LOW_MASK
             point = ready[slot]
-            ready[slot] = mark if timeline_of_point(point) == timeline else order.advance(point, timeline, mark)
+            ready[slot] = mark if timeline_of_point(point) == timeline and point <= mark else order.advance(point, timeline, mark)
             if users < ONE_LOCK:
                 num_unlocked += 1
                 if users == 0:
@@ -226,7 +226,7 @@ def give_back_run_first(
             num_unlocked += 1
             slot = words[at + PLACE] & LOW_MASK
             point = ready[slot]
-            ready[slot] = mark if timeline_of_point(point) == timeline else order.advance(point, timeline, mark)
+            ready[slot] = mark if timeline_of_point(point) == timeline and point <= mark else order.advance(point, timeline, mark)
             released[num_released] = page
             num_released += 1
         else:

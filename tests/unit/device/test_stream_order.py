@@ -86,6 +86,8 @@ _steps_and_refusals = st.one_of(_steps, st.tuples(st.just("refuse"), _stream, st
 
 # Stream 1 marks, waits for stream 0, and gives the bytes of both back with that mark, which is too early for those of stream 0.
 @example([("work", 0, 0), ("mark", 0, 0), ("mark", 1, 0), ("wait", 1, 0), ("advance", 1, 0), ("wait", 2, 2)])
+# A mark that is older than the point, of the same stream.
+@example([("mark", 0, 0), ("work", 0, 0), ("mark", 0, 0), ("advance", 0, 1), ("wait", 1, 2)])
 @given(st.lists(_steps, max_size=60))
 def test_waiting_is_being_after(steps: list[Step]) -> None:
     streams = _Streams()
