@@ -25,19 +25,19 @@ from .stream_scheduler import StreamQueue
 class RaceDetector:
     """See the module's docstring. Every operation first takes its tick (`begin_operation`), then is checked."""
 
-    __slots__ = ("races", "_log", "_shadow", "_host_clock", "_host_version")
+    __slots__ = ("races", "_log", "_shadow", "host_clock", "_host_version")
 
     races: Final[list[RaceError]]
     _log: Final[AccessLog]
     _shadow: Final[ShadowMemory]
-    _host_clock: Final[VectorClock]
+    host_clock: Final[VectorClock]
     _host_version: int  # changes with the host's clock, so that a stream joins it only when there is something new
 
     def __init__(self, ranges: AddressRanges, log_length: int) -> None:
         self.races = []
         self._log = AccessLog(log_length)
         self._shadow = ShadowMemory(ranges, self._log)
-        self._host_clock = VectorClock([0])
+        self.host_clock = VectorClock([0])
         self._host_version = 0
 
     # -- clocks -------------------------------------------------------------------------------------------------------
@@ -45,13 +45,13 @@ class RaceDetector:
     def begin_operation(self, stream: StreamQueue) -> int:
         """The tick of a stream's next operation; the stream's clock now knows what the host knows."""
         if stream.host_version != self._host_version:
-            stream.clock.join(self._host_clock)
+            stream.clock.join(self.host_clock)
             stream.host_version = self._host_version
         return stream.clock.advance(stream.component)
 
     def join_host(self, clock: VectorClock) -> None:
         """The host has seen that all this is done."""
-        self._host_clock.join(clock)
+        self.host_clock.join(clock)
         self._host_version += 1
 
     # -- operations of streams ----------------------------------------------------------------------------------------
@@ -60,6 +60,7 @@ class RaceDetector:
         self, stream: StreamQueue, tick: int, dst_tier: CacheTier, src_tier: CacheTier, copies: Sequence[MemoryAccess]
     ) -> None:
         """``copies`` are pairs of equal length, the read and then the write; none may depend on another."""
+        stream.note_access()
         access = Access(stream.component, tick, stream.place, "copy batch", capture_stack(), copies, is_batch=True)
         shadow = self._shadow
         try:
@@ -77,6 +78,7 @@ class RaceDetector:
 
     def check_fill(self, stream: StreamQueue, tick: int, address: int, num_bytes: int) -> None:
         ranges = [MemoryAccess(address, num_bytes, True)]
+        stream.note_access()
         access = Access(stream.component, tick, stream.place, "fill", capture_stack(), ranges)
         try:
             self._shadow.require_tier(access, CacheTier.GPU_MEM, address, address + num_bytes)
@@ -86,6 +88,7 @@ class RaceDetector:
         self._check(access, stream.clock)
 
     def check_kernel(self, stream: StreamQueue, tick: int, name: str, ranges: Sequence[MemoryAccess]) -> None:
+        stream.note_access()
         what = "kernel " + name
         self._check(Access(stream.component, tick, stream.place, what, capture_stack(), ranges), stream.clock)
 
@@ -102,7 +105,7 @@ class RaceDetector:
         """Refused while an access may still be running."""
         access = self._begin_host_operation("unmap", beg, end - beg, True)
         try:
-            self._shadow.unmap(access, self._host_clock, beg, end)
+            self._shadow.unmap(access, self.host_clock, beg, end)
         except RaceError as race:
             self.races.append(race)
             raise
@@ -114,7 +117,7 @@ class RaceDetector:
         )
 
     def check_host_access(self, address: int, num_bytes: int, is_write: bool) -> None:
-        self._check(self._begin_host_operation("access", address, num_bytes, is_write), self._host_clock)
+        self._check(self._begin_host_operation("access", address, num_bytes, is_write), self.host_clock)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -133,6 +136,6 @@ class RaceDetector:
         self._log.add(access)
 
     def _begin_host_operation(self, what: str, address: int, num_bytes: int, is_write: bool) -> Access:
-        tick = self._host_clock.advance(HOST)
+        tick = self.host_clock.advance(HOST)
         self._host_version += 1
         return Access(HOST, tick, "the host", what, capture_stack(), [MemoryAccess(address, num_bytes, is_write)])

@@ -104,7 +104,7 @@ class SimulatedDevice(Device):
         self._disks = SimulatedDisks()
         self._detector = RaceDetector(self._ranges, log_length)
         self._scheduler = StreamScheduler(self._random, eager)
-        self._queues = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM)}
+        self._queues = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM, self._detector.host_clock)}
         self._free_stream_handles = []
         self._next_stream = _DEFAULT_STREAM + 1
         self._events = {}
@@ -221,7 +221,7 @@ class SimulatedDevice(Device):
         else:
             handle = self._next_stream
             self._next_stream += 1
-        self._queues[handle] = self._scheduler.add_stream(handle)
+        self._queues[handle] = self._scheduler.add_stream(handle, self._detector.host_clock)
         self._scheduler.run_some()
         return handle
 

@@ -21,7 +21,11 @@ from .stream_operation import Operation, WaitOperation
 @final
 @mypyc_attr(native_class=True)
 class StreamQueue:
-    """One stream. ``num_run + len(operations)`` operations were enqueued so far."""
+    """One stream. ``num_run + len(operations)`` operations were enqueued so far, those of ``predecessor`` included.
+
+    ``predecessor``: a stream that is gone, all of whose accesses the host has seen done. The new one has its index and its component,
+    and goes on counting: what comes after the new one's accesses comes after the old one's.
+    """
 
     __slots__ = (
         "handle",
@@ -31,6 +35,7 @@ class StreamQueue:
         "clock",
         "operations",
         "num_run",
+        "last_access",
         "haste",
         "is_held",
         "is_destroyed",
@@ -44,12 +49,14 @@ class StreamQueue:
     clock: Final[VectorClock]
     operations: Final[deque[Operation]]
     num_run: int
+    last_access: int  # tick
     haste: Final[float]
     is_held: bool
     is_destroyed: bool
     host_version: int  # of the host's clock, when it was joined last
 
-    def __init__(self, handle: int, index: int, component: int, haste: float) -> None:
+    def __init__(self, handle: int, index: int, haste: float, predecessor: "StreamQueue | None") -> None:
+        component = index + 1  # 0 is the host
         self.handle = handle
         self.place = f"stream {handle}"
         self.index = index
@@ -57,6 +64,10 @@ class StreamQueue:
         self.clock = VectorClock([0] * (component + 1))
         self.operations = deque()
         self.num_run = 0
+        self.last_access = 0
+        if predecessor is not None:
+            self.clock.ticks[component] = predecessor.last_tick()
+            self.num_run = predecessor.num_run
         self.haste = haste
         self.is_held = False
         self.is_destroyed = False
@@ -64,6 +75,14 @@ class StreamQueue:
 
     def num_enqueued(self) -> int:
         return self.num_run + len(self.operations)
+
+    def last_tick(self) -> int:
+        """Of its operations so far."""
+        return self.clock.ticks[self.component]
+
+    def note_access(self) -> None:
+        """The operation that has begun touches memory, which events and waits do not."""
+        self.last_access = self.clock.ticks[self.component]
 
     def is_ready(self) -> bool:
         return bool(self.operations) and not self.is_held and self.operations[0].is_ready()
@@ -95,11 +114,12 @@ _HASTES: Final = (0.05, 0.4, 1.0)
 class StreamScheduler:
     """Conservation: every enqueued operation is in one queue until it has run, once."""
 
-    __slots__ = ("_random", "_streams", "_live", "_failures", "_likelihood", "_burst", "is_eager")
+    __slots__ = ("_random", "_streams", "_live", "_gone", "_failures", "_likelihood", "_burst", "is_eager")
 
     _random: Final[Random]
-    _streams: Final[list[StreamQueue]]  # by index, all that ever were
+    _streams: Final[list[StreamQueue]]  # by index
     _live: Final[list[StreamQueue]]  # those that have, or may yet get, an operation
+    _gone: Final[list[StreamQueue]]  # destroyed, all has run, and no new stream has taken its place
     _failures: Final[list[_Failure]]
     _likelihood: Final[float]
     _burst: Final[int]
@@ -109,17 +129,28 @@ class StreamScheduler:
         self._random = random
         self._streams = []
         self._live = []
+        self._gone = []
         self._failures = []
         pace = _PACES[int(random.random() * len(_PACES))]
         self.is_eager = eager is True
         self._likelihood = 0.0 if eager is False else pace[0]
         self._burst = pace[1]
 
-    def add_stream(self, handle: int) -> StreamQueue:
-        index = len(self._streams)
+    def add_stream(self, handle: int, host_clock: VectorClock) -> StreamQueue:
+        """In the place of one that is gone, if the host has seen all that one has touched; so clocks do not grow with every stream."""
         haste = _HASTES[int(self._random.random() * len(_HASTES))]
-        stream = StreamQueue(handle, index, index + 1, haste)  # component 0 is the host
-        self._streams.append(stream)
+        predecessor: StreamQueue | None = None
+        for gone in self._gone:
+            if host_clock.includes(gone.component, gone.last_access):
+                predecessor = gone
+                break
+        if predecessor is None:
+            stream = StreamQueue(handle, len(self._streams), haste, None)
+            self._streams.append(stream)
+        else:
+            self._gone.remove(predecessor)
+            stream = StreamQueue(handle, predecessor.index, haste, predecessor)
+            self._streams[predecessor.index] = stream
         self._live.append(stream)
         return stream
 
@@ -127,7 +158,11 @@ class StreamScheduler:
         """Nothing more will be enqueued; what was enqueued still runs."""
         stream.is_destroyed = True
         if not stream.operations:
-            self._live.remove(stream)
+            self._bury(stream)
+
+    def _bury(self, stream: StreamQueue) -> None:
+        self._live.remove(stream)
+        self._gone.append(stream)
 
     @property
     def num_pending(self) -> int:
@@ -190,7 +225,7 @@ class StreamScheduler:
         operation = stream.operations.popleft()
         stream.num_run += 1
         if stream.is_destroyed and not stream.operations:
-            self._live.remove(stream)
+            self._bury(stream)
         try:
             operation.run()
         except Exception as error:
