@@ -42,7 +42,11 @@ def capture_stack() -> CallStack:
     """The caller's stack, up to `MAX_FRAMES` frames."""
     codes: list[CodeType] = []
     instructions: list[int] = []
-    frame = sys._getframe()
+    try:
+        frame = sys._getframe()
+    except ValueError:
+        # Compiled, and called by a destructor at the interpreter's end: there is not one frame.
+        return CallStack(codes, instructions)
     count = 0
     while count < MAX_FRAMES:
         codes.append(frame.f_code)
