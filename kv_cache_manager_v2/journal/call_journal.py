@@ -137,13 +137,25 @@ class CallJournal:
         self.writer.operation(CLOSE, serial)
         self._end(digest)
 
-    def resize(self, serial: i64, capacity: i64, history: i64, result: bool, digest: i64) -> None:
+    def grow(self, serial: i64, capacity: i64, history: i64, digest: i64) -> None:
+        """A resize that asked for no priorities and returned True."""
         writer = self.writer
-        if result and capacity < _MAX_SHORT_LENGTH and len(self._priorities) == 0:
+        if capacity < _MAX_SHORT_LENGTH:
             writer.word(GROW | serial << 8)
             writer.word(capacity | history << 32)
             writer.end_record(digest)
-            return
+        else:
+            self.begin()
+            self._long_resize(serial, capacity, history, True, digest)
+
+    def resize(self, serial: i64, capacity: i64, history: i64, result: bool, digest: i64) -> None:
+        if result and len(self._priorities) == 0:
+            self.grow(serial, capacity, history, digest)
+        else:
+            self._long_resize(serial, capacity, history, result, digest)
+
+    def _long_resize(self, serial: i64, capacity: i64, history: i64, result: bool, digest: i64) -> None:
+        writer = self.writer
         writer.operation(RESIZE, serial)
         self._write_priorities()
         writer.number(capacity)

@@ -58,13 +58,12 @@ class BatchStep:
                 f"{self._call}: {count} sequences, {len(new_capacities)} capacities"
                 + (f", {len(new_histories)} history lengths" if has_histories else "")
             )
-        is_recorded = self._shared.journal is not None
         position: i64 = 0
         for item in self._kv_caches:
             state = self._enlist(item, position)
             capacity = new_capacities[position]
             history = new_histories[position] if has_histories else state.history
-            if is_recorded or not is_small_resize(state, capacity, history):
+            if not is_small_resize(state, capacity, history):
                 validate_resize(state, capacity, history)
                 self._set_aside(state, position)
             position += 1
@@ -87,13 +86,12 @@ class BatchStep:
         num_tokens: i64 = len(packed) // TOKEN_BYTES
         if num_tokens != count:
             raise ValueError(f"{self._call}: {count} sequences, {num_tokens} tokens; it takes one token for each")
-        is_recorded = self._shared.journal is not None
         position: i64 = 0
         for item in self._kv_caches:
             state = self._enlist(item, position)
             if _token_at(packed, position) < 0:
                 raise TypeError(f"{self._call}: token {position} is a digest; commit() takes those")
-            if is_recorded or not is_small_commit(state):
+            if not is_small_commit(state):
                 validate_next_token(state, self._call)
                 if state.forked_end > state.num_published:
                     self._validate_shared_block(state, position, packed)
@@ -153,12 +151,15 @@ class BatchStep:
 
     def _move_numbers(self, begin: i64, end: i64, capacities: vec[i64], histories: vec[i64]) -> None:
         has_histories = len(histories) > 0
+        journal = self._shared.journal
         position = begin
         while position < end:
             state = self._state_at(position)
             state.capacity = capacities[position]
             if has_histories:
                 state.history = histories[position]
+            if journal is not None:
+                journal.grow(state.serial, state.capacity, state.history, self._shared.storage.digest.value)
             position += 1
 
     def _resize_other(self, state: SequenceState, capacity: i64, history: i64) -> bool:
@@ -173,9 +174,14 @@ class BatchStep:
         return result
 
     def _append_tokens(self, begin: i64, end: i64, packed: bytes) -> None:
+        journal = self._shared.journal
         position = begin
         while position < end:
-            make_small_commit(self._state_at(position), _token_at(packed, position))
+            state = self._state_at(position)
+            token = _token_at(packed, position)
+            make_small_commit(state, token)
+            if journal is not None:
+                journal.commit_one(state.serial, i64(token), self._shared.storage.digest.value)
             position += 1
 
     def _commit_other(self, state: SequenceState, position: i64, packed: bytes) -> None:

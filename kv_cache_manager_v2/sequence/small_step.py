@@ -1,7 +1,7 @@
-"""Decode steps that only move numbers: no block begins or ends, no window moves past a block, nothing is recorded.
+"""Decode steps that only move numbers: no block begins or ends, no window moves past a block.
 
 Most steps of a running sequence are such. They are tried before anything else, without the call guard: nothing here calls
-anybody, or can fail in the middle. False means that nothing has changed, and that the whole call has to look: there is more to
+anybody, or can fail in the middle; a journal's record, where there is one, comes after the change. False means that nothing has changed, and that the whole call has to look: there is more to
 do, or something is wrong.
 """
 
@@ -41,8 +41,10 @@ def is_small_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
 def try_small_resize(state: SequenceState, capacity: i64) -> bool:
     """The history stays."""
     shared = state.shared
-    if shared.guard.is_idle and shared.journal is None and is_small_resize(state, capacity, state.history):
+    if shared.guard.is_idle and is_small_resize(state, capacity, state.history):
         state.capacity = capacity
+        if shared.journal is not None:
+            shared.journal.grow(state.serial, capacity, state.history, shared.storage.digest.value)
         return True
     return False
 
@@ -75,7 +77,9 @@ def make_small_commit(state: SequenceState, token: i32) -> None:
 def try_small_commit(state: SequenceState, token: i32) -> bool:
     """One token id, known to be good; the block goes on after it."""
     shared = state.shared
-    if shared.guard.is_idle and shared.journal is None and is_small_commit(state):
+    if shared.guard.is_idle and is_small_commit(state):
         make_small_commit(state, token)
+        if shared.journal is not None:
+            shared.journal.commit_one(state.serial, i64(token), shared.storage.digest.value)
         return True
     return False
