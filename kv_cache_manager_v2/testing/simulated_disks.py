@@ -55,3 +55,7 @@ def make_disk_error(path: str, address: int, num_bytes: int, is_write: bool, rea
         num_bytes,
         is_write,
     )
+
+
+def copy_error(error: StorageIOError) -> StorageIOError:
+    return StorageIOError(str(error), error.path, error.address, error.num_bytes, error.is_write)

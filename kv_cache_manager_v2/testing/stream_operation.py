@@ -13,7 +13,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import StorageIOError
 from ..device.port import HostKernel
 from .happens_before import VectorClock
-from .simulated_disks import SimulatedDisks
+from .simulated_disks import SimulatedDisks, copy_error
 
 FAILED_READ_POISON: Final = 0xE7
 """What the destination of a failed read contains."""
@@ -98,7 +98,8 @@ class CopyOperation(Operation):
             self.disks.note_failure(self.disk_range, self.write_error)
         if self.read_error is not None:
             if self.disks is not None:
-                self.disks.failed_reads.append(self.read_error)
+                # Another object: the one that is raised has a traceback, which would keep its frames until this is taken.
+                self.disks.failed_reads.append(copy_error(self.read_error))
             raise self.read_error
 
 

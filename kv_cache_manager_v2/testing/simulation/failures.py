@@ -36,20 +36,29 @@ FAILURES: Final = (PageMoveError, StorageIOError, OutOfMemoryError, PlannedFault
 _KINDS: Final = (
     "copy", "copy", "copy", "copy", "disk_read", "disk_read", "disk_write", "full", "map", "record", "wait", "create_stream",
 )  # fmt: skip
+_KINDS_BUT_WRITES: Final = ("copy", "copy", "copy", "disk_read", "disk_read", "disk_read", "record", "wait")
+_KINDS_OF_LEVELS: Final = ("copy", "copy", "copy", "copy", "map", "record", "wait")
 _BREAKING_KINDS: Final = ("record", "wait")
+_NTHS: Final = (1, 1, 2, 2, 2, 3, 4)
+"""Every second copy is one between two parts of a page, where pages have two."""
 _SHARE_OF_BREAKING: Final = 0.02
+_SHARE_OF_LEVELS: Final = 0.8
+"""So often the size of a level is changed, which is rare, and the device fails."""
 _MAX_DRAINS: Final = 100
 
 
-def plan_fault(device: SimulatedDevice, action: Action, share: float) -> None:
+def plan_fault(device: SimulatedDevice, action: Action, share: float, spares_writes: bool) -> None:
     """Before that share of the actions."""
     random = Random(action.number + 1)
-    if random.random() >= share:
+    if random.random() >= (_SHARE_OF_LEVELS if action.kind == "resize_level" else share):
         return
     breaks = random.random() < _SHARE_OF_BREAKING
-    kind = random.choice(_BREAKING_KINDS if breaks else _KINDS)
-    nth = 1 + int(random.random() * random.random() * 5)
-    if kind == "map" and action.kind != "resize_level":
+    kinds = _KINDS_BUT_WRITES if spares_writes else _KINDS
+    kind = random.choice(_BREAKING_KINDS if breaks else kinds)
+    nth = random.choice(_NTHS)
+    if action.kind == "resize_level" and not breaks:
+        kind = random.choice(_KINDS_OF_LEVELS)
+    elif kind == "map":
         kind = "copy"
     if kind == "full":
         for further in range(nth):

@@ -18,6 +18,7 @@ from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
 from .policy_scenario import draw_policies
+from .rare_scenarios import choose_bends, crowd, fragment, is_fragmented
 from .state_scenario import add_state
 
 _LIKELIHOODS: Final = {
@@ -69,6 +70,7 @@ class Scenario:
     __slots__ = (
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
         "digest_share", "max_kept_texts", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
+        "spares_writes",
     )  # fmt: skip
 
     seed: Final[int]
@@ -88,15 +90,26 @@ class Scenario:
     steps_per_event_check: Final[int]
     fault_share: Final[float]
     """Of the actions, before which a failure of the device is planned."""
+    spares_writes: Final[bool]
+    """No write to a disk is refused: after one, nothing would be written, and so nothing read any more."""
 
     def __init__(self, seed: int, num_actions: int) -> None:
         random = Random(seed)
         self.seed = seed
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
         # Mostly no faults, so that refusals can be judged strictly. Drawn apart, as all that came later.
-        self.fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.03, 0.1))
-        config = draw_policies(add_state(_draw_config(random), seed), seed)
-        self.config = config if self.fault_share == 0.0 else end_on_disk(config)
+        self.fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.05, 0.15))
+        config = _draw_config(random)
+        bends = choose_bends(seed, self.fault_share > 0.0)
+        self.spares_writes = self.fault_share > 0.0 and len(bends) > 0
+        if len(bends) > 0:
+            config = crowd(config)
+        config = draw_policies(add_state(config, seed), seed)
+        if self.fault_share > 0.0:
+            config = end_on_disk(config)
+            if is_fragmented(seed):
+                config = fragment(config)
+        self.config = config
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         self.max_sequences = random.choice((2, 4, 8, 12))
         self.max_tokens = self.config.tokens_per_block * random.choice((3, 6, 12))
@@ -105,6 +118,7 @@ class Scenario:
         self.max_kept_texts = random.choice((1, 3, 12))
         self.commits_at_once = random.choice((0.3, 0.8, 1.0))
         weights = [likelihood * random.choice((0.3, 1.0, 1.0, 2.0)) for likelihood in _LIKELIHOODS.values()]
+        weights = [weight * bends.get(kind, 1.0) for kind, weight in zip(_LIKELIHOODS, weights)]
         kinds = random.choices(list(_LIKELIHOODS), weights, k=num_actions)
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # of its own: whether anybody listens changes nothing else

@@ -25,6 +25,7 @@ from ..step_batch import Step
 from . import failures
 from .batch_commits import commit_batch
 from .hints import draw_scope, give_hint
+from .lost_sequences import LostSequences
 from .misuse import misuse_manager, misuse_sequence
 from .pool_group_map import find_pool_groups
 from .room_judge import RoomJudge, count_slots
@@ -42,7 +43,7 @@ class SimulatedRun:
 
     __slots__ = (
         "device", "manager", "_scenario", "_engine", "_model", "_judge", "_pool_group_of", "_streams", "_texts",
-        "_sequences", "_next_name", "_digest", "_follower", "num_performed", "num_refused", "is_broken",
+        "_sequences", "_lost", "_next_name", "_digest", "_follower", "num_performed", "num_refused", "is_broken",
     )  # fmt: skip
 
     device: Final[SimulatedDevice]
@@ -61,6 +62,7 @@ class SimulatedRun:
     _streams: Final[list[int]]
     _texts: Final[TextSource]
     _sequences: Final[list[SimulatedSequence]]
+    _lost: Final[LostSequences]
     _next_name: int
     _follower: Final[EventFollower]
 
@@ -83,6 +85,7 @@ class SimulatedRun:
             self._streams.append(self.device.create_stream())
         self._texts = TextSource(scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts)
         self._sequences = []
+        self._lost = LostSequences(self.manager, self._model)
         self._next_name = 0
         self._digest: Final = hashlib.sha256()
         self.num_performed = 0
@@ -111,7 +114,8 @@ class SimulatedRun:
     def _perform_with_faults(self, action: Action) -> None:
         """What a failure prevents has not happened; sequences that lost pages to it can only be closed."""
         faults = self.device.faults
-        failures.plan_fault(self.device, action, self._scenario.fault_share)
+        self._lost.close_some(Random(action.number + 3))
+        failures.plan_fault(self.device, action, self._scenario.fault_share, self._scenario.spares_writes)
         num_fired = faults.num_fired
         self._judge.excuses_refusals = self._judge.excuses_refusals or faults.num_pending > 0
         try:
@@ -129,12 +133,7 @@ class SimulatedRun:
         if self.is_broken:
             return
         self._model.note_failure()
-        lost = failures.list_lost(self.manager.describe())
-        for sequence in [sequence for sequence in self._sequences if sequence.name in lost]:
-            failures.require_lost(sequence.handle, sequence.model.capacity)
-            self._model.abandon(sequence.model)
-            sequence.handle.close()
-            self._sequences.remove(sequence)
+        self._lost.take_from(self._sequences, Random(action.number + 2))
 
     def _perform(self, kind: str, random: Random) -> None:
         if kind == "create":
@@ -240,7 +239,7 @@ class SimulatedRun:
     def _resize_level(self, random: Random) -> None:
         """Another quota for a level, or its quota shared anew; sequences go on with whatever moved."""
         self.num_performed += 1
-        level = int(random.random() * len(self._scenario.config.cache_tiers))
+        level = int(random.random() ** 2 * len(self._scenario.config.cache_tiers))
         if random.random() < 0.2:
             self.manager.advance_clock(random.random() * 100)
             if random.random() < 0.5 or self.manager.need_adjustment:
@@ -259,7 +258,7 @@ class SimulatedRun:
 
     def _prefetch(self, sequence: SimulatedSequence, random: Random) -> None:
         picture = self.manager.describe()
-        level = int(random.random() * len(self._scenario.config.cache_tiers))
+        level = int(random.random() ** 2 * len(self._scenario.config.cache_tiers))
         if sequence.handle.prefetch(level):
             self._model.make_room()
         else:
@@ -350,13 +349,14 @@ class SimulatedRun:
         """Mostly after everything was closed: slots that many streams have read are then soon written again."""
         self.num_performed += 1
         if random.random() < 0.7:
+            self._lost.close_all()
             while self._sequences:
                 self._close(self._sequences[-1])
                 self._check()
         try:
             self.manager.clear_reusable_blocks()
         except LogicError:
-            if not self._sequences:
+            if not self._sequences and not self._lost.sequences:
                 raise
             invalidate_scope(self.manager, self._model, draw_scope(random))
             return
@@ -563,6 +563,7 @@ class SimulatedRun:
             self._finish_broken()
             return
         self.device.faults.clear()
+        self._lost.close_all()
         while self._sequences:
             self._close(self._sequences[-1])
             self._check()
@@ -581,7 +582,7 @@ class SimulatedRun:
 
     def _finish_broken(self) -> None:
         """Memory comes back all the same."""
-        for sequence in self._sequences:
+        for sequence in [*self._sequences, *self._lost.sequences]:
             failures.require_broken(sequence.handle, self.manager)
         self.device.faults.clear()
         self._engine.close()

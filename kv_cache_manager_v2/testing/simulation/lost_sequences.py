@@ -1,0 +1,60 @@
+"""Sequences that hold a page whose bytes a disk has lost: they say so, can only be closed, and are in no hurry to be.
+
+Until they are, the lost pages are there and must not be matched.
+"""
+
+from random import Random
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ...manager.kv_cache_manager import KVCacheManager
+from ..reference_model import ReferenceModel
+from . import failures
+from .simulated_sequence import SimulatedSequence
+
+_SHARE_CLOSED_AT_ONCE: Final = 0.5
+_SHARE_CLOSED_LATER: Final = 0.1
+"""Before each action."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class LostSequences:
+    __slots__ = ("_manager", "_model", "sequences")
+
+    _manager: Final[KVCacheManager]
+    _model: Final[ReferenceModel]
+    sequences: Final[list[SimulatedSequence]]
+
+    def __init__(self, manager: KVCacheManager, model: ReferenceModel) -> None:
+        self._manager = manager
+        self._model = model
+        self.sequences = []
+
+    def take_from(self, sequences: list[SimulatedSequence], random: Random) -> None:
+        """After a failure: those that lost pages to it leave ``sequences``."""
+        lost = failures.list_lost(self._manager.describe())
+        for sequence in [sequence for sequence in sequences if sequence.name in lost]:
+            failures.require_lost(sequence.handle, sequence.model.capacity)
+            if sequence.model.is_active:
+                sequence.handle.suspend()
+                self._model.suspend(sequence.model)
+            sequences.remove(sequence)
+            self.sequences.append(sequence)
+            if random.random() < _SHARE_CLOSED_AT_ONCE:
+                self._close(sequence)
+
+    def close_some(self, random: Random) -> None:
+        for sequence in list(self.sequences):
+            if random.random() < _SHARE_CLOSED_LATER:
+                self._close(sequence)
+
+    def close_all(self) -> None:
+        for sequence in list(self.sequences):
+            self._close(sequence)
+
+    def _close(self, sequence: SimulatedSequence) -> None:
+        self.sequences.remove(sequence)
+        self._model.abandon(sequence.model)
+        sequence.handle.close()

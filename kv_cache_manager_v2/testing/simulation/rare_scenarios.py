@@ -1,0 +1,68 @@
+"""Scenarios bent towards what the others seldom reach, each drawn with a random of its own: all else stays as it was.
+
+*Crowded*: hardly anything is published, so that pages are private and must stay, and what is below the GPU is small: sequences that
+come up swap places with others. *Restless*: a device that fails, and sequences that are suspended and resumed all the time, from a
+disk. *Fragmented*: a page has a part in several pools, so that a device can fail between two of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from ...config.cache_tier_config import HostCacheTierConfig
+from ...config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig
+from ...config.manager_config import KVCacheManagerConfig
+
+_SHARE_OF_CROWDED: Final = 0.12
+_SHARE_OF_RESTLESS: Final = 0.7
+_SHARE_OF_FRAGMENTED: Final = 0.8
+_CROWDED: Final = {
+    "commit": 0.05,
+    "hint": 0.2,
+    "stop_committing": 0.2,
+    "close": 0.4,
+    "clear": 0.2,
+    "create": 1.5,
+    "resume": 2.0,
+    "suspend": 3.0,
+}
+_RESTLESS: Final = {
+    "close": 0.5,
+    "clear": 0.3,
+    "create": 1.5,
+    "resume": 2.0,
+    "suspend": 4.0,
+    "prefetch": 2.0,
+    "resize_level": 3.0,
+}
+
+
+def choose_bends(seed: int, can_fail: bool) -> Mapping[str, float]:
+    """What to multiply weights of actions with; empty for most."""
+    share = Random(11 * seed + 5).random()
+    if can_fail:
+        return _RESTLESS if share < _SHARE_OF_RESTLESS else {}
+    return _CROWDED if share < _SHARE_OF_CROWDED else {}
+
+
+def crowd(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
+    """One level below the GPU, half as large."""
+    top = config.cache_tiers[0]
+    return replace(config, cache_tiers=[top, HostCacheTierConfig(top.quota // 2)])
+
+
+def is_fragmented(seed: int) -> bool:
+    return Random(13 * seed + 6).random() < _SHARE_OF_FRAGMENTED
+
+
+def fragment(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
+    """Each attention layer has one more buffer, of another size."""
+    layers: list[LayerConfig] = []
+    for layer in config.layers:
+        if isinstance(layer, AttentionLayerConfig) and all([buffer.role != "scale" for buffer in layer.buffers]):
+            scale = BufferConfig("scale", config.tokens_per_block)
+            layers.append(replace(layer, buffers=[*layer.buffers, scale]))
+        else:
+            layers.append(layer)
+    return replace(config, layers=layers)
