@@ -16,7 +16,7 @@ from ..stats.reuse_sampler import NO_KEY, SAMPLED_MASK, SAMPLED_SHIFT, ReuseSamp
 from ..storage.page_rows import PageRows
 from .block import Block
 from .reuse_scope import ReuseScope
-from .text_hash import EMPTY_TEXT, WORD_BYTES, WORDS_AT_ONCE, hash_block, hash_words
+from .text_hash import EMPTY_TEXT, WORD_BYTES, hash_block, hash_run
 
 IS_HERE: Final = 0
 """The text was published, and not dropped; told only once there is a second scope. Other states: `FIRST_DROPPED` + the
@@ -149,13 +149,12 @@ class BlockHistory:
 
     def note_published_run(self, parent: i64, blocks: list[Block], begin: i64, end: i64, packed: memoryview) -> None:
         """``blocks[begin:end]``, each below the one before it, the first one below ``parent``; ``packed`` are their texts."""
-        num_words: i64 = len(packed) // WORD_BYTES // (end - begin)
-        if num_words % WORDS_AT_ONCE != 0 or num_words * WORD_BYTES * (end - begin) != len(packed):
+        if len(packed) % (WORD_BYTES * (end - begin)) != 0:
             self._note_one_by_one(parent, blocks, begin, end)
             return
-        words = vec[i64](packed.cast("q"))
+        run_texts = vec[i64]([0] * (end - begin))
+        hash_run(self.text_of(parent), vec[i64](packed.cast("q")), run_texts)
         rows = self._rows
-        text = self.text_of(parent)
         scope = self._scope_of_path(parent)
         scope_bits = scope << SCOPE_SHIFT
         tells_scopes = self._tells_scopes
@@ -164,15 +163,13 @@ class BlockHistory:
         sample = self._sample_of(parent)
         texts = self._block_texts
         samples = self._block_samples
-        at: i64 = 0
         ordinal = begin
-        while ordinal < end:
+        for text in run_texts:
             number = rows.block_number(blocks[ordinal].first_page)
             if number >= len(texts):
                 self._reach(blocks[ordinal].first_page)
                 texts = self._block_texts
                 samples = self._block_samples
-            text = hash_words(text, words, at, at + num_words)
             texts[number] = text
             if tells_scopes:
                 self._block_scopes[number] = scope
@@ -181,7 +178,6 @@ class BlockHistory:
                 if (((text ^ scope_bits) >> SAMPLED_SHIFT) & SAMPLED_MASK) < threshold and sampler is not None:
                     sample = self._note_sample(sampler, number, text, scope, sample, True)
                 samples[number] = sample
-            at += num_words
             ordinal += 1
         self.num_blocks += end - begin
 

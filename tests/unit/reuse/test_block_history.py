@@ -22,7 +22,7 @@ def make_history(num_life_cycles: int, sampling: float) -> tuple[BlockHistory, P
     return history, rows
 
 
-# Three tokens are no whole number of words, four too few at once: those take the other way. 3 is no power of two.
+# Three tokens are no whole number of words: those take the other way. 3 is no power of two.
 @pytest.mark.parametrize("tokens_per_block", [3, 4, 8, 32])
 @pytest.mark.parametrize("num_life_cycles", [1, 3, 4])
 @pytest.mark.parametrize("num_scopes", [1, 2])

@@ -7,7 +7,7 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from kv_cache_manager_v2.reuse.text_hash import EMPTY_TEXT, WORDS_AT_ONCE, hash_block, hash_words
+from kv_cache_manager_v2.reuse.text_hash import EMPTY_TEXT, hash_block, hash_run
 
 
 def packed(tokens: list[int]) -> bytes:
@@ -17,15 +17,9 @@ def packed(tokens: list[int]) -> bytes:
 def as_written_down(parent: int, tokens: list[int]) -> int:
     """The docstring of the module in numbers without end."""
     first, second = 0x1E3779B97F4A7C15, 0x0F58476D1CE4E5B9
-    shifts = (0x13198A2E0370734D, 0x2243F6A8885A308D, 0x082EFA98EC4A6C8B, 0x14A4093822299F33)
-    words = [low + (high << 32) for low, high in zip(tokens[0::2], tokens[1::2], strict=False)]
     text = parent ^ (4 * len(tokens) * second)
-    whole = len(words) // 4 * 4
-    for at in range(0, whole, 4):
-        a, b, c, d = (word + shift for word, shift in zip(words[at : at + 4], shifts, strict=True))
-        text = (text ^ (a * b + c * d)) * first
-    for word in words[whole:]:
-        text = (text ^ word) * first
+    for low, high in zip(tokens[0::2], tokens[1::2], strict=False):
+        text = (text ^ (low + (high << 32))) * first
     if len(tokens) % 2 == 1:
         text = (text ^ tokens[-1]) * first
     text %= 1 << 62
@@ -35,15 +29,17 @@ def as_written_down(parent: int, tokens: list[int]) -> int:
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 128])
 def test_both_ways_are_what_is_written_down(num_tokens: int) -> None:
     rng = random.Random(num_tokens)
+    blocks = [[rng.randrange(largest) for _ in range(num_tokens)] for largest in (5, 1 << 17, (1 << 31) - 1)]
     text = EMPTY_TEXT
-    for largest in (5, 1 << 17, (1 << 31) - 1):
-        tokens = [rng.randrange(largest) for _ in range(num_tokens)]
-        expected = as_written_down(text, tokens)
-        assert hash_block(text, packed(tokens)) == expected
-        if num_tokens % (2 * WORDS_AT_ONCE) == 0:
-            words = vec[i64](memoryview(packed([7, 7, *tokens, 9, 9])).cast("q"))
-            assert hash_words(text, words, 1, 1 + num_tokens // 2) == expected
-        text = expected
+    expected = []
+    for tokens in blocks:
+        expected.append(as_written_down(text, tokens))
+        assert hash_block(text, packed(tokens)) == expected[-1]
+        text = expected[-1]
+    if num_tokens % 2 == 0:
+        texts = vec[i64]([0] * len(blocks))
+        hash_run(EMPTY_TEXT, vec[i64](memoryview(packed(sum(blocks, []))).cast("q")), texts)
+        assert list(texts) == expected
 
 
 @pytest.mark.parametrize("seed", range(4))
