@@ -1,94 +1,24 @@
 """A device that refuses something at any place of a call: the call says so and has changed nothing that matters, or has been done after all;
 nothing is lost, every byte is right, and the same call passes when the device works again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hybrid_models import hybrid_config
+from refused_work import Refused, Story
 from small_models import BYTES_PER_TOKEN, config_of
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 
 from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostCacheTierConfig,
-    KVCache,
-    KVCacheManager,
-    KVCacheManagerConfig,
     PageMoveError,
 )
-from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
+from kv_cache_manager_v2.testing import SimulatedDevice, Step
 
-Make = Callable[[int], tuple["Story", Callable[[], Any]]]
+Make = Callable[[int], tuple[Story, Callable[[], Any]]]
 KINDS = ("copy", "wait", "record", "create_stream")
-
-
-class Refused(Exception):
-    """What the device says."""
-
-
-class Story:
-    """One manager, one engine on several streams, and what each open sequence has computed."""
-
-    def __init__(self, config: KVCacheManagerConfig, seed: int) -> None:
-        self.device = SimulatedDevice(seed)
-        self.manager = KVCacheManager(config, device=self.device)
-        self.engine = FakeEngine(config, self.device)
-        self.streams = [self.device.create_stream() for _ in range(3)]
-        self.texts: dict[int, Any] = {}
-        self.open: list[KVCache] = []
-        self.at_end: Callable[[], None] | None = None
-
-    def begin(self, number: int, tokens: Sequence[int], stream: int, commit: int) -> KVCache:
-        """A sequence that has computed ``tokens`` and committed the first ``commit`` of them."""
-        kv_cache = self.manager.create_kv_cache(id=number, input_tokens=list(tokens[:commit]))
-        start = kv_cache.num_committed_tokens
-        assert kv_cache.resume(self.streams[stream])
-        if len(tokens) > start:
-            assert kv_cache.resize(len(tokens), start)
-            self.engine.execute([Step(kv_cache, list(tokens[start:]), list(tokens[:start]))])
-        if commit > start:
-            kv_cache.commit(list(tokens[start:commit]))
-        self.texts[number] = list(tokens)
-        self.open.append(kv_cache)
-        return kv_cache
-
-    def write(self, kv_cache: KVCache, token: int) -> None:
-        """What the step that a resize has made room for computes: one token, or one for each beam."""
-        text = self.texts[kv_cache.id]
-        if kv_cache.beam_width == 1:
-            self.engine.execute([Step(kv_cache, [token], text)])
-            self.texts[kv_cache.id] = [*text, token]
-            return
-        texts = text if isinstance(text[0], list) else [text] * kv_cache.beam_width
-        self.engine.execute([Step(kv_cache, [[token + beam] for beam in range(kv_cache.beam_width)], texts)])
-        self.texts[kv_cache.id] = [[*one, token + beam] for beam, one in enumerate(texts)]
-
-    def check(self) -> None:
-        self.manager.check_invariants()
-        for kv_cache in self.open:
-            text = self.texts[kv_cache.id]
-            length = len(text[0]) if isinstance(text[0], list) else len(text)
-            if kv_cache.is_active and length in (kv_cache.capacity, kv_cache.history_length):
-                self.engine.execute([Step(kv_cache, [], self.texts[kv_cache.id])])
-
-    def finish(self) -> None:
-        self.check()
-        self.engine.synchronize()
-        for kv_cache in self.open:
-            kv_cache.close()
-        if self.at_end is not None:
-            self.at_end()
-        assert self.device.races == ()
-        self.engine.close()
-        self.manager.clear_reusable_blocks()
-        for level in range(len(self.manager.cache_tier_list)):
-            assert all(counts.free == counts.total for counts in self.manager.get_storage_statistics(level))
-        self.manager.shutdown()
-        for stream in self.streams:
-            self.device.destroy_stream(stream)
-        assert self.device.num_open_streams == self.device.num_open_events == 0
-        self.device.close()
 
 
 def refuse_each(make: Make, kind: str, lasts: bool, moves: bool = False) -> int:
@@ -128,7 +58,7 @@ def step_behind_a_lease(windows: list[int | None], num_slots: int, committed: in
     """11 tokens in 3 blocks; another machine has the last one, so that the next step, from ``history``, copies it. The pool is full."""
 
     def make(seed: int) -> tuple[Story, Callable[[], Any]]:
-        story = Story(config_of(windows, num_slots=num_slots), seed)
+        story = Story(config_of(windows, num_slots=num_slots), SimulatedDevice(seed))
         kv_cache = story.begin(1, range(11), 0, committed)
         if committed < 10:
             assert kv_cache.resize(11, 10)
@@ -167,7 +97,7 @@ def test_a_beam_copies_where_another_ones_window_leaves(kind: str, lasts: bool) 
     """9 slots: another sequence has 3, beam 0 three, beams 1 and 2 three together. At 11 beam 0 alone gives a page, beam 1 needs one."""
 
     def make(seed: int) -> tuple[Story, Callable[[], Any]]:
-        story = Story(config_of([8], num_slots=9), seed)
+        story = Story(config_of([8], num_slots=9), SimulatedDevice(seed))
         kv_cache = story.begin(1, [7, 8], 0, 0)
         kv_cache.beam_width = 3
         assert kv_cache.resize(11, 2)
@@ -192,7 +122,7 @@ def test_states_of_beams_are_copied_at_once(kind: str, lasts: bool, checkpoints:
     """Beams 0 and 2 go on from beam 1, whose recurrent state they get in the slots of their own: one batch, whatever it is made of."""
 
     def make(seed: int) -> tuple[Story, Callable[[], Any]]:
-        story = Story(hybrid_config([None, 8], state_checkpoints=checkpoints), seed)
+        story = Story(hybrid_config([None, 8], state_checkpoints=checkpoints), SimulatedDevice(seed))
         kv_cache = story.begin(1, range(6), 0, 6)
         kv_cache.beam_width = 3
         assert kv_cache.resize(7, 6)
@@ -214,7 +144,7 @@ def test_first_states_of_beams_come_together_or_not_at_all(kind: str, matches: b
     """Two beams before the first resume: each begins with zeros, or with a copy of the snapshot, which has two pools."""
 
     def make(seed: int) -> tuple[Story, Callable[[], Any]]:
-        story = Story(hybrid_config([None], quota=1 << 13), seed)
+        story = Story(hybrid_config([None], quota=1 << 13), SimulatedDevice(seed))
         text = list(range(8))
         story.begin(1, text, 0, 8).close()
         story.open.clear()
@@ -241,7 +171,7 @@ def test_all_beams_come_up_or_none(kind: str, waits: bool, has_state: bool) -> N
         if has_state:
             tiers: list[Any] = [GpuCacheTierConfig(12 * layer_bytes), HostCacheTierConfig(40 * layer_bytes)]
             config = hybrid_config([None], cache_tiers=tiers, num_state_layers=1)
-        story = Story(config, seed)
+        story = Story(config, SimulatedDevice(seed))
         kv_cache = story.begin(1, range(6), 0, 6)
         kv_cache.beam_width = 3
         assert kv_cache.resize(7, 6)
