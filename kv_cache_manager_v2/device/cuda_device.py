@@ -15,6 +15,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.checks import to_int
 from ..base.errors import KVCacheManagerError, LogicError, StorageIOError
 from ..base.ids import CacheTier
 from .copy_runs import CopyRuns
@@ -45,6 +46,27 @@ _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
 _MAX_REGISTRATION_BYTES: Final = 1 << 30
 _DEFAULT_DISK_THREADS: Final = 4
 _DEFAULT_STAGING_BYTES: Final = 32 << 20
+
+
+def _validate_sizes(granularity_bytes: int, max_registration_bytes: int, num_disk_threads: int, staging_bytes: int) -> None:
+    for value, name in (
+        (granularity_bytes, "granularity_bytes"),
+        (max_registration_bytes, "max_registration_bytes"),
+        (num_disk_threads, "num_disk_threads"),
+        (staging_bytes, "staging_bytes"),
+    ):
+        to_int(value, name)
+    if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
+        raise ValueError(f"granularity_bytes is {granularity_bytes}: it must be a power of two")
+    if max_registration_bytes < granularity_bytes or max_registration_bytes % granularity_bytes != 0:
+        raise ValueError(
+            f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of the granularity,"
+            f" {granularity_bytes}"
+        )
+    if num_disk_threads < 1:
+        raise ValueError(f"num_disk_threads is {num_disk_threads}: it must be at least 1")
+    if staging_bytes < STAGING_SLOT_BYTES or staging_bytes % STAGING_SLOT_BYTES != 0:
+        raise ValueError(f"staging_bytes is {staging_bytes}: it must be a multiple of {STAGING_SLOT_BYTES}")
 
 
 @final
@@ -115,17 +137,7 @@ class CudaDevice(Device):
         num_disk_threads: int = _DEFAULT_DISK_THREADS,
         staging_bytes: int = _DEFAULT_STAGING_BYTES,
     ) -> None:
-        if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
-            raise ValueError(f"granularity_bytes is {granularity_bytes}: it must be a power of two")
-        if max_registration_bytes < granularity_bytes or max_registration_bytes % granularity_bytes != 0:
-            raise ValueError(
-                f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of the granularity,"
-                f" {granularity_bytes}"
-            )
-        if num_disk_threads < 1:
-            raise ValueError(f"num_disk_threads is {num_disk_threads}: it must be at least 1")
-        if staging_bytes < STAGING_SLOT_BYTES or staging_bytes % STAGING_SLOT_BYTES != 0:
-            raise ValueError(f"staging_bytes is {staging_bytes}: it must be a multiple of {STAGING_SLOT_BYTES}")
+        _validate_sizes(granularity_bytes, max_registration_bytes, num_disk_threads, staging_bytes)
         checked = CudaDriver(load_driver_module() if driver is None else driver)
         checked.call("cuInit", 0)
         num_devices: int = checked.call("cuDeviceGetCount")

@@ -18,6 +18,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.checks import to_int
 from ..base.errors import LogicError, StorageIOError
 from ..base.ids import CacheTier
 from ..stats.statistics_clock import StatisticsClock
@@ -88,7 +89,7 @@ class HostDevice(Device):
             raise ValueError(
                 f"granularity_bytes is {granularity_bytes}: it must be a power of two and at least a page, {PAGE_BYTES}"
             )
-        if num_disk_threads < 1:
+        if to_int(num_disk_threads, "num_disk_threads") < 1:
             raise ValueError(f"num_disk_threads is {num_disk_threads}: it must be at least 1")
         self._granularity_bytes = granularity_bytes
         self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, granularity_bytes)

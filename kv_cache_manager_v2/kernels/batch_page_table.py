@@ -16,7 +16,7 @@ All arrays are made once, or are the caller's own (pinned, say), and stay where 
 asynchronously keeps two tables, as both follow the sequences independently.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
@@ -293,6 +293,8 @@ class BatchPageTable:
         """Validates the rows, and notes the step's lengths."""
         rows = self._rows
         count: i64 = len(rows.states)
+        if num_input_tokens is not None and not isinstance(num_input_tokens, Sized):
+            raise TypeError(f"num_input_tokens must be a sequence, not {type(num_input_tokens).__name__}")
         if num_input_tokens is not None and len(num_input_tokens) != count:
             raise ValueError(f"num_input_tokens has {len(num_input_tokens)} items for {count} rows")
         row: i64 = 0

@@ -71,6 +71,26 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
+def _validate_arguments(config: object, device: object, debug_fill: object, event_manager: object) -> None:
+    if not isinstance(config, KVCacheManagerConfig):
+        raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
+    if debug_fill is not None and not isinstance(debug_fill, DebugFill):
+        raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
+    if event_manager is not None:
+        if not isinstance(event_manager, KVCacheEventManager):
+            raise TypeError(f"event_manager must be a KVCacheEventManager or None, not {type(event_manager).__name__}")
+        event_manager.require_unbound()
+    if device is not None and not isinstance(device, Device):
+        raise TypeError(f"device must be a Device or None, not {type(device).__name__}")
+
+
+def _validate_creation(custom_priority_callback: object, count_in_statistics: object) -> None:
+    if custom_priority_callback is not None and not callable(custom_priority_callback):
+        raise TypeError("custom_priority_callback must be callable, or None")
+    if not isinstance(count_in_statistics, bool):
+        raise TypeError(f"count_in_statistics must be a bool, not {type(count_in_statistics).__name__}")
+
+
 @final
 @mypyc_attr(native_class=True)
 class KVCacheManager(ScopeControl):
@@ -101,23 +121,12 @@ class KVCacheManager(ScopeControl):
         event_manager: KVCacheEventManager | None = None,
     ) -> None:
         self._is_open = False
-        if not isinstance(config, KVCacheManagerConfig):
-            raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
-        if debug_fill is not None and not isinstance(debug_fill, DebugFill):
-            raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
-        if event_manager is not None:
-            if not isinstance(event_manager, KVCacheEventManager):
-                raise TypeError(
-                    f"event_manager must be a KVCacheEventManager or None, not {type(event_manager).__name__}"
-                )
-            event_manager.require_unbound()
+        _validate_arguments(config, device, debug_fill, event_manager)
         self._event_manager = event_manager
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
         self._layout = compute_slot_layout(config, self._life_cycles)
         slots_by_level = plan_levels(self._layout, config)
-        if device is not None and not isinstance(device, Device):
-            raise TypeError(f"device must be a Device or None, not {type(device).__name__}")
         self._owns_device = device is None
         self._device = default_device() if device is None else device
         writer: JournalWriter | None = None
@@ -138,15 +147,7 @@ class KVCacheManager(ScopeControl):
         tree = RadixTree(storage, self._life_cycles, config.tokens_per_block)
         storage.set_owner(tree)
         matcher = Matcher(tree, self._life_cycles, config.tokens_per_block, config.enable_partial_reuse)
-        self._shared = SharedState(
-            self._device,
-            storage,
-            mover,
-            tree,
-            matcher,
-            self._life_cycles,
-            config,
-        )
+        self._shared = SharedState(self._device, storage, mover, tree, matcher, self._life_cycles, config)
         self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
         self._open_sequences = OpenSequences()
         self._quotas = [tier.quota for tier in config.cache_tiers]
@@ -313,17 +314,12 @@ class KVCacheManager(ScopeControl):
             self._sample_demand()
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
-            if custom_priority_callback is not None and not callable(custom_priority_callback):
-                raise TypeError("custom_priority_callback must be callable, or None")
-            prompt_length: i64 = -1
-            if expected_prompt_length is not None:
-                prompt_length = to_count(expected_prompt_length, "expected_prompt_length")
-            if not isinstance(count_in_statistics, bool):
-                raise TypeError(f"count_in_statistics must be a bool, not {type(count_in_statistics).__name__}")
+            _validate_creation(custom_priority_callback, count_in_statistics)
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
             num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
-            if prompt_length < 0:
-                prompt_length = num_input_tokens
+            prompt_length: i64 = num_input_tokens
+            if expected_prompt_length is not None:
+                prompt_length = to_count(expected_prompt_length, "expected_prompt_length")
             positions = [
                 to_count(position, "one of snapshot_positions") for position in to_list(snapshot_positions, "snapshot_positions")
             ]
@@ -359,17 +355,10 @@ class KVCacheManager(ScopeControl):
             if journal is not None:
                 listed, packed = self._to_journal_tokens(input_tokens, packed)
                 asks = custom_priority_callback is not None
-                journal.create(
-                    scope.lora_id,
-                    scope.salt,
-                    listed,
-                    packed,
-                    asks,
-                    None if expected_prompt_length is None else int(prompt_length),
-                    positions,
-                    "" if retention is None else encode_value(retention),
-                    shared.storage.digest.value,
-                )
+                length = None if expected_prompt_length is None else int(prompt_length)
+                kept = "" if retention is None else encode_value(retention)
+                digest = shared.storage.digest.value
+                journal.create(scope.lora_id, scope.salt, listed, packed, asks, length, positions, kept, digest)
             return kv_cache
         except AssertionError as error:
             raise guard.fail(error) from error

@@ -145,7 +145,7 @@ class SequenceCommits(SequenceTransfers):
         """The tokens of a commit, validated; their digests are counted for this sequence."""
         state = self._state
         tree = state.shared.tree
-        num_tokens = len(tokens)
+        num_tokens = _count_tokens(tokens)
         if state.num_committed + num_tokens > state.capacity:
             raise ValueError(
                 f"sequence {state.id}: {num_tokens} tokens after {state.num_committed} committed ones exceed the capacity of "

@@ -9,7 +9,9 @@ import pytest
 from small_models import config_of, manager_of, run_prompt
 
 from kv_cache_manager_v2 import (
+    BatchPageTable,
     BufferId,
+    HostDevice,
     KVCache,
     KVCacheManager,
     LayerId,
@@ -69,6 +71,10 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("tokens of beams that are no list", TypeError, lambda m, s: s.commit(7, [0])),  # type: ignore[arg-type]
     ("positions that are no list", TypeError, lambda m, s: s.commit_tree([7], 6)),  # type: ignore[arg-type]
     ("tokens of a tree that are no list", TypeError, lambda m, s: s.commit_tree(7, [6])),  # type: ignore[arg-type]
+    ("tokens that are no list", TypeError, lambda m, s: s.commit(7)),  # type: ignore[arg-type]
+    ("no tokens at all", TypeError, lambda m, s: s.commit(None)),  # type: ignore[arg-type]
+    ("step lengths that are no list", TypeError, lambda m, s: BatchPageTable(m, 4, 8).update(1)),  # type: ignore[arg-type]
+    ("disk threads of a wrong type", TypeError, lambda m, s: HostDevice(num_disk_threads="4")),  # type: ignore[arg-type]
     ("index mode of a wrong type", TypeError, lambda m, s: m.supports_index_mode(9)),  # type: ignore[arg-type]
 ]
 
