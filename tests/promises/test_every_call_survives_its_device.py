@@ -17,7 +17,6 @@ from kv_cache_manager_v2 import (
     OutOfMemoryError,
     PageMoveError,
     SnapshotPolicy,
-    StorageIOError,
 )
 from kv_cache_manager_v2.testing import SimulatedDevice, Step
 
