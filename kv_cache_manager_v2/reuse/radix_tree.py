@@ -307,7 +307,9 @@ class RadixTree(PageOwner):
         only_child = block.only_child
         if only_child is not None:
             below = only_child.first_page + life_cycle
-            return below if rows.is_queued(below) and rows.level(below) == level else NO_PAGE
+            if rows.is_queued(below) and rows.level(below) == level:
+                return below
+            return NO_PAGE
         children = block.children
         if children is not None:
             for child in children.by_key.values():

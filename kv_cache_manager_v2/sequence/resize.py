@@ -457,7 +457,9 @@ def count_new_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64,
         return 0
     num_sinks_among = (num_sinks if num_sinks < end else end) - begin
     first = window_begin if window_begin > begin else begin
-    count = end - first if end > first else 0
+    count: i64 = 0
+    if end > first:
+        count = end - first
     return count + num_sinks_among if num_sinks_among > 0 else count
 
 
