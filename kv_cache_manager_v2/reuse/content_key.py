@@ -22,7 +22,9 @@ def mix_key(key: i64, word: i64) -> i64:
     """Never `NO_KEY`."""
     mixed = ((key ^ ((word ^ (word >> 33)) & _MASK)) * _FACTOR + 1) & _MASK
     mixed ^= mixed >> 31
-    return mixed if mixed != NO_KEY else 1
+    if mixed == NO_KEY:
+        return 1
+    return mixed
 
 
 def text_key(data: bytes) -> i64:

@@ -108,4 +108,6 @@ class ArcQueue(ListedQueue):
 def fold_key(key: i64) -> i64:
     """44 bits of a content key, never 0: what fits beside a page's note."""
     folded = (key ^ (key >> 17)) & _KEY_MASK
-    return folded if folded != 0 else 1
+    if folded == 0:
+        return 1
+    return folded

@@ -1,11 +1,11 @@
 """Content that is gone, known by its key, with its kind and when it was last there: four entries a slot, four bytes each.
 
-Buckets of four entries, the youngest first; a fifth pushes the oldest out. An entry has 20 bits of its key beside the bucket's number:
-of a million contents that are not there, four are taken for one that is. Made in pieces as they are first written, so that nothing is
+Buckets of four entries, the youngest first; a fifth pushes the oldest out. An entry has 18 bits of its key beside the bucket's number:
+of a million contents that are not there, sixteen are taken for one that is. Made in pieces as they are first written, so that nothing is
 made per slot before pages go.
 
     bucket = two words, entries 0 and 1, 2 and 3: the younger in bits 0-30, the older in 31-61
-    entry  = key (bits 11-30, never 0) | tick, modulo 1024 (1-10) | kind (0); 0 where there is none
+    entry  = key (bits 13-30, never 0) | stamp, modulo 4096 (1-12) | kind (0); 0 where there is none
 """
 
 from typing import Final, final
@@ -19,9 +19,9 @@ _PIECE_BITS: Final = 10
 _PIECE_BUCKETS: Final = 1 << _PIECE_BITS
 _MIXER: Final = 0x2545F4914F6CDD1D & ((1 << 61) - 1)
 _MASK: Final = (1 << 62) - 1
-_KEY_MASK: Final = (1 << 20) - 1
-_TICK_MASK: Final = 1023
-_NOTE_BITS: Final = 11
+_KEY_MASK: Final = (1 << 18) - 1
+_STAMP_MASK: Final = 4095
+_NOTE_BITS: Final = 13
 _ENTRY_BITS: Final = 31
 _ENTRY_MASK: Final = (1 << _ENTRY_BITS) - 1
 _OLDER_KEY: Final = _ENTRY_BITS + _NOTE_BITS
@@ -62,7 +62,7 @@ class GhostTable:
             self._num_buckets = num_buckets
             self._pieces = [None] * ((num_buckets + _PIECE_BUCKETS - 1) >> _PIECE_BITS)
 
-    def add(self, key: i64, kind: i64, tick: i64) -> None:
+    def add(self, key: i64, kind: i64, stamp: i64) -> None:
         if self._num_buckets == 0:
             return
         mixed = _mix(key)
@@ -78,7 +78,7 @@ class GhostTable:
         if short_key == 0:
             short_key = 1
         words[at + 1] = ((words[at + 1] & _ENTRY_MASK) << _ENTRY_BITS) | (young >> _ENTRY_BITS)
-        words[at] = ((young & _ENTRY_MASK) << _ENTRY_BITS) | (short_key << _NOTE_BITS) | ((tick & _TICK_MASK) << 1) | kind
+        words[at] = ((young & _ENTRY_MASK) << _ENTRY_BITS) | (short_key << _NOTE_BITS) | ((stamp & _STAMP_MASK) << 1) | kind
 
     def _make_piece(self, number: i64) -> _Piece:
         left = self._num_buckets - (number << _PIECE_BITS)
@@ -88,7 +88,7 @@ class GhostTable:
         return piece
 
     def take(self, key: i64, now: i64) -> i64:
-        """The content's tick and kind, as ``tick * 2 + kind``; it is there no more. NOT_THERE if it was not."""
+        """The content's stamp and kind, as ``stamp * 2 + kind``; it is there no more. NOT_THERE if it was not."""
         if self.is_empty:
             return NOT_THERE
         mixed = _mix(key)
@@ -115,7 +115,7 @@ class GhostTable:
 
 
 def _describe(entry: i64, now: i64) -> i64:
-    age = (now - (entry >> 1)) & _TICK_MASK
+    age = (now - (entry >> 1)) & _STAMP_MASK
     return (now - age) * 2 + (entry & 1)
 
 

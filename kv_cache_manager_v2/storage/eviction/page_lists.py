@@ -18,70 +18,70 @@ from ..victim_queue import NUM_PRIORITIES
 
 NO_PAGE: Final = -1
 NO_LIST: Final = -1
-_BYTE_MASK: Final = 255
+LIST_MASK: Final = 255
 _PLACE_MASK: Final = (1 << 16) - 1
-_NOTE_SHIFT: Final = 16
+NOTE_SHIFT: Final = 16
 
 
 @final
 @mypyc_attr(native_class=True)
 class PageLists:
-    """``counts[l]``: pages in list ``l``. ``_lowest``: no page of a lower priority is in any list."""
+    """``counts[l]``: pages in list ``l``. ``lowest``: no page of a lower priority is in any list."""
 
-    __slots__ = ("counts", "num_lists", "_rows", "_links", "_states", "_num_sentinels", "_lowest")
+    __slots__ = ("counts", "num_lists", "links", "states", "num_sentinels", "lowest", "_rows")
 
     counts: vec[i64]
     num_lists: Final[i64]
     _rows: Final[PageRows]
-    _links: vec[i64]
-    _states: vec[i64]
-    _num_sentinels: Final[i64]
-    _lowest: i64
+    links: vec[i64]
+    states: vec[i64]
+    num_sentinels: Final[i64]
+    lowest: i64
 
     def __init__(self, rows: PageRows, num_lists: i64) -> None:
         self._rows = rows
         self.num_lists = num_lists
         self.counts = vec[i64]([0] * num_lists)
-        self._num_sentinels = num_lists * NUM_PRIORITIES
+        self.num_sentinels = num_lists * NUM_PRIORITIES
         links = vec[i64]()
         sentinel: i64 = 0
-        while sentinel < self._num_sentinels:
+        while sentinel < self.num_sentinels:
             links = append(links, sentinel | (sentinel << 32))
             sentinel += 1
-        self._links = links
-        self._states = vec[i64]()
-        self._lowest = NUM_PRIORITIES - 1
+        self.links = links
+        self.states = vec[i64]()
+        self.lowest = NUM_PRIORITIES - 1
 
     # -- notes --------------------------------------------------------------------------------------------------------
 
     def note(self, page: i64) -> i64:
         """What `set_note` said last; 0 for a page that was never seen, or was forgotten."""
-        return self._states[page] >> _NOTE_SHIFT if page < len(self._states) else 0
+        return self.states[page] >> NOTE_SHIFT if page < len(self.states) else 0
 
     def set_note(self, page: i64, note: i64) -> None:
         self._reach(page)
-        states = self._states
-        states[page] = (states[page] & _PLACE_MASK) | (note << _NOTE_SHIFT)
+        states = self.states
+        states[page] = (states[page] & _PLACE_MASK) | (note << NOTE_SHIFT)
 
     def list_of(self, page: i64) -> i64:
-        return (self._states[page] & _BYTE_MASK) - 1 if page < len(self._states) else NO_LIST
+        return (self.states[page] & LIST_MASK) - 1 if page < len(self.states) else NO_LIST
 
     def priority_of(self, page: i64) -> i64:
         """Of the line that the page is in."""
-        return (self._states[page] >> 8) & _BYTE_MASK
+        return (self.states[page] >> 8) & LIST_MASK
 
     def _reach(self, page: i64) -> None:
-        if page < len(self._states):
+        if page < len(self.states):
             return
-        links = self._links
-        states = self._states
+        links = self.links
+        states = self.states
         known: i64 = len(states)
         while known <= page:
             links = append(links, 0)
             states = append(states, 0)
             known += 1
-        self._links = links
-        self._states = states
+        self.links = links
+        self.states = states
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
@@ -89,11 +89,11 @@ class PageLists:
         """Note the place of a page that is in no list; returns the sentinel of its line."""
         self._reach(page)
         priority = priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])
-        if priority < self._lowest:
-            self._lowest = priority
-        states = self._states
+        if priority < self.lowest:
+            self.lowest = priority
+        states = self.states
         state = states[page]
-        assert state & _BYTE_MASK == 0, "a page was queued twice"
+        assert state & LIST_MASK == 0, "a page was queued twice"
         states[page] = (state & ~_PLACE_MASK) | (to_list + 1) | (priority << 8)
         self.counts[to_list] += 1
         return to_list * NUM_PRIORITIES + priority
@@ -101,38 +101,33 @@ class PageLists:
     def push_last(self, page: i64, to_list: i64) -> None:
         """At the end of the line of its priority, as `PageRows` has it."""
         sentinel = self._enter(page, to_list)
-        self._link_between(self._links[sentinel] >> 32, page + self._num_sentinels, sentinel)
+        self._link_between(self.links[sentinel] >> 32, page + self.num_sentinels, sentinel)
 
-    def push_noted(self, page: i64, to_list: i64, note: i64) -> None:
-        """`set_note` and `push_last` in one."""
-        if page >= len(self._states):
+    def push_noted(self, page: i64, to_list: i64, note: i64) -> i64:
+        """`set_note` and `push_last` in one; returns the node."""
+        if page >= len(self.states):
             self._reach(page)
         priority = priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])
-        if priority < self._lowest:
-            self._lowest = priority
-        states = self._states
-        assert states[page] & _BYTE_MASK == 0, "a page was queued twice"
-        states[page] = (note << _NOTE_SHIFT) | (priority << 8) | (to_list + 1)
+        if priority < self.lowest:
+            self.lowest = priority
+        states = self.states
+        assert states[page] & LIST_MASK == 0, "a page was queued twice"
+        states[page] = (note << NOTE_SHIFT) | (priority << 8) | (to_list + 1)
         self.counts[to_list] += 1
         sentinel = to_list * NUM_PRIORITIES + priority
-        node = page + self._num_sentinels
-        links = self._links
+        node = page + self.num_sentinels
+        links = self.links
         around = links[sentinel]
         last = around >> 32
         links[node] = sentinel | (last << 32)
         # In this order: the last one may be the sentinel.
         links[sentinel] = (around & LOW_MASK) | (node << 32)
         links[last] = node | ((links[last] >> 32) << 32)
-
-    def move_last(self, page: i64, to_list: i64) -> None:
-        """From the head of its line to the end of another of the same priority."""
-        note = self.note(page)
-        self.unlink(page)
-        self.push_noted(page, to_list, note)
+        return node
 
     def push_first(self, page: i64, to_list: i64) -> None:
         sentinel = self._enter(page, to_list)
-        self._link_between(sentinel, page + self._num_sentinels, self._links[sentinel] & LOW_MASK)
+        self._link_between(sentinel, page + self.num_sentinels, self.links[sentinel] & LOW_MASK)
 
     def put_behind(self, page: i64, other: i64) -> None:
         """Right behind ``other`` in its line; at the end of its own line if that is of another priority, or no line."""
@@ -142,24 +137,24 @@ class PageLists:
             self.push_last(page, from_list)
             return
         self._enter(page, to_list)
-        node = other + self._num_sentinels
-        self._link_between(node, page + self._num_sentinels, self._links[node] & LOW_MASK)
+        node = other + self.num_sentinels
+        self._link_between(node, page + self.num_sentinels, self.links[node] & LOW_MASK)
 
     def _link_between(self, previous: i64, node: i64, following: i64) -> None:
-        links = self._links
+        links = self.links
         links[node] = following | (previous << 32)
         links[previous] = node | ((links[previous] >> 32) << 32)
         links[following] = (links[following] & LOW_MASK) | (node << 32)
 
     def unlink(self, page: i64) -> i64:
         """Returns the list that the page was in; its note stays."""
-        states = self._states
+        states = self.states
         state = states[page]
-        from_list = (state & _BYTE_MASK) - 1
+        from_list = (state & LIST_MASK) - 1
         assert from_list >= 0, "a page left an eviction queue that it was not in"
         states[page] = state & ~_PLACE_MASK
-        links = self._links
-        both = links[page + self._num_sentinels]
+        links = self.links
+        both = links[page + self.num_sentinels]
         following = both & LOW_MASK
         previous = both >> 32
         links[previous] = following | ((links[previous] >> 32) << 32)
@@ -167,47 +162,36 @@ class PageLists:
         self.counts[from_list] -= 1
         return from_list
 
-    def find_heads(self, heads: vec[i64]) -> i64:
-        """The first page of each list's line of the lowest priority that any page has, or NO_PAGE; returns the priority.
-
-        There is a page.
-        """
-        links = self._links
-        num_sentinels = self._num_sentinels
-        priority = self._lowest
-        while True:
-            is_any = False
-            sentinel = priority
-            for_list: i64 = 0
-            while sentinel < num_sentinels:
-                node = links[sentinel] & LOW_MASK
-                if node == sentinel:
-                    heads[for_list] = NO_PAGE
-                else:
-                    heads[for_list] = node - num_sentinels
-                    is_any = True
-                for_list += 1
-                sentinel += NUM_PRIORITIES
-            if is_any:
-                self._lowest = priority
-                return priority
-            priority += 1
+    def take_out(self, page: i64) -> i64:
+        """`unlink` and `set_note` to 0 in one; returns the page's STATE as it was."""
+        states = self.states
+        state = states[page]
+        assert state & LIST_MASK != 0, "a page left an eviction queue that it was not in"
+        states[page] = 0
+        links = self.links
+        both = links[page + self.num_sentinels]
+        following = both & LOW_MASK
+        previous = both >> 32
+        links[previous] = following | ((links[previous] >> 32) << 32)
+        links[following] = (links[following] & LOW_MASK) | (previous << 32)
+        self.counts[(state & LIST_MASK) - 1] -= 1
+        return state
 
     def lowest_priority(self) -> i64:
         """Of any page; there is one."""
         while True:
             from_list: i64 = 0
             while from_list < self.num_lists:
-                if self.first(from_list, self._lowest) != NO_PAGE:
-                    return self._lowest
+                if self.first(from_list, self.lowest) != NO_PAGE:
+                    return self.lowest
                 from_list += 1
-            self._lowest += 1
+            self.lowest += 1
 
     def first(self, from_list: i64, priority: i64) -> i64:
         """The page at the head of the line, or NO_PAGE."""
         sentinel = from_list * NUM_PRIORITIES + priority
-        node = self._links[sentinel] & LOW_MASK
-        return NO_PAGE if node == sentinel else node - self._num_sentinels
+        node = self.links[sentinel] & LOW_MASK
+        return NO_PAGE if node == sentinel else node - self.num_sentinels
 
     def collect(self) -> list[int]:
         """By priority, then list, then place in line."""
@@ -217,10 +201,10 @@ class PageLists:
             from_list: i64 = 0
             while from_list < self.num_lists:
                 sentinel = from_list * NUM_PRIORITIES + priority
-                node = self._links[sentinel] & LOW_MASK
+                node = self.links[sentinel] & LOW_MASK
                 while node != sentinel:
-                    pages.append(node - self._num_sentinels)
-                    node = self._links[node] & LOW_MASK
+                    pages.append(node - self.num_sentinels)
+                    node = self.links[node] & LOW_MASK
                 from_list += 1
             priority += 1
         return pages

@@ -42,14 +42,20 @@ class ReuseRates:
     """``clock`` counts parts of ticks; a stamp is its value when content was pushed."""
 
     __slots__ = (
-        "clock", "_pushes_per_part", "_pushes_left", "_smoothing", "_num_ticks_done", "_pushed", "_reached", "_returned",
-        "_remaining", "_worth", "_bucket_of", "_begins", "_widths",
+        "clock", "last_old", "num_in_part", "num_pushed", "_num_known", "_pushes_per_part", "_smoothing", "_num_ticks_done",
+        "_pushed", "_reached", "_returned", "_remaining", "_worth", "_bucket_of", "_begins", "_widths",
     )  # fmt: skip
 
     clock: i64
+    last_old: i64
+    """Content of that stamp or an older one is not in the first bucket."""
+    num_in_part: i64
+    """Pushes since the clock went on."""
+    num_pushed: i64
+    """Pushes of the part before."""
+    _num_known: i64
+    """Of ``num_in_part``, those of kind 1."""
     _pushes_per_part: i64
-    _pushes_left: i64
-    """Until the clock goes on."""
     _smoothing: i64
     _num_ticks_done: i64
     _pushed: vec[i64]
@@ -67,6 +73,10 @@ class ReuseRates:
 
     def __init__(self) -> None:
         self.clock = 0
+        self.last_old = -(1 << PART_SHIFT)
+        self.num_in_part = 0
+        self.num_pushed = 0
+        self._num_known = 0
         self._num_ticks_done = 0
         self._pushed = vec[i64]([0] * (_NUM_TICKS * NUM_KINDS))
         self._reached = vec[i64]([0] * (NUM_KINDS * _NUM_BUCKETS))
@@ -82,20 +92,14 @@ class ReuseRates:
             buckets.append(sum([1 for threshold in _THRESHOLDS if age >= threshold]))
         self._bucket_of = vec[i64](buckets)
         self._pushes_per_part = _LEAST_PART
-        self._pushes_left = _LEAST_PART
         self._smoothing = _ONE
         self._evaluate()
 
     def set_capacity(self, num_slots: i64) -> None:
         part = num_slots // (TICKS_PER_CACHE << PART_SHIFT)
         self._pushes_per_part = part if part > _LEAST_PART else _LEAST_PART
-        self._pushes_left = self._pushes_per_part
         self._smoothing = (num_slots // 12 + _LEAST_SMOOTHING) * _ONE
         self._evaluate()
-
-    def is_young(self, stamp: i64) -> bool:
-        """Whether content with that stamp is in the first bucket."""
-        return self.clock - stamp < 1 << PART_SHIFT
 
     def worth(self, kind: i64, stamp: i64) -> i64:
         return self._worth[kind * _NUM_BUCKETS + self._bucket(stamp)]
@@ -111,14 +115,23 @@ class ReuseRates:
     def note_push(self, kind: i64) -> i64:
         """Content is pushed; returns its stamp."""
         stamp = self.clock
-        self._pushed[(self._num_ticks_done & (_NUM_TICKS - 1)) * NUM_KINDS + kind] += 1
-        self._pushes_left -= 1
-        if self._pushes_left == 0:
-            self._pushes_left = self._pushes_per_part
-            self.clock = stamp + 1
-            if self.clock & ((1 << PART_SHIFT) - 1) == 0:
-                self._end_tick()
+        self._num_known += kind
+        self.num_in_part += 1
+        if self.num_in_part >= self._pushes_per_part:
+            self._end_part()
         return stamp
+
+    def _end_part(self) -> None:
+        tick = (self._num_ticks_done & (_NUM_TICKS - 1)) * NUM_KINDS
+        self._pushed[tick] += self.num_in_part - self._num_known
+        self._pushed[tick + 1] += self._num_known
+        self.num_pushed = self.num_in_part
+        self.num_in_part = 0
+        self._num_known = 0
+        self.clock += 1
+        self.last_old = self.clock - (1 << PART_SHIFT)
+        if self.clock & ((1 << PART_SHIFT) - 1) == 0:
+            self._end_tick()
 
     def _end_tick(self) -> None:
         """What was pushed so many ticks ago reaches the buckets that begin there."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from kv_cache_manager_v2.storage.eviction.ghost_table import bucket_of
 from kv_cache_manager_v2.storage.eviction.learned import MOST_AGED
+from kv_cache_manager_v2.storage.eviction.recency_shadow import RecencyShadow
 from kv_cache_manager_v2.storage.eviction.reuse_rates import ReuseRates
 
 
@@ -263,21 +264,29 @@ class NaiveS3Fifo(NaiveQueue):
 
 
 class NaiveLearned(NaiveQueue):
-    """Lines: 0 and 1 by kind, 2 young ones of kind 0, 3 first of all. Worth is what `ReuseRates` says.
+    """Lines: 0 and 1 by kind, 2 first of all. Worth is what `ReuseRates` says, and when recency rules what `RecencyShadow` does.
 
     A ghost is found in the bucket of its content, which remembers the last four; where a bucket ends is the table's business.
     """
 
     def __init__(self, capacity: int, content_key: Callable[[int], int]) -> None:
-        super().__init__(4, capacity)
+        super().__init__(3, capacity)
         self.rates = ReuseRates()
         self.rates.set_capacity(capacity)
+        self.shadow = RecencyShadow()
+        self.shadow.set_capacity(capacity)
         self.content_key = content_key
         self.ghosts: dict[int, list[tuple[int, int, int] | None]] = {}
-        """By bucket: page, kind and tick, the youngest first; None where one has been taken."""
+        """By bucket: page, kind and stamp, the youngest first; None where one has been taken."""
         self.kind: dict[int, int] = {}
         """Of pages that have been pushed or used, and are still there."""
         self.stamp: dict[int, int] = {}
+        self.old: set[int] = set()
+        """Pages of line 0 that are known not to be young."""
+
+    def leave(self, page: int) -> int:
+        self.old.discard(page)
+        return super().leave(page)
 
     def learn(self, page: int) -> None:
         if page in self.kind:
@@ -286,55 +295,94 @@ class NaiveLearned(NaiveQueue):
         ghosts = self.ghosts.get(bucket_of(self.content_key(page), self.capacity), [])
         for place, ghost in enumerate(ghosts):
             if ghost is not None and ghost[0] == page:
-                self.rates.note_return(ghost[1], ghost[2] * 8)
+                self.rates.note_return(ghost[1], ghost[2])
+                self.shadow.note_miss(ghost[2])
                 self.kind[page] = 1
                 ghosts[place] = None
                 return
 
+    def young(self, priority: int) -> list[int]:
+        """Those not known to be old."""
+        return [page for page in self.lines[0] if self.priority[page] == priority and page not in self.old]
+
     def age(self, priority: int) -> None:
         """So many at a time."""
-        for page in [page for page in self.lines[2] if self.priority[page] == priority][:MOST_AGED]:
-            if self.rates.is_young(self.stamp[page]):
+        for page in self.young(priority)[:MOST_AGED]:
+            if self.stamp[page] > self.rates.last_old:
                 return
-            self.leave(page)
-            self.enter(page, priority, 0)
+            self.old.add(page)
 
     def push(self, page: int, priority: int) -> None:
         self.learn(page)
         self.stamp[page] = self.rates.note_push(self.kind[page])
-        self.enter(page, priority, 1 if self.kind[page] == 1 else 2)
+        self.enter(page, priority, self.kind[page])
+        self.shadow.is_behind = True
+        if self.rates.num_in_part == 0:
+            self.shadow.end_part(self.stamp[page], self.rates.num_pushed)
 
     def push_first(self, page: int, priority: int) -> None:
-        self.enter(page, priority, 3, first=True)
+        self.enter(page, priority, 2, first=True)
+
+    def requeue(self, page: int, priority: int) -> None:
+        line = self.leave(page)
+        if line == 2:
+            self.enter(page, priority, 2)
+            return
+        self.shadow.note_left(self.stamp[page])
+        self.stamp[page] = int(self.rates.clock)
+        self.enter(page, priority, self.kind[page])
+        self.shadow.note_come(self.stamp[page])
 
     def defer(self, page: int, priority: int, below: int) -> None:
-        super().defer(page, priority, below)
+        if page not in self.lines[2]:
+            self.shadow.note_left(self.stamp[page])
+        if self.priority.get(below) == priority:
+            super().defer(page, priority, below)
+        else:
+            super().requeue(page, priority)
         self.stamp[page] = self.stamp.get(below, 0)
         self.kind.setdefault(page, 0)
+        if page not in self.lines[2]:
+            self.shadow.note_come(self.stamp[page])
+        if page in self.lines[0] and page in self.young(priority)[:1]:
+            # Before all that may be young, or nothing else may be.
+            self.old.add(page)
 
     def use(self, page: int) -> None:
-        if self.leave(page) != 3:
+        if self.leave(page) != 2:
             self.rates.note_return(self.kind[page], self.stamp[page])
+            self.shadow.note_hit(self.stamp[page])
         self.kind[page] = 1
         self.stamp.pop(page, None)
 
     def remove(self, page: int) -> None:
-        self.leave(page)
+        if self.leave(page) != 2:
+            self.shadow.note_left(self.stamp[page])
         self.kind.pop(page, None)
         self.stamp.pop(page, None)
 
     def evict(self, page: int) -> None:
-        if page not in self.lines[3]:
+        if self.shadow.is_behind:
+            num_pages = len(self.lines[0]) + len(self.lines[1]) - self.rates.num_in_part
+            self.shadow.trim(num_pages, self.rates.clock)
+        if self.leave(page) != 2:
             ghosts = self.ghosts.setdefault(bucket_of(self.content_key(page), self.capacity), [])
-            ghosts.insert(0, (page, self.kind[page], self.stamp[page] // 8))
+            ghosts.insert(0, (page, self.kind[page], self.stamp[page]))
             del ghosts[4:]
-        self.remove(page)
+        self.kind.pop(page, None)
+        self.stamp.pop(page, None)
 
     def first(self) -> int:
-        page = self.head(3)
+        page = self.head(2)
         if page is not None:
             return page
-        self.age(min(self.priority.values()))
-        heads = [(line, self.head(line)) for line in range(3)]
-        worths = [(self.rates.worth(int(line == 1), self.stamp[page]), line, page) for line, page in heads if page is not None]
+        priority = min(self.priority.values())
+        self.age(priority)
+        old = [page for page in self.lines[0] if self.priority[page] == priority and page in self.old]
+        again = [page for page in self.lines[1] if self.priority[page] == priority]
+        worths: list[tuple[int, int, int]] = []
+        for place, pages in enumerate((old, again, self.young(priority))):
+            for page in pages[:1]:
+                stamp = self.stamp[page]
+                worths.append((stamp if self.shadow.rules else self.rates.worth(int(place == 1), stamp), place, page))
         return min(worths)[2]
