@@ -450,6 +450,14 @@ class PageStorage:
             index = self.rows.level(page) * self.num_pool_groups + pool_group
             (self.queues[index] if words[at + USERS] == 0 else self.held_queues[index]).remove(page)
 
+    def take_out_victim(self, page: i64, pool_group: i64) -> None:
+        """The same for the next victim, which goes down to make room: the policy of its level may remember it."""
+        index = self.rows.level(page) * self.num_pool_groups + pool_group
+        if self.rows.words[page * ROW_WORDS + USERS] == 0:
+            self.queues[index].evict(page)
+        else:
+            self.held_queues[index].remove(page)
+
     def put_back(self, page: i64, pool_group: i64) -> None:
         """Into the queue where an unlocked page belongs now, as the most recently used."""
         level = self.rows.level(page)

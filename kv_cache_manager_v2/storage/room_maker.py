@@ -275,7 +275,7 @@ class RoomMaker:
         position: i64 = 0
         while position < count:
             page = self._choose_victim(index)
-            storage.take_out(page, pool_group)
+            storage.take_out_victim(page, pool_group)
             chosen = append(chosen, page)
             if storage.copies.num_copies > 0 and self._has_good_copy(page, index + storage.num_pool_groups):
                 to_copy = append(to_copy, page)

@@ -67,6 +67,30 @@ def test_what_is_reused_outlives_what_comes_once() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_what_goes_down_a_level_is_remembered(policy: EvictionPolicy) -> None:
+    """The prompt of 8 blocks stays on level 0 while 30 times 40 blocks that come once pass on to the host."""
+    hot = list(range(32))
+    next_token = 1000
+    with KVCacheManager(config_with(policy, 24, num_host_slots=400), device=HostDevice()) as manager:
+        for _ in range(4):
+            run_prompt(manager, hot).close()
+        for _ in range(30):
+            for _ in range(10):
+                run_prompt(manager, list(range(next_token, next_token + 16))).close()
+                next_token += 16
+            run_prompt(manager, hot).close()
+        manager.check_invariants()
+        evicted = manager.get_storage_statistics()[0].evicted
+    # All that came to level 0 and is not there at the end: 8 + 30 * 40 - 24, and 8 for each time that the prompt had to come up again.
+    times_up, rest = divmod(evicted - 1184, 8)
+    if policy is EvictionPolicy.LRU:
+        assert (times_up, rest) == (30, 0)
+    else:
+        # LEARNED has to learn first, from what it gave up.
+        assert times_up <= (5 if policy is EvictionPolicy.LEARNED else 0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_priority_stands_above_the_policy(policy: EvictionPolicy) -> None:
     with KVCacheManager(config_with(policy, 24), device=HostDevice()) as manager:
         run_prompt(manager, list(range(32)), custom_priority_callback=lambda ordinal, life_cycle: 80).close()
