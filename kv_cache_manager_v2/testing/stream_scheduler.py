@@ -8,6 +8,7 @@ An operation that raises is done; the error is kept until somebody synchronises 
 """
 
 from collections import deque
+from collections.abc import Sequence
 from random import Random
 from typing import Final, final
 
@@ -106,7 +107,7 @@ class _Failure:
 _PACES: Final = ((0.0, 1), (0.1, 1), (0.1, 20), (0.5, 2), (0.5, 8), (0.9, 3))
 """(how likely a call runs anything, how many operations it then runs at most)"""
 
-_HASTES: Final = (0.05, 0.4, 1.0)
+_HASTES: Final[Sequence[float]] = (0.05, 0.4, 1.0)
 
 
 @final

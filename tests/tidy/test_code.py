@@ -95,7 +95,18 @@ def test_nothing_that_the_compiler_gets_wrong() -> None:
                 found.append(f"{source.at(node.value)}: acyclic")
             elif isinstance(node, ast.Name) and node.id in ("cached_property", "runtime_checkable"):
                 found.append(f"{source.at(node)}: {node.id}")
+            elif isinstance(node, ast.AnnAssign) and is_final_tuple_of_floats(node):
+                found.append(f"{source.at(node)}: compiled, its value 'was not set'; annotate it as Final[Sequence[float]]")
     assert not found, "\n" + "\n".join(found)
+
+
+def is_final_tuple_of_floats(node: ast.AnnAssign) -> bool:
+    return (
+        isinstance(node.annotation, ast.Name)
+        and node.annotation.id == "Final"
+        and isinstance(node.value, ast.Tuple)
+        and all(isinstance(item, ast.Constant) and isinstance(item.value, float) for item in node.value.elts)
+    )
 
 
 def decorator_name(decorator: ast.expr) -> str:
