@@ -23,16 +23,17 @@ from ..reference_model import NO_SNAPSHOT, ModelDisagreement, ReferenceModel, Sl
 from ..simulated_device import SimulatedDevice
 from ..step_batch import Step
 from . import failures
-from .batch_commits import commit_batch
+from .commits import commit_batch, commit_some
 from .hints import draw_scope, give_hint
 from .lost_sequences import LostSequences
 from .misuse import misuse_manager, misuse_sequence
+from .planned_drops import PlannedDrops
 from .pool_group_map import find_pool_groups
 from .room_judge import RoomJudge, count_slots
 from .scenario import Action, Scenario
 from .scope_invalidation import invalidate_scope
 from .simulated_sequence import SimulatedSequence
-from .snapshot_judge import draw_positions, expect_snapshot, keep_off
+from .snapshot_judge import draw_positions
 from .state_checks import check_prompt, check_state, require_unchanged
 from .text_source import TextSource, draw_token_container
 
@@ -43,7 +44,7 @@ class SimulatedRun:
 
     __slots__ = (
         "device", "manager", "_scenario", "_engine", "_model", "_judge", "_pool_group_of", "_streams", "_texts",
-        "_sequences", "_lost", "_next_name", "_digest", "_follower", "num_performed", "num_refused", "is_broken",
+        "_sequences", "_lost", "_drops", "_next_name", "_digest", "_follower", "num_performed", "num_refused", "is_broken",
     )  # fmt: skip
 
     device: Final[SimulatedDevice]
@@ -63,6 +64,7 @@ class SimulatedRun:
     _texts: Final[TextSource]
     _sequences: Final[list[SimulatedSequence]]
     _lost: Final[LostSequences]
+    _drops: Final[PlannedDrops]
     _next_name: int
     _follower: Final[EventFollower]
 
@@ -86,6 +88,7 @@ class SimulatedRun:
         self._texts = TextSource(scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts)
         self._sequences = []
         self._lost = LostSequences(self.manager, self._model)
+        self._drops = PlannedDrops()
         self._next_name = 0
         self._digest: Final = hashlib.sha256()
         self.num_performed = 0
@@ -142,6 +145,7 @@ class SimulatedRun:
             self.num_performed += 1
             if give_hint(self.manager, self._texts.draw_text(random, self._scenario.max_tokens), random):
                 self._model.make_room()
+            self._drops.carry_one_out(self.manager, self._model, random)
         elif kind == "resize_level":
             self._resize_level(random)
         elif kind == "clear":
@@ -190,6 +194,7 @@ class SimulatedRun:
             sequence.handle.stop_committing()
             self._model.stop_committing(sequence.model, self.manager.describe())
             self._note_early_copies()
+            self._drops.plan(sequence.handle, random)
         elif kind == "close":
             self._close(sequence)
         elif kind == "abandon":
@@ -477,20 +482,8 @@ class SimulatedRun:
     def _commit(self, sequence: SimulatedSequence, random: Random) -> None:
         if not sequence.model.is_committing or sequence.num_uncommitted <= 0:
             return
-        count = sequence.num_uncommitted
-        num_committed = len(sequence.model.committed)
-        if random.random() < 0.3:
-            count = int(random.random() * (count + 1))
-        snapshot = NO_SNAPSHOT
-        if self._model.state.group >= 0:
-            config = self._scenario.config
-            count = keep_off(config, sequence, count)
-            snapshot = expect_snapshot(config, sequence, count, self._judge.has_room(self._model.state.group))
-        tokens: list[TokenIdExt] = sequence.text[num_committed : num_committed + count]
-        sequence.handle.commit(draw_token_container(random, tuple(tokens)))
-        self._model.commit(sequence.model, tokens, snapshot)
+        commit_some(self.manager, self._scenario.config, self._model, self._judge, self._texts, sequence, random)
         self._note_early_copies()
-        self._texts.keep(random, tuple(sequence.model.committed))
 
     def _rewind(self, sequence: SimulatedSequence, random: Random) -> None:
         """Draft tokens are taken back: the capacity shrinks, or merely what was asked for too much."""

@@ -138,11 +138,22 @@ def check_prompt(handle: KVCache, num_tokens: int) -> None:
 
 
 def require_unchanged(before: Picture, after: Picture) -> None:
-    """A refused call may have found out that a disk has failed meanwhile: that is no change of its own."""
+    """A refused call may have found out that a disk has failed meanwhile, or lost a page: that is no change of its own."""
     if _without_failures(before) != _without_failures(after):
         raise ModelDisagreement("a call that was refused has changed something")
 
 
 def _without_failures(picture: Picture) -> Picture:
     levels: list[dict[str, Any]] = picture["levels"]
-    return {**picture, "levels": [{**level, "failure": None} for level in levels]}
+    sequences: list[dict[str, Any]] = picture["sequences"]
+    return {
+        **picture,
+        "levels": [{**level, "failure": None} for level in levels],
+        "sequences": [{**sequence, "has_lost_pages": False} for sequence in sequences],
+        "tree": [{**scope, "blocks": [_without_losses(block) for block in scope["blocks"]]} for scope in picture["tree"]],
+    }
+
+
+def _without_losses(block: dict[str, Any]) -> dict[str, Any]:
+    pages: list[dict[str, Any] | None] = block["pages"]
+    return {**block, "pages": [None if page is None else {**page, "is_lost": False} for page in pages]}

@@ -1,0 +1,75 @@
+"""Text becomes final: that of one sequence, by either of two calls, or one more token of each, by one call."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from ...base.errors import LogicError
+from ...base.ids import TokenIdExt
+from ...config.manager_config import KVCacheManagerConfig
+from ...manager.kv_cache_manager import KVCacheManager
+from ..reference_model import NO_SNAPSHOT, ReferenceModel
+from .room_judge import RoomJudge
+from .simulated_sequence import SimulatedSequence
+from .snapshot_judge import expect_snapshot, keep_off
+from .state_checks import require_unchanged
+from .text_source import TextSource, draw_token_container
+
+
+_SHARE_OF_TREES: Final = 0.15
+
+
+def commit_some(
+    manager: KVCacheManager,
+    config: KVCacheManagerConfig,
+    model: ReferenceModel,
+    judge: RoomJudge,
+    texts: TextSource,
+    sequence: SimulatedSequence,
+    random: Random,
+) -> None:
+    """All that was computed, or a part of it."""
+    count = sequence.num_uncommitted
+    begin = len(sequence.model.committed)
+    if random.random() < 0.3:
+        count = int(random.random() * (count + 1))
+    snapshot = NO_SNAPSHOT
+    if model.state.group >= 0:
+        count = keep_off(config, sequence, count)
+        snapshot = expect_snapshot(config, sequence, count, judge.has_room(model.state.group))
+    tokens: list[TokenIdExt] = sequence.text[begin : begin + count]
+    is_tree = Random(begin * 1000 + count).random() < _SHARE_OF_TREES
+    if not is_tree or not _commit_as_tree(manager, sequence, tokens, begin):
+        sequence.handle.commit(draw_token_container(random, tuple(tokens)))
+    model.commit(sequence.model, tokens, snapshot)
+    texts.keep(random, tuple(sequence.model.committed))
+
+
+def _commit_as_tree(
+    manager: KVCacheManager, sequence: SimulatedSequence, tokens: list[TokenIdExt], begin: int
+) -> bool:
+    """A tree of drafts that is a chain, all of it accepted; False if this sequence can have none now."""
+    picture = manager.describe()
+    try:
+        sequence.handle.commit_tree(tokens, range(begin, begin + len(tokens)))
+    except (LogicError, ValueError):
+        require_unchanged(picture, manager.describe())
+        return False
+    return True
+
+
+def commit_batch(
+    manager: KVCacheManager, model: ReferenceModel, texts: TextSource, batch: Sequence[SimulatedSequence], random: Random
+) -> None:
+    """The next token of each, but of recurrent models: whether a snapshot finds room depends on the sequences before."""
+    chosen = [sequence for sequence in batch if sequence.model.is_committing and sequence.num_uncommitted > 0]
+    if model.state.group >= 0:
+        return
+    tokens = [sequence.text[len(sequence.model.committed)] for sequence in chosen]
+    for position in range(len(chosen) - 1, -1, -1):
+        if isinstance(tokens[position], bytes):
+            del chosen[position], tokens[position]
+    manager.commit_batch([sequence.handle for sequence in chosen], draw_token_container(random, tuple(tokens)))
+    for sequence, token in zip(chosen, tokens):
+        model.commit(sequence.model, [token], NO_SNAPSHOT)
+        texts.keep(random, tuple(sequence.model.committed))

@@ -1,0 +1,51 @@
+"""Plans to drop the published end of a sequence, carried out or cancelled some time later."""
+
+from random import Random
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ...manager.committed_block_drop import CommittedBlockDrop
+from ...manager.kv_cache import KVCache
+from ...manager.kv_cache_manager import KVCacheManager
+from ..reference_model import ModelDisagreement, Picture, ReferenceModel
+
+
+@final
+@mypyc_attr(native_class=True)
+class PlannedDrops:
+    __slots__ = ("_plans",)
+
+    _plans: Final[list[CommittedBlockDrop]]
+
+    def __init__(self) -> None:
+        self._plans = []
+
+    def plan(self, handle: KVCache, random: Random) -> None:
+        """Of a sequence that commits no more."""
+        if random.random() < 0.7:
+            plan = handle.plan_committed_block_drop()
+            if plan is not None:
+                self._plans.append(plan)
+
+    def carry_one_out(self, manager: KVCacheManager, model: ReferenceModel, random: Random) -> None:
+        """Only pages that nobody needs may have gone, as the model sees to, and those that were counted."""
+        if len(self._plans) == 0:
+            return
+        plan = self._plans.pop(int(random.random() * len(self._plans)))
+        num_before = _count_pages(manager.describe())
+        if random.random() < 0.2:
+            plan.cancel()
+            if _count_pages(manager.describe()) != num_before:
+                raise ModelDisagreement("cancel() of a plan has changed pages")
+            return
+        num_dropped = plan.drop()
+        num_gone = num_before - _count_pages(manager.describe())
+        # With a page goes what can be reached through it only, and is not counted.
+        if num_gone < num_dropped or (num_dropped == 0 and num_gone != 0):
+            raise ModelDisagreement(f"drop() said that {num_dropped} pages went; {num_gone} are gone")
+        model.make_room()
+
+
+def _count_pages(picture: Picture) -> int:
+    return sum([page is not None for scope in picture["tree"] for block in scope["blocks"] for page in block["pages"]])
