@@ -52,9 +52,6 @@ def resize_level(
     states = [beam for state in sequences for beam in list_beams(state)]
     resizer = PoolResizer(storage, shared.room, shared.mover)
     points = vec[i64]()
-    for pool_group, count in enumerate(counts):
-        if count < old_counts[pool_group]:
-            storage.copies.forget_all(pool_group)
     shared.guard.begin_change()
     try:
         for pool_group, count in enumerate(counts):
@@ -63,6 +60,8 @@ def resize_level(
                 grown.append(pool_group)
         for pool_group, count in enumerate(counts):
             if count < old_counts[pool_group]:
+                # Not before there was memory for the others: a resize that is refused for want of it changes nothing.
+                storage.copies.forget_all(pool_group)
                 resizer.evacuate(level, pool_group, count)
         for pool_group, count in enumerate(counts):
             if count < old_counts[pool_group]:
