@@ -404,7 +404,7 @@ CANARIES = (
         "sequence/level_resizing.py",
         "                    order.wait(state.timeline, mark)\n        shared.guard.end_change()\n",
         "                    pass\n        shared.guard.end_change()\n",
-        60,
+        850,
     ),
     Canary(
         "lost pages are matched",

@@ -36,6 +36,10 @@ class LostSequences:
         """After a failure: those that lost pages to it leave ``sequences``."""
         lost = failures.list_lost(self._manager.describe())
         for sequence in [sequence for sequence in sequences if sequence.name in lost]:
+            for group in list(sequence.buffers):
+                # One more block, which is to be refused for another reason, may not fit into it.
+                sequence.handle.set_base_page_index_buf(0, group, None)
+                del sequence.buffers[group]
             failures.require_lost(sequence.handle, sequence.model.capacity)
             if sequence.model.is_active:
                 sequence.handle.suspend()

@@ -275,9 +275,6 @@ class SimulatedRun:
         stream = random.choice(self._streams) if random.random() < 0.9 else None
         waits = random.random() < 0.6
         passed = sequence.handle.resume(stream, waits)
-        for _poll in range(0 if waits or not passed else int(random.random() * 4)):
-            if failures.is_ready(sequence.handle):
-                break
         if is_overused and passed:
             raise ModelDisagreement(f"sequence {sequence.name} was resumed beyond max_util_for_resume")
         if not is_overused:
@@ -285,6 +282,9 @@ class SimulatedRun:
         if passed:
             had_state = sequence.model.has_state
             self._model.resume(sequence.model, self.manager.describe())
+            for _poll in range(0 if waits else int(random.random() * 4)):
+                if failures.is_ready(sequence.handle):
+                    break
             if sequence.model.has_state and not had_state and sequence.state_tokens < len(sequence.text):
                 # Of these tokens only attention was found: the recurrent layers run them again.
                 if waits or failures.await_ready(sequence.handle):
