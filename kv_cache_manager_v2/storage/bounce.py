@@ -84,11 +84,12 @@ class BounceSlots:
         high_slot: i64,
         why: Exception,
     ) -> None:
-        """Swapped again, what was swapped is back: the first pools."""
+        """Swapped again, what was swapped is back: the first pools. What a disk reads for it is waited for: nobody reads it again."""
+        is_disk = low.tier == CacheTier.DISK
         try:
             while num_pools > 0:
                 num_pools -= 1
-                self._swap_pool(stream, pool_group, num_pools, low, low_slot, high, high_slot, False)
+                self._swap_pool(stream, pool_group, num_pools, low, low_slot, high, high_slot, is_disk)
         except Exception:
             raise _describe_lost_bytes(why) from why
 
@@ -123,6 +124,8 @@ class BounceSlots:
         except Exception as error:
             try:
                 self._copy(stream, high.tier, high_address, low.tier, low_address, num_bytes)
+                if low.tier == CacheTier.DISK:
+                    self._device.synchronize_stream(stream)
                 self._copy(stream, low.tier, low_address, CacheTier.HOST_MEM, bounce_address, num_bytes)
             except Exception:
                 raise _describe_lost_bytes(error) from error

@@ -9,6 +9,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ...manager.kv_cache_manager import KVCacheManager
+from ...reuse.reuse_scope import ReuseScope
 from ..reference_model import ReferenceModel
 from . import failures
 from .simulated_sequence import SimulatedSequence
@@ -62,3 +63,7 @@ class LostSequences:
         self.sequences.remove(sequence)
         self._model.abandon(sequence.model)
         sequence.handle.close()
+        # Lost pages that nobody holds go when somebody looks for a text, and take along what is reached through them.
+        self._model.make_room()
+        for scope in self._manager.describe()["tree"][:1]:
+            self._manager.probe_reuse(ReuseScope(scope["lora_id"], scope["salt"]), [0])
