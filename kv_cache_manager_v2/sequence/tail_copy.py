@@ -53,11 +53,16 @@ def free_copies(state: SequenceState, targets: list[Block]) -> None:
 
 
 def go_on_with_copies(state: SequenceState, copies: list[int], targets: list[Block], mark: i64) -> None:
-    """The second half: the sequence has the copies instead of the shared blocks. ``mark``: of its timeline, after the copies."""
+    """The second half: the sequence has the copies instead of the shared blocks. ``mark``: of its timeline, after the copies.
+
+    What the device refuses here, and the host cannot wait for, leaves it half done.
+    """
+    state.shared.guard.begin_change()
     position = 0
     for ordinal in copies:
         _go_on_with_copy(state, ordinal, targets[position], mark)
         position += 1
+    state.shared.guard.end_change()
 
 
 def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: list[int], first: i64) -> None:
