@@ -14,12 +14,11 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from ...base.errors import CorruptedError, LogicError, OutOfPagesError, StorageIOError
-from ...base.ids import TokenIdExt
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
-from ..reference_model import NO_SNAPSHOT, ModelDisagreement, ReferenceModel, SlotNeed
+from ..reference_model import ModelDisagreement, ReferenceModel, SlotNeed
 from ..simulated_device import SimulatedDevice
 from ..step_batch import Step
 from . import failures
