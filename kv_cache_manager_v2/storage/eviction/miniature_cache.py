@@ -21,10 +21,13 @@ from ...stats.reuse_log import (
 )
 from ..page_rows import LINKS, NO_PAGE, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, pack_place
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
+from .learned import LearnedQueue
 from .make_queue import make_queue
 
 _PRIORITY: Final = 35
 NOBODY: Final = -1
+_LEAST_ACCOUNT: Final = 256
+"""Slots, of which LEARNED allows recency a 32nd: 8 pages."""
 
 
 @final
@@ -118,15 +121,19 @@ class MiniatureCache:
     """Blocks in the order in which somebody began to hold them; many are given back by now."""
     _first_held: i64
 
-    def __init__(self, sample: SampledBlocks, policy: EvictionPolicy, num_slots: i64) -> None:
-        """``num_slots`` is at least 1."""
+    def __init__(self, sample: SampledBlocks, policy: EvictionPolicy, num_slots: i64, num_real_slots: i64 = 0) -> None:
+        """``num_slots`` is at least 1. ``num_real_slots``: of the cache that this one stands for, if it is larger."""
         self.num_queries = 0
         self.num_hits = 0
         self.num_cached = 0
         self._num_slots = num_slots
         self._sample = sample
         self._rows = PageRows(1, NUM_PRIORITIES)
-        self._queue = make_queue(policy, self._rows, 0, _SampledKeys(sample.keys), int(num_slots))
+        queue = make_queue(policy, self._rows, 0, _SampledKeys(sample.keys), int(num_slots))
+        if isinstance(queue, LearnedQueue) and num_slots < num_real_slots and num_slots < _LEAST_ACCOUNT:
+            # Of so few pages a 32nd is used up by chance, where the real cache's is not.
+            queue.shadow.set_capacity(_LEAST_ACCOUNT if _LEAST_ACCOUNT < num_real_slots else num_real_slots)
+        self._queue = queue
         num_blocks: i64 = len(sample.keys)
         number: i64 = 0
         while number < num_blocks:
