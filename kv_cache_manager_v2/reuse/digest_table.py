@@ -3,8 +3,12 @@
 An id is unique to its digest while anybody counts it, and may name another digest afterwards. Each occurrence of a digest
 in a published block, or in the tail that an open sequence has committed but not published, counts one. Conservation: the
 counts of the table add up to the negative tokens in all of these.
+
+A new digest gets the free id nearest to zero, so which one depends on the ids in use alone: a call that counted digests and was
+then refused leaves no trace. Content keys, and with them decisions of eviction policies, depend on ids.
 """
 
+import heapq
 from collections.abc import Iterable
 from typing import Final, final
 
@@ -23,6 +27,7 @@ class DigestTable:
     _digests: Final[dict[int, bytes]]
     _counts: Final[dict[int, int]]
     _free_ids: Final[list[int]]
+    """A heap of their absolute values."""
     _next_id: int
 
     def __init__(self) -> None:
@@ -44,7 +49,7 @@ class DigestTable:
         token = self._ids.get(digest, 0)
         if token == 0:
             if len(self._free_ids) > 0:
-                token = self._free_ids.pop()
+                token = -heapq.heappop(self._free_ids)
             else:
                 token = self._next_id
                 self._next_id -= 1
@@ -70,7 +75,7 @@ class DigestTable:
                 if count == 0:
                     del self._counts[token]
                     del self._ids[self._digests.pop(token)]
-                    self._free_ids.append(token)
+                    heapq.heappush(self._free_ids, -token)
 
     def digest_of(self, token: int) -> bytes:
         return self._digests[token]
