@@ -271,7 +271,8 @@ class ReferenceModel:
     def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
         """What `create_kv_cache` and `probe_reuse` may answer now."""
         present = self.statuses.keys() - self.lost
-        return self.state.narrow(self.tree.match(scope, text, present, self._with_partial_blocks), scope, text, present)
+        match = self.tree.match(scope, text, present, self._with_partial_blocks, self.lost)
+        return self.state.narrow(match, scope, text, present)
 
     def slots_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
         need = SlotNeed(len(self.rules))
@@ -593,8 +594,7 @@ class ReferenceModel:
 
 
 def _picture_of(picture: Picture, name: int) -> Picture:
-    for sequence_picture in picture["sequences"]:
-        if sequence_picture["id"] == name:
-            found: Picture = sequence_picture
-            return found
-    raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")
+    found: list[Picture] = [one for one in picture["sequences"] if one["id"] == name]
+    if len(found) == 0:
+        raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")
+    return found[0]

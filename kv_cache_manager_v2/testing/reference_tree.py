@@ -155,13 +155,17 @@ class ReferenceTree:
 
     # -- matching -----------------------------------------------------------------------------------------------------
 
-    def match(self, scope: Scope, text: Text, present: Set[Page], with_partial_blocks: bool) -> ReferenceMatch:
-        """What of ``text`` can be reused, given the pages that are present."""
+    def match(
+        self, scope: Scope, text: Text, present: Set[Page], with_partial_blocks: bool, lost: Set[Page] = frozenset()
+    ) -> ReferenceMatch:
+        """What of ``text`` can be reused, given the pages that are present. From the first block with a lost page on the library
+        need not look, though a window may have left that block behind."""
         size = self._tokens_per_block
         node = self._roots.get(scope)
         path: list[int] = []
         lengths = {0}
         least = 0
+        before_lost: int | None = None
         num_candidates = 0
         position = 0
         while node is not None:
@@ -180,10 +184,14 @@ class ReferenceTree:
             num_candidates = max(num_candidates, len(has_page))
             node = self._by_text.get((node, rest)) if len(rest) == size else None
             if node is not None:
+                if before_lost is None and self._has_any_page(node, lost):
+                    before_lost = max([length for length in lengths if length <= position])
                 path.append(node)
                 position += size
         best = max(lengths)
-        return ReferenceMatch(best, least if num_candidates > SIBLINGS_SEARCHED else best, lengths)
+        if num_candidates <= SIBLINGS_SEARCHED:
+            least = best
+        return ReferenceMatch(best, least if before_lost is None else min(least, before_lost), lengths)
 
     def partial_matches(self, scope: Scope, text: Text, num_tokens: int, present: Set[Page]) -> list[int]:
         """The blocks that may serve the last, partial block of a match of ``num_tokens``."""
