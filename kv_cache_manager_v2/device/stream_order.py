@@ -392,7 +392,8 @@ class StreamOrder:
         """
         if isinstance(error, AssertionError):
             raise error
-        _logger.warning("the device refused to put streams in order, the host waits instead: %s", error)
+        # Text, not the error: whoever keeps log records would keep its traceback, and with that the frames and handles of callers.
+        _logger.warning("the device refused to put streams in order, the host waits instead: %s", str(error))
         attempt: i64 = 0
         while True:
             try:

@@ -251,8 +251,8 @@ def _mend_page(state: SequenceState, ours: i64, theirs: i64, pool_group: i64, ma
     try:
         storage.copies.forget(theirs)
         copy_page(storage, ours, theirs, pool_group, state.stream)
-    except Exception:
-        _logger.exception("a page was not mended; sequence %s waits for the disk instead", state.id)
+    except Exception as error:
+        _logger.warning("a page was not mended (%s); sequence %s waits for the disk instead", str(error), state.id)
         expect_reads(state)
         return mark
     storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)

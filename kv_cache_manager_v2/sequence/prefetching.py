@@ -51,7 +51,7 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
             shared.onboarding.put_back(wanted)
             is_done = True
     except PageMoveError as error:
-        _logger.warning("a prefetch is left out: %s", error)
+        _logger.warning("a prefetch is left out: %s", str(error))
     for page_id in held:
         page = page_id
         storage.release(page, storage.pool_group_of[_life_cycle_of(shared, page)])

@@ -44,7 +44,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     try:
         shared.room.free_slots(GPU_LEVEL, pool_group, 1)
     except PageMoveError as error:
-        _logger.warning("a snapshot of recurrent state is left out: %s", error)
+        _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
         shared.guard.end_change()
         return None
     finally:

@@ -47,7 +47,7 @@ class EarlyCopies:
                 try:
                     self._write_group(wanted, pool_group)
                 except PageMoveError as error:
-                    _logger.warning("%s; these pages are written when they have to go", error)
+                    _logger.warning("%s; these pages are written when they have to go", str(error))
             pool_group += 1
 
     def _choose(self, pages: vec[i64], pool_group: i64) -> vec[i64]:

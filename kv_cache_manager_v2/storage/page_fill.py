@@ -111,4 +111,4 @@ class PageFiller:
 def _note_refusal(error: Exception) -> None:
     if isinstance(error, AssertionError):
         raise error
-    _logger.warning("a slot is not filled with the debug pattern: %s", error)
+    _logger.warning("a slot is not filled with the debug pattern: %s", str(error))

@@ -178,7 +178,7 @@ class RoomMaker:
                 try:
                     self.free_slots(_TOP, pool_group, needed[pool_group])
                 except PageMoveError as error:
-                    _logger.warning("%s; droppable pages of level 0 are dropped instead", error)
+                    _logger.warning("%s; droppable pages of level 0 are dropped instead", str(error))
                 while allocator.num_free < needed[pool_group]:
                     self._drop_first(pool_group, pool_group)
             pool_group += 1
