@@ -171,6 +171,9 @@ class InPlaceCopies:
                 copy.has_slot = copy.donor == _NO_DONOR
                 copy.slot = allocator.allocate() if copy.has_slot else storage.rows.slot(copy.donor)
                 shared.order.wait(state.timeline, allocator.ready[copy.slot])
+                if not copy.has_slot and storage.copies.has_copy(copy.donor):
+                    # The page may be on its way down, early: that reads the slot.
+                    shared.order.wait(state.timeline, storage.copies.read_point(copy.donor))
                 pool_groups = append(pool_groups, copy.pool_group)
                 sources = append(sources, storage.rows.slot(copy.source))
                 targets = append(targets, copy.slot)
