@@ -114,13 +114,13 @@ class SequenceCommits(SequenceTransfers):
             try:
                 gather_tokens(state, sources, copies)
             except BaseException:
-                shared.tree.digests.release(memoryview(packed).cast("i"))
+                shared.tree.digests.release(packed)
                 raise
             guard.begin_change()
             commit_steps.commit_packed(state, packed)
             for further in state.beams:
                 if shared.tree.has_digests:
-                    shared.tree.digests.acquire_again(memoryview(packed).cast("i"))
+                    shared.tree.digests.acquire_again(packed)
                 commit_steps.commit_packed(further, packed)
             guard.end_change()
             if shared.journal is not None:
@@ -153,13 +153,13 @@ class SequenceCommits(SequenceTransfers):
             )
         packed = pack_tokens(tokens, tree.digests, True)
         if len(packed) // TOKEN_BYTES != num_tokens:
-            tree.digests.release(memoryview(packed).cast("i"))
+            tree.digests.release(packed)
             raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")
         if state.forked_end > state.num_published:
             try:
                 validate_same_tokens(state, packed)
             except ValueError:
-                tree.digests.release(memoryview(packed).cast("i"))
+                tree.digests.release(packed)
                 raise
         if len(tree.digests) > 0:
             tree.has_digests = True
@@ -200,7 +200,7 @@ class SequenceCommits(SequenceTransfers):
             try:
                 compact_tree(state, positions, copies)
             except BaseException:
-                state.shared.tree.digests.release(memoryview(packed).cast("i"))
+                state.shared.tree.digests.release(packed)
                 raise
             guard.begin_change()
             commit_steps.commit_packed(state, packed)

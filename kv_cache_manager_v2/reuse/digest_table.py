@@ -9,7 +9,6 @@ then refused leaves no trace. Content keys, and with them decisions of eviction 
 """
 
 import heapq
-from collections.abc import Iterable
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
@@ -59,15 +58,15 @@ class DigestTable:
         self._counts[token] += 1
         return token
 
-    def acquire_again(self, tokens: Iterable[int]) -> None:
+    def acquire_again(self, packed: bytes) -> None:
         """Count every digest among packed tokens once more."""
-        for token in tokens:
+        for token in memoryview(packed).cast("i"):
             if token < 0:
                 self._counts[token] += 1
 
-    def release(self, tokens: Iterable[int]) -> None:
+    def release(self, packed: bytes) -> None:
         """Count every digest among packed tokens once less; the last count frees the id."""
-        for token in tokens:
+        for token in memoryview(packed).cast("i"):
             if token < 0:
                 count = self._counts[token] - 1
                 assert count >= 0, "a digest was released more often than acquired"

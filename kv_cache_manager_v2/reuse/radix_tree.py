@@ -262,7 +262,7 @@ class RadixTree(PageOwner):
         if self.history is not None:
             self.history.note_gone(block.first_page, self.storage.last_cause)
         if self.has_digests:
-            self.digests.release(memoryview(block.key).cast("i"))
+            self.digests.release(block.key)
         children = parent.children
         if children is None:
             parent.only_child = None

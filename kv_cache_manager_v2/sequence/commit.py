@@ -57,7 +57,7 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
         try:
             staged = stage_snapshot(state, state.num_committed + len(packed) // TOKEN_BYTES)
         except BaseException:
-            state.shared.tree.digests.release(memoryview(packed).cast("i"))
+            state.shared.tree.digests.release(packed)
             raise
     state.shared.guard.begin_change()
     block_bytes = state.shared.tree.block_bytes
@@ -158,7 +158,7 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
     block = _attach_or_rebase(state, key, mark)
     if block is private and tree.has_digests:
         # The tail goes on counting for the sequence: `committed_tokens` still shows it.
-        tree.digests.acquire_again(memoryview(key).cast("i"))
+        tree.digests.acquire_again(key)
     block.num_pins += 1
     tree.drop_superseded(parent, block)
     state.tail_is_shared = True
@@ -206,7 +206,7 @@ def publish_block(state: SequenceState, key: bytes, mark: i64) -> None:
     block = _attach_or_rebase(state, key, mark)
     if (block is not private or not was_private) and tree.has_digests:
         # These were counted for our block; the tree has counted its own.
-        tree.digests.release(memoryview(key).cast("i"))
+        tree.digests.release(key)
     tree.drop_superseded(parent, block)
     tree.move_pin(parent, block)
     if block is private and parent.children is not None and parent.first_page >= 0:

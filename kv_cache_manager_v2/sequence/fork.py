@@ -103,7 +103,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     tail = state.tail.packed()
     child.tail.extend(tail)
     if tree.has_digests and len(tail) > 0:
-        tree.digests.acquire_again(memoryview(tail).cast("i"))
+        tree.digests.acquire_again(tail)
     child.window_begins = state.window_begins[:]
     child.next_window_move = state.next_window_move
     child.scratch.is_enabled = state.scratch.is_enabled

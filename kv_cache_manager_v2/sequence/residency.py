@@ -73,7 +73,7 @@ def hold_match(state: SequenceState, match: Match) -> None:
         tail = tail_block.key[:num_tail_bytes]
         state.tail.extend(tail)
         if tree.has_digests:
-            tree.digests.acquire_again(memoryview(tail).cast("i"))
+            tree.digests.acquire_again(tail)
     if state.num_published > 0:
         state.path_end = match.blocks[state.num_published - 1]
         state.path_end.num_pins += 1
@@ -457,7 +457,7 @@ def close(state: SequenceState) -> None:
     if goes_by_runs:
         give_back_published(state, mark)
     if tree.has_digests and state.tail.count > 0:
-        tree.digests.release(memoryview(state.tail.packed()).cast("i"))
+        tree.digests.release(state.tail.packed())
     leave_family(state)
     state.blocks = []
     state.num_blocks = 0

@@ -91,7 +91,7 @@ def publish_snapshot(state: SequenceState, staged: Block) -> None:
             storage.unlock(page, pool_group, state.timeline, mark)
             tree.attach(state.path_end, staged, key)
             if tree.has_digests:
-                tree.digests.acquire_again(memoryview(key).cast("i"))
+                tree.digests.acquire_again(key)
             storage.release(page, pool_group)
     if block is not None:
         target = block.first_page + shared.state_life_cycle

@@ -22,6 +22,11 @@ from kv_cache_manager_v2 import (
 
 Call = Callable[[KVCacheManager, KVCache], Any]
 
+# What a caller without a type checker may pass.
+FIVE: Any = 5
+NOTHING: Any = None
+NAMES: Any = ["key"]
+
 ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("resume twice", LogicError, lambda m, s: s.resume()),
     ("history shrinks", ValueError, lambda m, s: s.resize(None, 3)),
@@ -61,10 +66,10 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("more tokens than sequences", ValueError, lambda m, s: m.commit_batch([s], [8, 9])),
     ("tokens for a sequence twice", ValueError, lambda m, s: m.commit_batch([s, s], [8, 9])),
     ("a digest in a batch", TypeError, lambda m, s: m.commit_batch([s], [b"digest"])),
-    ("snapshot positions that are no list", TypeError, lambda m, s: m.create_kv_cache(snapshot_positions=5)),  # type: ignore[arg-type]
-    ("a snapshot position that is none", TypeError, lambda m, s: m.create_kv_cache(snapshot_positions=[None])),  # type: ignore[list-item]
-    ("a role that cannot be one", TypeError, lambda m, s: m.get_page_stride(0, ["key"])),  # type: ignore[arg-type]
-    ("buffers that are no list", TypeError, lambda m, s: m.get_aggregated_pages(5)),  # type: ignore[arg-type]
+    ("snapshot positions that are no list", TypeError, lambda m, s: m.create_kv_cache(snapshot_positions=FIVE)),
+    ("a snapshot position that is none", TypeError, lambda m, s: m.create_kv_cache(snapshot_positions=[NOTHING])),
+    ("a role that cannot be one", TypeError, lambda m, s: m.get_page_stride(0, NAMES)),
+    ("buffers that are no list", TypeError, lambda m, s: m.get_aggregated_pages(FIVE)),
     ("a buffer whose role is none", TypeError, lambda m, s: m.get_aggregated_pages([BufferId(LayerId(0), [])])),  # type: ignore[arg-type]
     ("parents that are no list", TypeError, lambda m, s: s.reorder_beams(1)),  # type: ignore[arg-type]
     ("beams that are no list", TypeError, lambda m, s: s.commit([7], 0)),  # type: ignore[arg-type]
