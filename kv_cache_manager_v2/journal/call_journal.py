@@ -2,6 +2,7 @@
 
 from typing import Final, final
 
+from librt.strings import write_i64_le
 from mypy_extensions import i64, mypyc_attr
 
 from .journal_format import (
@@ -16,12 +17,14 @@ from .journal_format import (
     COMMIT_ONE,
     COMMIT_TREE,
     CREATE,
+    DIGEST_EVERY,
     DROP,
     FORK,
     GROW,
     HINT,
     INVALIDATE,
     MIXED,
+    MOVE,
     PLAN_DROP,
     PREFETCH,
     PROBE,
@@ -67,9 +70,6 @@ class CallJournal:
         for priority in self._priorities:
             self.writer.number(priority)
 
-    def _end(self, digest: i64) -> None:
-        self.writer.end_record(digest)
-
     def create(
         self,
         lora_id: int | str | None,
@@ -80,7 +80,6 @@ class CallJournal:
         prompt_length: int | None,
         snapshot_positions: list[int],
         retention: str,
-        digest: i64,
     ) -> None:
         """Either ``packed`` tokens without digests, or ``tokens``, or neither."""
         self.writer.number(CREATE)
@@ -92,14 +91,14 @@ class CallJournal:
         for position in snapshot_positions:
             self.writer.number(position)
         self.writer.scope_part(retention)
-        self._end(digest)
+        self.writer.end_record()
 
     def probe(
-        self, lora_id: int | str | None, salt: int | str | None, tokens: list[int | bytes] | None, packed: bytes | None, digest: i64
+        self, lora_id: int | str | None, salt: int | str | None, tokens: list[int | bytes] | None, packed: bytes | None
     ) -> None:
         self.writer.number(PROBE)
         self._text(lora_id, salt, tokens, packed)
-        self._end(digest)
+        self.writer.end_record()
 
     def _text(
         self, lora_id: int | str | None, salt: int | str | None, tokens: list[int | bytes] | None, packed: bytes | None
@@ -116,69 +115,89 @@ class CallJournal:
         else:
             writer.number(0)
 
-    def resume(self, serial: i64, stream: int, result: bool, digest: i64) -> None:
+    def resume(self, serial: i64, stream: int, result: bool) -> None:
         self.writer.operation(RESUME, serial)
         self._write_priorities()
         self.writer.number(stream)
         self.writer.number(1 if result else 0)
-        self._end(digest)
+        self.writer.end_record()
 
-    def prefetch(self, serial: i64, level: i64, result: bool, digest: i64) -> None:
+    def prefetch(self, serial: i64, level: i64, result: bool) -> None:
         self.writer.operation(PREFETCH, serial)
         self.writer.number(level)
         self.writer.number(1 if result else 0)
-        self._end(digest)
+        self.writer.end_record()
 
-    def suspend(self, serial: i64, digest: i64) -> None:
+    def suspend(self, serial: i64) -> None:
         self.writer.operation(SUSPEND, serial)
-        self._end(digest)
+        self.writer.end_record()
 
-    def close(self, serial: i64, digest: i64) -> None:
+    def close(self, serial: i64) -> None:
         self.writer.operation(CLOSE, serial)
-        self._end(digest)
+        self.writer.end_record()
 
-    def grow(self, serial: i64, capacity: i64, history: i64, digest: i64) -> None:
+    def grow(self, serial: i64, capacity: i64, history: i64) -> None:
+        """A resize that left the history as it is, asked for no priorities and returned True."""
+        if serial < _MAX_SHORT_SERIAL and capacity < _MAX_SHORT_LENGTH:
+            # As in `commit_one`, one store: a call for it would cost as much again.
+            writer = self.writer
+            write_i64_le(writer.buffer, GROW | serial << 8 | capacity << 32)
+            num_records = writer.num_records + 1
+            writer.num_records = num_records
+            if num_records & (DIGEST_EVERY - 1) == 0:
+                writer.pass_milestone()
+        else:
+            self.begin()
+            self._long_resize(serial, capacity, history, True)
+
+    def move(self, serial: i64, capacity: i64, history: i64) -> None:
         """A resize that asked for no priorities and returned True."""
         writer = self.writer
         if capacity < _MAX_SHORT_LENGTH:
-            writer.word(GROW | serial << 8)
-            writer.word(capacity | history << 32)
-            writer.end_record(digest)
+            write_i64_le(writer.buffer, MOVE | serial << 8)
+            write_i64_le(writer.buffer, capacity | history << 32)
+            writer.end_record()
         else:
             self.begin()
-            self._long_resize(serial, capacity, history, True, digest)
+            self._long_resize(serial, capacity, history, True)
 
-    def resize(self, serial: i64, capacity: i64, history: i64, result: bool, digest: i64) -> None:
-        if result and len(self._priorities) == 0:
-            self.grow(serial, capacity, history, digest)
+    def resize(self, serial: i64, capacity: i64, history: i64, old_history: i64, result: bool) -> None:
+        if not result or len(self._priorities) > 0:
+            self._long_resize(serial, capacity, history, result)
+        elif history == old_history:
+            self.grow(serial, capacity, history)
         else:
-            self._long_resize(serial, capacity, history, result, digest)
+            self.move(serial, capacity, history)
 
-    def _long_resize(self, serial: i64, capacity: i64, history: i64, result: bool, digest: i64) -> None:
+    def _long_resize(self, serial: i64, capacity: i64, history: i64, result: bool) -> None:
         writer = self.writer
         writer.operation(RESIZE, serial)
         self._write_priorities()
         writer.number(capacity)
         writer.number(history)
         writer.number(1 if result else 0)
-        self._end(digest)
+        writer.end_record()
 
-    def commit_one(self, serial: i64, token: i64, digest: i64) -> None:
+    def commit_one(self, serial: i64, token: i64) -> None:
         writer = self.writer
         if serial < _MAX_SHORT_SERIAL:
-            writer.word(COMMIT_ONE | serial << 8 | token << 32)
+            write_i64_le(writer.buffer, COMMIT_ONE | serial << 8 | token << 32)
+            num_records = writer.num_records + 1
+            writer.num_records = num_records
+            if num_records & (DIGEST_EVERY - 1) == 0:
+                writer.pass_milestone()
         else:
             writer.operation(COMMIT, serial)
             writer.number(1)
             writer.number(MIXED)
             writer.number(token + 1)
-        writer.end_record(digest)
+            writer.end_record()
 
-    def commit(self, serial: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64) -> None:
+    def commit(self, serial: i64, tokens: list[int | bytes] | None, packed: bytes) -> None:
         """``tokens`` if there are digests among them, else ``packed`` says it all."""
         self.writer.operation(COMMIT, serial)
         self._tokens(tokens, packed)
-        self._end(digest)
+        self.writer.end_record()
 
     def _tokens(self, tokens: list[int | bytes] | None, packed: bytes) -> None:
         if tokens is None:
@@ -187,16 +206,16 @@ class CallJournal:
             self.writer.mixed_tokens(tokens)
 
     def commit_tree(
-        self, serial: i64, positions: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64
+        self, serial: i64, positions: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes
     ) -> None:
         self._picked_tokens(COMMIT_TREE, serial, positions, num_heads, tokens, packed)
-        self._end(digest)
+        self.writer.end_record()
 
     def commit_beams(
-        self, serial: i64, beams: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes, digest: i64
+        self, serial: i64, beams: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes
     ) -> None:
         self._picked_tokens(COMMIT_BEAMS, serial, beams, num_heads, tokens, packed)
-        self._end(digest)
+        self.writer.end_record()
 
     def _picked_tokens(
         self, operation: i64, serial: i64, picked: list[int], num_heads: i64, tokens: list[int | bytes] | None, packed: bytes
@@ -211,60 +230,60 @@ class CallJournal:
         for number in numbers:
             self.writer.number(number)
 
-    def beam_width(self, serial: i64, width: i64, digest: i64) -> None:
+    def beam_width(self, serial: i64, width: i64) -> None:
         self.writer.operation(BEAM_WIDTH, serial)
         self.writer.number(width)
-        self._end(digest)
+        self.writer.end_record()
 
-    def reorder_beams(self, serial: i64, parents: list[int], digest: i64) -> None:
+    def reorder_beams(self, serial: i64, parents: list[int]) -> None:
         self.writer.operation(REORDER, serial)
         self._numbers(parents)
-        self._end(digest)
+        self.writer.end_record()
 
-    def stop_committing(self, serial: i64, digest: i64) -> None:
+    def stop_committing(self, serial: i64) -> None:
         self.writer.operation(STOP, serial)
-        self._end(digest)
+        self.writer.end_record()
 
-    def change_stream(self, serial: i64, stream: int, digest: i64) -> None:
+    def change_stream(self, serial: i64, stream: int) -> None:
         self.writer.operation(STREAM, serial)
         self.writer.number(stream)
-        self._end(digest)
+        self.writer.end_record()
 
-    def enable_scratch(self, serial: i64, enable: bool, digest: i64) -> None:
+    def enable_scratch(self, serial: i64, enable: bool) -> None:
         self.writer.operation(SCRATCH, serial)
         self.writer.number(1 if enable else 0)
-        self._end(digest)
+        self.writer.end_record()
 
-    def fork(self, serial: i64, digest: i64) -> None:
+    def fork(self, serial: i64) -> None:
         self.writer.operation(FORK, serial)
-        self._end(digest)
+        self.writer.end_record()
 
-    def plan_drop(self, serial: i64, digest: i64) -> None:
+    def plan_drop(self, serial: i64) -> None:
         self.writer.operation(PLAN_DROP, serial)
-        self._end(digest)
+        self.writer.end_record()
 
-    def drop(self, number: i64, digest: i64) -> None:
+    def drop(self, number: i64) -> None:
         self.writer.operation(DROP, number)
-        self._end(digest)
+        self.writer.end_record()
 
-    def cancel_drop(self, number: i64, digest: i64) -> None:
+    def cancel_drop(self, number: i64) -> None:
         self.writer.operation(CANCEL_DROP, number)
-        self._end(digest)
+        self.writer.end_record()
 
-    def reserve(self, serial: i64, begin: i64, end: i64, digest: i64) -> None:
+    def reserve(self, serial: i64, begin: i64, end: i64) -> None:
         self.writer.operation(RESERVE, serial)
         self.writer.number(begin)
         self.writer.number(end)
-        self._end(digest)
+        self.writer.end_record()
 
-    def settle(self, number: i64, stream: int | None, digest: i64) -> None:
+    def settle(self, number: i64, stream: int | None) -> None:
         self.writer.operation(SETTLE, number)
         self.writer.number(0 if stream is None else stream + 1)
-        self._end(digest)
+        self.writer.end_record()
 
     def hint(
         self, kind: i64, lora_id: int | str | None, salt: int | str | None, tokens: list[int | bytes] | None, packed: bytes | None,
-        value: i64, duration: i64, num_accepted: i64, digest: i64,
+        value: i64, duration: i64, num_accepted: i64,
     ) -> None:  # fmt: skip
         self.writer.number(HINT)
         self.writer.number(kind)
@@ -272,15 +291,15 @@ class CallJournal:
         self.writer.number(value)
         self.writer.number(duration)
         self.writer.number(num_accepted)
-        self._end(digest)
+        self.writer.end_record()
 
-    def advance_clock(self, microseconds: i64, digest: i64) -> None:
+    def advance_clock(self, microseconds: i64) -> None:
         self.writer.number(ADVANCE)
         self.writer.number(microseconds)
-        self._end(digest)
+        self.writer.end_record()
 
     def resize_level(
-        self, level: i64, quota: i64, best_efforts: bool, new_quota: i64, result: bool, digest: i64
+        self, level: i64, quota: i64, best_efforts: bool, new_quota: i64, result: bool
     ) -> None:
         self.writer.number(RESIZE_LEVEL)
         self.writer.number(level)
@@ -288,19 +307,19 @@ class CallJournal:
         self.writer.number(1 if best_efforts else 0)
         self.writer.number(new_quota)
         self.writer.number(1 if result else 0)
-        self._end(digest)
+        self.writer.end_record()
 
-    def adjust(self, result: bool, digest: i64) -> None:
+    def adjust(self, result: bool) -> None:
         self.writer.number(ADJUST)
         self.writer.number(1 if result else 0)
-        self._end(digest)
+        self.writer.end_record()
 
-    def invalidate(self, lora_id: int | None, salt: int | str | None, digest: i64) -> None:
+    def invalidate(self, lora_id: int | None, salt: int | str | None) -> None:
         self.writer.number(INVALIDATE)
         self.writer.scope_part(lora_id)
         self.writer.scope_part(salt)
-        self._end(digest)
+        self.writer.end_record()
 
-    def clear(self, digest: i64) -> None:
+    def clear(self) -> None:
         self.writer.number(CLEAR)
-        self._end(digest)
+        self.writer.end_record()

@@ -3,8 +3,8 @@
     file     = magic, version (1 byte), length of the configuration (varint), configuration (JSON), record*
     record   = operation (1 byte), its fields
 
-Fields are unsigned varints (7 bits a byte, least significant first) unless said. The two records of a decode step, `GROW` and
-`COMMIT_ONE`, have fields of fixed length, little-endian, so that writing one is a store or two. A sequence is named by its serial: the
+Fields are unsigned varints (7 bits a byte, least significant first) unless said. The records of a decode step, `GROW` and
+`COMMIT_ONE`, are 8 bytes long, with fields of fixed length, little-endian, so that writing one is a store. A sequence is named by its serial: the
 first `CREATE` or `FORK` of a journal makes 0, the next 1, and so on. Priorities are a count and what the user's callback returned during the
 call. Tokens are a count and a form: PACKED is 4 bytes little-endian each; MIXED is a varint per token, id + 1, or 0 and a
 digest as length and bytes. Lengths are those that the call asked for, or the present ones where it said to keep them.
@@ -19,7 +19,9 @@ digest as length and bytes. Lengths are those that the call asked for, or the pr
     SUSPEND     serial                                           returned
     CLOSE       serial                                           returned, or a forgotten handle was closed
     RESIZE      serial, priorities, capacity, history, result    returned True or False
-    GROW        serial (7 bytes), capacity (4), history (4):     returned True
+    GROW        serial (3 bytes), capacity (4): a RESIZE that    returned True
+                asked for no priorities and left the history
+    MOVE        serial (7 bytes), capacity (4), history (4):     returned True
                 a RESIZE that asked for no priorities
     COMMIT_ONE  serial (3 bytes), token (4)                      returned
     COMMIT      serial, tokens                                   returned
@@ -57,7 +59,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 13
+VERSION: Final = 14
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -89,6 +91,7 @@ ADJUST: Final = 33
 HINT: Final = 34
 GROW: Final = 35
 INVALIDATE: Final = 36
+MOVE: Final = 37
 
 RETAIN: Final = 0
 RELEASE: Final = 1

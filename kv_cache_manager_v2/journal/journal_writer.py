@@ -1,5 +1,8 @@
 """Writes a journal. Owns the file; a call that is recorded costs a few bytes in a buffer that is flushed when it is full.
 
+Records of fixed length are written by `CallJournal` straight into the buffer: it counts them, and calls `pass_milestone` when a
+digest is due; others are built with the methods for fields, and end with `end_record`.
+
 A journal never stands in the way of serving: when the file cannot be written (a full disk), that is logged once, recording
 ends, and `error` says why; what was written so far can be read up to its last whole record.
 """
@@ -8,9 +11,10 @@ import logging
 import os
 from typing import BinaryIO, Final, final
 
-from librt.strings import BytesWriter, write_i64_le
+from librt.strings import BytesWriter
 from mypy_extensions import i64, mypyc_attr, u8
 
+from ..storage.decision_digest import DecisionDigest
 from .journal_format import (
     DIGEST,
     DIGEST_EVERY,
@@ -30,42 +34,46 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class JournalWriter:
-    __slots__ = ("path", "error", "_file", "_buffer", "_num_records")
+    __slots__ = ("path", "error", "buffer", "num_records", "_file", "_digest")
 
     path: Final[str]
     error: OSError | None
     """Why recording has ended early; None while all is well."""
+    buffer: BytesWriter
+    """What the file does not have yet; another one after each flush."""
+    num_records: i64
     _file: BinaryIO | None
-    _buffer: BytesWriter
-    _num_records: i64
+    _digest: DecisionDigest | None
+    """Of the manager whose calls are recorded."""
 
     def __init__(self, path: str | os.PathLike[str], config: bytes) -> None:
         """Creates the file, or empties it; `OSError` if that fails."""
         self.path = os.fspath(path)
         self.error = None
-        self._buffer = BytesWriter()
-        self._num_records = 0
+        self.buffer = BytesWriter()
+        self.num_records = 0
+        self._digest = None
         self._file = open(self.path, "wb", buffering=0)
-        self._buffer.write(MAGIC)
-        self._buffer.append(VERSION)
+        self.buffer.write(MAGIC)
+        self.buffer.append(VERSION)
         self.number(len(config))
-        self._buffer.write(config)
+        self.buffer.write(config)
+
+    def follow(self, digest: DecisionDigest) -> None:
+        """From now on there are decisions."""
+        self._digest = digest
 
     # -- fields -------------------------------------------------------------------------------------------------------
 
     def number(self, value: i64) -> None:
         """An unsigned varint."""
-        buffer = self._buffer
+        buffer = self.buffer
         while value >= 128:
             low: u8 = u8(value & 127)
             buffer.append(low | 128)
             value >>= 7
         last: u8 = u8(value)
         buffer.append(last)
-
-    def word(self, value: i64) -> None:
-        """Eight bytes."""
-        write_i64_le(self._buffer, value)
 
     def operation(self, code: i64, serial: i64) -> None:
         self.number(code)
@@ -79,18 +87,18 @@ class JournalWriter:
             magnitude = part if part >= 0 else -part - 1
             digits = magnitude.to_bytes((magnitude.bit_length() + 7) // 8, "little")
             self.number(len(digits) * 2 + (part < 0))
-            self._buffer.write(digits)
+            self.buffer.write(digits)
         else:
             text = part.encode(errors="surrogatepass")  # any str may be a salt
             self.number(TEXT)
             self.number(len(text))
-            self._buffer.write(text)
+            self.buffer.write(text)
 
     def packed_tokens(self, packed: bytes) -> None:
         """Tokens without digests."""
         self.number(len(packed) // 4)
         self.number(PACKED)
-        self._buffer.write(packed)
+        self.buffer.write(packed)
 
     def mixed_tokens(self, tokens: list[int | bytes]) -> None:
         self.number(len(tokens))
@@ -101,34 +109,42 @@ class JournalWriter:
             else:
                 self.number(0)
                 self.number(len(token))
-                self._buffer.write(token)
+                self.buffer.write(token)
 
     # -- records ------------------------------------------------------------------------------------------------------
 
-    def end_record(self, digest: i64) -> None:
-        """A record is whole; from time to time the digest of all decisions follows it, and the buffer goes to the file."""
-        self._num_records += 1
-        if self._num_records & (DIGEST_EVERY - 1) == 0:
-            self._write_digest(digest)
-        if len(self._buffer) >= _FLUSH_BYTES:
+    def end_record(self) -> None:
+        """A record is whole."""
+        num_records = self.num_records + 1
+        self.num_records = num_records
+        if num_records & (DIGEST_EVERY - 1) == 0 or len(self.buffer) >= _FLUSH_BYTES:
+            self.pass_milestone()
+
+    def pass_milestone(self) -> None:
+        """Between two records: from time to time the digest of all decisions is put there, and the buffer goes to the file."""
+        if self.num_records & (DIGEST_EVERY - 1) == 0:
+            self._write_digest()
+        if len(self.buffer) >= _FLUSH_BYTES:
             self._flush()
 
-    def _write_digest(self, digest: i64) -> None:
-        self.number(DIGEST)
-        self._buffer.write(int(digest).to_bytes(8, "little"))
+    def _write_digest(self) -> None:
+        digest = self._digest
+        if digest is not None:
+            self.number(DIGEST)
+            self.buffer.write(digest.to_bytes())
 
     def flush(self) -> None:
         """Everything recorded so far is handed to the operating system."""
         self._flush()
 
     def _flush(self) -> None:
-        data = self._buffer.getvalue()
-        self._buffer = BytesWriter()
+        data = self.buffer.getvalue()
+        self.buffer = BytesWriter()
         file = self._file
         if file is None:
             return
         try:
-            num_written = 0
+            num_written = file.write(data)
             while num_written < len(data):
                 # An unbuffered file may take less than it is given.
                 num_written += file.write(data[num_written:])
@@ -146,11 +162,11 @@ class JournalWriter:
             except OSError:
                 _logger.debug("closing the journal %s failed", self.path, exc_info=True)
 
-    def close(self, digest: i64) -> None:
+    def close(self) -> None:
         """Write the final digest and close the file. Twice is fine."""
         if self._file is None:
             return
-        self._write_digest(digest)
+        self._write_digest()
         self._flush()
         file = self._file
         if file is not None:

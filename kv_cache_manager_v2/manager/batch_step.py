@@ -155,11 +155,15 @@ class BatchStep:
         position = begin
         while position < end:
             state = self._state_at(position)
+            old_history = state.history
             state.capacity = capacities[position]
             if has_histories:
                 state.history = histories[position]
             if journal is not None:
-                journal.grow(state.serial, state.capacity, state.history, self._shared.storage.digest.value)
+                if state.history == old_history:
+                    journal.grow(state.serial, state.capacity, old_history)
+                else:
+                    journal.move(state.serial, state.capacity, state.history)
             position += 1
 
     def _resize_other(self, state: SequenceState, capacity: i64, history: i64) -> bool:
@@ -168,9 +172,10 @@ class BatchStep:
             journal.begin()
         if len(state.arrivals) > 0:
             settle_arrivals(state)
+        old_history = state.history
         result = try_resize(state, capacity, history)
         if journal is not None:
-            journal.resize(state.serial, capacity, history, result, self._shared.storage.digest.value)
+            journal.resize(state.serial, capacity, history, old_history, result)
         return result
 
     def _append_tokens(self, begin: i64, end: i64, packed: bytes) -> None:
@@ -181,7 +186,7 @@ class BatchStep:
             token = _token_at(packed, position)
             make_small_commit(state, token)
             if journal is not None:
-                journal.commit_one(state.serial, i64(token), self._shared.storage.digest.value)
+                journal.commit_one(state.serial, i64(token))
             position += 1
 
     def _commit_other(self, state: SequenceState, position: i64, packed: bytes) -> None:
@@ -194,7 +199,7 @@ class BatchStep:
             commit_token(state, token)
         journal = self._shared.journal
         if journal is not None:
-            journal.commit_one(state.serial, i64(token), self._shared.storage.digest.value)
+            journal.commit_one(state.serial, i64(token))
 
 
 def _token_at(packed: bytes, position: i64) -> i32:

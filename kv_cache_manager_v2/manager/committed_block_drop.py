@@ -35,7 +35,7 @@ def cancel_plan(shared: SharedState, number: int) -> None:
         return
     shared.drop_plans.cancel(number)
     if shared.journal is not None:
-        shared.journal.cancel_drop(number, shared.storage.digest.value)
+        shared.journal.cancel_drop(number)
 
 
 @final
@@ -83,7 +83,7 @@ class CommittedBlockDrop:
             guard.end_change()
             self._is_done = True
             if shared.journal is not None:
-                shared.journal.drop(self._number, shared.storage.digest.value)
+                shared.journal.drop(self._number)
             return count
         except AssertionError as error:
             raise guard.fail(error) from error

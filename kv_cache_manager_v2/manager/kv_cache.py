@@ -48,7 +48,7 @@ def close_and_remove(state: SequenceState, open_sequences: OpenSequences) -> Non
     residency.close(state)
     open_sequences.remove(state)
     if state.shared.journal is not None:
-        state.shared.journal.close(state.serial, state.shared.storage.digest.value)
+        state.shared.journal.close(state.serial)
 
 
 @final
@@ -158,7 +158,7 @@ class KVCache(SequenceBeams):
                 return residency.try_resume(state, stream, wait)
             journal.begin()
             result = residency.try_resume(state, stream, wait)
-            journal.resume(state.serial, stream, result, state.shared.storage.digest.value)
+            journal.resume(state.serial, stream, result)
             return result
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -199,7 +199,7 @@ class KVCache(SequenceBeams):
             result = prefetching.try_prefetch(state, level)
             journal = state.shared.journal
             if journal is not None:
-                journal.prefetch(state.serial, level, result, state.shared.storage.digest.value)
+                journal.prefetch(state.serial, level, result)
             return result
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -217,7 +217,7 @@ class KVCache(SequenceBeams):
             if state.counters is not None:
                 state.counters.note_suspended()
             if state.shared.journal is not None:
-                state.shared.journal.suspend(state.serial, state.shared.storage.digest.value)
+                state.shared.journal.suspend(state.serial)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -278,7 +278,7 @@ class KVCache(SequenceBeams):
             enter_fork(child)
             kv_cache = KVCache(child, self._manager, self._open_sequences)
             if state.shared.journal is not None:
-                state.shared.journal.fork(state.serial, state.shared.storage.digest.value)
+                state.shared.journal.fork(state.serial)
             return kv_cache
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -318,8 +318,9 @@ class KVCache(SequenceBeams):
             if journal is None:
                 return try_resize(state, new_capacity, new_history)
             journal.begin()
+            old_history = state.history
             result = try_resize(state, new_capacity, new_history)
-            journal.resize(state.serial, new_capacity, new_history, result, state.shared.storage.digest.value)
+            journal.resize(state.serial, new_capacity, new_history, old_history, result)
             return result
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -377,7 +378,7 @@ class KVCache(SequenceBeams):
             stream = stream_handle(cuda_stream)
             residency.change_stream(state, stream)
             if state.shared.journal is not None:
-                state.shared.journal.change_stream(state.serial, stream, state.shared.storage.digest.value)
+                state.shared.journal.change_stream(state.serial, stream)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:

@@ -142,7 +142,7 @@ class KVCacheManager(ScopeControl):
             if self._owns_device:
                 self._device.close()
             if writer is not None:
-                writer.close(0)
+                writer.close()
             raise
         tree = RadixTree(storage, self._life_cycles, config.tokens_per_block)
         storage.set_owner(tree)
@@ -159,6 +159,7 @@ class KVCacheManager(ScopeControl):
         self._batch_number = 0
         self._lease = MemoryLease(storage, mover, self._device, self._owns_device)
         if writer is not None:
+            writer.follow(storage.digest)
             self._shared.journal = CallJournal(writer)
         if event_manager is not None:
             storage.sink = event_manager.bind(
@@ -209,7 +210,7 @@ class KVCacheManager(ScopeControl):
             self._shared.tree.clear()
             guard.end_change()
             if self._shared.journal is not None:
-                self._shared.journal.clear(self._shared.storage.digest.value)
+                self._shared.journal.clear()
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -256,7 +257,7 @@ class KVCacheManager(ScopeControl):
     def _release_memory(self) -> None:
         self._is_open = False
         if self._shared.journal is not None:
-            self._shared.journal.writer.close(self._shared.storage.digest.value)
+            self._shared.journal.writer.close()
         order = self._shared.order
         order.synchronize_all()
         order.close()
@@ -357,8 +358,7 @@ class KVCacheManager(ScopeControl):
                 asks = custom_priority_callback is not None
                 length = None if expected_prompt_length is None else int(prompt_length)
                 kept = "" if retention is None else encode_value(retention)
-                digest = shared.storage.digest.value
-                journal.create(scope.lora_id, scope.salt, listed, packed, asks, length, positions, kept, digest)
+                journal.create(scope.lora_id, scope.salt, listed, packed, asks, length, positions, kept)
             return kv_cache
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -389,7 +389,7 @@ class KVCacheManager(ScopeControl):
                 num_tokens = int(self._find_match(scope, packed).num_tokens)
             if shared.journal is not None:
                 listed, packed = self._to_journal_tokens(input_tokens, packed)
-                shared.journal.probe(scope.lora_id, scope.salt, listed, packed, shared.storage.digest.value)
+                shared.journal.probe(scope.lora_id, scope.salt, listed, packed)
             return num_tokens
         except AssertionError as error:
             raise guard.fail(error) from error

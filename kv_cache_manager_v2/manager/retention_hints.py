@@ -80,9 +80,8 @@ class RetentionHints(TierControl):
             if shared.journal is not None:
                 listed, packed_or_none = self._to_journal_tokens(input_tokens, packed)
                 shared.journal.hint(
-                    kind, scope.lora_id, scope.salt, listed, packed_or_none, value, duration + 1, num_accepted,
-                    shared.storage.digest.value,
-                )  # fmt: skip
+                    kind, scope.lora_id, scope.salt, listed, packed_or_none, value, duration + 1, num_accepted
+                )
             return HintAnswer(num_accepted, num_found - num_accepted, num_tokens - num_found)
         except AssertionError as error:
             raise guard.fail(error) from error

@@ -44,7 +44,7 @@ class ScopeControl(RetentionHints):
             tree.clear_scope(scope)
             guard.end_change()
             if self._shared.journal is not None:
-                self._shared.journal.invalidate(scope.lora_id, scope.salt, self._shared.storage.digest.value)
+                self._shared.journal.invalidate(scope.lora_id, scope.salt)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:

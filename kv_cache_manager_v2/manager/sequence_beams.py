@@ -69,7 +69,7 @@ class SequenceBeams(SequenceCommits):
                 raise
             residency.close_beams(state, width)
             if state.shared.journal is not None and width != old_width:
-                state.shared.journal.beam_width(state.serial, width, state.shared.storage.digest.value)
+                state.shared.journal.beam_width(state.serial, width)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -103,7 +103,7 @@ class SequenceBeams(SequenceCommits):
             reorder(state, found)
             if state.shared.journal is not None:
                 listed = [int(parent) for parent in found]
-                state.shared.journal.reorder_beams(state.serial, listed, state.shared.storage.digest.value)
+                state.shared.journal.reorder_beams(state.serial, listed)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:

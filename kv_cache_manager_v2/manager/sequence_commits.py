@@ -78,7 +78,7 @@ class SequenceCommits(SequenceTransfers):
             if token >= 0 and state.num_committed < state.capacity and state.forked_end <= state.num_published:
                 commit_steps.commit_token(state, token)
                 if state.shared.journal is not None:
-                    state.shared.journal.commit_one(state.serial, token, state.shared.storage.digest.value)
+                    state.shared.journal.commit_one(state.serial, token)
                 return
             self._commit_any(accepted_input_tokens)
         except AssertionError as error:
@@ -126,7 +126,7 @@ class SequenceCommits(SequenceTransfers):
             if shared.journal is not None:
                 mixed = unpack_tokens(packed, shared.tree.digests) if has_digest(packed) else None
                 listed = [int(source) for source in sources]
-                shared.journal.commit_beams(state.serial, listed, heads, mixed, packed, shared.storage.digest.value)
+                shared.journal.commit_beams(state.serial, listed, heads, mixed, packed)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -139,7 +139,7 @@ class SequenceCommits(SequenceTransfers):
         journal = state.shared.journal
         if journal is not None:
             mixed = unpack_tokens(packed, state.shared.tree.digests) if has_digest(packed) else None
-            journal.commit(state.serial, mixed, packed, state.shared.storage.digest.value)
+            journal.commit(state.serial, mixed, packed)
 
     def _pack(self, tokens: Tokens) -> bytes:
         """The tokens of a commit, validated; their digests are counted for this sequence."""
@@ -208,9 +208,7 @@ class SequenceCommits(SequenceTransfers):
             if state.shared.journal is not None:
                 mixed = unpack_tokens(packed, state.shared.tree.digests) if has_digest(packed) else None
                 listed = [int(position) for position in positions]
-                state.shared.journal.commit_tree(
-                    state.serial, listed, heads, mixed, packed, state.shared.storage.digest.value
-                )
+                state.shared.journal.commit_tree(state.serial, listed, heads, mixed, packed)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -245,7 +243,7 @@ class SequenceCommits(SequenceTransfers):
                 page_arrivals.settle_arrivals(state)
             commit_steps.stop_committing(state, False)
             if state.shared.journal is not None:
-                state.shared.journal.stop_committing(state.serial, state.shared.storage.digest.value)
+                state.shared.journal.stop_committing(state.serial)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:

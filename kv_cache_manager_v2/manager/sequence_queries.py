@@ -172,7 +172,7 @@ class SequenceQueries:
             )
         state.scratch.is_enabled = enable
         if state.shared.journal is not None:
-            state.shared.journal.enable_scratch(state.serial, enable, state.shared.storage.digest.value)
+            state.shared.journal.enable_scratch(state.serial, enable)
 
     # -- recurrent state ----------------------------------------------------------------------------------------------
 

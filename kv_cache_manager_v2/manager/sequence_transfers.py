@@ -47,7 +47,7 @@ class SequenceTransfers(SequenceQueries):
             lease = lease_blocks(state, begin, end)
             guard.end_change()
             if state.shared.journal is not None:
-                state.shared.journal.reserve(state.serial, begin, end, state.shared.storage.digest.value)
+                state.shared.journal.reserve(state.serial, begin, end)
             return TransferLease(state.shared, lease)
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -76,7 +76,7 @@ class SequenceTransfers(SequenceQueries):
             num_tokens = state.num_committed if is_partial else state.num_published * shared.tokens_per_block
             number = shared.drop_plans.make(blocks, num_tokens)
             if shared.journal is not None:
-                shared.journal.plan_drop(state.serial, shared.storage.digest.value)
+                shared.journal.plan_drop(state.serial)
             return CommittedBlockDrop(shared, number)
         except AssertionError as error:
             raise shared.guard.fail(error) from error

@@ -57,7 +57,7 @@ class TierControl(UsageQueries):
             guard.end_change()
             journal = self._shared.journal
             if journal is not None:
-                journal.advance_clock(microseconds, self._shared.storage.digest.value)
+                journal.advance_clock(microseconds)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:
@@ -89,9 +89,7 @@ class TierControl(UsageQueries):
             result = self._resize(level, int(num_bytes), best_efforts, None)
             journal = self._shared.journal
             if journal is not None:
-                journal.resize_level(
-                    level, num_bytes, best_efforts, self._quotas[level], result, self._shared.storage.digest.value
-                )
+                journal.resize_level(level, num_bytes, best_efforts, self._quotas[level], result)
             return result
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -135,7 +133,7 @@ class TierControl(UsageQueries):
             self._demand.restart()
             journal = self._shared.journal
             if journal is not None:
-                journal.adjust(has_changed, self._shared.storage.digest.value)
+                journal.adjust(has_changed)
             return has_changed
         except AssertionError as error:
             raise guard.fail(error) from error

@@ -97,7 +97,7 @@ class TransferLease:
             shared.leases.settle(self._lease, stream)
             guard.end_change()
             if shared.journal is not None:
-                shared.journal.settle(self._lease.number, stream, shared.storage.digest.value)
+                shared.journal.settle(self._lease.number, stream)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:

@@ -141,10 +141,9 @@ class _Rerun:
         if operation == form.CREATE:
             self.create()
         elif operation == form.GROW:
-            kv_cache = self.sequence(int(reader.fixed(7)))
-            self.priorities = []
-            capacity, history = int(reader.fixed(4)), int(reader.fixed(4))
-            self.compare("result", True, kv_cache.resize(capacity, history))
+            self.move(self.sequence(int(reader.fixed(3))), int(reader.fixed(4)), None)
+        elif operation == form.MOVE:
+            self.move(self.sequence(int(reader.fixed(7))), int(reader.fixed(4)), int(reader.fixed(4)))
         elif operation == form.COMMIT_ONE:
             self.sequence(int(reader.fixed(3))).commit([int(reader.fixed(4))])
         elif operation == form.PROBE:
@@ -223,6 +222,10 @@ class _Rerun:
             self.plans.append(kv_cache.plan_committed_block_drop())
         else:
             raise JournalError(f"byte {reader.position}: {operation} is no operation")
+
+    def move(self, kv_cache: KVCache, capacity: int, history: int | None) -> None:
+        self.priorities = []
+        self.compare("result", True, kv_cache.resize(capacity, history))
 
     def numbers(self) -> list[int]:
         return [int(self.reader.number()) for _ in range(self.reader.number())]

@@ -43,8 +43,9 @@ def try_small_resize(state: SequenceState, capacity: i64) -> bool:
     shared = state.shared
     if shared.guard.is_idle and is_small_resize(state, capacity, state.history):
         state.capacity = capacity
-        if shared.journal is not None:
-            shared.journal.grow(state.serial, capacity, state.history, shared.storage.digest.value)
+        journal = shared.journal
+        if journal is not None:
+            journal.grow(state.serial, capacity, state.history)
         return True
     return False
 
@@ -79,7 +80,8 @@ def try_small_commit(state: SequenceState, token: i32) -> bool:
     shared = state.shared
     if shared.guard.is_idle and is_small_commit(state):
         make_small_commit(state, token)
-        if shared.journal is not None:
-            shared.journal.commit_one(state.serial, i64(token), shared.storage.digest.value)
+        journal = shared.journal
+        if journal is not None:
+            journal.commit_one(state.serial, i64(token))
         return True
     return False
