@@ -77,6 +77,8 @@ def _transfer(extent: DiskExtent, is_write: bool) -> tuple[int, str]:
     moved = 0
     num_retries = 0
     while moved < extent.num_bytes:
+        # Looked at first: another thread may make the file buffered while this transfer is refused.
+        was_direct = file.is_direct
         count = _try_transfer(left, is_write)
         if count > 0:
             moved += count
@@ -85,7 +87,7 @@ def _transfer(extent: DiskExtent, is_write: bool) -> tuple[int, str]:
                 left = extent.tail(moved)
         elif count == 0:
             return moved, f"only {moved} of {extent.num_bytes} bytes could be moved, and no reason was given"
-        elif count == -errno.EINVAL and file.is_direct:
+        elif count == -errno.EINVAL and was_direct:
             # The disk wants more alignment than we know of, or a short transfer has lost it.
             file.become_buffered()
         elif (count == -errno.EINTR or count == -errno.EAGAIN) and num_retries < _MAX_RETRIES:

@@ -122,6 +122,23 @@ def test_a_disk_that_refuses_direct_transfers_gets_buffered_ones() -> None:
     assert bench.on_disk(0, 8) == DATA
 
 
+def test_a_direct_transfer_that_is_refused_while_another_thread_makes_the_file_buffered_is_tried_again() -> None:
+    bench = Bench()
+    refused: list[int] = []
+
+    def answer(is_write: bool, offset: int, num_bytes: int) -> int:
+        if not refused:
+            refused.append(num_bytes)
+            # What a second worker does whose own transfer was refused a moment before.
+            bench.file.become_buffered()
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return num_bytes
+
+    bench.files.answer = answer
+    assert bench.transfers.write(bench.extent(0, bench.source, 8)) is None
+    assert refused and bench.on_disk(0, 8) == DATA
+
+
 def test_unaligned_memory_makes_the_file_buffered_before_anything_is_moved() -> None:
     bench = Bench()
     assert bench.transfers.write(bench.extent(0, bench.source + 8, 1)) is None
