@@ -83,6 +83,17 @@ def release_snapshot(state: SequenceState) -> None:
         state.matched_snapshot = None
 
 
+def put_snapshot_back(state: SequenceState) -> None:
+    """A resume that brought the snapshot up is undone: held still, it waits in its queue again."""
+    snapshot = state.matched_snapshot
+    if snapshot is not None:
+        storage = state.shared.storage
+        page = snapshot.first_page + state.shared.state_life_cycle
+        # Another sequence may have it locked, and beams hold the same one.
+        if storage.rows.num_locks(page) == 0 and not storage.rows.is_queued(page):
+            storage.put_back(page, storage.pool_group_of[state.shared.state_life_cycle])
+
+
 def needs_state_slots(state: SequenceState) -> bool:
     """Whether this resume is the first one, with slots of recurrent state to take."""
     return state.shared.has_state and len(state.state_blocks) == 0

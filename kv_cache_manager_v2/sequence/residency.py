@@ -32,6 +32,7 @@ from .recurrent_state import (
     free_state,
     lock_state,
     needs_state_slots,
+    put_snapshot_back,
     release_snapshot,
     undo_begin_state,
     unlock_state,
@@ -239,6 +240,7 @@ def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
             undone = resumes[position].state
             if resumes[position].begins_state and len(undone.state_blocks) > 0:
                 undo_begin_state(undone)
+            put_snapshot_back(undone)
             suspend(undone)
             undone.stream = old_stream
             position -= 1

@@ -14,6 +14,7 @@ from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostCacheTierConfig,
     PageMoveError,
+    SnapshotPolicy,
 )
 from kv_cache_manager_v2.testing import SimulatedDevice, Step
 
@@ -191,6 +192,40 @@ def test_all_beams_come_up_or_none(kind: str, waits: bool, has_state: bool) -> N
         return story, resume
 
     refuse_each(make, kind, False, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_beams", [1, 2])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_snapshot_that_came_up_for_nothing_is_in_line_again(kind: str, waits: bool, num_beams: int) -> None:
+    """A prompt begins with a snapshot on level 1; the copy to the sequence's own state is refused once the snapshot is on level 0."""
+
+    def make(seed: int) -> tuple[Story, Callable[[], Any]]:
+        tiers = [GpuCacheTierConfig(2048), HostCacheTierConfig(1 << 14)]
+        config = hybrid_config(cache_tiers=tiers, max_util_for_resume=1.0, snapshot_policy=SnapshotPolicy(at_close=True))
+        story = Story(config, SimulatedDevice(seed))
+        text = list(range(8))
+        story.begin(1, text, 0, 8).close()
+        story.open.clear()
+        for number in range(2, 8):
+            story.begin(number, range(10 * number, 10 * number + 8), 0, 0).suspend()
+        kv_cache = story.manager.create_kv_cache(input_tokens=text, id=1)
+        assert kv_cache.num_committed_tokens == 8
+        kv_cache.beam_width = num_beams
+        story.texts[1] = text if num_beams == 1 else [text] * num_beams
+        story.open.append(kv_cache)
+
+        def resume() -> bool:
+            done = kv_cache.resume(story.streams[1], waits)
+            while done and not kv_cache.ready:
+                pass
+            return done
+
+        return story, resume
+
+    num_errors = refuse_each(make, kind, False, True)
+    # Up, and then to the state's own slot: each from its pools.
+    assert kind != "copy" or num_errors >= 2
 
 
 def test_a_refused_resume_of_beams_moves_nothing() -> None:
