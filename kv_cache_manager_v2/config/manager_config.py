@@ -100,6 +100,7 @@ class KVCacheManagerConfig(ConfigValue):
 
 MAX_TOKENS_PER_BLOCK: Final = 2**20
 MAX_STATE_CHECKPOINTS: Final = 2**10
+MAX_CACHE_TIERS: Final = 32
 
 
 def _to_cache_tiers(cache_tiers: Sequence[CacheTierConfig]) -> tuple[CacheTierConfig, ...]:
@@ -116,6 +117,8 @@ def _to_cache_tiers(cache_tiers: Sequence[CacheTierConfig]) -> tuple[CacheTierCo
                 f"cache_tiers[{level}] is {item.tier.name} behind {tiers[-1].tier.name}; order tiers from warm to cold"
             )
         tiers.append(item)
+    if len(tiers) > MAX_CACHE_TIERS:
+        raise ValueError(f"cache_tiers has {len(tiers)} tiers; there can be {MAX_CACHE_TIERS}, so put several of one kind into one")
     if not tiers:
         raise ValueError("cache_tiers is empty; it must begin with a GpuCacheTierConfig")
     return tuple(tiers)

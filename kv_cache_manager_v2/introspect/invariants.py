@@ -306,6 +306,8 @@ def _check_pages(shared: SharedState, states: Sequence[SequenceState], books: _B
             if not rows.has_page(page):
                 is_queued = page in queued or page in held
                 _require(holds == 0 and not is_queued, f"page {page} does not exist and is held or queued")
+                is_left = rows.is_queued(page) or rows.num_locks(page) > 0
+                _require(not is_left, f"page {page} does not exist, and its row says that it is queued or locked")
                 _require(not storage.reads.knows(page), f"page {page} does not exist and is awaited from a disk")
                 continue
             _require(rows.num_holds(page) == holds, f"page {page} has {rows.num_holds(page)} holds, should have {holds}")

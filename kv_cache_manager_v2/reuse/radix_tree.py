@@ -18,7 +18,7 @@ from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSE
 from ..layout.registry import LifeCycleRegistry
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_of_place, priority_of_place, without_slot
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_and_priority, level_of_place, priority_of_place
 from ..storage.page_runs import drop_run
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
@@ -203,7 +203,7 @@ class RadixTree(PageOwner):
         for first_page in first_pages:
             page = first_page
             while page < first_page + width:
-                places[position] = without_slot(words[page * ROW_WORDS + PLACE])
+                places[position] = level_and_priority(words[page * ROW_WORDS + PLACE])
                 position += 1
                 page += 1
         sink.on_run_published(parent.first_page, first_pages, keys, places, width)

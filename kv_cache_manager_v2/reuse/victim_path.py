@@ -16,7 +16,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, USERS, level_of_place
+from ..storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, level_of_place
 from ..storage.page_storage import PageStorage
 from ..storage.victim_queue import NO_VICTIM
 from .block import Block
@@ -91,7 +91,7 @@ class VictimPath:
         while page < end:
             place = words[page * ROW_WORDS + PLACE]
             if place != NO_PAGE and page != victim:
-                if words[page * ROW_WORDS + USERS] != 0:
+                if place >= ONE_HOLD:
                     return False
                 if level_of_place(place) == level and storage.pool_group_of[page - first_page] == pool_group:
                     pages[count] = page

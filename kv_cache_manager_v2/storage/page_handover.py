@@ -3,7 +3,19 @@
 from mypy_extensions import i64
 
 from .eviction_queue import EvictionQueue
-from .page_rows import LINKS, LOW_MASK, NO_PAGE, NOT_QUEUED, ONE_LOCK, PLACE, ROW_WORDS, USERS, pack_place, priority_of_place
+from .page_rows import (
+    LINKS,
+    LOW_MASK,
+    MOST_HOLDS,
+    NO_PAGE,
+    NOT_QUEUED,
+    ONE_HOLD,
+    PLACE,
+    ROW_WORDS,
+    holds_of_place,
+    level_of_place,
+    moved_place,
+)
 from .page_storage import GPU, PageStorage
 
 
@@ -15,16 +27,16 @@ def move_page(storage: PageStorage, source: i64, target: i64) -> None:
     assert words[at_target + PLACE] == NO_PAGE, "a page was moved onto another"
     place = words[at_source + PLACE]
     queue: EvictionQueue | None = None
-    if words[at_source + LINKS] != NOT_QUEUED:
+    if words[at_source + LINKS] > NOT_QUEUED:
         # A suspended sequence publishes its tail.
-        queue = storage.held_queues[storage.rows.level(source) * storage.num_pool_groups + storage.pool_group_of_page(source)]
+        queue = storage.held_queues[level_of_place(place) * storage.num_pool_groups + storage.pool_group_of_page(source)]
         queue.remove(source)
     words[at_target + PLACE] = place
-    words[at_target + USERS] = words[at_source + USERS]
+    words[at_target + LINKS] = words[at_source + LINKS]
     words[at_source + PLACE] = NO_PAGE
+    words[at_source + LINKS] = NOT_QUEUED
     storage.reads.note_copy(source, target)
     storage.reads.forget(source)
-    words[at_source + USERS] = 0
     if queue is not None:
         queue.push(target)
     sink = storage.sink
@@ -38,21 +50,24 @@ def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) 
     at_ours = ours * ROW_WORDS
     at_theirs = theirs * ROW_WORDS
     storage.copies.forget(theirs)
-    level = storage.rows.level(theirs)
+    place = words[at_theirs + PLACE]
+    our_place = words[at_ours + PLACE]
+    num_our_holds = holds_of_place(our_place)
+    level = level_of_place(place)
     index = level * storage.num_pool_groups + pool_group
-    users = words[at_theirs + USERS]
-    assert users < ONE_LOCK and level > 0, "a page was replaced that is in use"
+    assert words[at_theirs + LINKS] >= NOT_QUEUED and level > 0, "a page was replaced that is in use"
+    assert words[at_ours + LINKS] < NOT_QUEUED, "a page was replaced by one that is not locked"
+    assert holds_of_place(place) + num_our_holds <= MOST_HOLDS, "a page has more users than its row can count"
     if words[at_theirs + LINKS] != NOT_QUEUED:
-        (storage.queues[index] if users == 0 else storage.held_queues[index]).remove(theirs)
-    slot = words[at_theirs + PLACE] & LOW_MASK
+        (storage.queues[index] if place < ONE_HOLD else storage.held_queues[index]).remove(theirs)
+    slot = place & LOW_MASK
     storage.free_slot(index, slot, storage.allocators[index].ready[slot])
-    priority = priority_of_place(words[at_theirs + PLACE])
-    words[at_theirs + PLACE] = pack_place(words[at_ours + PLACE] & LOW_MASK, GPU, priority)
-    words[at_theirs + USERS] = users + words[at_ours + USERS]
+    words[at_theirs + PLACE] = moved_place(place, GPU, our_place & LOW_MASK) + num_our_holds * ONE_HOLD
+    words[at_theirs + LINKS] = words[at_ours + LINKS]
     words[at_ours + PLACE] = NO_PAGE
+    words[at_ours + LINKS] = NOT_QUEUED
     storage.reads.forget(theirs)
     storage.reads.note_copy(ours, theirs)
     storage.reads.forget(ours)
-    words[at_ours + USERS] = 0
     if storage.sink is not None:
         storage.sink.on_page_moved(theirs, level, GPU)

@@ -1,17 +1,19 @@
 """Pages as rows of integers: where a page lies, who needs it, where it stands in an eviction queue.
 
-A page is named by its *page id*, ``first_page of its block + life cycle id``. Its row is three i64 words (24 bytes):
+A page is named by its *page id*, ``first_page of its block + life cycle id``. Its row is two i64 words (16 bytes):
 
-    PLACE   slot id (bits 0-31) | cache level (32-39) | priority (40-47), or NO_PAGE
-    USERS   holds (bits 0-31) | locks (32-63)
-    LINKS   next page id (bits 0-31) | previous page id (32-63), or NOT_QUEUED
+    PLACE   slot id (bits 0-31) | cache level (32-36) | priority (37-43) | holds (44-62), or NO_PAGE
+    LINKS   in a queue: next page id (bits 0-31) | previous page id (32-62); in none: NOT_QUEUED + locks * ONE_LOCK, below zero
 
 A hold is one sequence that needs the page; a lock is one such sequence that is active. So ``locks <= holds``, and
 
-    status      condition                 guaranteed
-    LOCKED      locks > 0                 on level 0, in no queue
-    HELD        locks == 0, holds > 0     on some level; in that level's queue unless it is the last
-    DROPPABLE   holds == 0                published, in the queue of its level
+    status      condition                 guaranteed                                                  its words
+    LOCKED      locks > 0                 on level 0, in no queue                                     LINKS < NOT_QUEUED
+    HELD        locks == 0, holds > 0     on some level; in that level's queue unless it is the last  PLACE >= ONE_HOLD
+    DROPPABLE   holds == 0                published, in the queue of its level                        PLACE < ONE_HOLD
+
+That a locked page is in no queue is why its locks can stand where the links of others are. A row without a page has NO_PAGE and
+NOT_QUEUED: neither holds nor locks.
 
 The first rows are the sentinels of the eviction queues, so that every link is a page id. Rows are recycled by block.
 """
@@ -24,40 +26,64 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.growing_arrays import reserve_words
 
 PLACE: Final = 0
-USERS: Final = 1
-LINKS: Final = 2
-ROW_WORDS: Final = 3
+LINKS: Final = 1
+ROW_WORDS: Final = 2
 
 MOST_RESERVED: Final = 1 << 26
 """Words; half a gigabyte of addresses."""
 
 NO_PAGE: Final = -1
 NOT_QUEUED: Final = -1
-ONE_HOLD: Final = 1
-ONE_LOCK: Final = 1 << 32
-ONE_LOCKED_HOLD: Final = (1 << 32) + 1
 LOW_MASK: Final = (1 << 32) - 1
 _LEVEL_SHIFT: Final = 32
-_PRIORITY_SHIFT: Final = 40
-_BYTE_MASK: Final = 255
+_LEVEL_MASK: Final = 31
+_PRIORITY_SHIFT: Final = 37
+_PRIORITY_MASK: Final = 127
+_HOLDS_SHIFT: Final = 44
+ONE_HOLD: Final = 1 << _HOLDS_SHIFT
+MOST_HOLDS: Final = (1 << 19) - 1
+ONE_LOCK: Final = -1
+LOCKED_ONCE: Final = NOT_QUEUED + ONE_LOCK
 _NO_SHIFT: Final = -1
 
 
 def pack_place(slot: i64, level: i64, priority: i64) -> i64:
+    """Of a page that nobody holds."""
     return slot | (level << _LEVEL_SHIFT) | (priority << _PRIORITY_SHIFT)
 
 
 def level_of_place(place: i64) -> i64:
-    return (place >> _LEVEL_SHIFT) & _BYTE_MASK
-
-
-def without_slot(place: i64) -> i64:
-    """level | priority << 8; negative for NO_PAGE."""
-    return place >> _LEVEL_SHIFT
+    return (place >> _LEVEL_SHIFT) & _LEVEL_MASK
 
 
 def priority_of_place(place: i64) -> i64:
-    return place >> _PRIORITY_SHIFT
+    return (place >> _PRIORITY_SHIFT) & _PRIORITY_MASK
+
+
+def holds_of_place(place: i64) -> i64:
+    return place >> _HOLDS_SHIFT
+
+
+def moved_place(place: i64, level: i64, slot: i64) -> i64:
+    """The same page there: its priority and its holds go with it."""
+    return ((place >> _PRIORITY_SHIFT) << _PRIORITY_SHIFT) | (level << _LEVEL_SHIFT) | slot
+
+
+def level_and_priority(place: i64) -> i64:
+    """level | priority << 8; negative for NO_PAGE."""
+    if place < 0:
+        return place
+    return level_of_place(place) | (priority_of_place(place) << 8)
+
+
+def add_priority(place: i64, difference: i64) -> i64:
+    return place + (difference << _PRIORITY_SHIFT)
+
+
+def locks_of_links(links: i64) -> i64:
+    if links < NOT_QUEUED:
+        return NOT_QUEUED - links
+    return 0
 
 
 @final
@@ -94,7 +120,6 @@ class PageRows:
         word: i64 = 0
         while word < self.num_life_cycles:
             words = append(words, NO_PAGE)
-            words = append(words, 0)
             words = append(words, NOT_QUEUED)
             word += 1
         self.words = words
@@ -118,16 +143,17 @@ class PageRows:
         return self.words[page * ROW_WORDS + PLACE] & LOW_MASK
 
     def level(self, page: i64) -> i64:
-        return (self.words[page * ROW_WORDS + PLACE] >> _LEVEL_SHIFT) & _BYTE_MASK
+        return level_of_place(self.words[page * ROW_WORDS + PLACE])
 
     def priority(self, page: i64) -> i64:
-        return self.words[page * ROW_WORDS + PLACE] >> _PRIORITY_SHIFT
+        return priority_of_place(self.words[page * ROW_WORDS + PLACE])
 
     def num_holds(self, page: i64) -> i64:
-        return self.words[page * ROW_WORDS + USERS] & LOW_MASK
+        """Of a row that has a page."""
+        return holds_of_place(self.words[page * ROW_WORDS + PLACE])
 
     def num_locks(self, page: i64) -> i64:
-        return self.words[page * ROW_WORDS + USERS] >> 32
+        return locks_of_links(self.words[page * ROW_WORDS + LINKS])
 
     def is_queued(self, page: i64) -> bool:
-        return self.words[page * ROW_WORDS + LINKS] != NOT_QUEUED
+        return self.words[page * ROW_WORDS + LINKS] > NOT_QUEUED

@@ -10,14 +10,17 @@ from mypy_extensions import i32, i64
 from ..device.stream_order import NO_POINT, timeline_of_point
 from .decision_digest import SLOT
 from .page_rows import (
+    LINKS,
+    LOCKED_ONCE,
     LOW_MASK,
+    MOST_HOLDS,
     NO_PAGE,
+    NOT_QUEUED,
     ONE_HOLD,
     ONE_LOCK,
-    ONE_LOCKED_HOLD,
     PLACE,
     ROW_WORDS,
-    USERS,
+    holds_of_place,
     pack_place,
 )
 from .page_storage import GPU, PageStorage
@@ -35,12 +38,13 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
     num_used: i64 = 0
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
-        at_users = page * ROW_WORDS + USERS
-        users = words[at_users]
-        if users > 0:
-            words[at_users] = users + ONE_HOLD
+        at_place = page * ROW_WORDS + PLACE
+        place = words[at_place]
+        if place >= ONE_HOLD:
+            assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
+            words[at_place] = place + ONE_HOLD
         elif is_only_level:
-            words[at_users] = ONE_HOLD
+            words[at_place] = place + ONE_HOLD
             used[num_used] = page
             num_used += 1
         else:
@@ -64,15 +68,17 @@ def lock_run(
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
         at = page * ROW_WORDS
-        users = words[at + USERS]
-        if users >= ONE_LOCK or is_only_level:
-            assert users & LOW_MASK > users >> 32, "a page was locked that is not held"
-            words[at + USERS] = users + ONE_LOCK
-            if users < ONE_LOCK:
+        links = words[at + LINKS]
+        place = words[at + PLACE]
+        if links < NOT_QUEUED or is_only_level:
+            # Held, and on the last level, so in no queue.
+            assert links <= NOT_QUEUED and holds_of_place(place) > NOT_QUEUED - links, "a page was locked that is not held"
+            words[at + LINKS] = links + ONE_LOCK
+            if links == NOT_QUEUED:
                 num_newly_locked += 1
         else:
             storage.lock_without_wait(page, pool_group)
-        slot = words[at + PLACE] & LOW_MASK
+        slot = place & LOW_MASK
         entry: int = slot
         slots[position] = entry
         point = ready[slot]
@@ -104,7 +110,7 @@ def make_locked_run(
     taken = allocator.allocate_many(count)
     ready = allocator.ready
     digest = storage.digest
-    place_of_slot_0 = pack_place(0, GPU, priority)
+    place_of_slot_0 = pack_place(0, GPU, priority) + ONE_HOLD
     awaited: i64 = NO_POINT
     for first_page in first_pages[begin:end]:
         at = (first_page + life_cycle) * ROW_WORDS
@@ -112,7 +118,7 @@ def make_locked_run(
         slot = taken[position]
         digest.note(SLOT, slot)
         words[at + PLACE] = place_of_slot_0 + slot
-        words[at + USERS] = ONE_LOCKED_HOLD
+        words[at + LINKS] = LOCKED_ONCE
         entry: int = slot
         slots[position] = entry
         point = ready[slot]
@@ -139,10 +145,11 @@ def drop_run(storage: PageStorage, level: i64, pool_group: i64, pages: vec[i64],
     slots = vec[i64]([0] * count)
     position = 0
     while position < count:
-        at = pages[position] * ROW_WORDS
-        assert words[at + USERS] == 0, "a page was dropped that somebody holds"
-        slots[position] = words[at + PLACE] & LOW_MASK
-        words[at + PLACE] = NO_PAGE
+        at_place = pages[position] * ROW_WORDS + PLACE
+        place = words[at_place]
+        assert 0 <= place < ONE_HOLD, "a page was dropped that somebody holds"
+        slots[position] = place & LOW_MASK
+        words[at_place] = NO_PAGE
         position += 1
     if storage.fills_pages:
         for slot in slots:
@@ -187,15 +194,17 @@ def give_back_run(
                 ready = storage.allocators[pool_group].ready
             page = first_page + life_cycle
             at = page * ROW_WORDS
-            users = words[at + USERS] - ONE_LOCKED_HOLD
-            assert users >= 0, "a hold was released twice"
-            words[at + USERS] = users
-            slot = words[at + PLACE] & LOW_MASK
+            place = words[at + PLACE] - ONE_HOLD
+            links = words[at + LINKS] - ONE_LOCK
+            assert place >= 0 and links <= NOT_QUEUED, "a hold was released twice"
+            words[at + PLACE] = place
+            words[at + LINKS] = links
+            slot = place & LOW_MASK
             point = ready[slot]
             ready[slot] = mark if timeline_of_point(point) == timeline and point <= mark else order.advance(point, timeline, mark)
-            if users < ONE_LOCK:
+            if links == NOT_QUEUED:
                 num_unlocked += 1
-                if users == 0:
+                if place < ONE_HOLD:
                     released[num_released] = page
                     num_released += 1
                 elif has_lower_levels:
@@ -220,11 +229,12 @@ def give_back_run_first(
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
         at = page * ROW_WORDS
-        users = words[at + USERS]
-        if users == ONE_LOCKED_HOLD:
-            words[at + USERS] = 0
+        place = words[at + PLACE]
+        if holds_of_place(place) == 1 and words[at + LINKS] == LOCKED_ONCE:
+            words[at + PLACE] = place - ONE_HOLD
+            words[at + LINKS] = NOT_QUEUED
             num_unlocked += 1
-            slot = words[at + PLACE] & LOW_MASK
+            slot = place & LOW_MASK
             point = ready[slot]
             ready[slot] = mark if timeline_of_point(point) == timeline and point <= mark else order.advance(point, timeline, mark)
             released[num_released] = page

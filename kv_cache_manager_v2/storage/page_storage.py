@@ -43,17 +43,21 @@ from .page_fill import PageFiller, clear_at_start
 from .page_owner import PageOwner
 from .page_rows import (
     LINKS,
+    LOCKED_ONCE,
     LOW_MASK,
+    MOST_HOLDS,
     NO_PAGE,
     NOT_QUEUED,
     ONE_HOLD,
     ONE_LOCK,
-    ONE_LOCKED_HOLD,
     PLACE,
     ROW_WORDS,
-    USERS,
     PageRows,
+    add_priority,
+    holds_of_place,
     level_of_place,
+    locks_of_links,
+    moved_place,
     pack_place,
     priority_of_place,
 )
@@ -211,8 +215,8 @@ class PageStorage:
         slot = allocator.allocate()
         self.digest.note(SLOT, slot)
         # Before the device is asked for anything: whoever undoes this finds the page in its row.
-        words[at + PLACE] = pack_place(slot, GPU, priority)
-        words[at + USERS] = ONE_LOCKED_HOLD
+        words[at + PLACE] = pack_place(slot, GPU, priority) + ONE_HOLD
+        words[at + LINKS] = LOCKED_ONCE
         self.num_locked[pool_group] += 1
         ready = allocator.ready[slot]
         if ready != NO_POINT:
@@ -227,20 +231,21 @@ class PageStorage:
         at = page * ROW_WORDS
         assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
         self.digest.note(SLOT, slot)
-        words[at + PLACE] = pack_place(slot, GPU, priority)
-        words[at + USERS] = ONE_LOCKED_HOLD
+        words[at + PLACE] = pack_place(slot, GPU, priority) + ONE_HOLD
+        words[at + LINKS] = LOCKED_ONCE
         self.num_locked[pool_group] += 1
 
     def free_page(self, page: i64, pool_group: i64, mark: i64) -> None:
         """A locked page that only its one user knew is gone; its slot may be touched after ``mark``."""
         words = self.rows.words
         at = page * ROW_WORDS
-        assert words[at + USERS] == ONE_LOCKED_HOLD, "a page was freed that others hold"
+        place = words[at + PLACE]
+        assert holds_of_place(place) == 1 and words[at + LINKS] == LOCKED_ONCE, "a page was freed that others hold"
         self.num_locked[pool_group] -= 1
-        slot = words[at + PLACE] & LOW_MASK
+        slot = place & LOW_MASK
         words[at + PLACE] = NO_PAGE
+        words[at + LINKS] = NOT_QUEUED
         self.reads.forget(page)
-        words[at + USERS] = 0
         self.free_slot(pool_group, slot, mark)
 
     def free_unfinished_page(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
@@ -252,14 +257,15 @@ class PageStorage:
         """The same for a page that is not locked: all that used its slot is in the slot's own point already."""
         words = self.rows.words
         at = page * ROW_WORDS
-        assert words[at + USERS] == ONE_HOLD, "a page was freed that others need"
-        index = self.rows.level(page) * self.num_pool_groups + pool_group
-        if words[at + LINKS] != NOT_QUEUED:
+        place = words[at + PLACE]
+        links = words[at + LINKS]
+        assert holds_of_place(place) == 1 and links >= NOT_QUEUED, "a page was freed that others need"
+        index = level_of_place(place) * self.num_pool_groups + pool_group
+        if links != NOT_QUEUED:
             self.held_queues[index].remove(page)
-        slot = words[at + PLACE] & LOW_MASK
+        slot = place & LOW_MASK
         words[at + PLACE] = NO_PAGE
         self.reads.forget(page)
-        words[at + USERS] = 0
         self.free_slot(index, slot, self.allocators[index].ready[slot])
 
     def free_slot(self, index: i64, slot: i64, point: i64) -> None:
@@ -295,10 +301,11 @@ class PageStorage:
     def hold(self, page: i64, pool_group: i64) -> None:
         words = self.rows.words
         at = page * ROW_WORDS
-        users = words[at + USERS]
-        words[at + USERS] = users + ONE_HOLD
-        if users == 0:
-            level = (words[at + PLACE] >> 32) & 255
+        place = words[at + PLACE]
+        assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
+        words[at + PLACE] = place + ONE_HOLD
+        if place < ONE_HOLD:
+            level = level_of_place(place)
             index = level * self.num_pool_groups + pool_group
             self.queues[index].use(page)
             if level < self.last_level:
@@ -318,13 +325,14 @@ class PageStorage:
         """Whether it was the last one; then the page is in no queue."""
         words = self.rows.words
         at = page * ROW_WORDS
-        users = words[at + USERS] - ONE_HOLD
-        assert users >= 0 and (users >> 32) <= (users & LOW_MASK), "a hold was released twice"
-        words[at + USERS] = users
-        if users != 0:
+        place = words[at + PLACE] - ONE_HOLD
+        links = words[at + LINKS]
+        assert place >= 0 and holds_of_place(place) >= locks_of_links(links), "a hold was released twice"
+        words[at + PLACE] = place
+        if place >= ONE_HOLD:
             return False
-        if words[at + LINKS] != NOT_QUEUED:
-            self.held_queues[self.rows.level(page) * self.num_pool_groups + pool_group].remove(page)
+        if links != NOT_QUEUED:
+            self.held_queues[level_of_place(place) * self.num_pool_groups + pool_group].remove(page)
         return True
 
     def lock(self, page: i64, pool_group: i64, timeline: i64) -> i64:
@@ -339,15 +347,18 @@ class PageStorage:
         """The same, where the caller sees to it that nobody touches the bytes before they are there."""
         words = self.rows.words
         at = page * ROW_WORDS
-        users = words[at + USERS]
-        assert users & LOW_MASK > users >> 32, "a page was locked that is not held"
-        words[at + USERS] = users + ONE_LOCK
-        if users < ONE_LOCK:
-            assert (words[at + PLACE] >> 32) & 255 == GPU, "a page was locked that is not on level 0"
-            self.num_locked[pool_group] += 1
-            if words[at + LINKS] != NOT_QUEUED:
-                self.held_queues[pool_group].remove(page)
-        return words[at + PLACE] & LOW_MASK
+        place = words[at + PLACE]
+        links = words[at + LINKS]
+        assert holds_of_place(place) > locks_of_links(links), "a page was locked that is not held"
+        if links < NOT_QUEUED:
+            words[at + LINKS] = links + ONE_LOCK
+            return place & LOW_MASK
+        assert level_of_place(place) == GPU, "a page was locked that is not on level 0"
+        self.num_locked[pool_group] += 1
+        if links != NOT_QUEUED:
+            self.held_queues[pool_group].remove(page)
+        words[at + LINKS] = LOCKED_ONCE
+        return place & LOW_MASK
 
     def unlock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Drop a lock; whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
@@ -358,11 +369,11 @@ class PageStorage:
         """Drop a lock and the hold that goes with it, of a published page."""
         is_unlocked = self._drop_lock(page, pool_group, timeline, mark)
         words = self.rows.words
-        at = page * ROW_WORDS + USERS
-        users = words[at] - ONE_HOLD
-        assert users >= 0, "a hold was released twice"
-        words[at] = users
-        if users == 0:
+        at = page * ROW_WORDS + PLACE
+        place = words[at] - ONE_HOLD
+        assert place >= 0, "a hold was released twice"
+        words[at] = place
+        if place < ONE_HOLD:
             self.queues[pool_group].push(page)
         elif is_unlocked and self.last_level > 0:
             self.held_queues[pool_group].push(page)
@@ -371,13 +382,13 @@ class PageStorage:
         """Whether it was the last one; then the page is in no queue."""
         words = self.rows.words
         at = page * ROW_WORDS
-        users = words[at + USERS] - ONE_LOCK
-        assert users >= 0, "a page was unlocked twice"
-        words[at + USERS] = users
+        links = words[at + LINKS] - ONE_LOCK
+        assert links <= NOT_QUEUED, "a page was unlocked twice"
+        words[at + LINKS] = links
         slot = words[at + PLACE] & LOW_MASK
         ready = self.allocators[pool_group].ready
         ready[slot] = self.order.advance(ready[slot], timeline, mark)
-        if users < ONE_LOCK:
+        if links == NOT_QUEUED:
             self.num_locked[pool_group] -= 1
             return True
         return False
@@ -386,9 +397,13 @@ class PageStorage:
         """One more hold and lock, for a sequence on the stream of one that has the page locked; returns the slot id."""
         words = self.rows.words
         at = page * ROW_WORDS
-        assert words[at + USERS] >= ONE_LOCK, "a page was shared as locked that is not"
-        words[at + USERS] += ONE_LOCKED_HOLD
-        return words[at + PLACE] & LOW_MASK
+        place = words[at + PLACE]
+        links = words[at + LINKS]
+        assert links < NOT_QUEUED, "a page was shared as locked that is not"
+        assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
+        words[at + PLACE] = place + ONE_HOLD
+        words[at + LINKS] = links + ONE_LOCK
+        return place & LOW_MASK
 
     def drop_hold(self, page: i64, pool_group: i64) -> None:
         """A hold of a private page that several sequences may have; the last one frees its slot, at the slot's own point."""
@@ -405,10 +420,10 @@ class PageStorage:
         """Drop a lock of somebody who does nothing with the bytes any more."""
         words = self.rows.words
         at = page * ROW_WORDS
-        users = words[at + USERS] - ONE_LOCK
-        assert users >= 0, "a page was unlocked twice"
-        words[at + USERS] = users
-        if users < ONE_LOCK:
+        links = words[at + LINKS] - ONE_LOCK
+        assert links <= NOT_QUEUED, "a page was unlocked twice"
+        words[at + LINKS] = links
+        if links == NOT_QUEUED:
             self.num_locked[pool_group] -= 1
             if self.last_level > 0:
                 self.held_queues[pool_group].push(page)
@@ -433,10 +448,10 @@ class PageStorage:
         words = self.rows.words
         at = page * ROW_WORDS
         place = words[at + PLACE]
-        words[at + PLACE] = place + ((priority - priority_of_place(place)) << 40)
-        if words[at + LINKS] != NOT_QUEUED:
-            index = self.rows.level(page) * self.num_pool_groups + pool_group
-            (self.queues[index] if words[at + USERS] == 0 else self.held_queues[index]).requeue(page)
+        words[at + PLACE] = add_priority(place, priority - priority_of_place(place))
+        if words[at + LINKS] > NOT_QUEUED:
+            index = level_of_place(place) * self.num_pool_groups + pool_group
+            (self.queues[index] if place < ONE_HOLD else self.held_queues[index]).requeue(page)
         if self.sink is not None:
             self.sink.on_priority_changed(page, priority_of_place(place), priority)
 
@@ -446,14 +461,15 @@ class PageStorage:
         """Take a page out of its queue, if it is in one: nobody may choose it as a victim until `put_back`."""
         words = self.rows.words
         at = page * ROW_WORDS
-        if words[at + LINKS] != NOT_QUEUED:
-            index = self.rows.level(page) * self.num_pool_groups + pool_group
-            (self.queues[index] if words[at + USERS] == 0 else self.held_queues[index]).remove(page)
+        if words[at + LINKS] > NOT_QUEUED:
+            place = words[at + PLACE]
+            index = level_of_place(place) * self.num_pool_groups + pool_group
+            (self.queues[index] if place < ONE_HOLD else self.held_queues[index]).remove(page)
 
     def take_out_victim(self, page: i64, pool_group: i64) -> None:
         """The same for the next victim, which goes down to make room: the policy of its level may remember it."""
         index = self.rows.level(page) * self.num_pool_groups + pool_group
-        if self.rows.words[page * ROW_WORDS + USERS] == 0:
+        if self.rows.num_holds(page) == 0:
             self.queues[index].evict(page)
         else:
             self.held_queues[index].remove(page)
@@ -462,7 +478,7 @@ class PageStorage:
         """Into the queue where an unlocked page belongs now, as the most recently used."""
         level = self.rows.level(page)
         index = level * self.num_pool_groups + pool_group
-        if self.rows.words[page * ROW_WORDS + USERS] == 0:
+        if self.rows.num_holds(page) == 0:
             self.queues[index].push(page)
         elif level < self.last_level:
             self.held_queues[index].push(page)
@@ -471,7 +487,7 @@ class PageStorage:
         """The same, as the next to go."""
         level = self.rows.level(page)
         index = level * self.num_pool_groups + pool_group
-        if self.rows.words[page * ROW_WORDS + USERS] == 0:
+        if self.rows.num_holds(page) == 0:
             self.queues[index].push_first(page)
         elif level < self.last_level:
             self.held_queues[index].push_first(page)
@@ -481,7 +497,7 @@ class PageStorage:
         words = self.rows.words
         at = page * ROW_WORDS + PLACE
         place = words[at]
-        words[at] = pack_place(slot, level, priority_of_place(place))
+        words[at] = moved_place(place, level, slot)
         self.queues[level_of_place(place) * self.num_pool_groups + self.pool_group_of_page(page)].forget(page)
         if self.sink is not None:
             # A sink passes over what was never published.
@@ -491,10 +507,10 @@ class PageStorage:
         """A droppable page is gone, for a `removal_cause`; its slot is free."""
         words = self.rows.words
         at = page * ROW_WORDS
-        assert words[at + USERS] == 0, "a page was dropped that somebody holds"
+        place = words[at + PLACE]
+        assert 0 <= place < ONE_HOLD, "a page was dropped that somebody holds"
         if self.copies.num_copies > 0:
             self.copies.forget(page)
-        place = words[at + PLACE]
         level = level_of_place(place)
         index = level * self.num_pool_groups + pool_group
         if cause == CAPACITY:
@@ -528,7 +544,7 @@ class PageStorage:
         at = page * ROW_WORDS + PLACE
         old = priority_of_place(words[at])
         if priority > old:
-            words[at] += (priority - old) << 40
+            words[at] = add_priority(words[at], priority - old)
             if self.sink is not None:
                 self.sink.on_priority_changed(page, old, priority)
         self.queues[index].defer(page, below)

@@ -12,15 +12,20 @@ from small_models import config_of, manager_of, run_prompt
 from tiered_models import tiered_config
 
 from kv_cache_manager_v2 import CorruptedError, KVCacheManager
+from kv_cache_manager_v2.storage.page_rows import LINKS, NOT_QUEUED, ONE_HOLD, PLACE, ROW_WORDS
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 
 def forget_all_holds(manager: KVCacheManager) -> None:
-    """Set the USERS word of every page row to zero: nobody holds anything any more."""
+    """Take all holds and locks out of the page rows."""
     anything: Any = manager
     rows = anything._shared.storage.rows
-    for page in range(rows.first_page_of_blocks, len(rows.words) // 3):
-        rows.words[page * 3 + 1] = 0
+    for page in range(rows.first_page_of_blocks, rows.num_rows):
+        at = page * ROW_WORDS
+        if rows.has_page(page):
+            rows.words[at + PLACE] %= ONE_HOLD
+        if rows.num_locks(page) > 0:
+            rows.words[at + LINKS] = NOT_QUEUED
 
 
 def test_first_reason_is_repeated_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:

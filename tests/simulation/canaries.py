@@ -130,14 +130,14 @@ CANARIES = (
     Canary(
         "matched page stays in the eviction queue",
         "storage/page_storage.py",
-        "        words[at + USERS] = users + ONE_HOLD\n        if users == 0:\n",
-        "        words[at + USERS] = users + ONE_HOLD\n        if users < 0:\n",
+        "        words[at + PLACE] = place + ONE_HOLD\n        if place < ONE_HOLD:\n",
+        "        words[at + PLACE] = place + ONE_HOLD\n        if place < 0:\n",
     ),
     Canary(
         "moved page loses its users",
         "storage/page_handover.py",
-        "    words[at_target + USERS] = words[at_source + USERS]\n",
-        "    words[at_target + USERS] = 0\n",
+        "    words[at_target + PLACE] = place\n",
+        "    words[at_target + PLACE] = place % ONE_HOLD\n",
     ),
     Canary(
         "block is pruned under an open sequence",
@@ -334,8 +334,8 @@ CANARIES = (
     Canary(
         "published page on a lower level keeps its slot when ours replaces it",
         "storage/page_handover.py",
-        "    storage.free_slot(index, slot, storage.allocators[index].ready[slot])\n    priority",
-        "    priority",
+        "    storage.free_slot(index, slot, storage.allocators[index].ready[slot])\n    words[at_theirs",
+        "    words[at_theirs",
     ),
     Canary(
         "shared last block is copied before it has come up",

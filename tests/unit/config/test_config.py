@@ -124,6 +124,7 @@ def test_expansion_counts_kernel_blocks() -> None:
         lambda: config(cache_tiers=[]),
         lambda: config(cache_tiers=[HostCacheTierConfig(1)]),
         lambda: config(cache_tiers=[GPU, GPU]),
+        lambda: config(cache_tiers=[GPU, *[HostCacheTierConfig(1)] * 32]),
         lambda: config(cache_tiers=[GPU, DiskCacheTierConfig(1, "/x"), HostCacheTierConfig(1)]),
         lambda: config(layers=[]),
         lambda: config(layers=[LAYER, LAYER]),
