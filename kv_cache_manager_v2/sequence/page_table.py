@@ -46,33 +46,39 @@ class PageTable:
             reader.note(ordinal, slot)
             reader = reader.following
 
-    def set_run(self, first: i64, slots: vec[i32]) -> None:
+    def set_run(self, first: i64, slots: vec[i64]) -> None:
         """The same for consecutive entries."""
         entries = self.entries
         ordinal = first
         for slot in slots:
-            entries[ordinal] = slot
+            entries[ordinal] = i32(slot)
             ordinal += 1
-        buffer = self._buffer
-        if buffer is not None:
-            buffer[first:ordinal] = memoryview(slots)
-        if self._reader is not None:
-            self._tell_readers(first, slots)
-
-    def _tell_readers(self, first: i64, slots: vec[i32]) -> None:
-        reader = self._reader
-        while reader is not None:
-            ordinal = first
-            for slot in slots:
-                reader.note(ordinal, slot)
-                ordinal += 1
-            reader = reader.following
+        self._tell_of_run(first, ordinal)
 
     def set_bad_run(self, begin: i64, end: i64) -> None:
         """What is there is needed no more."""
+        entries = self.entries
+        bad: i32 = BAD_PAGE_INDEX
+        ordinal = begin
+        while ordinal < end:
+            entries[ordinal] = bad
+            ordinal += 1
         if begin < end:
-            bad: i32 = BAD_PAGE_INDEX
-            self.set_run(begin, vec[i32]([bad] * (end - begin)))
+            self._tell_of_run(begin, end)
+
+    def _tell_of_run(self, begin: i64, end: i64) -> None:
+        """Those entries have changed."""
+        entries = self.entries
+        buffer = self._buffer
+        if buffer is not None:
+            buffer[begin:end] = memoryview(entries)[begin:end]
+        reader = self._reader
+        while reader is not None:
+            ordinal = begin
+            while ordinal < end:
+                reader.note(ordinal, entries[ordinal])
+                ordinal += 1
+            reader = reader.following
 
     def add_reader(self, reader: ChangedBlocks) -> None:
         """``reader``, which is in no other table, is told of every entry that changes until `remove_reader`."""

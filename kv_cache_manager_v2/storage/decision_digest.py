@@ -6,6 +6,7 @@ ranks of a tensor-parallel engine still agree, and a journal can be checked when
 
 from typing import Final, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 _MULTIPLIER: Final = 1099511628211  # the FNV-1a prime of 64 bits; the low 62 bits of a product are the same with any wrap-around
@@ -30,6 +31,13 @@ class DecisionDigest:
 
     def note(self, kind: i64, decision: i64) -> None:
         self.value = ((self.value ^ (decision << 3 | kind)) * _MULTIPLIER + 1) & _MASK
+
+    def note_run(self, kind: i64, decisions: vec[i64]) -> None:
+        """`note` each of them, in order."""
+        value = self.value
+        for decision in decisions:
+            value = ((value ^ (decision << 3 | kind)) * _MULTIPLIER + 1) & _MASK
+        self.value = value
 
     def to_bytes(self) -> bytes:
         return int(self.value).to_bytes(8, "little")

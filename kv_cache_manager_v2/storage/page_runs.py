@@ -5,7 +5,7 @@ page by page. Callers use these where a prompt's worth of blocks goes through at
 """
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64
+from mypy_extensions import i64
 
 from ..device.stream_order import NO_POINT, timeline_of_point
 from .decision_digest import SLOT
@@ -54,14 +54,14 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
 
 def lock_run(
     storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, timeline: i64
-) -> vec[i32]:
+) -> vec[i64]:
     """`lock` the pages, which are on level 0; their slots."""
     order = storage.order
     words = storage.rows.words
     pool_group = storage.pool_group_of[life_cycle]
     ready = storage.allocators[pool_group].ready
     is_only_level = storage.last_level == 0
-    slots = vec[i32]([0] * (end - begin))
+    slots = vec[i64]([0] * (end - begin))
     num_newly_locked: i64 = 0
     awaited: i64 = NO_POINT
     position: i64 = 0
@@ -79,8 +79,7 @@ def lock_run(
         else:
             storage.lock_without_wait(page, pool_group)
         slot = place & LOW_MASK
-        entry: int = slot
-        slots[position] = entry
+        slots[position] = slot
         point = ready[slot]
         if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)
@@ -92,40 +91,34 @@ def lock_run(
 
 def make_locked_run(
     storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, priority: i64, timeline: i64
-) -> vec[i32]:
+) -> vec[i64]:
     """`make_locked_page` for each block, all with one priority; their slots."""
     pool_group = storage.pool_group_of[life_cycle]
     count = end - begin
-    slots = vec[i32]([0] * count)
-    position: i64 = 0
     if storage.fills_pages:
+        filled = vec[i64]([0] * count)
+        position: i64 = 0
         for first_page in first_pages[begin:end]:
-            filled: int = storage.make_locked_page(first_page + life_cycle, pool_group, priority, timeline)
-            slots[position] = filled
+            filled[position] = storage.make_locked_page(first_page + life_cycle, pool_group, priority, timeline)
             position += 1
-        return slots
+        return filled
     order = storage.order
     words = storage.rows.words
     allocator = storage.allocators[pool_group]
-    taken = allocator.allocate_many(count)
+    slots = allocator.allocate_many(count)
     ready = allocator.ready
-    digest = storage.digest
+    storage.digest.note_run(SLOT, slots)
     place_of_slot_0 = pack_place(0, GPU, priority) + ONE_HOLD
     awaited: i64 = NO_POINT
-    for first_page in first_pages[begin:end]:
+    for first_page, slot in zip(first_pages[begin:end], slots):
         at = (first_page + life_cycle) * ROW_WORDS
         assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
-        slot = taken[position]
-        digest.note(SLOT, slot)
         words[at + PLACE] = place_of_slot_0 + slot
         words[at + LINKS] = LOCKED_ONCE
-        entry: int = slot
-        slots[position] = entry
         point = ready[slot]
         if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)
             awaited = point
-        position += 1
     storage.num_locked[pool_group] += count
     return slots
 
