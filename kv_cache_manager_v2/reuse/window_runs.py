@@ -18,7 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
+from ..storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows
 from ..storage.victim_queue import VictimQueue
 from .block import Block
 
@@ -158,35 +158,67 @@ class WindowRuns:
 
     def _add_run_below(self, top: Block, life_cycle: i64, least: i64) -> None:
         """All pages of the run that begins at ``top``, unless it is in use or long enough somewhere."""
-        rows = self._rows
-        if not rows.has_page(top.first_page + life_cycle):
-            return
-        kept: i64 = len(self._pages)
-        row = [top]
+        words = self._rows.words
+        pages = self._pages
+        kept: i64 = len(pages)
         length: i64 = 0
-        while len(row) > 0:
-            length += 1
-            if length == least or len(row) > _MAX_BRANCHES:
-                self._pages = self._pages[:kept]
+        block = top
+        while True:
+            page = block.first_page + life_cycle
+            place = words[page * ROW_WORDS + PLACE]
+            if place == NO_PAGE:
+                self._pages = pages
                 return
+            length += 1
+            if length == least or place >= ONE_HOLD:
+                self._pages = pages[:kept]
+                return
+            pages = append(pages, page)
+            child = block.only_child
+            if child is None:
+                break
+            block = child
+        self._pages = pages
+        if block.children is not None:
+            self._add_branches_below(block, life_cycle, least, kept, length)
+
+    def _add_branches_below(self, top: Block, life_cycle: i64, least: i64, kept: i64, length: i64) -> None:
+        """The same where the run, of that length down to ``top``, goes on in several children."""
+        rows = self._rows
+        row = [top]
+        while True:
             following: list[Block] = []
             for block in row:
+                if not self._list_children(block, life_cycle, following):
+                    self._pages = self._pages[:kept]
+                    return
+            if len(following) == 0:
+                return
+            length += 1
+            if length == least or len(following) > _MAX_BRANCHES:
+                self._pages = self._pages[:kept]
+                return
+            for block in following:
                 page = block.first_page + life_cycle
                 if rows.num_holds(page) > 0:
                     self._pages = self._pages[:kept]
                     return
                 self._pages = append(self._pages, page)
-                if block.only_child is not None:
-                    if rows.has_page(block.only_child.first_page + life_cycle):
-                        following.append(block.only_child)
-                elif block.children is not None:
-                    if len(block.children.by_key) > _MAX_BRANCHES:
-                        self._pages = self._pages[:kept]
-                        return
-                    for child in block.children.by_key.values():
-                        if rows.has_page(child.first_page + life_cycle):
-                            following.append(child)
             row = following
+
+    def _list_children(self, block: Block, life_cycle: i64, listed: list[Block]) -> bool:
+        """Append those that have a page of the life cycle; False if there are more children than are looked at."""
+        rows = self._rows
+        if block.only_child is not None:
+            if rows.has_page(block.only_child.first_page + life_cycle):
+                listed.append(block.only_child)
+        elif block.children is not None:
+            if len(block.children.by_key) > _MAX_BRANCHES:
+                return False
+            for child in block.children.by_key.values():
+                if rows.has_page(child.first_page + life_cycle):
+                    listed.append(child)
+        return True
 
 
 def _compute_least_run(cycle: LifeCycle, tokens_per_block: int) -> i64:
