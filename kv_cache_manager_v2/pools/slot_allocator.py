@@ -96,7 +96,9 @@ class SlotAllocator:
         if position < self._num_stacked:
             return self.ready[self._stack[self._num_stacked - 1 - position]]
         slot = self._next_unused + position - self._num_stacked
-        return self.ready[slot] if slot < len(self.ready) else NO_POINT
+        if slot < len(self.ready):
+            return self.ready[slot]
+        return NO_POINT
 
     def allocate_many(self, count: i64) -> vec[i64]:
         """``count`` free slots, those that as many calls of `allocate` would have returned."""

@@ -201,8 +201,12 @@ class Matcher:
         at_after: i64 = 0
         tried: i64 = 0
         while tried < count:
-            shared_before = count_shared_tokens(before[at_before], rest) if at_before < len(before) else 0
-            shared_after = count_shared_tokens(after[at_after], rest) if at_after < len(after) else 0
+            shared_before: i64 = 0
+            if at_before < len(before):
+                shared_before = count_shared_tokens(before[at_before], rest)
+            shared_after: i64 = 0
+            if at_after < len(after):
+                shared_after = count_shared_tokens(after[at_after], rest)
             if shared_after == 0 and shared_before == 0:
                 return None
             if shared_after >= shared_before:
