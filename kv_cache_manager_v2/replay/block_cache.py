@@ -12,9 +12,9 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .. import EvictionPolicy
-from ..storage.eviction.make_queue import make_queue
+from ..storage.eviction.make_queue import MOST_SENTINELS, make_queue
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
-from ..storage.victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
+from ..storage.victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .block_requests import BlockIds, BlockRequests
 
 _PRIORITY: Final = 35
@@ -57,7 +57,7 @@ class BlockCache:
         self.num_cached = 0
         self.num_hits = 0
         self.num_evicted = 0
-        self._rows = PageRows(1, NUM_PRIORITIES)
+        self._rows = PageRows(1, MOST_SENTINELS)
         self.queue = make_queue(policy, self._rows, 0, _BlockKeys(), num_slots)
         self._parents = blocks.parents
         self._children: Final[list[list[int]]] = [[] for _ in blocks.parents]
@@ -75,7 +75,7 @@ class BlockCache:
         is_hit = True
         place: i64 = 0
         while place < num_kept:
-            page: i64 = blocks[place] + NUM_PRIORITIES
+            page: i64 = blocks[place] + MOST_SENTINELS
             if words[page * ROW_WORDS + PLACE] == NO_PAGE:
                 is_hit = False
                 num_new += 1
@@ -88,7 +88,7 @@ class BlockCache:
         while place > 0:
             place -= 1
             block: i64 = blocks[place]
-            page = block + NUM_PRIORITIES
+            page = block + MOST_SENTINELS
             if words[page * ROW_WORDS + PLACE] == NO_PAGE:
                 words[page * ROW_WORDS + PLACE] = pack_place(0, 0, _PRIORITY)
                 self._count_below(block, 1)
@@ -101,9 +101,9 @@ class BlockCache:
         while self.num_cached + num_new > self.num_slots:
             page = queue.first()
             assert page != NO_VICTIM, "no victim among cached blocks"
-            block = page - NUM_PRIORITIES
+            block = page - MOST_SENTINELS
             if self._num_below[block] > 0:
-                queue.defer(page, self._find_below(block) + NUM_PRIORITIES)
+                queue.defer(page, self._find_below(block) + MOST_SENTINELS)
                 continue
             queue.evict(page)
             words[page * ROW_WORDS + PLACE] = NO_PAGE
@@ -115,7 +115,7 @@ class BlockCache:
         """A cached block right below this one; there is one."""
         words = self._rows.words
         for child in self._children[block]:
-            if words[(child + NUM_PRIORITIES) * ROW_WORDS + PLACE] != NO_PAGE:
+            if words[(child + MOST_SENTINELS) * ROW_WORDS + PLACE] != NO_PAGE:
                 return child
         raise AssertionError("cached blocks were counted below a block that has none")
 

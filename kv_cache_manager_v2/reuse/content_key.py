@@ -13,6 +13,10 @@ from mypy_extensions import i64
 from .block import Block
 
 _FACTOR: Final = 0x1E3779B97F4A7C15
+_FIRST_FACTOR: Final = 0x2545F4914F6CDD1D
+_SECOND_FACTOR: Final = 0x369DEA0F31A53F85
+_THIRD_FACTOR: Final = 0x27BB2EE687B0B0FD
+_LAST_FACTOR: Final = 0x1B873593CC9E2D51
 _MASK: Final = (1 << 62) - 1
 NO_KEY: Final = 0
 _WORD_BYTES: Final = 8
@@ -43,7 +47,7 @@ def block_key(block: Block) -> i64:
     assert parent is not None, "a root without a content key"
     if parent.content_key == NO_KEY:
         _make_keys_above(parent)
-    key = _continue_key(parent.content_key, block.key)
+    key = _continue_key(parent.content_key, block.key, 0, len(block.key))
     block.content_key = key
     return key
 
@@ -59,19 +63,40 @@ def _make_keys_above(lowest: Block) -> None:
     position: i64 = len(path)
     while position > 0:
         position -= 1
-        key = _continue_key(key, path[position].key)
+        key = _continue_key(key, path[position].key, 0, len(path[position].key))
         path[position].content_key = key
 
 
-def _continue_key(key: i64, tokens: bytes) -> i64:
-    """With the first two tokens, the last two, and two pairs from between."""
-    num_bytes: i64 = len(tokens)
-    key = mix_key(key, num_bytes)
+def make_run_keys(parent: Block, blocks: list[Block], packed: bytes, position: i64, block_bytes: i64) -> None:
+    """Of full blocks, each below the one before and the first below ``parent``; their texts are those from ``position`` on."""
+    key = block_key(parent) if parent.content_key == NO_KEY else parent.content_key
+    for block in blocks:
+        key = _continue_key(key, packed, position, block_bytes)
+        block.content_key = key
+        position += block_bytes
+
+
+def _continue_key(key: i64, text: bytes, begin: i64, num_bytes: i64) -> i64:
+    """With the first two tokens of a block, its last two, and two pairs from between.
+
+    A sum of products: what wraps in compiled code is cut off in interpreted.
+    """
     if num_bytes < _WORD_BYTES:
-        return mix_key(key, i64(read_i32_le(tokens, 0)))
+        return mix_key(mix_key(key, num_bytes), i64(read_i32_le(text, begin)))
     third = (num_bytes // 12) * 4
-    last = num_bytes - _WORD_BYTES
-    key = mix_key(key, read_i64_le(tokens, 0))
-    key = mix_key(key, read_i64_le(tokens, third if third < last else last))
-    key = mix_key(key, read_i64_le(tokens, 2 * third if 2 * third < last else last))
-    return mix_key(key, read_i64_le(tokens, last))
+    last = begin + num_bytes - _WORD_BYTES
+    second = begin + third
+    if second > last:
+        second = last
+    third += second
+    if third > last:
+        third = last
+    mixed = (
+        key * _FACTOR
+        + read_i64_le(text, begin) * _FIRST_FACTOR
+        + read_i64_le(text, second) * _SECOND_FACTOR
+        + read_i64_le(text, third) * _THIRD_FACTOR
+        + read_i64_le(text, last) * _LAST_FACTOR
+        + num_bytes
+    ) & _MASK
+    return mix_key(mixed, mixed >> 30)

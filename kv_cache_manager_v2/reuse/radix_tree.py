@@ -24,7 +24,7 @@ from ..storage.page_storage import PageStorage
 from .block import Block, Children
 from .block_history import BlockHistory
 from .block_pool import BlockPool
-from .content_key import NO_KEY, block_key, mix_key, text_key
+from .content_key import NO_KEY, block_key, make_run_keys, mix_key, text_key
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
 from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
@@ -37,7 +37,7 @@ from .window_runs import WindowRuns
 class RadixTree(PageOwner):
     __slots__ = (
         "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_is_unbounded",
-        "_has_page_per_block", "_runs", "_path", "_next_root",
+        "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys",
     )  # fmt: skip
 
     storage: Final[PageStorage]
@@ -56,6 +56,8 @@ class RadixTree(PageOwner):
     _runs: Final[WindowRuns]
     _path: Final[VictimPath]
     _next_root: i64
+    _makes_keys: bool
+    """Whether a policy has asked for a content key: then it will ask for those of all blocks to come."""
 
     def __init__(self, storage: PageStorage, life_cycles: LifeCycleRegistry, tokens_per_block: int) -> None:
         self.storage = storage
@@ -72,6 +74,7 @@ class RadixTree(PageOwner):
         self._runs = WindowRuns(storage.rows, life_cycles, tokens_per_block)
         self._path = VictimPath(storage)
         self._next_root = -1
+        self._makes_keys = False
 
     # -- roots --------------------------------------------------------------------------------------------------------
 
@@ -182,6 +185,8 @@ class RadixTree(PageOwner):
             above.only_child = block
             above = block
             at += block_bytes
+        if self._makes_keys:
+            make_run_keys(parent, fresh, packed, position, block_bytes)
         first_pages = vec[i64]([block.first_page for block in fresh])
         if self.history is not None:
             self.history.note_published_run(parent.first_page, blocks, begin, end, memoryview(packed)[position:at])
@@ -319,8 +324,26 @@ class RadixTree(PageOwner):
         return NO_PAGE
 
     def content_key(self, page: i64) -> i64:
+        self._makes_keys = True
         block = self.pool.block_of_page(page)
         return mix_key(block_key(block), page - block.first_page)
+
+    def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
+        self._makes_keys = True
+        rows = self.storage.rows
+        first_page: i64 = -1
+        end: i64 = -1
+        key: i64 = NO_KEY
+        position: i64 = 0
+        while position < count:
+            page = pages[position]
+            if not first_page <= page < end:
+                block = self.pool.block_of_page(page)
+                first_page = block.first_page
+                end = first_page + rows.num_life_cycles
+                key = block_key(block)
+            keys[position] = mix_key(key, page - first_page)
+            position += 1
 
     def on_page_dropped(self, page: i64) -> None:
         self._runs.forget_place()

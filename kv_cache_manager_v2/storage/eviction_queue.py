@@ -81,6 +81,18 @@ class EvictionQueue(VictimQueue):
         self.remove(page)
         self.push(page)
 
+    def insert_behind(self, page: i64, other: i64) -> None:
+        """Right behind another page of the same priority: the next victim after it."""
+        words = self._rows.words
+        at_other = other * ROW_WORDS + LINKS
+        links = words[at_other]
+        following = links & LOW_MASK
+        words[page * ROW_WORDS + LINKS] = following | (other << 32)
+        words[at_other] = page | ((links >> 32) << 32)
+        at_following = following * ROW_WORDS + LINKS
+        words[at_following] = (words[at_following] & LOW_MASK) | (page << 32)
+        self.num_pages += 1
+
     def set_capacity(self, num_slots: i64) -> None:
         pass
 

@@ -2,6 +2,7 @@
 
 from typing import final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .page_owner import PageOwner
@@ -22,3 +23,8 @@ class OwnerKeys(ContentKeys):
         owner = self.owner
         assert owner is not None
         return owner.content_key(page)
+
+    def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
+        owner = self.owner
+        assert owner is not None
+        owner.fill_keys(pages, count, keys)

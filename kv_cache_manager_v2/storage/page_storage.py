@@ -35,7 +35,8 @@ from .closed_levels import ClosedLevels
 from .debug_fill import DebugFill
 from .decision_digest import SLOT, DecisionDigest
 from .disk_reads import DiskReads
-from .eviction.make_queue import make_queue
+from .eviction.make_queue import count_sentinels, make_queue
+from .eviction.page_notes import PageNotes
 from .eviction_queue import EvictionQueue
 from .level_slots import LevelSlots
 from .owner_keys import OwnerKeys
@@ -94,6 +95,8 @@ class PageStorage:
         "copies",
         "closed",
         "_keys",
+        "_notes",
+        "_num_sentinels_used",
         "_filler",
     )
 
@@ -127,6 +130,8 @@ class PageStorage:
     copies: Final[CleanCopies]
     closed: Final[ClosedLevels]
     _keys: Final[OwnerKeys]
+    _notes: Final[PageNotes]
+    _num_sentinels_used: int
     _filler: PageFiller | None
     """None unless slots are filled with a debug pattern."""
 
@@ -147,7 +152,8 @@ class PageStorage:
         self.last_level = len(levels) - 1
         self.pool_group_of = vec[i64](layout.pool_group_indices)
         num_places = layout.num_pool_groups * len(levels)
-        self.rows = PageRows(layout.num_life_cycles, 2 * num_places * NUM_PRIORITIES)
+        num_sentinels = sum(count_sentinels(level.eviction_policy) + NUM_PRIORITIES for level in levels) * layout.num_pool_groups
+        self.rows = PageRows(layout.num_life_cycles, num_sentinels)
         self.pool_groups = []
         self.allocators = []
         self.queues = []
@@ -163,6 +169,8 @@ class PageStorage:
         self.reads = DiskReads(device, order)
         self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups)
         self._keys = OwnerKeys()
+        self._notes = PageNotes()
+        self._num_sentinels_used = 0
         self._filler = None
         try:
             self._add_level(levels[0], num_null_slots)
@@ -183,10 +191,12 @@ class PageStorage:
             )
             self.pool_groups.append(group)
             self.allocators.append(group.allocator)
-            first_sentinel = 2 * NUM_PRIORITIES * len(self.queues)
             num_slots = level.num_slots[index]
-            self.queues.append(make_queue(level.eviction_policy, self.rows, first_sentinel, self._keys, num_slots))
-            self.held_queues.append(EvictionQueue(self.rows, first_sentinel + NUM_PRIORITIES))
+            sentinel = self._num_sentinels_used
+            self.held_queues.append(EvictionQueue(self.rows, sentinel))
+            sentinel += NUM_PRIORITIES
+            self.queues.append(make_queue(level.eviction_policy, self.rows, sentinel, self._keys, num_slots, self._notes))
+            self._num_sentinels_used = sentinel + count_sentinels(level.eviction_policy)
 
     def set_owner(self, owner: PageOwner) -> None:
         self._keys.owner = owner
@@ -513,7 +523,8 @@ class PageStorage:
             self.copies.forget(page)
         level = level_of_place(place)
         index = level * self.num_pool_groups + pool_group
-        if cause == CAPACITY:
+        if cause == CAPACITY or cause == UNREACHABLE:
+            # What is useless without a victim makes room as well.
             self.queues[index].evict(page)
         else:
             self.queues[index].remove(page)

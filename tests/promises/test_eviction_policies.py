@@ -20,9 +20,9 @@ from kv_cache_manager_v2 import (
 )
 from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
 from kv_cache_manager_v2.replay.rerun import rerun
-from kv_cache_manager_v2.storage.eviction.make_queue import make_queue
+from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
-from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES, ContentKeys
+from kv_cache_manager_v2.storage.victim_queue import ContentKeys
 
 POLICIES = list(EvictionPolicy)
 SLOT_BYTES = 64  # of `config_of`: 4 tokens, a key and a value of 8 bytes each
@@ -169,7 +169,7 @@ class CallCounter:
 
 def count_calls_of_evictions(policy: EvictionPolicy, num_pages: int) -> int:
     """200 evictions, each followed by a new page, from a queue of so many."""
-    rows = PageRows(1, NUM_PRIORITIES)
+    rows = PageRows(1, MOST_SENTINELS)
     queue = make_queue(policy, rows, 0, Numbers(), num_pages)
     pages = [rows.add_block() for _ in range(num_pages + 200)]
     for page in pages:

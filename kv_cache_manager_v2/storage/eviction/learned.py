@@ -3,13 +3,15 @@
 An admission rule comes out of it: content that has just come for the first time is worth little where such content seldom comes back
 soon, and then goes before older content of which more is expected, so that a stream of one-time content passes through.
 
-Lines, each by recency: ONCE and AGAIN, content of kind 0 and 1; FIRST, pages that are to go before all others. ONCE is old
-content and then young content, of the first bucket of age; a mark says which page is the first young one. The next victim is the page
-with the least worth of three: the longest unused old one of ONCE, the longest unused of AGAIN, and the longest unused young one.
-Where recency would have done better (`RecencyShadow`), it is the longest unused of these.
+Lines, each by recency (`LearnedLines`): ONCE and AGAIN, content of kind 0 and 1; FIRST, pages that are to go before all others. ONCE is
+old content and then young content, of the first bucket of age. The next victim is the page with the least worth of three: the longest
+unused old one of ONCE, the longest unused of AGAIN, and the longest unused young one. Where recency would have done better
+(`RecencyShadow`), it is the longest unused of these.
 
-Content that is gone is remembered with its kind and age, for four times as many pages as there are slots (`GhostTable`): if it
+Content that is gone is remembered with its kind and age, for several times as many pages as there are slots (`GhostTable`): if it
 comes back, that is learned, and it comes back as the next kind. Of pages that are to go first nothing is learned.
+
+A prompt's pages come and go together, with one stamp or a few, so that what depends on the stamp is done once for all of them.
 """
 
 from typing import Final, final
@@ -17,88 +19,131 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LINKS, LOW_MASK, NOT_QUEUED, ROW_WORDS, PageRows
-from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys
+from ..page_rows import PageRows
+from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
 from .ghost_table import NOT_THERE, GhostTable
-from .listed_queue import IN_LINE, ListedQueue
-from .page_lists import LIST_MASK, NOTE_SHIFT
+from .learned_lines import AGAIN, FIRST, ONCE, LearnedLines
+from .page_notes import (
+    KIND_BIT,
+    KNOWN,
+    LINE_BITS,
+    LINE_SHIFT,
+    PageNotes,
+    kind_of_note,
+    line_of_note,
+    pack_note,
+    stamp_of_note,
+)
 from .recency_shadow import RecencyShadow
 from .reuse_rates import ReuseRates
 
-ONCE: Final = 0
-AGAIN: Final = 1
-FIRST: Final = 2
-MOST_AGED: Final = 16
-_IN_FIRST: Final = FIRST + 1
-_KNOWN: Final = 1
-_KIND_SHIFT: Final = 1
-_STAMP_SHIFT: Final = 2
-_STATE_KIND_SHIFT: Final = NOTE_SHIFT + _KIND_SHIFT
-_STATE_STAMP_SHIFT: Final = NOTE_SHIFT + _STAMP_SHIFT
+_IN_USE: Final = KNOWN | KIND_BIT
+"""The note of a page that came back: it is in no line now."""
+_IN_FIRST: Final = KNOWN | ((FIRST + 1) << LINE_SHIFT)
 
 
 @final
 @mypyc_attr(native_class=True)
-class LearnedQueue(ListedQueue):
-    """The note of a page: whether its content is known to be new or not (bit 0), its kind (1), its stamp (from 2 on)."""
-
-    __slots__ = ("rates", "shadow", "_keys", "_ghosts", "_young")
+class LearnedQueue(VictimQueue):
+    __slots__ = ("rates", "shadow", "_rows", "_keys", "_ghosts", "_lines", "_pages", "_page_keys")
 
     rates: Final[ReuseRates]
     shadow: Final[RecencyShadow]
-    _young: Final[vec[i64]]
-    """By priority: the node of the first young page of ONCE, or the sentinel of the line. Some before it may not be known to be old."""
+    _rows: Final[PageRows]
+    _pages: vec[i64]
+    """Room for the pages of a run whose content is asked for, and for its keys."""
+    _page_keys: vec[i64]
 
-    def __init__(self, rows: PageRows, keys: ContentKeys) -> None:
-        super().__init__(rows, FIRST + 1)
+    def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, notes: PageNotes) -> None:
+        self.num_pages = 0
         self.rates = ReuseRates()
         self.shadow = RecencyShadow()
+        self._rows = rows
         self._keys: Final = keys
         self._ghosts: Final = GhostTable()
-        # The sentinels of the first line are the nodes from 0 on.
-        self._young = vec[i64](list(range(NUM_PRIORITIES)))
+        self._lines: Final = LearnedLines(rows, first_sentinel, notes)
+        self._pages = vec[i64]()
+        self._page_keys = vec[i64]()
+
+    # -- coming -------------------------------------------------------------------------------------------------------
 
     def push(self, page: i64) -> None:
-        note = self._lists.note(page)
+        note = self._lines.note(page)
         kind: i64 = ONCE
         if note != 0:
-            kind = (note >> _KIND_SHIFT) & 1
+            kind = kind_of_note(note)
         elif not self._ghosts.is_empty:
-            kind = self._ask_ghosts(page)
-        rates = self.rates
-        stamp = rates.note_push(kind)
-        self._enter(page, kind, stamp)
-        self._rows.words[page * ROW_WORDS + LINKS] = IN_LINE
+            kind = self._ask_ghosts(self._keys.content_key(page))
+        self._lines.enter(page, pack_note(kind, kind, self.rates.clock))
         self.num_pages += 1
-        shadow = self.shadow
-        shadow.is_behind = True
-        if rates.num_in_part == 0:
-            shadow.end_part(stamp, rates.num_pushed)
+        self._count_pushes(1, kind)
 
-    def _enter(self, page: i64, kind: i64, stamp: i64) -> None:
-        """At the end of its line; the content is young."""
-        node = self._lists.push_noted(page, kind, (stamp << _STAMP_SHIFT) | (kind << _KIND_SHIFT) | _KNOWN)
-        if kind == ONCE:
-            priority = self._lists.priority_of(page)
-            young = self._young
-            if young[priority] < NUM_PRIORITIES:
-                young[priority] = node
+    def push_run(self, pages: vec[i64], count: i64) -> None:
+        num_known: i64 = 0
+        begin: i64 = 0
+        while begin < count:
+            end = begin + self.rates.num_left_in_part
+            if end > count:
+                end = count
+            some = self._note_pushes(pages, begin, end)
+            self._count_pushes(end - begin, some)
+            num_known += some
+            begin = end
+        self._lines.enter_run(pages, count, count - num_known)
+        self.num_pages += count
 
-    def _leave(self, page: i64) -> i64:
-        """Returns the page's state as it was; now it is in no line, and has no note."""
-        node = page + self._lists.num_sentinels
-        following = self._lists.links[node] & LOW_MASK
-        state = self._lists.take_out(page)
-        priority = (state >> 8) & LIST_MASK
-        young = self._young
-        if young[priority] == node:
-            # The next one is as young; the line's sentinel where there is none.
-            young[priority] = following
-        return state
+    def _count_pushes(self, count: i64, num_known: i64) -> None:
+        stamp = self.rates.note_pushes(count, num_known)
+        self.shadow.is_behind = True
+        if self.rates.num_in_part == 0:
+            self.shadow.end_part(stamp, self.rates.num_pushed)
 
-    def _ask_ghosts(self, page: i64) -> i64:
+    def _note_pushes(self, pages: vec[i64], begin: i64, end: i64) -> i64:
+        """Make the notes of pages that get the stamp of now; how many are of kind 1."""
+        lines = self._lines
+        clock = self.rates.clock
+        once = pack_note(ONCE, ONCE, clock)
+        again = pack_note(AGAIN, AGAIN, clock)
+        asks = not self._ghosts.is_empty
+        if asks:
+            self._reserve(end - begin)
+        fresh = self._pages
+        notes = lines.notes.notes
+        num_known: i64 = 0
+        num_fresh: i64 = 0
+        position = begin
+        while position < end:
+            page = pages[position]
+            if page >= len(notes):
+                lines.notes.reach(page)
+                notes = lines.notes.notes
+            note = i64(notes[page])
+            packed: int = once
+            if note != 0:
+                if kind_of_note(note) == AGAIN:
+                    packed = again
+                    num_known += 1
+            elif asks:
+                fresh[num_fresh] = page
+                num_fresh += 1
+            notes[page] = packed
+            position += 1
+        if num_fresh == 0:
+            return num_known
+        keys = self._page_keys
+        self._keys.fill_keys(fresh, num_fresh, keys)
+        packed = again
+        position = 0
+        while position < num_fresh:
+            if self._ask_ghosts(keys[position]) == AGAIN:
+                notes[fresh[position]] = packed
+                num_known += 1
+            position += 1
+        return num_known
+
+    def _ask_ghosts(self, key: i64) -> i64:
         """The kind of new content; what its ghost says, if there is one, is learned."""
-        ghost = self._ghosts.take(self._keys.content_key(page), self.rates.clock)
+        ghost = self._ghosts.take(key, self.rates.clock)
         if ghost == NOT_THERE:
             return ONCE
         stamp = ghost >> 1
@@ -106,127 +151,171 @@ class LearnedQueue(ListedQueue):
         self.shadow.note_miss(stamp)
         return AGAIN
 
+    def _reserve(self, count: i64) -> None:
+        if len(self._pages) < count:
+            self._pages = vec[i64]([0] * count)
+            self._page_keys = vec[i64]([0] * count)
+
     def push_first(self, page: i64) -> None:
-        self._lists.push_first(page, FIRST)
-        self._note_queued(page)
+        self._lines.set_note(page, _IN_FIRST | (self._lines.note(page) & KIND_BIT))
+        self._lines.first.push_first(page)
+        self.num_pages += 1
+
+    def push_run_first(self, pages: vec[i64], count: i64) -> None:
+        self._lines.enter_first(pages, count, _IN_FIRST)
+        self.num_pages += count
+
+    # -- going --------------------------------------------------------------------------------------------------------
 
     def use(self, page: i64) -> None:
-        state = self._leave(page)
-        if state & LIST_MASK != _IN_FIRST:
-            stamp = state >> _STATE_STAMP_SHIFT
-            self.rates.note_return((state >> _STATE_KIND_SHIFT) & 1, stamp)
-            self.shadow.note_hit(stamp)
-        self._lists.set_note(page, (AGAIN << _KIND_SHIFT) | _KNOWN)
-        self._note_left(page)
+        note = self._lines.leave(page)
+        self._learn_use(note, 1)
+        self._lines.set_note(page, _IN_USE)
+        self.num_pages -= 1
+
+    def use_run(self, pages: vec[i64], count: i64) -> None:
+        notes = self._lines.notes.notes
+        begin: i64 = 0
+        while begin < count:
+            note = i64(notes[pages[begin]])
+            end = begin + 1
+            while end < count and i64(notes[pages[end]]) == note:
+                end += 1
+            self._learn_use(note, end - begin)
+            begin = end
+        self._lines.leave_run(pages, count, _IN_USE, True)
+        self.num_pages -= count
+
+    def _learn_use(self, note: i64, count: i64) -> None:
+        if line_of_note(note) != FIRST:
+            stamp = stamp_of_note(note, self.rates.clock)
+            self.rates.note_return(kind_of_note(note), stamp, count)
+            self.shadow.note_hit(stamp, count)
 
     def remove(self, page: i64) -> None:
-        state = self._leave(page)
-        if state & LIST_MASK != _IN_FIRST:
-            self.shadow.note_left(state >> _STATE_STAMP_SHIFT)
-        self._note_left(page)
+        note = self._lines.leave(page)
+        if line_of_note(note) != FIRST:
+            self.shadow.note_left(stamp_of_note(note, self.rates.clock))
+        self.num_pages -= 1
 
     def evict(self, page: i64) -> None:
+        self._trim_shadow()
+        note = self._lines.leave(page)
+        if line_of_note(note) != FIRST:
+            self._ghosts.add(self._keys.content_key(page), kind_of_note(note), stamp_of_note(note, self.rates.clock))
+        self.num_pages -= 1
+
+    def evict_run(self, pages: vec[i64], count: i64) -> None:
+        self._trim_shadow()
+        self._reserve(count)
+        gone = self._pages
+        notes = self._lines.notes.notes
+        num_gone: i64 = 0
+        position: i64 = 0
+        while position < count:
+            if i64(notes[pages[position]]) & LINE_BITS != (FIRST + 1) << LINE_SHIFT:
+                gone[num_gone] = pages[position]
+                num_gone += 1
+            position += 1
+        if num_gone > 0:
+            keys = self._page_keys
+            self._keys.fill_keys(gone, num_gone, keys)
+            ghosts = self._ghosts
+            clock = self.rates.clock
+            position = 0
+            while position < num_gone:
+                note = i64(notes[gone[position]])
+                ghosts.add(keys[position], kind_of_note(note), stamp_of_note(note, clock))
+                position += 1
+        self._lines.leave_run(pages, count, 0, False)
+        self.num_pages -= count
+
+    def _trim_shadow(self) -> None:
         shadow = self.shadow
         if shadow.is_behind:
             rates = self.rates
-            shadow.trim(self.num_pages - self._lists.counts[FIRST] - rates.num_in_part, rates.clock)
-        state = self._leave(page)
-        if state & LIST_MASK != _IN_FIRST:
-            self._ghosts.add(self._keys.content_key(page), (state >> _STATE_KIND_SHIFT) & 1, state >> _STATE_STAMP_SHIFT)
-        self._rows.words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-        self.num_pages -= 1
+            shadow.trim(self.num_pages - self._lines.first.num_pages - rates.num_in_part, rates.clock)
+
+    def forget(self, page: i64) -> None:
+        self._lines.set_note(page, 0)
+
+    # -- changing places ----------------------------------------------------------------------------------------------
 
     def requeue(self, page: i64) -> None:
         """As if it were pushed now, but nothing is learned of it."""
-        state = self._leave(page)
-        if state & LIST_MASK == _IN_FIRST:
-            self._lists.push_noted(page, FIRST, state >> NOTE_SHIFT)
+        self._lines.forget_priority(page)
+        note = self._lines.leave(page)
+        if line_of_note(note) == FIRST:
+            self._lines.enter(page, note)
             return
-        self.shadow.note_left(state >> _STATE_STAMP_SHIFT)
-        stamp = self.rates.clock
-        self._enter(page, (state >> _STATE_KIND_SHIFT) & 1, stamp)
-        self.shadow.note_come(stamp)
+        clock = self.rates.clock
+        self.shadow.note_left(stamp_of_note(note, clock))
+        kind = kind_of_note(note)
+        self._lines.enter(page, pack_note(kind, kind, clock))
+        self.shadow.note_come(clock)
 
     def defer(self, page: i64, below: i64) -> None:
         """It takes over when the other was pushed, and keeps its kind."""
-        lists = self._lists
-        node = page + lists.num_sentinels
-        young = self._young
-        priority = lists.priority_of(page)
-        if young[priority] == node:
-            young[priority] = lists.links[node] & LOW_MASK
-        if lists.list_of(page) != FIRST:
-            self.shadow.note_left(lists.note(page) >> _STAMP_SHIFT)
-        lists.put_behind(page, below)
-        stamp = lists.note(below) >> _STAMP_SHIFT
-        lists.set_note(page, (stamp << _STAMP_SHIFT) | (lists.note(page) & ((1 << _STAMP_SHIFT) - 1)) | _KNOWN)
-        if lists.list_of(page) != FIRST:
+        lines = self._lines
+        clock = self.rates.clock
+        lines.forget_priority(page)
+        note = lines.leave(page)
+        line = line_of_note(note)
+        if line != FIRST:
+            self.shadow.note_left(stamp_of_note(note, clock))
+        below_note = lines.note(below)
+        stamp = clock if line_of_note(below_note) < 0 else stamp_of_note(below_note, clock)
+        lines.put_behind(page, below, pack_note(kind_of_note(note), line, stamp))
+        if line_of_note(lines.note(page)) != FIRST:
             self.shadow.note_come(stamp)
+
+    # -- who is next --------------------------------------------------------------------------------------------------
 
     def first(self) -> i64:
         if self.num_pages == 0:
             return NO_VICTIM
-        lists = self._lists
-        links = lists.links
-        priority = lists.lowest
-        while True:
-            sentinel = FIRST * NUM_PRIORITIES + priority
-            node = links[sentinel] & LOW_MASK
-            if node != sentinel:
-                lists.lowest = priority
-                return node - lists.num_sentinels
-            old = links[priority] & LOW_MASK
-            again = links[AGAIN * NUM_PRIORITIES + priority] & LOW_MASK
-            if old != priority or again != AGAIN * NUM_PRIORITIES + priority:
-                lists.lowest = priority
-                return self._least(priority, old, again)
-            priority += 1
+        lines = self._lines
+        before_all = lines.first.first()
+        once = lines.once.first()
+        again = lines.again.first()
+        priority_of_once = NUM_PRIORITIES if once == NO_VICTIM else lines.priority(once)
+        priority_of_again = NUM_PRIORITIES if again == NO_VICTIM else lines.priority(again)
+        priority = priority_of_once if priority_of_once < priority_of_again else priority_of_again
+        if before_all != NO_VICTIM and lines.priority(before_all) <= priority:
+            return before_all
+        return self._find_least(
+            priority, once if priority_of_once == priority else NO_VICTIM, again if priority_of_again == priority else NO_VICTIM
+        )
 
-    def _least(self, priority: i64, old: i64, again: i64) -> i64:
-        """``old`` and ``again`` are the first nodes of their lines, or sentinels."""
+    def _find_least(self, priority: i64, once: i64, again: i64) -> i64:
+        """``once`` and ``again`` are at the head of their lines, of that priority, or NO_VICTIM."""
         rates = self.rates
-        lists = self._lists
-        states = lists.states
-        num_sentinels = lists.num_sentinels
-        by_recency = self.shadow.rules
-        young = self._young[priority]
-        if young >= NUM_PRIORITIES:
-            young = self._age(young)
-            self._young[priority] = young
+        young = self._lines.age(priority, rates.clock, rates.last_old)
         best: i64 = NO_VICTIM
         least: i64 = 0
-        if old != priority and old != young:
-            best = old - num_sentinels
-            stamp = states[best] >> _STATE_STAMP_SHIFT
-            least = stamp if by_recency else rates.worth(ONCE, stamp)
-        if again >= num_sentinels:
-            page = again - num_sentinels
-            stamp = states[page] >> _STATE_STAMP_SHIFT
-            worth = stamp if by_recency else rates.worth(AGAIN, stamp)
+        if once != NO_VICTIM and once != young:
+            best = once
+            least = self._weigh(once, ONCE)
+        if again != NO_VICTIM:
+            worth = self._weigh(again, AGAIN)
             if best == NO_VICTIM or worth < least:
-                best = page
+                best = again
                 least = worth
-        if young >= NUM_PRIORITIES:
-            page = young - num_sentinels
-            stamp = states[page] >> _STATE_STAMP_SHIFT
-            worth = stamp if by_recency else rates.worth(ONCE, stamp)
-            if best == NO_VICTIM or worth < least:
-                return page
+        if young != NO_VICTIM and (best == NO_VICTIM or self._weigh(young, ONCE) < least):
+            return young
         return best
 
-    def _age(self, young: i64) -> i64:
-        """The first young node from there on, or the sentinel; a few at a time, so that a first eviction after long does not take long."""
-        lists = self._lists
-        states = lists.states
-        num_sentinels = lists.num_sentinels
-        last_old = self.rates.last_old
-        num_left: i64 = MOST_AGED
-        while num_left > 0 and young >= num_sentinels and states[young - num_sentinels] >> _STATE_STAMP_SHIFT <= last_old:
-            young = lists.links[young] & LOW_MASK
-            num_left -= 1
-        return young
+    def _weigh(self, page: i64, kind: i64) -> i64:
+        stamp = stamp_of_note(self._lines.note(page), self.rates.clock)
+        return stamp if self.shadow.rules else self.rates.worth(kind, stamp)
+
+    def following(self, page: i64) -> i64:
+        return self._lines.following(page, self.rates.clock, self.rates.last_old)
 
     def set_capacity(self, num_slots: i64) -> None:
         self.rates.set_capacity(num_slots)
         self.shadow.set_capacity(num_slots)
         self._ghosts.set_num_buckets(num_slots)
+
+    def collect(self) -> list[int]:
+        return self._lines.collect()

@@ -20,14 +20,14 @@ from ...stats.reuse_log import (
     PUBLISHED_PART,
 )
 from ..page_rows import LINKS, NO_PAGE, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, pack_place
-from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
+from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .learned import LearnedQueue
-from .make_queue import make_queue
+from .make_queue import MOST_SENTINELS, make_queue
 
 _PRIORITY: Final = 35
 NOBODY: Final = -1
 _LEAST_ACCOUNT: Final = 256
-"""Slots, of which LEARNED allows recency a 32nd: 8 pages."""
+"""Slots, of which LEARNED allows recency 3 of 128: 6 pages."""
 
 
 @final
@@ -89,7 +89,7 @@ class _SampledKeys(ContentKeys):
         self._keys = keys
 
     def content_key(self, page: i64) -> i64:
-        key = self._keys[page - NUM_PRIORITIES]
+        key = self._keys[page - MOST_SENTINELS]
         return key if key != 0 else 1
 
 
@@ -128,10 +128,10 @@ class MiniatureCache:
         self.num_cached = 0
         self._num_slots = num_slots
         self._sample = sample
-        self._rows = PageRows(1, NUM_PRIORITIES)
+        self._rows = PageRows(1, MOST_SENTINELS)
         queue = make_queue(policy, self._rows, 0, _SampledKeys(sample.keys), int(num_slots))
         if isinstance(queue, LearnedQueue) and num_slots < num_real_slots and num_slots < _LEAST_ACCOUNT:
-            # Of so few pages a 32nd is used up by chance, where the real cache's is not.
+            # Of so few pages that is used up by chance, where the real cache's is not.
             queue.shadow.set_capacity(_LEAST_ACCOUNT if _LEAST_ACCOUNT < num_real_slots else num_real_slots)
         self._queue = queue
         num_blocks: i64 = len(sample.keys)
@@ -159,7 +159,7 @@ class MiniatureCache:
                     self.num_hits += 1
                     if self._is_queued(block):
                         # Whoever asked is about to hold it, or to publish it once more.
-                        self._queue.use(block + NUM_PRIORITIES)
+                        self._queue.use(block + MOST_SENTINELS)
                         self._begin_hold(block)
             elif kind == GIVEN_BACK:
                 if self._num_holders[block] > 0:
@@ -178,10 +178,10 @@ class MiniatureCache:
             position += 1
 
     def _is_cached(self, block: i64) -> bool:
-        return self._rows.words[(block + NUM_PRIORITIES) * ROW_WORDS + PLACE] != NO_PAGE
+        return self._rows.words[(block + MOST_SENTINELS) * ROW_WORDS + PLACE] != NO_PAGE
 
     def _is_queued(self, block: i64) -> bool:
-        return self._rows.words[(block + NUM_PRIORITIES) * ROW_WORDS + LINKS] != NOT_QUEUED
+        return self._rows.words[(block + MOST_SENTINELS) * ROW_WORDS + LINKS] != NOT_QUEUED
 
     def _begin_hold(self, block: i64) -> None:
         self._held = append(self._held, block)
@@ -190,7 +190,7 @@ class MiniatureCache:
             self._num_held_below[parent] += 1
 
     def _give_back(self, block: i64) -> None:
-        self._queue.push(block + NUM_PRIORITIES)
+        self._queue.push(block + MOST_SENTINELS)
         parent = self._sample.parents[block]
         if parent != NOBODY:
             self._num_held_below[parent] -= 1
@@ -204,18 +204,18 @@ class MiniatureCache:
                 self._give_back_longest_held()
                 num_spared = 0
                 continue
-            victim = page - NUM_PRIORITIES
+            victim = page - MOST_SENTINELS
             if self._num_held_below[victim] > 0:
                 queue.requeue(page)
                 num_spared += 1
             elif self._num_below[victim] > 0:
-                queue.defer(page, self._find_below(victim) + NUM_PRIORITIES)
+                queue.defer(page, self._find_below(victim) + MOST_SENTINELS)
             else:
                 queue.evict(page)
                 self._rows.words[page * ROW_WORDS + PLACE] = NO_PAGE
                 self.num_cached -= 1
                 self._count_below(victim, -1)
-        self._rows.words[(block + NUM_PRIORITIES) * ROW_WORDS + PLACE] = pack_place(0, 0, _PRIORITY)
+        self._rows.words[(block + MOST_SENTINELS) * ROW_WORDS + PLACE] = pack_place(0, 0, _PRIORITY)
         self.num_cached += 1
         self._count_below(block, 1)
 

@@ -103,28 +103,6 @@ class PageLists:
         sentinel = self._enter(page, to_list)
         self._link_between(self.links[sentinel] >> 32, page + self.num_sentinels, sentinel)
 
-    def push_noted(self, page: i64, to_list: i64, note: i64) -> i64:
-        """`set_note` and `push_last` in one; returns the node."""
-        if page >= len(self.states):
-            self._reach(page)
-        priority = priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])
-        if priority < self.lowest:
-            self.lowest = priority
-        states = self.states
-        assert states[page] & LIST_MASK == 0, "a page was queued twice"
-        states[page] = (note << NOTE_SHIFT) | (priority << 8) | (to_list + 1)
-        self.counts[to_list] += 1
-        sentinel = to_list * NUM_PRIORITIES + priority
-        node = page + self.num_sentinels
-        links = self.links
-        around = links[sentinel]
-        last = around >> 32
-        links[node] = sentinel | (last << 32)
-        # In this order: the last one may be the sentinel.
-        links[sentinel] = (around & LOW_MASK) | (node << 32)
-        links[last] = node | ((links[last] >> 32) << 32)
-        return node
-
     def push_first(self, page: i64, to_list: i64) -> None:
         sentinel = self._enter(page, to_list)
         self._link_between(sentinel, page + self.num_sentinels, self.links[sentinel] & LOW_MASK)
@@ -161,21 +139,6 @@ class PageLists:
         links[following] = (links[following] & LOW_MASK) | (previous << 32)
         self.counts[from_list] -= 1
         return from_list
-
-    def take_out(self, page: i64) -> i64:
-        """`unlink` and `set_note` to 0 in one; returns the page's STATE as it was."""
-        states = self.states
-        state = states[page]
-        assert state & LIST_MASK != 0, "a page left an eviction queue that it was not in"
-        states[page] = 0
-        links = self.links
-        both = links[page + self.num_sentinels]
-        following = both & LOW_MASK
-        previous = both >> 32
-        links[previous] = following | ((links[previous] >> 32) << 32)
-        links[following] = (links[following] & LOW_MASK) | (previous << 32)
-        self.counts[(state & LIST_MASK) - 1] -= 1
-        return state
 
     def lowest_priority(self) -> i64:
         """Of any page; there is one."""

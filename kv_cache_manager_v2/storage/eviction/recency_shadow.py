@@ -6,12 +6,13 @@ that comes back says when it was pushed last, from its page or from its ghost; i
 
 *The account.* Each hit that recency would not have had is a page of credit, each hit that only it would have had a page of debt:
 
-    credit              fades by a 16th each part, and is never more than a 16th of the slots: what was won long ago excuses nothing now
-    debt                is forgiven at a rate of one page per 512 pushed
-    debt > slots / 32   recency rules, until a quarter of that is forgiven
+    credit                  fades by a 256th each part (half in three caches), and is never more than a quarter of the slots: what
+                            was won long ago excuses nothing now
+    debt                    is forgiven at a rate of one page per 512 pushed
+    debt > 3/128 of slots   recency rules, until a quarter of that is forgiven
 
-So what is lost to recency, as a share of all pages, is about a 512th at most, and what one failure costs: a 32nd of the slots, and the
-pages that recency would have, were not kept, and come back after it has begun to rule.
+So what is lost to recency, as a share of all pages, is about a 512th at most beyond what was won, and what one failure costs: that debt,
+and the pages that recency would have, were not kept, and come back after it has begun to rule.
 """
 
 from typing import Final, final
@@ -25,10 +26,10 @@ _PAGE: Final = 1024
 """A page, as counted."""
 _FORGIVEN: Final = 2
 """Per page pushed: one of 512."""
-_FADE_SHIFT: Final = 4
-_MOST_CREDIT: Final = 64
-"""Per slot: a 16th of a page."""
-_MOST_DEBT: Final = 32
+_FADE_SHIFT: Final = 8
+_MOST_CREDIT: Final = 256
+"""Per slot: a quarter of a page."""
+_MOST_DEBT: Final = 24
 
 
 @final
@@ -87,18 +88,18 @@ class RecencyShadow:
             self._counts[stamp & (NUM_PARTS - 1)] += 1
             self.num_pages += 1
 
-    def note_left(self, stamp: i64) -> bool:
-        """What was pushed then is counted there no more; whether recency would have had it."""
+    def note_left(self, stamp: i64, count: i64 = 1) -> bool:
+        """So many pages that were pushed then are counted there no more; whether recency would have had them."""
         if stamp < self._oldest:
             return False
-        self._counts[stamp & (NUM_PARTS - 1)] -= 1
-        self.num_pages -= 1
+        self._counts[stamp & (NUM_PARTS - 1)] -= count
+        self.num_pages -= count
         return True
 
-    def note_hit(self, stamp: i64) -> None:
-        """What was pushed then came back, and is there."""
-        if not self.note_left(stamp):
-            credit = self._credit + _PAGE
+    def note_hit(self, stamp: i64, count: i64 = 1) -> None:
+        """So many pages that were pushed then came back, and are there."""
+        if not self.note_left(stamp, count):
+            credit = self._credit + count * _PAGE
             self._credit = credit if credit < self._most_credit else self._most_credit
 
     def note_miss(self, stamp: i64) -> None:

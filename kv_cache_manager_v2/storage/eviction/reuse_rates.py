@@ -108,15 +108,20 @@ class ReuseRates:
         age = (self.clock - stamp) >> PART_SHIFT
         return self._bucket_of[age] if age < _NUM_TICKS else _NUM_BUCKETS - 1
 
-    def note_return(self, kind: i64, stamp: i64) -> None:
-        """Content of that kind and stamp came back."""
-        self._returned[kind * _NUM_BUCKETS + self._bucket(stamp)] += _ONE
+    def note_return(self, kind: i64, stamp: i64, count: i64 = 1) -> None:
+        """So much content of that kind and stamp came back."""
+        self._returned[kind * _NUM_BUCKETS + self._bucket(stamp)] += count * _ONE
 
-    def note_push(self, kind: i64) -> i64:
-        """Content is pushed; returns its stamp."""
+    @property
+    def num_left_in_part(self) -> i64:
+        """How many pushes from now on have the stamp of the next one."""
+        return self._pushes_per_part - self.num_in_part
+
+    def note_pushes(self, count: i64, num_known: i64) -> i64:
+        """So much content is pushed, at most what is left of the part, some of it of kind 1; returns its stamp."""
         stamp = self.clock
-        self._num_known += kind
-        self.num_in_part += 1
+        self._num_known += num_known
+        self.num_in_part += count
         if self.num_in_part >= self._pushes_per_part:
             self._end_part()
         return stamp

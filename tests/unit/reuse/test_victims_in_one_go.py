@@ -12,6 +12,7 @@ from small_models import BYTES_PER_TOKEN, run_prompt
 
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
+    EvictionPolicy,
     BufferConfig,
     GpuCacheTierConfig,
     HostDevice,
@@ -35,7 +36,7 @@ MODELS: dict[str, list[tuple[int | None, int]]] = {
 
 
 class Twin:
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, policy: EvictionPolicy) -> None:
         layers = [
             AttentionLayerConfig(
                 LayerId(number),
@@ -45,7 +46,9 @@ class Twin:
             for number, (window, num_buffers) in enumerate(MODELS[model])
         ]
         config = KVCacheManagerConfig(
-            tokens_per_block=BLOCK, cache_tiers=[GpuCacheTierConfig(400 * len(layers) * 2 * BYTES_PER_TOKEN * BLOCK)], layers=layers
+            tokens_per_block=BLOCK,
+            cache_tiers=[GpuCacheTierConfig(400 * len(layers) * 2 * BYTES_PER_TOKEN * BLOCK, eviction_policy=policy)],
+            layers=layers,
         )
         self.events = KVCacheEventManager(1 << 16)
         self.manager = KVCacheManager(config, device=HostDevice(), event_manager=self.events)
@@ -96,11 +99,12 @@ class Twin:
         self.manager.shutdown()
 
 
+@pytest.mark.parametrize("policy", EvictionPolicy)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_same_victims(model: str) -> None:
+def test_the_same_victims(model: str, policy: EvictionPolicy) -> None:
     num_dropped = 0
     for seed in range(8):
-        at_once, one_by_one = Twin(model), Twin(model)
+        at_once, one_by_one = Twin(model, policy), Twin(model, policy)
         at_once.play(seed)
         one_by_one.play(seed)
         random = Random(1000 + seed)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from kv_cache_manager_v2.storage.eviction.ghost_table import bucket_of
-from kv_cache_manager_v2.storage.eviction.learned import MOST_AGED
+from kv_cache_manager_v2.storage.eviction.learned_lines import MOST_AGED
 from kv_cache_manager_v2.storage.eviction.recency_shadow import RecencyShadow
 from kv_cache_manager_v2.storage.eviction.reuse_rates import ReuseRates
 
@@ -314,7 +314,7 @@ class NaiveLearned(NaiveQueue):
 
     def push(self, page: int, priority: int) -> None:
         self.learn(page)
-        self.stamp[page] = self.rates.note_push(self.kind[page])
+        self.stamp[page] = self.rates.note_pushes(1, self.kind[page])
         self.enter(page, priority, self.kind[page])
         self.shadow.is_behind = True
         if self.rates.num_in_part == 0:
@@ -340,7 +340,7 @@ class NaiveLearned(NaiveQueue):
             super().defer(page, priority, below)
         else:
             super().requeue(page, priority)
-        self.stamp[page] = self.stamp.get(below, 0)
+        self.stamp[page] = self.stamp.get(below, int(self.rates.clock))
         self.kind.setdefault(page, 0)
         if page not in self.lines[2]:
             self.shadow.note_come(self.stamp[page])

@@ -3,14 +3,16 @@
 from random import Random
 
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 from unit.storage.naive_queues import NaiveArc, NaiveLearned, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
 
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.storage.eviction.arc import ArcQueue
-from kv_cache_manager_v2.storage.eviction.make_queue import make_queue
+from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
-from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES, ContentKeys, VictimQueue
+from kv_cache_manager_v2.storage.victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 
 NAIVE = {"lru": NaiveLru, "lfu": NaiveLfu, "arc": NaiveArc, "s3-fifo": NaiveS3Fifo}
 NUM_PAGES = 40
@@ -32,7 +34,7 @@ class History:
 
     def __init__(self, policy: str, seed: int, capacity: int, num_priorities: int) -> None:
         self.random = Random(seed)
-        self.rows = PageRows(1, NUM_PRIORITIES)
+        self.rows = PageRows(1, MOST_SENTINELS)
         self.pages = [self.rows.add_block() for _ in range(NUM_PAGES)]
         self.queue: VictimQueue = make_queue(EvictionPolicy(policy), self.rows, 0, PageNumbers(), capacity)
         self.twin = naive_queue(policy, capacity)
@@ -113,6 +115,59 @@ class History:
         self.queued.remove(page)
         self.away.add(page)
 
+    def step_by_runs(self) -> None:
+        """Many pages at once, for the twin one by one."""
+        random = self.random
+        kind = random.random()
+        if kind < 0.4 and self.used:
+            pages = self.choose(self.used)
+            is_first = random.random() < 0.2
+            for page in pages:
+                priority = self.set_priority(page)
+                if is_first:
+                    self.twin.push_first(page, priority)
+                else:
+                    self.twin.push(page, priority)
+            run = vec[i64](pages)
+            if is_first:
+                self.queue.push_run_first(run, len(pages))
+            else:
+                self.queue.push_run(run, len(pages))
+            self.queued.update(pages)
+            self.used.difference_update(pages)
+        elif kind < 0.7 and self.queued:
+            pages = self.choose(self.queued)
+            self.queue.use_run(vec[i64](pages), len(pages))
+            for page in pages:
+                self.twin.use(page)
+            self.used.update(pages)
+            self.queued.difference_update(pages)
+        elif self.queued:
+            self.evict_run()
+
+    def evict_run(self) -> None:
+        """As far as the queue knows, and some others with them."""
+        page = self.queue.first()
+        pages: list[int] = []
+        while page != NO_VICTIM and len(pages) < 8:
+            pages.append(page)
+            page = self.queue.following(page)
+        for victim in pages:
+            assert victim == self.twin.first()
+            self.twin.evict(victim)
+            self.queued.remove(victim)
+        others = self.choose(self.queued)[:2] if self.queued else []
+        for other in others:
+            self.twin.evict(other)
+        self.queue.evict_run(vec[i64](pages + others), len(pages + others))
+        self.queued.difference_update(others)
+        self.away.update(pages + others)
+
+    def choose(self, among: set[int]) -> list[int]:
+        pages = sorted(among)
+        self.random.shuffle(pages)
+        return pages[: self.random.randint(1, len(pages))]
+
     def check(self) -> None:
         assert self.queue.num_pages == len(self.queued)
         assert set(self.queue.collect()) == self.queued == set(self.twin.queued())
@@ -135,6 +190,19 @@ def test_same_victims(policy: str, capacity: int, num_priorities: int) -> None:
         while history.queued:
             history.evict()
         assert history.queue.first() == -1
+
+
+@pytest.mark.parametrize("policy", ["learned", *sorted(NAIVE)])
+@pytest.mark.parametrize(("capacity", "num_priorities"), [(12, 1), (37, 1), (20, 3), (38, 101)])
+def test_runs_are_as_page_by_page(policy: str, capacity: int, num_priorities: int) -> None:
+    for seed in range(4):
+        history = History(policy, seed, capacity, num_priorities)
+        for _ in range(250):
+            if history.random.random() < 0.5:
+                history.step_by_runs()
+            else:
+                history.step()
+            history.check()
 
 
 def test_arc_learns_from_its_ghosts() -> None:
@@ -191,7 +259,7 @@ def test_lfu_keeps_what_is_used_most() -> None:
 
 
 def new_queue(policy: str, capacity: int) -> tuple[VictimQueue, list[int]]:
-    rows = PageRows(1, NUM_PRIORITIES)
+    rows = PageRows(1, MOST_SENTINELS)
     pages = [rows.add_block() for _ in range(NUM_PAGES)]
     for page in pages:
         rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, 35)

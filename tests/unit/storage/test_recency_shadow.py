@@ -41,10 +41,10 @@ def test_what_recency_would_have(seed: int, num_contents: int) -> None:
 
 
 def test_debt_makes_recency_rule_and_is_forgiven() -> None:
-    # A 32nd of 640 slots are 20 pages. Debt is forgiven by one page per 512 pushed: from 21 to 15 in 6 * 512 = 3072.
+    # 3/128 of 640 slots are 15 pages. Debt is forgiven by one page per 512 pushed: from 16 to 11.25 in 4.75 * 512 = 2432.
     shadow = RecencyShadow()
     shadow.set_capacity(CAPACITY)
-    for miss in range(21):
+    for miss in range(16):
         assert not shadow.rules, miss
         shadow.note_miss(0)
     assert shadow.rules
@@ -52,11 +52,11 @@ def test_debt_makes_recency_rule_and_is_forgiven() -> None:
     while shadow.rules:
         shadow.end_part(parts, PART)
         parts += 1
-    assert parts * PART in range(3072 - PART, 3072 + 2 * PART)
+    assert parts * PART in range(2432 - PART, 2432 + 2 * PART)
 
 
 def test_credit_covers_debt_and_fades() -> None:
-    # At most a 16th of 640 slots is kept as credit: 40 pages, and 20 of debt.
+    # At most a quarter of 640 slots is kept as credit: 160 pages, and 15 of debt.
     def misses_until_it_rules(num_hits: int, num_parts: int) -> int:
         shadow = RecencyShadow()
         shadow.set_capacity(CAPACITY)
@@ -74,9 +74,9 @@ def test_credit_covers_debt_and_fades() -> None:
             misses += 1
         return misses
 
-    assert misses_until_it_rules(0, 0) == 21
-    assert misses_until_it_rules(7, 0) == 28
-    assert misses_until_it_rules(1000, 0) == 61
-    # A 16th less each part: 40 * (15/16)^8 = 23.9, so the 44th page is more than that and 20; 40 * (15/16)^12 = 18.4.
-    assert misses_until_it_rules(1000, 8) == 44
-    assert misses_until_it_rules(1000, 12) == 39
+    assert misses_until_it_rules(0, 0) == 16
+    assert misses_until_it_rules(7, 0) == 23
+    assert misses_until_it_rules(1000, 0) == 176
+    # A 256th less each part: 160 * (255/256)^64 = 124.5, so the 140th page is more than that and 15; 160 * (255/256)^178 = 79.7.
+    assert misses_until_it_rules(1000, 64) == 140
+    assert misses_until_it_rules(1000, 178) == 95

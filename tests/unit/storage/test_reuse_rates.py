@@ -18,7 +18,7 @@ def test_while_nothing_is_known_older_is_worth_less() -> None:
     rates = ReuseRates()
     rates.set_capacity(CAPACITY)
     for _ in range(7000):
-        rates.note_push(0)
+        rates.note_pushes(1, 0)
     fresh = ReuseRates()
     fresh.set_capacity(CAPACITY)
     fresh.clock = rates.clock
@@ -37,9 +37,9 @@ def serve(rates: ReuseRates, period: int, share: float, num_pushes: int) -> None
     for number in range(num_pushes):
         if number in due:
             rates.note_return(0, due.pop(number))
-            rates.note_push(1)
+            rates.note_pushes(1, 1)
             continue
-        stamp = rates.note_push(0)
+        stamp = rates.note_pushes(1, 0)
         if random.random() < share:
             due[number + period] = stamp
 
@@ -75,5 +75,5 @@ def test_what_was_learned_fades() -> None:
     serve(rates, 336, 0.9, 20_000)
     before = worths(rates, 0)[3]
     for _ in range(40_000):
-        rates.note_push(0)
+        rates.note_pushes(1, 0)
     assert worths(rates, 0)[3] * 20 < before
