@@ -202,7 +202,9 @@ class LearnedQueue(VictimQueue):
         self._trim_shadow()
         note = self._lines.leave(page)
         if line_of_note(note) != FIRST:
-            self._ghosts.add(self._keys.content_key(page), kind_of_note(note), stamp_of_note(note, self.rates.clock))
+            stamp = stamp_of_note(note, self.rates.clock)
+            self.shadow.note_gone(stamp)
+            self._ghosts.add(self._keys.content_key(page), kind_of_note(note), stamp)
         self.num_pages -= 1
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
@@ -221,11 +223,14 @@ class LearnedQueue(VictimQueue):
             keys = self._page_keys
             self._keys.fill_keys(gone, num_gone, keys)
             ghosts = self._ghosts
+            shadow = self.shadow
             clock = self.rates.clock
             position = 0
             while position < num_gone:
                 note = i64(notes[gone[position]])
-                ghosts.add(keys[position], kind_of_note(note), stamp_of_note(note, clock))
+                stamp = stamp_of_note(note, clock)
+                shadow.note_gone(stamp)
+                ghosts.add(keys[position], kind_of_note(note), stamp)
                 position += 1
         self._lines.leave_run(pages, count, 0, False)
         self.num_pages -= count
@@ -274,6 +279,8 @@ class LearnedQueue(VictimQueue):
     def first(self) -> i64:
         if self.num_pages == 0:
             return NO_VICTIM
+        # Before the choice: all victims until the next push are chosen by one rule, so that a run of them is known in advance.
+        self._trim_shadow()
         lines = self._lines
         before_all = lines.first.first()
         once = lines.once.first()

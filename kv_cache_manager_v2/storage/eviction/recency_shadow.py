@@ -6,43 +6,51 @@ that comes back says when it was pushed last, from its page or from its ghost; i
 
 *The account.* Each hit that recency would not have had is a page of credit, each hit that only it would have had a page of debt:
 
-    credit                  fades by a 256th each part (half in three caches), and is never more than a quarter of the slots: what
-                            was won long ago excuses nothing now
-    debt                    is forgiven at a rate of one page per 512 pushed
+    every 512 pages pushed  a page of credit: so much may be lost in the long run
+    credit                  fades by a 4096th each part, and is never more than a quarter of the slots: what was won long ago excuses
+                            nothing now
     debt > 3/128 of slots   recency rules, until a quarter of that is forgiven
+    pages at risk           are gone, and recency would still have them; if all that comes back from now on were of these, so many
+                            would be lost. More than four times what credit and debt allow: recency rules, until there are fewer
 
-So what is lost to recency, as a share of all pages, is about a 512th at most beyond what was won, and what one failure costs: that debt,
-and the pages that recency would have, were not kept, and come back after it has begun to rule.
+So a policy that was right for long may differ from recency as it likes; one that has just begun, or was wrong lately, only in little.
 """
 
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr
 
 NUM_PARTS: Final = 4096
 """How far back it knows, a power of two: 64 times what fills the cache."""
 _PAGE: Final = 1024
 """A page, as counted."""
-_FORGIVEN: Final = 2
+_SAVED: Final = 2
 """Per page pushed: one of 512."""
-_FADE_SHIFT: Final = 8
+_FADE_SHIFT: Final = 12
 _MOST_CREDIT: Final = 256
 """Per slot: a quarter of a page."""
 _MOST_DEBT: Final = 24
+_MOST_RISK: Final = 4
+"""Pages at risk for each one that may be lost: that all of them come back is rare."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class RecencyShadow:
-    """``num_pages`` would be there, those pushed since the part began left out.
+    """``num_pages`` would be there, those pushed since the part began left out; ``num_at_risk`` of them are gone.
 
-    ``rules``: recency is to choose. ``is_behind``: pages were pushed since `trim`.
+    ``is_barred``: the debt is too large. ``rules``: recency is to choose, since the latest `trim`. ``is_behind``: pages were pushed since.
     """
 
-    __slots__ = ("num_pages", "rules", "is_behind", "_credit", "_most_credit", "_most_debt", "_counts", "_oldest")
+    __slots__ = (
+        "num_pages", "num_at_risk", "is_barred", "rules", "is_behind", "_credit", "_most_credit", "_most_debt", "_counts", "_gone",
+        "_oldest",
+    )  # fmt: skip
 
     num_pages: i64
+    num_at_risk: i64
+    is_barred: bool
     rules: bool
     is_behind: bool
     _credit: i64
@@ -50,17 +58,22 @@ class RecencyShadow:
     _most_debt: i64
     _counts: vec[i64]
     """Ring of parts."""
+    _gone: vec[i32]
+    """Those of them that are gone."""
     _oldest: i64
     """The part from which on content would be there."""
 
     def __init__(self) -> None:
         self.num_pages = 0
+        self.num_at_risk = 0
+        self.is_barred = False
         self.rules = False
         self.is_behind = False
         self._credit = 0
         self._most_credit = 0
         self._most_debt = 0
         self._counts = vec[i64]([0] * NUM_PARTS)
+        self._gone = vec[i32]([0] * NUM_PARTS)
         self._oldest = 0
 
     def set_capacity(self, num_slots: i64) -> None:
@@ -77,10 +90,13 @@ class RecencyShadow:
         counts[(stamp + 1) & (NUM_PARTS - 1)] = 0
         if self._credit > 0:
             self._credit -= self._credit >> _FADE_SHIFT
-        else:
-            self._credit += num_pushed * _FORGIVEN
-        if self.rules and self._credit * 4 >= -3 * self._most_debt:
-            self.rules = False
+        self._earn(num_pushed * _SAVED)
+        if self.is_barred and self._credit * 4 >= -3 * self._most_debt:
+            self.is_barred = False
+
+    def _earn(self, credit: i64) -> None:
+        credit += self._credit
+        self._credit = credit if credit < self._most_credit else self._most_credit
 
     def note_come(self, stamp: i64) -> None:
         """A page is counted to that part, without a push."""
@@ -99,15 +115,25 @@ class RecencyShadow:
     def note_hit(self, stamp: i64, count: i64 = 1) -> None:
         """So many pages that were pushed then came back, and are there."""
         if not self.note_left(stamp, count):
-            credit = self._credit + count * _PAGE
-            self._credit = credit if credit < self._most_credit else self._most_credit
+            self._earn(count * _PAGE)
+
+    def note_gone(self, stamp: i64) -> None:
+        """What was pushed then was given up to make room."""
+        if stamp >= self._oldest:
+            self._gone[stamp & (NUM_PARTS - 1)] += 1
+            self.num_at_risk += 1
 
     def note_miss(self, stamp: i64) -> None:
         """What was pushed then came back, and is gone."""
         if self.note_left(stamp):
+            at = stamp & (NUM_PARTS - 1)
+            # What was given up and came back in between is known by one of its stamps only.
+            if self._gone[at] > 0:
+                self._gone[at] -= 1
+                self.num_at_risk -= 1
             self._credit -= _PAGE
             if self._credit < -self._most_debt:
-                self.rules = True
+                self.is_barred = True
 
     def trim(self, num_pages: i64, now: i64) -> None:
         """Pages are about to go to make room: recency has as many as the queue. ``num_pages`` are in it, those pushed in part ``now``,
@@ -115,9 +141,12 @@ class RecencyShadow:
         self.is_behind = False
         while self.num_pages > num_pages and self._oldest < now:
             self._drop_oldest()
+        self.rules = self.is_barred or self.num_at_risk * _PAGE > _MOST_RISK * (self._most_debt + self._credit)
 
     def _drop_oldest(self) -> None:
         at = self._oldest & (NUM_PARTS - 1)
         self.num_pages -= self._counts[at]
         self._counts[at] = 0
+        self.num_at_risk -= i64(self._gone[at])
+        self._gone[at] = 0
         self._oldest += 1

@@ -362,17 +362,22 @@ class NaiveLearned(NaiveQueue):
         self.stamp.pop(page, None)
 
     def evict(self, page: int) -> None:
-        if self.shadow.is_behind:
-            num_pages = len(self.lines[0]) + len(self.lines[1]) - self.rates.num_in_part
-            self.shadow.trim(num_pages, self.rates.clock)
+        self.trim()
         if self.leave(page) != 2:
+            self.shadow.note_gone(self.stamp[page])
             ghosts = self.ghosts.setdefault(bucket_of(self.content_key(page), self.capacity), [])
             ghosts.insert(0, (page, self.kind[page], self.stamp[page]))
             del ghosts[4:]
         self.kind.pop(page, None)
         self.stamp.pop(page, None)
 
+    def trim(self) -> None:
+        if self.shadow.is_behind:
+            num_pages = len(self.lines[0]) + len(self.lines[1]) - self.rates.num_in_part
+            self.shadow.trim(num_pages, self.rates.clock)
+
     def first(self) -> int:
+        self.trim()
         page = self.head(2)
         if page is not None:
             return page
