@@ -15,351 +15,28 @@ What the public properties of a sequence must say can be asked of the model; so 
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias, final
+from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
-from ..config.manager_config import KVCacheManagerConfig
 from .reference_forks import list_sharers, make_fork, num_first_written
-from .reference_scratch import ScratchRule
+from .reference_pages import ModelDisagreement, Picture, picture_of
+from .reference_room import ReferenceRoom
 from .reference_sequence import ReferenceSequence
-from .reference_state import StateRule, group_layers, make_rules
-from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
+from .reference_tree import Scope, Text
 
-Picture: TypeAlias = dict[str, Any]
-
-DROPPABLE: Final = "droppable"
-HELD: Final = "held"
-LOCKED: Final = "locked"
 NO_SNAPSHOT: Final = "no snapshot"
 MAY_SNAPSHOT: Final = "may leave a snapshot"
 MUST_SNAPSHOT: Final = "must leave a snapshot"
 
 
-@mypyc_attr(native_class=False)
-class ModelDisagreement(Exception):
-    """The manager did what the rules do not allow."""
-
-
 @final
 @mypyc_attr(native_class=True)
-class SlotNeed:
-    """Pages that a call takes and gives back, per layer group. Between ``least`` and ``most`` the library may
-    choose."""
+class ReferenceModel(ReferenceRoom):
+    """See the module's docstring."""
 
-    __slots__ = ("least", "most", "given_back", "newly_locked")
-
-    least: Final[list[int]]
-    most: Final[list[int]]
-    given_back: Final[list[int]]
-    newly_locked: Final[list[int]]  # pages that exist and that no active sequence needed so far
-
-    def __init__(self, num_groups: int) -> None:
-        self.least = [0] * num_groups
-        self.most = [0] * num_groups
-        self.given_back = [0] * num_groups
-        self.newly_locked = [0] * num_groups
-
-    def add(self, group: int, num_slots: int) -> None:
-        self.least[group] += num_slots
-        self.most[group] += num_slots
-
-
-@final
-@mypyc_attr(native_class=True)
-class ReferenceModel:
-    """See the module's docstring. ``statuses`` and ``places`` are what was seen last of each page in the tree."""
-
-    __slots__ = (
-        "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_must_come",
-        "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
-        "state", "lost", "_snapshots_due",
-    )  # fmt: skip
-
-    tokens_per_block: Final[int]
-    rules: Final[list[GroupRule]]
-    tree: Final[ReferenceTree]
-    sequences: Final[dict[int, ReferenceSequence]]
-    statuses: dict[Page, str]
-    places: dict[Page, tuple[int, int]]  # level and slot
-    _with_partial_blocks: Final[bool]
-    _must_come: Final[set[Page]]
-    _may_come: Final[set[Page]]
-    _may_go: Final[set[Page]]
-    _may_all_go: bool
-    _scratch_rules: Final[list[ScratchRule]]  # by group; none at all where scratch slots are not configured
-    _maybe_published: Final[dict[int, int]]  # by the number of a shared private block, the node that it may be by now
-    _next_private: int
-    state: Final[StateRule]
-    lost: set[Page]  # of those that are there: their bytes could not be read
-    _snapshots_due: Final[set[Page]]  # made last in their call: nothing can have made them go
-
-    def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
-        size = config.tokens_per_block
-        self.tokens_per_block = size
-        layers = group_layers(config)
-        expected = [[layer.layer_id for layer in members] for members in layers]
-        if [list(group) for group in layer_grouping] != expected:
-            raise ModelDisagreement(f"the layer groups are {layer_grouping}, must be {expected}")
-        self.rules = make_rules(config)
-        self._scratch_rules = []
-        if config.swa_scratch_reuse is not None:
-            max_rewind_len = config.swa_scratch_reuse.max_rewind_len
-            for rule, members in zip(self.rules, layers):
-                self._scratch_rules.append(ScratchRule(rule, members, size, max_rewind_len))
-        self.tree = ReferenceTree(size, self.rules)
-        self.state = StateRule(config, self.rules, self.tree)
-        self.sequences = {}
-        self.statuses = {}
-        self.places = {}
-        self._with_partial_blocks = config.enable_partial_reuse
-        self._must_come = set()
-        self._may_come = set()
-        self._may_go = set()
-        self._may_all_go = False
-        self._maybe_published = {}
-        self._next_private = 0
-        self.lost = set()
-        self._snapshots_due = set()
-
-    # -- what is there ------------------------------------------------------------------------------------------------
-
-    def see(self, picture: Picture) -> None:
-        """Compare the tree in a picture with what was seen last and what has been told since."""
-        old = self.statuses
-        self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones go with their last holder, others with them
-        self._read_tree(picture)
-        self._adopt_published(picture)
-        needed = self._needed_pages()
-        for page, status in self.statuses.items():
-            if page not in self.tree.ever_published:
-                raise ModelDisagreement(f"{self.name(page)} is in the tree and was never published")
-            if page not in old and page not in self._must_come and page not in self._may_come:
-                raise ModelDisagreement(f"{self.name(page)} came, and no call has published it")
-            if status != needed.get(page, DROPPABLE):
-                raise ModelDisagreement(f"{self.name(page)} is {status}, must be {needed.get(page, DROPPABLE)}")
-        for page in needed:
-            if page not in self.statuses:
-                raise ModelDisagreement(f"{self.name(page)} is gone, but an open sequence needs it")
-        for page in self._snapshots_due:
-            if page not in self.statuses:
-                raise ModelDisagreement(f"{self.name(page)} is not there, a snapshot that had to be left")
-        self._snapshots_due.clear()
-        if not self._may_all_go:
-            for page in {*old, *self._must_come}:
-                if page not in self.statuses and page not in self._may_go:
-                    raise ModelDisagreement(f"{self.name(page)} is not there; nothing made room, nothing replaced it")
-        self._check_reachable()
-        self._must_come.clear()
-        self._may_come.clear()
-        self._may_go.clear()
-        self._may_all_go = False
-
-    def _read_tree(self, picture: Picture) -> None:
-        self.statuses = {}
-        self.places = {}
-        self.lost = set()
-        for scope_picture in picture["tree"]:
-            path = [self.tree.root((scope_picture["lora_id"], scope_picture["salt"]))]
-            for block in scope_picture["blocks"]:
-                del path[block["depth"] + 1 :]
-                tokens = tuple([bytes.fromhex(token) if isinstance(token, str) else token for token in block["tokens"]])
-                node = self.tree.child(path[-1], tokens)
-                path.append(node)
-                for group, page in enumerate(block["pages"]):
-                    if page is not None:
-                        self.statuses[(node, group)] = page["status"]
-                        self.places[(node, group)] = (page["level"], page["slot"])
-                        if page.get("is_lost", False):
-                            self.lost.add((node, group))
-
-    def _adopt_published(self, picture: Picture) -> None:
-        """What became of private last blocks whose owner ended, and that forks share: published for all of them, or not."""
-        for sequence in self.sequences.values():
-            forked: list[str | int] = _picture_of(picture, sequence.name)["forked_blocks"]
-            for position, what in enumerate(forked):
-                ordinal = len(sequence.path) + position
-                node = self._maybe_published.get(sequence.shared_private.get(ordinal, -1))
-                if what == "published" and sequence.node(ordinal) is None and node is not None:
-                    sequence.adopt(ordinal, node)
-                if what == "published" and sequence.node(ordinal) is None:
-                    raise ModelDisagreement(f"block {ordinal} of sequence {sequence.name} is published, and nobody did that")
-        self._maybe_published.clear()
-
-    def _needed_pages(self) -> dict[Page, str]:
-        """LOCKED or HELD for each published page that an open sequence needs."""
-        statuses: dict[Page, str] = {}
-        for sequence in self.sequences.values():
-            for page in self._published_pages(sequence):
-                if sequence.is_active:
-                    statuses[page] = LOCKED
-                elif page not in statuses:
-                    statuses[page] = HELD
-            snapshot = self.state.held_snapshot(sequence)
-            if snapshot is not None:
-                statuses[snapshot] = HELD
-        return statuses
-
-    def _published_pages(self, sequence: ReferenceSequence) -> list[Page]:
-        pages: list[Page] = []
-        for ordinal in range(self.num_blocks(sequence)):
-            node = sequence.node(ordinal)
-            if node is not None:
-                for group in range(len(self.rules)):
-                    if self.is_needed(sequence, group, ordinal):
-                        pages.append((node, group))
-        return pages
-
-    def _check_reachable(self) -> None:
-        """Below a block that lacks the page of a group without a window nothing can ever be matched."""
-        unbounded = [group for group, rule in enumerate(self.rules) if rule.window is None and not rule.is_state]
-        for page in self.statuses:
-            parent = self.tree.parent(page[0])
-            if self.tree.parent(parent) >= 0:
-                for group in unbounded:
-                    if (parent, group) not in self.statuses:
-                        raise ModelDisagreement(f"{self.name(page)} is kept, but {self.name((parent, group))} is gone")
-
-    def name(self, page: Page) -> str:
-        node, group = page
-        return f"the page of group {group} of block {self.tree.depth(node)} with tokens {self.tree.tokens(node)}"
-
-    # -- facts --------------------------------------------------------------------------------------------------------
-
-    def num_blocks(self, sequence: ReferenceSequence) -> int:
-        return -(-sequence.capacity // self.tokens_per_block)
-
-    def is_needed(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
-        """Whether the block has a page for that group: while active, its base page index is valid."""
-        beg, end = sequence.scratch[group]
-        is_scratch = beg <= ordinal < end
-        return not is_scratch and not self.rules[group].is_stale(ordinal, sequence.history, self.tokens_per_block)
-
-    def num_scratch_slots(self, sequence: ReferenceSequence, group: int) -> int:
-        """What the sequence's scratch blocks share while it is active."""
-        if not sequence.is_active or not self._scratch_rules:
-            return 0
-        return self._scratch_rules[group].compute_num_slots(sequence.scratch[group])
-
-    def num_used_slots(self, group: int) -> int:
-        """All pages of that group, in the tree or private to open sequences, and scratch slots."""
-        published = [page for page in self.statuses if page[1] == group]
-        return len(published) + self._num_private_slots(group, False)
-
-    def num_needed_slots(self, group: int) -> int:
-        """Those that open sequences need, and that cannot make room."""
-        needed = [page for page in self._needed_pages() if page[1] == group]
-        return len(needed) + self._num_private_slots(group, False)
-
-    def num_locked_slots(self, group: int) -> int:
-        """Those that active sequences need."""
-        locked = [page for page, status in self._needed_pages().items() if page[1] == group and status == LOCKED]
-        return len(locked) + self._num_private_slots(group, True)
-
-    def _num_private_slots(self, group: int, active_only: bool) -> int:
-        count = 0
-        private: set[tuple[int, int]] = set()
-        for sequence in self.sequences.values():
-            if sequence.is_active or not active_only:
-                count += self.num_scratch_slots(sequence, group)
-                for ordinal in range(self.num_blocks(sequence)):
-                    if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
-                        private.add(sequence.private_name(ordinal))
-        return count + len(private) + self.state.num_private_slots(list(self.sequences.values()), group, active_only)
-
-    def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
-        """What `create_kv_cache` and `probe_reuse` may answer now."""
-        present = self.statuses.keys() - self.lost
-        match = self.tree.match(scope, text, present, self._with_partial_blocks, self.lost)
-        return self.state.narrow(match, scope, text, present)
-
-    def slots_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
-        need = SlotNeed(len(self.rules))
-        locked = {page for page, status in self._needed_pages().items() if status == LOCKED}
-        for group in range(len(self.rules)):
-            for ordinal in range(self.num_blocks(sequence)):
-                node = sequence.node(ordinal)
-                if not self.is_needed(sequence, group, ordinal):
-                    continue
-                sharers = list_sharers(self.sequences.values(), sequence, ordinal) if node is None else []
-                is_locked = any([other.is_active and self.is_needed(other, group, ordinal) for other in sharers])
-                if not is_locked and (node is None or (node, group) not in locked):
-                    need.newly_locked[group] += 1
-        self._count_tail_copy(sequence, sequence.history, sequence.is_matched_tail, need)
-        for group in range(len(self._scratch_rules)):
-            need.add(group, self._scratch_rules[group].compute_num_slots(sequence.scratch[group]))
-        if self.state.group >= 0:
-            self.state.count_resume(sequence, need.newly_locked, need.least, need.most)
-        return need
-
-    def slots_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> SlotNeed:
-        """What `resize` takes, and what it gives back that no other open sequence needs."""
-        need = SlotNeed(len(self.rules))
-        old_num_blocks = self.num_blocks(sequence)
-        num_blocks = -(-capacity // self.tokens_per_block)
-        others: set[Page] = set()
-        for other in self.sequences.values():
-            if other is not sequence:
-                others.update(self._published_pages(other))
-        scratch = self._scratch_after_resize(sequence, capacity, history)
-        first_written = max(num_first_written(sequence, capacity, history, self.tokens_per_block), len(sequence.path))
-        for group, rule in enumerate(self.rules):
-            beg, end = scratch[group]
-            for ordinal in range(max(old_num_blocks, num_blocks)):
-                will_need = ordinal < num_blocks and not rule.is_stale(ordinal, history, self.tokens_per_block)
-                will_need = will_need and not beg <= ordinal < end
-                did_need = ordinal < old_num_blocks and self.is_needed(sequence, group, ordinal)
-                node = sequence.node(ordinal)
-                if will_need and not did_need:
-                    need.add(group, 1)
-                elif did_need and not will_need and not self._is_needed_by_others(sequence, group, ordinal, others):
-                    need.given_back[group] += 1
-                elif did_need and will_need and ordinal >= first_written and self._must_copy(sequence, ordinal):
-                    need.add(group, 1)
-            if self._scratch_rules:
-                need.add(group, self._scratch_rules[group].compute_num_slots(scratch[group]))
-                need.given_back[group] += self.num_scratch_slots(sequence, group)
-        self._count_tail_copy(sequence, history, history < capacity, need)
-        return need
-
-    def _is_needed_by_others(self, sequence: ReferenceSequence, group: int, ordinal: int, others: set[Page]) -> bool:
-        node = sequence.node(ordinal)
-        if node is not None:
-            return (node, group) in others
-        sharers = list_sharers(self.sequences.values(), sequence, ordinal)
-        return any([self.is_needed(other, group, ordinal) for other in sharers])
-
-    def _must_copy(self, sequence: ReferenceSequence, ordinal: int) -> bool:
-        """A block that forks share, or have published, is copied before it is written; the shared tail is counted elsewhere."""
-        if ordinal == len(sequence.path) and sequence.shared_tail is not None:
-            return False
-        return sequence.node(ordinal) is not None or len(list_sharers(self.sequences.values(), sequence, ordinal)) > 0
-
-    def _scratch_after_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[tuple[int, int]]:
-        """A resize that changes the capacity begins a step."""
-        if capacity == sequence.capacity or not self._scratch_rules:
-            return sequence.scratch
-        return [rule.compute_range(history, capacity) for rule in self._scratch_rules]
-
-    def _count_tail_copy(self, sequence: ReferenceSequence, history: int, is_certain: bool, need: SlotNeed) -> None:
-        """A shared last block is replaced by a private one before the tokens after ``history`` are written into it.
-
-        Where there is no room for a copy the library may take the block out of the tree, if no other sequence needs it.
-        """
-        size = self.tokens_per_block
-        ordinal = len(sequence.path)
-        tail = sequence.shared_tail
-        if tail is None or history >= (ordinal + 1) * size:
-            return
-        is_alone = all([other is sequence or other.shared_tail != tail for other in self.sequences.values()])
-        is_alone = is_alone and all([tail not in other.path for other in self.sequences.values()])
-        is_alone = is_alone and all([tail not in other.adopted.values() for other in self.sequences.values()])
-        for group, rule in enumerate(self.rules):
-            if not rule.is_stale(ordinal, history, size):
-                need.most[group] += 1
-                if is_certain and not is_alone:
-                    need.least[group] += 1
+    __slots__ = ()
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -387,7 +64,7 @@ class ReferenceModel:
         sequence.capacity = num_matched
         if num_matched % size != 0:
             candidates = self.tree.partial_matches(scope, text, num_matched, self.statuses.keys() - self.lost)
-            sequence.shared_tail = self._find_tail(candidates, _picture_of(picture, name))
+            sequence.shared_tail = self._find_tail(candidates, picture_of(picture, name))
             sequence.is_matched_tail = True
         self.sequences[name] = sequence
         return sequence
@@ -414,7 +91,7 @@ class ReferenceModel:
         raise ModelDisagreement(f"sequence {sequence_picture['id']}: its partial last block is none that could serve")
 
     def resume(self, sequence: ReferenceSequence, picture: Picture) -> None:
-        tail_is_shared = bool(_picture_of(picture, sequence.name)["shares_last_block"])
+        tail_is_shared = bool(picture_of(picture, sequence.name)["shares_last_block"])
         if tail_is_shared and (sequence.shared_tail is None or sequence.is_matched_tail):
             raise ModelDisagreement(f"sequence {sequence.name} was resumed and shares its last block")
         if not tail_is_shared:
@@ -437,7 +114,7 @@ class ReferenceModel:
         sequence.is_active = False
 
     def resize(self, sequence: ReferenceSequence, capacity: int, history: int, picture: Picture) -> None:
-        tail_is_shared = bool(_picture_of(picture, sequence.name)["shares_last_block"])
+        tail_is_shared = bool(picture_of(picture, sequence.name)["shares_last_block"])
         end_of_tail = (len(sequence.path) + 1) * self.tokens_per_block
         if tail_is_shared and (sequence.shared_tail is None or (history < capacity and history < end_of_tail)):
             raise ModelDisagreement(f"sequence {sequence.name} may write its last block, which is shared")
@@ -500,7 +177,7 @@ class ReferenceModel:
         was_committing = sequence.is_committing
         sequence.is_committing = False
         ordinal = len(sequence.path)
-        tail_is_shared = bool(_picture_of(picture, sequence.name)["shares_last_block"])
+        tail_is_shared = bool(picture_of(picture, sequence.name)["shares_last_block"])
         has_tail = len(sequence.committed) > ordinal * self.tokens_per_block
         if was_committing and sequence.shared_tail is None and has_tail:
             if tail_is_shared:
@@ -591,10 +268,3 @@ class ReferenceModel:
                     if not rule.is_state:
                         self._may_go.add((sibling, group))
         return node
-
-
-def _picture_of(picture: Picture, name: int) -> Picture:
-    found: list[Picture] = [one for one in picture["sequences"] if one["id"] == name]
-    if len(found) == 0:
-        raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")
-    return found[0]

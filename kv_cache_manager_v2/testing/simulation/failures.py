@@ -19,7 +19,7 @@ from ...base.errors import CorruptedError, OutOfMemoryError, PageMoveError, Stor
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
-from ..reference_model import ModelDisagreement, Picture
+from ..reference_pages import ModelDisagreement, Picture
 from ..simulated_device import SimulatedDevice
 from .scenario import Action
 from .simulated_sequence import SimulatedSequence

@@ -7,7 +7,7 @@ from typing import Final
 from ...base.ids import TokenIdExt
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
-from ..reference_model import ModelDisagreement
+from ..reference_pages import ModelDisagreement
 
 _SCOPES: Final = ((None, None), (0, None), (None, 0), (7, "a"), (7, "b"))
 

@@ -9,7 +9,7 @@ from mypy_extensions import mypyc_attr
 
 from ...base.errors import LogicError
 from ...manager.kv_cache_manager import KVCacheManager
-from ..reference_model import ModelDisagreement
+from ..reference_pages import ModelDisagreement
 from .simulated_sequence import SimulatedSequence
 
 

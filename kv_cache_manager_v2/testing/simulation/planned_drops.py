@@ -8,7 +8,8 @@ from mypy_extensions import mypyc_attr
 from ...manager.committed_block_drop import CommittedBlockDrop
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
-from ..reference_model import ModelDisagreement, Picture, ReferenceModel
+from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement, Picture
 
 
 @final

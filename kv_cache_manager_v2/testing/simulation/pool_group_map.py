@@ -4,7 +4,7 @@ for."""
 from collections.abc import Sequence
 
 from ...config.manager_config import KVCacheManagerConfig
-from ..reference_model import ModelDisagreement
+from ..reference_pages import ModelDisagreement
 from ..reference_state import group_layers
 
 

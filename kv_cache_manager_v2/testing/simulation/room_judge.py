@@ -11,7 +11,9 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ...manager.kv_cache_manager import KVCacheManager
-from ..reference_model import ModelDisagreement, SlotNeed, ReferenceModel
+from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement
+from ..reference_room import SlotNeed
 
 
 @final

@@ -3,7 +3,8 @@
 from ...base.errors import LogicError
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
-from ..reference_model import ModelDisagreement, ReferenceModel
+from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement
 
 
 def invalidate_scope(manager: KVCacheManager, model: ReferenceModel, scope: ReuseScope) -> None:

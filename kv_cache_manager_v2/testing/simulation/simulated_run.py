@@ -18,7 +18,9 @@ from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
-from ..reference_model import ModelDisagreement, ReferenceModel, SlotNeed
+from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement
+from ..reference_room import SlotNeed
 from ..simulated_device import SimulatedDevice
 from ..step_batch import Step
 from . import failures

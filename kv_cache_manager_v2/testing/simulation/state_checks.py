@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from ...base.ids import BAD_PAGE_INDEX
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
-from ..reference_model import ModelDisagreement, Picture, ReferenceModel
+from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement, Picture
 from .room_judge import RoomJudge
 from .simulated_sequence import SimulatedSequence
 

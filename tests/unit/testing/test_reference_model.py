@@ -7,7 +7,8 @@ from kv_cache_manager_v2.config.cache_tier_config import GpuCacheTierConfig
 from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from kv_cache_manager_v2.config.manager_config import KVCacheManagerConfig
 from kv_cache_manager_v2.config.scratch_reuse_config import SwaScratchReuseConfig
-from kv_cache_manager_v2.testing.reference_model import MUST_SNAPSHOT, ModelDisagreement, ReferenceModel
+from kv_cache_manager_v2.testing.reference_model import MUST_SNAPSHOT, ReferenceModel
+from kv_cache_manager_v2.testing.reference_pages import ModelDisagreement
 
 NOBODY = (None, None)
 

@@ -1,0 +1,240 @@
+"""Which pages there must be, as far as the reference model has been told: in the tree, private, or needed by an open sequence.
+
+`ReferencePages.see` compares the tree of a picture with what was seen last and with what the calls since may have changed.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+from mypy_extensions import mypyc_attr
+
+from ..config.manager_config import KVCacheManagerConfig
+from .reference_scratch import ScratchRule
+from .reference_sequence import ReferenceSequence
+from .reference_state import StateRule, group_layers, make_rules
+from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
+
+Picture: TypeAlias = dict[str, Any]
+
+DROPPABLE: Final = "droppable"
+HELD: Final = "held"
+LOCKED: Final = "locked"
+
+
+@mypyc_attr(native_class=False)
+class ModelDisagreement(Exception):
+    """The manager did what the rules do not allow."""
+
+
+@mypyc_attr(native_class=True)
+class ReferencePages:
+    """``statuses`` and ``places`` are what was seen last of each page in the tree."""
+
+    __slots__ = (
+        "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_must_come",
+        "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
+        "state", "lost", "_snapshots_due",
+    )  # fmt: skip
+
+    tokens_per_block: Final[int]
+    rules: Final[list[GroupRule]]
+    tree: Final[ReferenceTree]
+    sequences: Final[dict[int, ReferenceSequence]]
+    statuses: dict[Page, str]
+    places: dict[Page, tuple[int, int]]  # level and slot
+    _with_partial_blocks: Final[bool]
+    _must_come: Final[set[Page]]
+    _may_come: Final[set[Page]]
+    _may_go: Final[set[Page]]
+    _may_all_go: bool
+    _scratch_rules: Final[list[ScratchRule]]  # by group; none at all where scratch slots are not configured
+    _maybe_published: Final[dict[int, int]]  # by the number of a shared private block, the node that it may be by now
+    _next_private: int
+    state: Final[StateRule]
+    lost: set[Page]  # of those that are there: their bytes could not be read
+    _snapshots_due: Final[set[Page]]  # made last in their call: nothing can have made them go
+    def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
+        size = config.tokens_per_block
+        self.tokens_per_block = size
+        layers = group_layers(config)
+        expected = [[layer.layer_id for layer in members] for members in layers]
+        if [list(group) for group in layer_grouping] != expected:
+            raise ModelDisagreement(f"the layer groups are {layer_grouping}, must be {expected}")
+        self.rules = make_rules(config)
+        self._scratch_rules = []
+        if config.swa_scratch_reuse is not None:
+            max_rewind_len = config.swa_scratch_reuse.max_rewind_len
+            for rule, members in zip(self.rules, layers):
+                self._scratch_rules.append(ScratchRule(rule, members, size, max_rewind_len))
+        self.tree = ReferenceTree(size, self.rules)
+        self.state = StateRule(config, self.rules, self.tree)
+        self.sequences = {}
+        self.statuses = {}
+        self.places = {}
+        self._with_partial_blocks = config.enable_partial_reuse
+        self._must_come = set()
+        self._may_come = set()
+        self._may_go = set()
+        self._may_all_go = False
+        self._maybe_published = {}
+        self._next_private = 0
+        self.lost = set()
+        self._snapshots_due = set()
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def see(self, picture: Picture) -> None:
+        """Compare the tree in a picture with what was seen last and what has been told since."""
+        old = self.statuses
+        self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones go with their last holder, others with them
+        self._read_tree(picture)
+        self._adopt_published(picture)
+        needed = self._needed_pages()
+        for page, status in self.statuses.items():
+            if page not in self.tree.ever_published:
+                raise ModelDisagreement(f"{self.name(page)} is in the tree and was never published")
+            if page not in old and page not in self._must_come and page not in self._may_come:
+                raise ModelDisagreement(f"{self.name(page)} came, and no call has published it")
+            if status != needed.get(page, DROPPABLE):
+                raise ModelDisagreement(f"{self.name(page)} is {status}, must be {needed.get(page, DROPPABLE)}")
+        for page in needed:
+            if page not in self.statuses:
+                raise ModelDisagreement(f"{self.name(page)} is gone, but an open sequence needs it")
+        for page in self._snapshots_due:
+            if page not in self.statuses:
+                raise ModelDisagreement(f"{self.name(page)} is not there, a snapshot that had to be left")
+        self._snapshots_due.clear()
+        if not self._may_all_go:
+            for page in {*old, *self._must_come}:
+                if page not in self.statuses and page not in self._may_go:
+                    raise ModelDisagreement(f"{self.name(page)} is not there; nothing made room, nothing replaced it")
+        self._check_reachable()
+        self._must_come.clear()
+        self._may_come.clear()
+        self._may_go.clear()
+        self._may_all_go = False
+
+    def _read_tree(self, picture: Picture) -> None:
+        self.statuses = {}
+        self.places = {}
+        self.lost = set()
+        for scope_picture in picture["tree"]:
+            path = [self.tree.root((scope_picture["lora_id"], scope_picture["salt"]))]
+            for block in scope_picture["blocks"]:
+                del path[block["depth"] + 1 :]
+                tokens = tuple([bytes.fromhex(token) if isinstance(token, str) else token for token in block["tokens"]])
+                node = self.tree.child(path[-1], tokens)
+                path.append(node)
+                for group, page in enumerate(block["pages"]):
+                    if page is not None:
+                        self.statuses[(node, group)] = page["status"]
+                        self.places[(node, group)] = (page["level"], page["slot"])
+                        if page.get("is_lost", False):
+                            self.lost.add((node, group))
+
+    def _adopt_published(self, picture: Picture) -> None:
+        """What became of private last blocks whose owner ended, and that forks share: published for all of them, or not."""
+        for sequence in self.sequences.values():
+            forked: list[str | int] = picture_of(picture, sequence.name)["forked_blocks"]
+            for position, what in enumerate(forked):
+                ordinal = len(sequence.path) + position
+                node = self._maybe_published.get(sequence.shared_private.get(ordinal, -1))
+                if what == "published" and sequence.node(ordinal) is None and node is not None:
+                    sequence.adopt(ordinal, node)
+                if what == "published" and sequence.node(ordinal) is None:
+                    raise ModelDisagreement(f"block {ordinal} of sequence {sequence.name} is published, and nobody did that")
+        self._maybe_published.clear()
+
+    def _needed_pages(self) -> dict[Page, str]:
+        """LOCKED or HELD for each published page that an open sequence needs."""
+        statuses: dict[Page, str] = {}
+        for sequence in self.sequences.values():
+            for page in self._published_pages(sequence):
+                if sequence.is_active:
+                    statuses[page] = LOCKED
+                elif page not in statuses:
+                    statuses[page] = HELD
+            snapshot = self.state.held_snapshot(sequence)
+            if snapshot is not None:
+                statuses[snapshot] = HELD
+        return statuses
+
+    def _published_pages(self, sequence: ReferenceSequence) -> list[Page]:
+        pages: list[Page] = []
+        for ordinal in range(self.num_blocks(sequence)):
+            node = sequence.node(ordinal)
+            if node is not None:
+                for group in range(len(self.rules)):
+                    if self.is_needed(sequence, group, ordinal):
+                        pages.append((node, group))
+        return pages
+
+    def _check_reachable(self) -> None:
+        """Below a block that lacks the page of a group without a window nothing can ever be matched."""
+        unbounded = [group for group, rule in enumerate(self.rules) if rule.window is None and not rule.is_state]
+        for page in self.statuses:
+            parent = self.tree.parent(page[0])
+            if self.tree.parent(parent) >= 0:
+                for group in unbounded:
+                    if (parent, group) not in self.statuses:
+                        raise ModelDisagreement(f"{self.name(page)} is kept, but {self.name((parent, group))} is gone")
+
+    def name(self, page: Page) -> str:
+        node, group = page
+        return f"the page of group {group} of block {self.tree.depth(node)} with tokens {self.tree.tokens(node)}"
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    def num_blocks(self, sequence: ReferenceSequence) -> int:
+        return -(-sequence.capacity // self.tokens_per_block)
+
+    def is_needed(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
+        """Whether the block has a page for that group: while active, its base page index is valid."""
+        beg, end = sequence.scratch[group]
+        is_scratch = beg <= ordinal < end
+        return not is_scratch and not self.rules[group].is_stale(ordinal, sequence.history, self.tokens_per_block)
+
+    def num_scratch_slots(self, sequence: ReferenceSequence, group: int) -> int:
+        """What the sequence's scratch blocks share while it is active."""
+        if not sequence.is_active or not self._scratch_rules:
+            return 0
+        return self._scratch_rules[group].compute_num_slots(sequence.scratch[group])
+
+    def num_used_slots(self, group: int) -> int:
+        """All pages of that group, in the tree or private to open sequences, and scratch slots."""
+        published = [page for page in self.statuses if page[1] == group]
+        return len(published) + self._num_private_slots(group, False)
+
+    def num_needed_slots(self, group: int) -> int:
+        """Those that open sequences need, and that cannot make room."""
+        needed = [page for page in self._needed_pages() if page[1] == group]
+        return len(needed) + self._num_private_slots(group, False)
+
+    def num_locked_slots(self, group: int) -> int:
+        """Those that active sequences need."""
+        locked = [page for page, status in self._needed_pages().items() if page[1] == group and status == LOCKED]
+        return len(locked) + self._num_private_slots(group, True)
+
+    def _num_private_slots(self, group: int, active_only: bool) -> int:
+        count = 0
+        private: set[tuple[int, int]] = set()
+        for sequence in self.sequences.values():
+            if sequence.is_active or not active_only:
+                count += self.num_scratch_slots(sequence, group)
+                for ordinal in range(self.num_blocks(sequence)):
+                    if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
+                        private.add(sequence.private_name(ordinal))
+        return count + len(private) + self.state.num_private_slots(list(self.sequences.values()), group, active_only)
+
+    def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
+        """What `create_kv_cache` and `probe_reuse` may answer now."""
+        present = self.statuses.keys() - self.lost
+        match = self.tree.match(scope, text, present, self._with_partial_blocks, self.lost)
+        return self.state.narrow(match, scope, text, present)
+
+
+def picture_of(picture: Picture, name: int) -> Picture:
+    found: list[Picture] = [one for one in picture["sequences"] if one["id"] == name]
+    if len(found) == 0:
+        raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")
+    return found[0]

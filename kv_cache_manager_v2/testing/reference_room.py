@@ -1,0 +1,128 @@
+"""What a call takes and gives back, counted from the pages that there must be: the reference model's answer to "is there room?"."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .reference_forks import list_sharers, num_first_written
+from .reference_pages import LOCKED, ReferencePages
+from .reference_sequence import ReferenceSequence
+from .reference_tree import Page
+
+
+@final
+@mypyc_attr(native_class=True)
+class SlotNeed:
+    """Pages that a call takes and gives back, per layer group. Between ``least`` and ``most`` the library may
+    choose."""
+
+    __slots__ = ("least", "most", "given_back", "newly_locked")
+
+    least: Final[list[int]]
+    most: Final[list[int]]
+    given_back: Final[list[int]]
+    newly_locked: Final[list[int]]  # pages that exist and that no active sequence needed so far
+
+    def __init__(self, num_groups: int) -> None:
+        self.least = [0] * num_groups
+        self.most = [0] * num_groups
+        self.given_back = [0] * num_groups
+        self.newly_locked = [0] * num_groups
+
+    def add(self, group: int, num_slots: int) -> None:
+        self.least[group] += num_slots
+        self.most[group] += num_slots
+
+
+@mypyc_attr(native_class=True)
+class ReferenceRoom(ReferencePages):
+    """Asks, and changes nothing."""
+
+    __slots__ = ()
+
+    def slots_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
+        need = SlotNeed(len(self.rules))
+        locked = {page for page, status in self._needed_pages().items() if status == LOCKED}
+        for group in range(len(self.rules)):
+            for ordinal in range(self.num_blocks(sequence)):
+                node = sequence.node(ordinal)
+                if not self.is_needed(sequence, group, ordinal):
+                    continue
+                sharers = list_sharers(self.sequences.values(), sequence, ordinal) if node is None else []
+                is_locked = any([other.is_active and self.is_needed(other, group, ordinal) for other in sharers])
+                if not is_locked and (node is None or (node, group) not in locked):
+                    need.newly_locked[group] += 1
+        self._count_tail_copy(sequence, sequence.history, sequence.is_matched_tail, need)
+        for group in range(len(self._scratch_rules)):
+            need.add(group, self._scratch_rules[group].compute_num_slots(sequence.scratch[group]))
+        if self.state.group >= 0:
+            self.state.count_resume(sequence, need.newly_locked, need.least, need.most)
+        return need
+
+    def slots_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> SlotNeed:
+        """What `resize` takes, and what it gives back that no other open sequence needs."""
+        need = SlotNeed(len(self.rules))
+        old_num_blocks = self.num_blocks(sequence)
+        num_blocks = -(-capacity // self.tokens_per_block)
+        others: set[Page] = set()
+        for other in self.sequences.values():
+            if other is not sequence:
+                others.update(self._published_pages(other))
+        scratch = self._scratch_after_resize(sequence, capacity, history)
+        first_written = max(num_first_written(sequence, capacity, history, self.tokens_per_block), len(sequence.path))
+        for group, rule in enumerate(self.rules):
+            beg, end = scratch[group]
+            for ordinal in range(max(old_num_blocks, num_blocks)):
+                will_need = ordinal < num_blocks and not rule.is_stale(ordinal, history, self.tokens_per_block)
+                will_need = will_need and not beg <= ordinal < end
+                did_need = ordinal < old_num_blocks and self.is_needed(sequence, group, ordinal)
+                node = sequence.node(ordinal)
+                if will_need and not did_need:
+                    need.add(group, 1)
+                elif did_need and not will_need and not self._is_needed_by_others(sequence, group, ordinal, others):
+                    need.given_back[group] += 1
+                elif did_need and will_need and ordinal >= first_written and self._must_copy(sequence, ordinal):
+                    need.add(group, 1)
+            if self._scratch_rules:
+                need.add(group, self._scratch_rules[group].compute_num_slots(scratch[group]))
+                need.given_back[group] += self.num_scratch_slots(sequence, group)
+        self._count_tail_copy(sequence, history, history < capacity, need)
+        return need
+
+    def _is_needed_by_others(self, sequence: ReferenceSequence, group: int, ordinal: int, others: set[Page]) -> bool:
+        node = sequence.node(ordinal)
+        if node is not None:
+            return (node, group) in others
+        sharers = list_sharers(self.sequences.values(), sequence, ordinal)
+        return any([self.is_needed(other, group, ordinal) for other in sharers])
+
+    def _must_copy(self, sequence: ReferenceSequence, ordinal: int) -> bool:
+        """A block that forks share, or have published, is copied before it is written; the shared tail is counted elsewhere."""
+        if ordinal == len(sequence.path) and sequence.shared_tail is not None:
+            return False
+        return sequence.node(ordinal) is not None or len(list_sharers(self.sequences.values(), sequence, ordinal)) > 0
+
+    def _scratch_after_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[tuple[int, int]]:
+        """A resize that changes the capacity begins a step."""
+        if capacity == sequence.capacity or not self._scratch_rules:
+            return sequence.scratch
+        return [rule.compute_range(history, capacity) for rule in self._scratch_rules]
+
+    def _count_tail_copy(self, sequence: ReferenceSequence, history: int, is_certain: bool, need: SlotNeed) -> None:
+        """A shared last block is replaced by a private one before the tokens after ``history`` are written into it.
+
+        Where there is no room for a copy the library may take the block out of the tree, if no other sequence needs it.
+        """
+        size = self.tokens_per_block
+        ordinal = len(sequence.path)
+        tail = sequence.shared_tail
+        if tail is None or history >= (ordinal + 1) * size:
+            return
+        is_alone = all([other is sequence or other.shared_tail != tail for other in self.sequences.values()])
+        is_alone = is_alone and all([tail not in other.path for other in self.sequences.values()])
+        is_alone = is_alone and all([tail not in other.adopted.values() for other in self.sequences.values()])
+        for group, rule in enumerate(self.rules):
+            if not rule.is_stale(ordinal, history, size):
+                need.most[group] += 1
+                if is_certain and not is_alone:
+                    need.least[group] += 1
