@@ -32,13 +32,14 @@ class ScopeControl(RetentionHints):
                     f"invalidate_reuse_scope({scope!r}): {num_open} of its sequences {'are' if num_open > 1 else 'is'} still open; "
                     f"close() them first"
                 )
-            if len(self._shared.leases) > 0 and tree.has_held_page(scope):
+            root = tree.find_root(scope)
+            leases = self._shared.leases
+            if len(leases) > 0 and root is not None and (tree.has_held_page(scope) or leases.has_block_below(root)):
                 raise LogicError(
                     f"invalidate_reuse_scope({scope!r}): transfer leases have pages of it; settle() them once the other side is done, "
                     f"open_leases has them"
                 )
             guard.begin_change()
-            root = tree.find_root(scope)
             if root is not None:
                 self._shared.drop_plans.void_of(root)
             tree.clear_scope(scope)

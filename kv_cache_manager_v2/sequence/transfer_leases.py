@@ -102,6 +102,19 @@ class TransferLeases:
     def open_leases(self) -> list[TransferLeaseState]:
         return list(self._open.values())
 
+    def has_block_below(self, root: Block) -> bool:
+        """Whether a block that was private when it was leased is published there by now: it is pinned, and may have no page."""
+        for lease in self._open.values():
+            for block in lease.private_blocks:
+                ancestor = block
+                parent = block.parent
+                while parent is not None:
+                    ancestor = parent
+                    parent = parent.parent
+                if ancestor is root:
+                    return True
+        return False
+
     def note_moved(self, old_page: i64, new_page: i64, life_cycle: i64) -> None:
         """A page goes on under another row, with all its holds and locks."""
         for lease in self._open.values():

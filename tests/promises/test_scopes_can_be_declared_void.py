@@ -91,6 +91,25 @@ def test_open_users_forbid_it():
         manager.invalidate_reuse_scope(ADAPTER)
 
 
+def test_a_leased_block_without_a_page_forbids_it():
+    """The window has passed it before it was lent, so no page of it is held; it is published later, and the lease pins it."""
+    with manager_of(windows=(4,)) as manager:
+        kv_cache = manager.create_kv_cache(ADAPTER)
+        # With 8 tokens of history the next one reads 5 .. 8: block 0 is stale, and private still.
+        assert kv_cache.resume() and kv_cache.resize(12, 8)
+        lease = kv_cache.reserve_transfer(0, 1)
+        assert lease.get_page_indices(0) == []
+        kv_cache.commit(list(range(8)))
+        kv_cache.close()
+        with pytest.raises(LogicError, match="transfer leases"):
+            manager.invalidate_reuse_scope(ADAPTER)
+        manager.invalidate_reuse_scope(OTHER)
+        lease.settle()
+        manager.invalidate_reuse_scope(ADAPTER)
+        manager.check_invariants()
+        assert free_slots(manager) == 64
+
+
 def test_plans_in_the_scope_are_void():
     with manager_of() as manager:
         plans = []
