@@ -25,6 +25,7 @@ def make_fork(sequence: ReferenceSequence, name: int, num_blocks: int, next_numb
     """A second sequence with all blocks of the first; private ones get a number from ``next_number`` on, by ordinal."""
     child = ReferenceSequence(name, sequence.scope, len(sequence.scratch))
     child.committed = list(sequence.committed)
+    child.uses_scratch = sequence.uses_scratch
     child.history = sequence.history
     child.capacity = sequence.capacity
     child.is_active = sequence.is_active

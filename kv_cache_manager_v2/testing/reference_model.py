@@ -21,6 +21,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 from .reference_forks import list_sharers, make_fork, num_first_written
+from .reference_lease import LeasedPage, ReferenceLease
 from .reference_pages import ModelDisagreement, Picture, picture_of
 from .reference_room import ReferenceRoom
 from .reference_sequence import ReferenceSequence
@@ -52,6 +53,7 @@ class ReferenceModel(ReferenceRoom):
                 f"possible are {sorted(match.lengths)}"
             )
         sequence = ReferenceSequence(name, scope, len(self.rules))
+        sequence.uses_scratch = len(self._scratch_rules) > 0
         node = self.tree.root(scope)
         for ordinal in range(num_matched // size):
             node = self.tree.child(node, text[ordinal * size : (ordinal + 1) * size])
@@ -135,6 +137,33 @@ class ReferenceModel(ReferenceRoom):
         self.sequences[name] = child
         return child
 
+    def reserve(self, sequence: ReferenceSequence, number: int, begin: int, end: int, picture: Picture) -> None:
+        """Of groups without a window the pages before ``begin`` are kept with those that are lent."""
+        lease = ReferenceLease(sequence.scope)
+        for ordinal in range(len(sequence.path), end):
+            if sequence.node(ordinal) is None:
+                lease.numbers.add(sequence.shared_private.setdefault(ordinal, self._next_private + ordinal))
+        self._next_private += end
+        slots = picture_of(picture, sequence.name)["page_slots"]
+        for group, rule in enumerate(self.rules):
+            for ordinal in range(0 if rule.window is None else begin, end):
+                if self.is_needed(sequence, group, ordinal):
+                    node = sequence.node(ordinal)
+                    private = None if node is not None else sequence.shared_private[ordinal]
+                    slot: int = slots[group][ordinal]
+                    lease.pages.append(LeasedPage(group, ordinal, slot, private, ordinal >= begin, node))
+        self.leases[number] = lease
+
+    def settle(self, number: int) -> None:
+        """What was kept for the lease only may go."""
+        del self.leases[number]
+        self._may_all_go = True
+
+    def may_toggle_scratch(self, sequence: ReferenceSequence) -> bool:
+        """Only where it makes no difference to the present step."""
+        ranges = [rule.compute_range(sequence.history, sequence.capacity) for rule in self._scratch_rules]
+        return all([begin == end for begin, end in [*ranges, *sequence.scratch]])
+
     def has_history_in_scratch(self, sequence: ReferenceSequence) -> bool:
         """Whether the next token would read a block that has scratch slots: then it cannot be forked."""
         size = self.tokens_per_block
@@ -209,8 +238,10 @@ class ReferenceModel(ReferenceRoom):
         del self.sequences[sequence.name]
 
     def clear(self) -> None:
-        if len(self.sequences) > 0:
-            raise ModelDisagreement(f"clear_reusable_blocks passed with {len(self.sequences)} open sequences")
+        if len(self.sequences) > 0 or len(self.leases) > 0:
+            raise ModelDisagreement(
+                f"clear_reusable_blocks passed with {len(self.sequences)} open sequences and {len(self.leases)} leases"
+            )
         self._may_all_go = True
 
     # -- publishing ---------------------------------------------------------------------------------------------------
@@ -220,10 +251,10 @@ class ReferenceModel(ReferenceRoom):
 
         Either a longer published block has that text and a page for each of its pages; or one with just that text is
         published, and ours may hold tokens that are not committed and must not be given up for it; or forks have that block
-        too, and will publish it when they end.
+        too, and will publish it when they end; or another machine has it, and may yet write behind that text.
         """
         ordinal = len(sequence.path)
-        if len(list_sharers(self.sequences.values(), sequence, ordinal)) > 0:
+        if self.has_other_owners(sequence, ordinal):
             return True
         tail = tuple(sequence.committed[ordinal * self.tokens_per_block :])
         groups = [group for group in range(len(self.rules)) if self.is_needed(sequence, group, ordinal)]
@@ -260,6 +291,8 @@ class ReferenceModel(ReferenceRoom):
                     self._must_come.add((node, group))
                 else:
                     self._may_come.add((node, group))
+        if ordinal in sequence.shared_private:
+            self._note_published(sequence.shared_private[ordinal], node)
         # A fuller block makes the partial ones with the same beginning superfluous.
         for sibling in self.tree.children(parent):
             beginning = self.tree.tokens(sibling)
@@ -268,3 +301,12 @@ class ReferenceModel(ReferenceRoom):
                     if not rule.is_state:
                         self._may_go.add((sibling, group))
         return node
+
+    def _note_published(self, number: int, node: int) -> None:
+        """What leases have of that private block may be pages of the tree now."""
+        self._published_as.setdefault(number, set()).add(node)
+        for lease in self.leases.values():
+            for page in lease.pages:
+                if page.number == number and page.node is None:
+                    self.tree.ever_published.add((node, page.group))
+                    self._may_come.add((node, page.group))

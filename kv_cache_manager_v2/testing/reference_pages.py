@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 from mypy_extensions import mypyc_attr
 
 from ..config.manager_config import KVCacheManagerConfig
+from .reference_lease import ReferenceLease
 from .reference_scratch import ScratchRule
 from .reference_sequence import ReferenceSequence
 from .reference_state import StateRule, group_layers, make_rules
@@ -33,7 +34,7 @@ class ReferencePages:
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
-        "state", "lost", "_snapshots_due",
+        "state", "lost", "_snapshots_due", "leases", "_published_as",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -52,7 +53,10 @@ class ReferencePages:
     _next_private: int
     state: Final[StateRule]
     lost: set[Page]  # of those that are there: their bytes could not be read
+    leases: Final[dict[int, ReferenceLease]]
+    _published_as: Final[dict[int, set[int]]]  # by the number of a private block that was shared, the nodes that it may be by now
     _snapshots_due: Final[set[Page]]  # made last in their call: nothing can have made them go
+
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
         self.tokens_per_block = size
@@ -80,6 +84,8 @@ class ReferencePages:
         self._next_private = 0
         self.lost = set()
         self._snapshots_due = set()
+        self.leases = {}
+        self._published_as = {}
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -89,6 +95,7 @@ class ReferencePages:
         self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones go with their last holder, others with them
         self._read_tree(picture)
         self._adopt_published(picture)
+        self._find_leased(picture)
         needed = self._needed_pages()
         for page, status in self.statuses.items():
             if page not in self.tree.ever_published:
@@ -145,6 +152,34 @@ class ReferencePages:
                     raise ModelDisagreement(f"block {ordinal} of sequence {sequence.name} is published, and nobody did that")
         self._maybe_published.clear()
 
+    def _find_leased(self, picture: Picture) -> None:
+        """Leased pages stay in their slots, whatever block of the tree they are a page of by now."""
+        node_in_slot = {(page[1], place[1]): page[0] for page, place in self.places.items() if place[0] == 0}
+        for lease_picture in picture["leases"]:
+            number: int = lease_picture["number"]
+            lease = self.leases[number]
+            slots = [lease.lent_slots(group) for group in range(len(self.rules))]
+            if lease_picture["slots"] != slots:
+                raise ModelDisagreement(f"lease {number} has slots {lease_picture['slots']}, must have {slots}")
+            for page in lease.pages:
+                node = node_in_slot.get((page.group, page.slot))
+                if page.node is None and node is not None and page.number is not None:
+                    if node not in self._published_as.get(page.number, set()):
+                        raise ModelDisagreement(f"{self.name((node, page.group))} is in a slot of lease {number}")
+                    page.node = node
+                if node != page.node:
+                    raise ModelDisagreement(f"lease {number} has lost slot {page.slot} of group {page.group}")
+
+    def _leased_pages(self) -> list[Page]:
+        """Those that are published."""
+        pages: list[Page] = []
+        for lease in self.leases.values():
+            for page in lease.pages:
+                published = page.published
+                if published is not None:
+                    pages.append(published)
+        return pages
+
     def _needed_pages(self) -> dict[Page, str]:
         """LOCKED or HELD for each published page that an open sequence needs."""
         statuses: dict[Page, str] = {}
@@ -157,6 +192,8 @@ class ReferencePages:
             snapshot = self.state.held_snapshot(sequence)
             if snapshot is not None:
                 statuses[snapshot] = HELD
+        for page in self._leased_pages():
+            statuses[page] = LOCKED
         return statuses
 
     def _published_pages(self, sequence: ReferenceSequence) -> list[Page]:
@@ -170,9 +207,10 @@ class ReferencePages:
         return pages
 
     def _check_reachable(self) -> None:
-        """Below a block that lacks the page of a group without a window nothing can ever be matched."""
+        """Below a block that lacks the page of a group without a window nothing can ever be matched; a leased page stays all the
+        same."""
         unbounded = [group for group, rule in enumerate(self.rules) if rule.window is None and not rule.is_state]
-        for page in self.statuses:
+        for page in self.statuses.keys() - self._leased_pages():
             parent = self.tree.parent(page[0])
             if self.tree.parent(parent) >= 0:
                 for group in unbounded:
@@ -224,6 +262,8 @@ class ReferencePages:
                 for ordinal in range(self.num_blocks(sequence)):
                     if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
                         private.add(sequence.private_name(ordinal))
+        for lease in self.leases.values():
+            private.update([page.private_name for page in lease.pages if page.group == group and page.node is None])
         return count + len(private) + self.state.num_private_slots(list(self.sequences.values()), group, active_only)
 
     def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:

@@ -50,6 +50,7 @@ class ReferenceRoom(ReferencePages):
                     continue
                 sharers = list_sharers(self.sequences.values(), sequence, ordinal) if node is None else []
                 is_locked = any([other.is_active and self.is_needed(other, group, ordinal) for other in sharers])
+                is_locked = is_locked or any([lease.has_private(sequence, group, ordinal) for lease in self.leases.values()])
                 if not is_locked and (node is None or (node, group) not in locked):
                     need.newly_locked[group] += 1
         self._count_tail_copy(sequence, sequence.history, sequence.is_matched_tail, need)
@@ -64,7 +65,7 @@ class ReferenceRoom(ReferencePages):
         need = SlotNeed(len(self.rules))
         old_num_blocks = self.num_blocks(sequence)
         num_blocks = -(-capacity // self.tokens_per_block)
-        others: set[Page] = set()
+        others: set[Page] = set(self._leased_pages())
         for other in self.sequences.values():
             if other is not sequence:
                 others.update(self._published_pages(other))
@@ -94,18 +95,26 @@ class ReferenceRoom(ReferencePages):
         if node is not None:
             return (node, group) in others
         sharers = list_sharers(self.sequences.values(), sequence, ordinal)
-        return any([self.is_needed(other, group, ordinal) for other in sharers])
+        is_leased = any([lease.has_private(sequence, group, ordinal) for lease in self.leases.values()])
+        return is_leased or any([self.is_needed(other, group, ordinal) for other in sharers])
 
     def _must_copy(self, sequence: ReferenceSequence, ordinal: int) -> bool:
         """A block that forks share, or have published, is copied before it is written; the shared tail is counted elsewhere."""
         if ordinal == len(sequence.path) and sequence.shared_tail is not None:
             return False
-        return sequence.node(ordinal) is not None or len(list_sharers(self.sequences.values(), sequence, ordinal)) > 0
+        return sequence.node(ordinal) is not None or self.has_other_owners(sequence, ordinal)
+
+    def has_other_owners(self, sequence: ReferenceSequence, ordinal: int) -> bool:
+        """Whether forks, or leases, have that private block too."""
+        number = sequence.shared_private.get(ordinal)
+        if any([number in lease.numbers for lease in self.leases.values()]):
+            return True
+        return len(list_sharers(self.sequences.values(), sequence, ordinal)) > 0
 
     def _scratch_after_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[tuple[int, int]]:
         """A resize that changes the capacity begins a step."""
-        if capacity == sequence.capacity or not self._scratch_rules:
-            return sequence.scratch
+        if capacity == sequence.capacity or not sequence.uses_scratch:
+            return sequence.scratch if capacity == sequence.capacity else [(0, 0)] * len(self.rules)
         return [rule.compute_range(history, capacity) for rule in self._scratch_rules]
 
     def _count_tail_copy(self, sequence: ReferenceSequence, history: int, is_certain: bool, need: SlotNeed) -> None:
@@ -121,6 +130,7 @@ class ReferenceRoom(ReferencePages):
         is_alone = all([other is sequence or other.shared_tail != tail for other in self.sequences.values()])
         is_alone = is_alone and all([tail not in other.path for other in self.sequences.values()])
         is_alone = is_alone and all([tail not in other.adopted.values() for other in self.sequences.values()])
+        is_alone = is_alone and all([tail != node for node, _group in self._leased_pages()])
         for group, rule in enumerate(self.rules):
             if not rule.is_stale(ordinal, history, size):
                 need.most[group] += 1

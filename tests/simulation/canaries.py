@@ -399,6 +399,38 @@ CANARIES = (
         "                block = attention.blocks[ordinal - 1]\n                num_tokens = ordinal * size\n",
         "                block = attention.blocks[len(attention.blocks) - 1]\n                num_tokens = ordinal * size\n",
     ),
+    # -- leases and scratch switches --------------------------------------------------------------------------------------
+    Canary(
+        "a page that is lent is not held for the lease",
+        "sequence/transfer_leases.py",
+        "        slot = self._storage.share_locked_page(page)\n",
+        "        slot = self._storage.rows.slot(page)\n",
+    ),
+    Canary(
+        "a lease is no owner of a private block",
+        "sequence/transfer_leases.py",
+        "        block.num_co_owners += 1\n        lease.private_blocks",
+        "        lease.private_blocks",
+    ),
+    Canary(
+        "a lease keeps the old row of a page that goes over",
+        "sequence/forked_blocks.py",
+        "                move_page(storage, ours, theirs)\n                state.shared.leases.note_moved(ours, theirs, life_cycle)\n",
+        "                move_page(storage, ours, theirs)\n",
+    ),
+    Canary(
+        "a scope with a leased block is declared void",
+        "manager/scope_control.py",
+        "(tree.has_held_page(scope) or leases.has_block_below(root))",
+        "tree.has_held_page(scope)",
+        207,
+    ),
+    Canary(
+        "scratch reuse is switched in the middle of a step",
+        "manager/sequence_queries.py",
+        "        if would_have_scratch(state):\n",
+        "        if would_have_scratch(state) and state.scratch.num_blocks > 1000:\n",
+    ),
     # -- failures of the device ---------------------------------------------------------------------------------------
     Canary(
         "copies of a level that could not shrink are not waited for",

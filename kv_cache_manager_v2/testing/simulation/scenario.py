@@ -19,6 +19,7 @@ from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
 from .policy_scenario import draw_policies
 from .rare_scenarios import choose_bends, crowd, fragment, is_fragmented
+from .sharing_scenario import draw_sharing
 from .state_scenario import add_state
 
 _LIKELIHOODS: Final = {
@@ -119,7 +120,7 @@ class Scenario:
         self.commits_at_once = random.choice((0.3, 0.8, 1.0))
         weights = [likelihood * random.choice((0.3, 1.0, 1.0, 2.0)) for likelihood in _LIKELIHOODS.values()]
         weights = [weight * bends.get(kind, 1.0) for kind, weight in zip(_LIKELIHOODS, weights)]
-        kinds = random.choices(list(_LIKELIHOODS), weights, k=num_actions)
+        kinds = draw_sharing(random.choices(list(_LIKELIHOODS), weights, k=num_actions), seed)
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # of its own: whether anybody listens changes nothing else
         self.max_event_entries = listening.choice((0, 3, 100_000))

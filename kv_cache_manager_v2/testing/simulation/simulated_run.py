@@ -13,21 +13,23 @@ from typing import Any, Final, final
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from ...base.errors import CorruptedError, LogicError, OutOfPagesError, StorageIOError
+from ...base.errors import CorruptedError, LogicError, StorageIOError
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
 from ..reference_model import ReferenceModel
 from ..reference_pages import ModelDisagreement
-from ..reference_room import SlotNeed
 from ..simulated_device import SimulatedDevice
 from ..step_batch import Step
 from . import failures
 from .commits import commit_batch, commit_some
+from .forks import fork_sequence
 from .hints import draw_scope, give_hint
+from .level_changes import change_level, prefetch
 from .lost_sequences import LostSequences
 from .misuse import misuse_manager, misuse_sequence
+from .open_leases import OpenLeases
 from .planned_drops import PlannedDrops
 from .pool_group_map import find_pool_groups
 from .room_judge import RoomJudge, count_slots
@@ -45,7 +47,7 @@ class SimulatedRun:
 
     __slots__ = (
         "device", "manager", "_scenario", "_engine", "_model", "_judge", "_pool_group_of", "_streams", "_texts",
-        "_sequences", "_lost", "_drops", "_next_name", "_digest", "_follower", "num_performed", "num_refused", "is_broken",
+        "_sequences", "_lost", "_drops", "_leases", "_next_name", "_digest", "_follower", "num_performed", "num_refused", "is_broken",
     )  # fmt: skip
 
     device: Final[SimulatedDevice]
@@ -66,6 +68,7 @@ class SimulatedRun:
     _sequences: Final[list[SimulatedSequence]]
     _lost: Final[LostSequences]
     _drops: Final[PlannedDrops]
+    _leases: Final[OpenLeases]
     _next_name: int
     _follower: Final[EventFollower]
 
@@ -90,6 +93,7 @@ class SimulatedRun:
         self._sequences = []
         self._lost = LostSequences(self.manager, self._model)
         self._drops = PlannedDrops()
+        self._leases = OpenLeases(self.manager, self._model, self._streams)
         self._next_name = 0
         self._digest: Final = hashlib.sha256()
         self.num_performed = 0
@@ -148,7 +152,11 @@ class SimulatedRun:
                 self._model.make_room()
             self._drops.carry_one_out(self.manager, self._model, random)
         elif kind == "resize_level":
-            self._resize_level(random)
+            self.num_performed += 1
+            change_level(self.manager, self._scenario.config, self._model, self._judge, random)
+        elif kind == "settle":
+            self.num_performed += 1
+            self._leases.settle_one(random)
         elif kind == "clear":
             self._clear(random)
         elif kind == "synchronize":
@@ -164,7 +172,7 @@ class SimulatedRun:
     def _perform_on_sequence(self, kind: str, random: Random) -> bool:
         """False if there is no sequence that it could be done to."""
         wants_suspended = kind in ("resume", "prefetch")
-        wants_active = kind in ("step", "commit", "rewind", "move_history", "suspend")
+        wants_active = kind in ("step", "commit", "rewind", "move_history", "suspend", "lend")
         candidates = [
             sequence
             for sequence in self._sequences
@@ -179,7 +187,7 @@ class SimulatedRun:
         if kind == "resume":
             self._resume(sequence, random)
         elif kind == "prefetch":
-            self._prefetch(sequence, random)
+            prefetch(self.manager, self._scenario.config, self._model, sequence, random)
         elif kind == "step":
             self._step(sequence, random)
         elif kind == "commit":
@@ -202,6 +210,10 @@ class SimulatedRun:
             self._abandon(sequence)
         elif kind == "fork":
             self._fork(sequence)
+        elif kind == "lend":
+            self._leases.lend(sequence, random)
+        elif kind == "toggle_scratch":
+            self._toggle_scratch(sequence)
         elif kind == "change_stream":
             # Through Any, as a user's code does: mypyc passes an int wrongly to a setter that is declared wider.
             handle: Any = sequence.handle
@@ -242,34 +254,6 @@ class SimulatedRun:
         if random.random() < 0.6:
             self._resume(sequence, random)
 
-    def _resize_level(self, random: Random) -> None:
-        """Another quota for a level, or its quota shared anew; sequences go on with whatever moved."""
-        self.num_performed += 1
-        level = int(random.random() ** 2 * len(self._scenario.config.cache_tiers))
-        if random.random() < 0.2:
-            self.manager.advance_clock(random.random() * 100)
-            if random.random() < 0.5 or self.manager.need_adjustment:
-                self.manager.adjust()
-        else:
-            picture = self.manager.describe()
-            quota = int(self._scenario.config.cache_tiers[level].quota * random.choice((0.3, 0.6, 1.0, 1.5)))
-            try:
-                passed = self.manager.resize(level, quota, random.random() < 0.5)
-            except ValueError:
-                passed = False
-            if not passed:
-                require_unchanged(picture, self.manager.describe())
-        self._model.make_room()
-        self._judge.set_slots(*count_slots(self.manager))
-
-    def _prefetch(self, sequence: SimulatedSequence, random: Random) -> None:
-        picture = self.manager.describe()
-        level = int(random.random() ** 2 * len(self._scenario.config.cache_tiers))
-        if sequence.handle.prefetch(level):
-            self._model.make_room()
-        else:
-            require_unchanged(picture, self.manager.describe())
-
     def _resume(self, sequence: SimulatedSequence, random: Random) -> None:
         is_overused = self._judge.is_overused()
         need = self._model.slots_to_resume(sequence.model)
@@ -307,39 +291,11 @@ class SimulatedRun:
     def _fork(self, sequence: SimulatedSequence) -> None:
         if len(self._sequences) >= self._scenario.max_sequences:
             return
-        name = self._next_name
-        call = f"fork of sequence {sequence.name}"
-        has_state = sequence.model.has_state
-        is_misuse = self._model.has_history_in_scratch(sequence.model) or (has_state and not sequence.model.is_active)
-        need = SlotNeed(len(self._model.rules))
-        if has_state:
-            need.add(self._model.state.group, self._model.state.num_slots)
-        try:
-            handle = sequence.handle.fork(name)
-        except LogicError:
-            if not is_misuse:
-                raise
-            return
-        except OutOfPagesError:
-            self._judge.judge(call, need, False)
-            self.num_refused += 1
-            return
-        if is_misuse:
-            raise ModelDisagreement(f"{call} passed with history in scratch slots, or with its state not on the device")
-        if has_state:
-            self._judge.judge(call, need, True)
-            self._model.make_room()
-        self._next_name += 1
-        model = self._model.fork(sequence.model, name)
-        text, to_compute = list(sequence.text), list(sequence.to_compute)
-        self._sequences.append(
-            SimulatedSequence(name, handle, model, text, to_compute, sequence.max_committed)
-        )
-        child = self._sequences[-1]
-        child.num_computed = sequence.num_computed
-        child.state_tokens = sequence.state_tokens
-        child.prompt_length = sequence.prompt_length
-        child.snapshot_positions = sequence.snapshot_positions
+        child, is_refused = fork_sequence(self._model, self._judge, sequence, self._next_name)
+        self.num_refused += is_refused
+        if child is not None:
+            self._next_name += 1
+            self._sequences.append(child)
 
     def _abandon(self, sequence: SimulatedSequence) -> None:
         """The user forgets the sequence; the next call on the manager closes it."""
@@ -362,7 +318,7 @@ class SimulatedRun:
         try:
             self.manager.clear_reusable_blocks()
         except LogicError:
-            if not self._sequences and not self._lost.sequences:
+            if not self._sequences and not self._lost.sequences and len(self._leases) == 0:
                 raise
             invalidate_scope(self.manager, self._model, draw_scope(random))
             return
@@ -382,7 +338,7 @@ class SimulatedRun:
         written = len(sequence.text)
         model = sequence.model
         scratch_reuse = self._scenario.config.swa_scratch_reuse
-        if scratch_reuse is None:
+        if scratch_reuse is None or not model.uses_scratch:
             capacity = written + num_tokens
             if random.random() < 0.2:
                 capacity += int(random.random() * 2 * size)
@@ -409,7 +365,9 @@ class SimulatedRun:
         if self._model.state.group >= 0:
             least = max(least, self._least_state_capacity(sequence))
         scratch_reuse = self._scenario.config.swa_scratch_reuse
-        return least if scratch_reuse is None else max(least, sequence.model.capacity - scratch_reuse.max_rewind_len)
+        if scratch_reuse is None or not sequence.model.uses_scratch:
+            return least
+        return max(least, sequence.model.capacity - scratch_reuse.max_rewind_len)
 
     def _step(self, sequence: SimulatedSequence, random: Random) -> None:
         num_tokens, capacity, history = self._draw_step(sequence, random)
@@ -469,7 +427,7 @@ class SimulatedRun:
     def _run_kernels(self, sequences: list[SimulatedSequence], num_tokens: list[int], random: Random) -> None:
         steps: list[Step] = []
         for sequence, count in zip(sequences, num_tokens):
-            if self._scenario.config.swa_scratch_reuse is not None:
+            if sequence.model.uses_scratch:
                 sequence.take_back(sequence.model.history, random.random() < 0.5)
             inputs = sequence.to_compute[:count]
             del sequence.to_compute[:count]
@@ -489,7 +447,7 @@ class SimulatedRun:
     def _rewind(self, sequence: SimulatedSequence, random: Random) -> None:
         """Draft tokens are taken back: the capacity shrinks, or merely what was asked for too much."""
         low = self._least_history(sequence)
-        if self._scenario.config.swa_scratch_reuse is None:
+        if not sequence.model.uses_scratch:
             capacity = low + int(random.random() * (sequence.model.capacity - low + 1))
             history = sequence.model.history
         elif low > len(sequence.text):
@@ -513,6 +471,25 @@ class SimulatedRun:
         if passed:
             self._model.resize(sequence.model, capacity, history, self.manager.describe())
         return passed
+
+    def _toggle_scratch(self, sequence: SimulatedSequence) -> None:
+        """Where it would make a difference to the present step, or cannot be, it is refused."""
+        wanted = not sequence.model.uses_scratch
+        scratch_reuse = self._scenario.config.swa_scratch_reuse
+        if wanted and scratch_reuse is not None and sequence.model.capacity - scratch_reuse.max_rewind_len > len(sequence.text):
+            return  # the next step could not begin at the end of the text
+        is_possible = scratch_reuse is not None and self._model.may_toggle_scratch(sequence.model)
+        picture = self.manager.describe()
+        try:
+            sequence.handle.enable_swa_scratch_reuse = wanted
+        except ValueError:
+            if is_possible:
+                raise
+            require_unchanged(picture, self.manager.describe())
+            return
+        if not is_possible:
+            raise ModelDisagreement(f"scratch reuse of sequence {sequence.name} was switched in the middle of a step")
+        sequence.model.uses_scratch = wanted
 
     # -- the user's index buffers -------------------------------------------------------------------------------------
 
@@ -561,6 +538,7 @@ class SimulatedRun:
         while self._sequences:
             self._close(self._sequences[-1])
             self._check()
+        self._leases.settle_all()
         self._engine.close()
         self.manager.clear_reusable_blocks()
         self._model.clear()

@@ -21,7 +21,7 @@ class SimulatedSequence:
 
     __slots__ = (
         "name", "model", "max_committed", "text", "to_compute", "buffers", "num_computed", "state_tokens", "prompt_length",
-        "snapshot_positions", "_handle",
+        "snapshot_positions", "other_texts", "_handle",
     )  # fmt: skip
 
     name: Final[int]
@@ -29,6 +29,8 @@ class SimulatedSequence:
     max_committed: Final[int]
     text: list[TokenIdExt]
     to_compute: list[TokenIdExt]
+    other_texts: list[list[TokenIdExt]]
+    """Of further beams, each as long as ``text``."""
     buffers: Final[dict[int, npt.NDArray[np.int32]]]
     num_computed: int
     """The longest that the text ever was."""
@@ -59,6 +61,7 @@ class SimulatedSequence:
         self.state_tokens = len(text)
         self.prompt_length = 0
         self.snapshot_positions = []
+        self.other_texts = []
 
     @property
     def handle(self) -> KVCache:

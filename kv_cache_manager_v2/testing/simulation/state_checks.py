@@ -59,6 +59,12 @@ def check_state(
                             f"slot {slot} is scratch of sequence {sequence.name} and {page_in_slot[place]}"
                         )
                     page_in_slot[place] = ("scratch", sequence.name, slot, group)
+    for number, lease in model.leases.items():
+        for leased in lease.pages:
+            place = (pool_group_of[leased.group], leased.slot)
+            name: PageName = ("private", *leased.private_name, leased.group) if leased.node is None else ("tree", leased.node, leased.group, 0)
+            if page_in_slot.setdefault(place, name) != name:
+                raise ModelDisagreement(f"slot {leased.slot} of lease {number} is {page_in_slot[place]}, must be {name}")
     _check_statistics(manager, judge)
 
 

@@ -21,7 +21,7 @@ def make_model(window=None, **options):
 def picture(blocks, shares_last_block=False, page_slots=()):
     """``blocks``: (depth, tokens, status or None, slot) in preorder; one scope, one group, sequence 0."""
     return {
-        "tree": [
+        "leases": [], "tree": [
             {
                 "lora_id": None,
                 "salt": None,

@@ -1,0 +1,72 @@
+"""Pages lent to another machine, for the reference model: they stay where they are, on the device, until the lease is settled.
+
+What becomes of a private block meanwhile is seen by its slots: they are a page of the tree once the block is published, unless
+an equal block had such a page already; then the lease keeps a private one that nobody else has.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .reference_sequence import ReferenceSequence
+from .reference_tree import Page, Scope
+
+
+@final
+@mypyc_attr(native_class=True)
+class LeasedPage:
+    """``number``: of the private block that it was part of when the lease was made; None if it was published already."""
+
+    __slots__ = ("group", "ordinal", "slot", "number", "is_lent", "node")
+
+    group: Final[int]
+    ordinal: Final[int]
+    slot: Final[int]
+    number: Final[int | None]
+    is_lent: Final[bool]  # or merely kept, so that what is lent stays reachable
+    node: int | None  # the published block whose page it is
+
+    def __init__(self, group: int, ordinal: int, slot: int, number: int | None, is_lent: bool, node: int | None) -> None:
+        self.group = group
+        self.ordinal = ordinal
+        self.slot = slot
+        self.number = number
+        self.is_lent = is_lent
+        self.node = node
+
+    @property
+    def published(self) -> Page | None:
+        return None if self.node is None else (self.node, self.group)
+
+    @property
+    def private_name(self) -> tuple[int, int]:
+        """As `ReferenceSequence.private_name` of the sequences that still have the block."""
+        assert self.number is not None, "a leased page is private or published"
+        return (-1 - self.number, self.ordinal)
+
+
+@final
+@mypyc_attr(native_class=True)
+class ReferenceLease:
+    """One open lease. ``numbers``: of the private blocks that it is an owner of, though it never writes."""
+
+    __slots__ = ("scope", "pages", "numbers")
+
+    scope: Final[Scope]
+    pages: Final[list[LeasedPage]]
+    numbers: Final[set[int]]
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.pages = []
+        self.numbers = set()
+
+    def lent_slots(self, group: int) -> list[int]:
+        return [page.slot for page in self.pages if page.group == group and page.is_lent]
+
+    def has_private(self, sequence: ReferenceSequence, group: int, ordinal: int) -> bool:
+        """Whether it has that page of a private block of the sequence."""
+        number = sequence.shared_private.get(ordinal)
+        return number is not None and any(
+            [page.node is None and (page.number, page.group) == (number, group) for page in self.pages]
+        )

@@ -1,0 +1,42 @@
+"""Another quota for a level, or its quota shared anew; sequences go on with whatever moved."""
+
+from random import Random
+
+from ...config.manager_config import KVCacheManagerConfig
+from ...manager.kv_cache_manager import KVCacheManager
+from ..reference_model import ReferenceModel
+from .room_judge import RoomJudge, count_slots
+from .simulated_sequence import SimulatedSequence
+from .state_checks import require_unchanged
+
+
+def change_level(
+    manager: KVCacheManager, config: KVCacheManagerConfig, model: ReferenceModel, judge: RoomJudge, random: Random
+) -> None:
+    level = int(random.random() ** 2 * len(config.cache_tiers))
+    if random.random() < 0.2:
+        manager.advance_clock(random.random() * 100)
+        if random.random() < 0.5 or manager.need_adjustment:
+            manager.adjust()
+    else:
+        picture = manager.describe()
+        quota = int(config.cache_tiers[level].quota * random.choice((0.3, 0.6, 1.0, 1.5)))
+        try:
+            passed = manager.resize(level, quota, random.random() < 0.5)
+        except ValueError:
+            passed = False
+        if not passed:
+            require_unchanged(picture, manager.describe())
+    model.make_room()
+    judge.set_slots(*count_slots(manager))
+
+
+def prefetch(
+    manager: KVCacheManager, config: KVCacheManagerConfig, model: ReferenceModel, sequence: SimulatedSequence, random: Random
+) -> None:
+    picture = manager.describe()
+    level = int(random.random() ** 2 * len(config.cache_tiers))
+    if sequence.handle.prefetch(level):
+        model.make_room()
+    else:
+        require_unchanged(picture, manager.describe())

@@ -1,0 +1,68 @@
+"""Pages lent to another machine for a while: its slots stay what they were, and whatever needs room has to do without them."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ...manager.kv_cache_manager import KVCacheManager
+from ...manager.transfer_lease import TransferLease
+from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement
+from .simulated_sequence import SimulatedSequence
+
+_MAX_LEASES: Final = 4
+
+
+@final
+@mypyc_attr(native_class=True)
+class OpenLeases:
+    __slots__ = ("_manager", "_model", "_streams", "_leases")
+
+    _manager: Final[KVCacheManager]
+    _model: Final[ReferenceModel]
+    _streams: Final[Sequence[int]]
+    _leases: Final[list[TransferLease]]
+
+    def __init__(self, manager: KVCacheManager, model: ReferenceModel, streams: Sequence[int]) -> None:
+        self._manager = manager
+        self._model = model
+        self._streams = streams
+        self._leases = []
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def lend(self, sequence: SimulatedSequence, random: Random) -> None:
+        """Some blocks of an active sequence, or all of them, or none."""
+        num_blocks = self._model.num_blocks(sequence.model)
+        begin = int(random.random() ** 2 * (num_blocks + 1))
+        end = num_blocks if random.random() < 0.6 else begin + int(random.random() * (num_blocks - begin + 1))
+        lease = sequence.handle.reserve_transfer(begin, end)
+        self._leases.append(lease)
+        self._model.reserve(sequence.model, lease.number, begin, end, self._manager.describe())
+        self._check(lease)
+        if len(self._leases) > _MAX_LEASES:
+            self.settle_one(random)
+
+    def settle_one(self, random: Random) -> None:
+        """By now, or after what is enqueued on some stream."""
+        if len(self._leases) == 0:
+            return
+        lease = self._leases.pop(int(random.random() * len(self._leases)))
+        self._check(lease)
+        lease.settle(None if random.random() < 0.4 else random.choice(self._streams))
+        self._model.settle(lease.number)
+
+    def settle_all(self) -> None:
+        while len(self._leases) > 0:
+            lease = self._leases.pop()
+            lease.settle()
+            self._model.settle(lease.number)
+
+    def _check(self, lease: TransferLease) -> None:
+        for group in range(len(self._model.rules)):
+            slots, expected = lease.get_page_indices(group), self._model.leases[lease.number].lent_slots(group)
+            if slots != expected:
+                raise ModelDisagreement(f"lease {lease.number} lends slots {slots} of group {group}, must lend {expected}")

@@ -1,0 +1,17 @@
+"""Actions that share and lend in more ways, for some scenarios, drawn with a random of their own: all else stays as it was."""
+
+from random import Random
+from typing import Final
+
+_SHARE_OF_SCENARIOS: Final = 0.4
+_LIKELIHOODS: Final = {"lend": 3.0, "settle": 2.5, "toggle_scratch": 1.5}
+
+
+def draw_sharing(kinds: list[str], seed: int) -> list[str]:
+    """The same kinds of actions, some of them replaced."""
+    random = Random(17 * seed + 7)
+    if random.random() >= _SHARE_OF_SCENARIOS:
+        return kinds
+    share = random.choice((0.1, 0.2, 0.3))
+    names, weights = list(_LIKELIHOODS), list(_LIKELIHOODS.values())
+    return [random.choices(names, weights)[0] if random.random() < share else kind for kind in kinds]
