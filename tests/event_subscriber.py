@@ -4,13 +4,13 @@
 
 Commands on standard input, one answer each on standard output:
 
-    expect JSON     go on until the state is that, or fail after 20 s; the state: {"group/medium": [hashes in order]}
+    expect JSON     go on until the state is that, or fail after 60 s; the state: {"group/medium": [hashes in order]}
     restarted       go on until the publisher was seen to begin anew, for 1 s at most: yes or no
     facts           what was seen so far
 
 Counts one removal for each store. A number that is missing is asked for at the replay socket, as is what was published before this
 process was there; a number that was there before with another batch means that the publisher has begun anew, and everything is
-asked for.
+asked for. An answer that does not come in time, as the publisher is gone or the machine is busy, is asked for again.
 """
 
 import json
@@ -69,20 +69,24 @@ class Router:
             self.facts["errors"].append(f"not one removal for each store: {event}")
         self.stored[place] = +hashes
 
-    def replay(self, first: int) -> None:
+    def replay(self, first: int) -> bool:
+        """Whether all of the answer has come."""
         self.facts["replays"] += 1
         socket = self.context.socket(zmq.DEALER)
         socket.set_hwm(0)
         socket.connect(self.replay_endpoint)
         socket.send_multipart([b"", first.to_bytes(8, "big")])
-        while socket.poll(500):
+        is_whole = False
+        while not is_whole and socket.poll(500):
             frames = socket.recv_multipart()
             if frames[2] == (-1).to_bytes(8, "big", signed=True):
-                break
+                is_whole = True
+                continue
             sequence = int.from_bytes(frames[2], "big")
             if sequence >= self.next_sequence and frames[1] == self.topic:
                 self.take(sequence, frames[3])
         socket.close(linger=0)
+        return is_whole
 
     def step(self) -> None:
         if not self.socket.poll(50):
@@ -95,14 +99,14 @@ class Router:
             self.stored.clear()
             self.seen.clear()
             self.next_sequence = 0
-        if sequence > self.next_sequence:
-            self.replay(self.next_sequence)
+        if sequence > self.next_sequence and not self.replay(self.next_sequence):
+            return
         if sequence >= self.next_sequence:
             self.facts["live"] += 1
             self.take(sequence, payload)
 
     def expect(self, state: dict[str, list[int]]) -> str:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.state() != state and time.monotonic() < deadline:
             self.step()
         return "ok" if self.state() == state else f"expected {state}, found {self.state()}"
