@@ -40,8 +40,10 @@ from .log_batch import (
     PRIORITY_SHIFT,
     ROOT_MADE,
     ROOT_REMOVED,
+    RUN_PUBLISHED,
     LogBatch,
 )
+from .published_run import PublishedRun
 from .removal_cause import CAUSE_NAMES
 
 _STORED: Final = 0
@@ -168,6 +170,9 @@ class EventAssembler:
                 next_object += 1
             elif kind == BLOCK_REMOVED:
                 self._nodes[(number - self._first_page) // self._num_groups] = None
+            elif kind == RUN_PUBLISHED:
+                self._add_run(objects[next_object])
+                next_object += 1
             elif kind == ROOT_MADE:
                 self._add_root(number, objects[next_object])
                 next_object += 1
@@ -213,6 +218,21 @@ class EventAssembler:
                 self._places = append(self._places, _NOT_ANNOUNCED)
                 group += 1
         self._nodes[block] = node
+
+    def _add_run(self, run: object) -> None:
+        assert isinstance(run, PublishedRun)
+        parent = run.parent
+        ordinal: i64 = 0
+        for first_page in run.first_pages:
+            self._add_block(first_page, parent, run.key(ordinal))
+            group: i64 = 0
+            while group < self._num_groups:
+                place = run.places[ordinal * self._num_groups + group]
+                if place >= 0:
+                    self._store(first_page + group, place)
+                group += 1
+            parent = first_page
+            ordinal += 1
 
     def _create(self, group: i64) -> None:
         draft = self._add_draft(_CREATED, group, 0)

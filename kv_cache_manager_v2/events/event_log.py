@@ -2,13 +2,10 @@
 
 `log_batch` says what a word means. Nothing is hashed or merged here: `EventAssembler` does that, later and elsewhere.
 
-The log keeps one state per page, so that a page of a full block is announced once until it is removed, and a page of a partial
-block never:
+The log keeps two marks, so that a page of a full block is announced once until it is removed, and a page of a partial block never:
 
-    state       way out
-    UNKNOWN     on_block_published -> KNOWN
-    KNOWN       on_page_published -> ANNOUNCED, on_block_removed -> UNKNOWN
-    ANNOUNCED   on_page_removed -> KNOWN
+    KNOWN       of a block, at its first page: from on_block_published to on_block_removed
+    ANNOUNCED   of a page of a known block: from on_page_published to on_page_removed
 """
 
 from typing import Final, final
@@ -31,13 +28,15 @@ from .log_batch import (
     PRIORITY_SHIFT,
     ROOT_MADE,
     ROOT_REMOVED,
+    RUN_PUBLISHED,
     LogBatch,
 )
 from .page_events import PageEventSink
+from .published_run import PublishedRun
+from .removal_cause import UNREACHABLE
 
-_UNKNOWN: Final = 0
-_KNOWN: Final = 1
-_ANNOUNCED: Final = 2
+_ANNOUNCED: Final = 1
+_KNOWN: Final = 2
 
 MAX_WORDS: Final = 1 << 17
 """Handed over by itself from here on, so that one who never flushes does not fill the memory."""
@@ -46,7 +45,7 @@ MAX_WORDS: Final = 1 << 17
 @final
 @mypyc_attr(native_class=True)
 class EventLog(PageEventSink):
-    __slots__ = ("_backlog", "_words", "_num_words", "_objects", "_num_pages", "_states", "_first_page", "_num_life_cycles")
+    __slots__ = ("_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles")
 
     _backlog: Final[EventBacklog]
     _num_pages: i64
@@ -55,7 +54,7 @@ class EventLog(PageEventSink):
     """The first `_num_words` are notes."""
     _num_words: i64
     _objects: list[object]
-    _states: vec[i64]
+    _marks: vec[i64]
     """By page id, from the first page of the first block on."""
     _first_page: Final[i64]
     _num_life_cycles: Final[i64]
@@ -66,7 +65,7 @@ class EventLog(PageEventSink):
         self._words = vec[i64]([0] * 64)
         self._num_words = 0
         self._objects = []
-        self._states = vec[i64]()
+        self._marks = vec[i64]()
         self._first_page = first_page
         self._num_life_cycles = num_life_cycles
 
@@ -95,16 +94,25 @@ class EventLog(PageEventSink):
         return words
 
     def _hand_over_if_full(self) -> None:
-        if self._num_words > MAX_WORDS:
+        if self._num_words > MAX_WORDS or self._num_pages > MAX_WORDS:
             self.hand_over()
 
-    def _reach(self, end: i64) -> vec[i64]:
-        """There are so many states; the new ones are UNKNOWN."""
-        states = self._states
-        while len(states) < end:
-            states = append(states, _UNKNOWN)
-        self._states = states
-        return states
+    def _reach(self, block: i64) -> vec[i64]:
+        """The marks of all pages up to those of that block; new ones are not set."""
+        marks = self._marks
+        end = block - self._first_page + self._num_life_cycles
+        if end > len(marks):
+            while len(marks) < end:
+                marks = append(marks, 0)
+            self._marks = marks
+        return marks
+
+    def _reserve(self, num_notes: i64) -> vec[i64]:
+        """There is room for so many more notes."""
+        words = self._words
+        while self._num_words + num_notes > len(words):
+            words = self._grow()
+        return words
 
     def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None:
         self._note(ROOT_MADE | (-root << ID_SHIFT))
@@ -115,15 +123,10 @@ class EventLog(PageEventSink):
         self._note(ROOT_REMOVED | (-root << ID_SHIFT))
 
     def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
-        states = self._states
+        marks = self._reach(block)
         at = block - self._first_page
-        end = at + self._num_life_cycles
-        if end > len(states):
-            states = self._reach(end)
-        while at < end:
-            assert states[at] == _UNKNOWN, "a block was announced twice"
-            states[at] = _KNOWN
-            at += 1
+        assert marks[at] == 0, "a block was announced twice"
+        marks[at] = _KNOWN
         self._note(BLOCK_PUBLISHED | (block << ID_SHIFT))
         self._note(parent)
         if mixed is None:
@@ -131,87 +134,97 @@ class EventLog(PageEventSink):
         else:
             self._objects.append(mixed)
 
-    def on_run_published(
-        self, parent: i64, first_pages: vec[i64], keys: list[bytes], places: vec[i64], num_life_cycles: i64
-    ) -> None:
-        states = self._states
-        words = self._words
-        at = self._num_words
-        most = at + len(first_pages) * (2 + num_life_cycles)
-        while most > len(words):
-            words = self._grow()
+    def on_run_published(self, run: PublishedRun) -> None:
+        marks = self._marks
+        num_life_cycles = self._num_life_cycles
+        places = run.places
         num_pages: i64 = 0
         next_place: i64 = 0
-        position: i64 = 0
-        while position < len(first_pages):
-            block = first_pages[position]
-            words[at] = BLOCK_PUBLISHED | (block << ID_SHIFT)
-            words[at + 1] = parent
-            at += 2
-            page = block
-            end = block + num_life_cycles
-            if end - self._first_page > len(states):
-                states = self._reach(end - self._first_page)
-            while page < end:
-                state = page - self._first_page
-                assert states[state] == _UNKNOWN, "a block was announced twice"
-                place = places[next_place]
-                next_place += 1
-                if place >= 0:
-                    states[state] = _ANNOUNCED
-                    # The priority stands 8 bits above the level in both.
-                    words[at] = PAGE_PUBLISHED | (page << ID_SHIFT) | (place << LEVEL_SHIFT)
-                    at += 1
+        for block in run.first_pages:
+            at = block - self._first_page
+            end = at + num_life_cycles
+            if end > len(marks):
+                marks = self._reach(block)
+            mark: i64 = _KNOWN
+            while at < end:
+                assert marks[at] == 0, "a block was announced twice"
+                if places[next_place] >= 0:
+                    mark |= _ANNOUNCED
                     num_pages += 1
-                else:
-                    states[state] = _KNOWN
-                page += 1
-            parent = block
-            position += 1
-        self._num_words = at
+                marks[at] = mark
+                mark = 0
+                next_place += 1
+                at += 1
+        self._note(RUN_PUBLISHED)
+        self._objects.append(run)
         self._num_pages += num_pages
-        self._objects.extend(keys)
         self._hand_over_if_full()
 
     def on_block_removed(self, block: i64) -> None:
-        states = self._states
+        marks = self._marks
         at = block - self._first_page
-        if at >= len(states) or states[at] == _UNKNOWN:
+        if at >= len(marks) or marks[at] == 0:
             return
-        end = at + self._num_life_cycles
-        while at < end:
-            assert states[at] == _KNOWN, "a block left the tree, and an announced page stayed"
-            states[at] = _UNKNOWN
-            at += 1
-        self._note(BLOCK_REMOVED | (block << ID_SHIFT))
+        assert marks[at] == _KNOWN, "a block left the tree, and an announced page stayed"
+        marks[at] = 0
+        words = self._words
+        position = self._num_words
+        if position == len(words):
+            words = self._grow()
+        words[position] = BLOCK_REMOVED | (block << ID_SHIFT)
+        self._num_words = position + 1
 
     def _note_page(self, word: i64) -> None:
-        words = self._words
-        at = self._num_words
-        if at == len(words):
-            words = self._grow()
-        words[at] = word
-        at += 1
-        self._num_words = at
+        self._note(word)
         self._num_pages += 1
-        if at > MAX_WORDS:
-            self.hand_over()
+        self._hand_over_if_full()
 
     def on_page_published(self, page: i64, level: i64, priority: i64) -> None:
-        states = self._states
+        marks = self._marks
         at = page - self._first_page
-        if at < len(states) and states[at] == _KNOWN:
-            states[at] = _ANNOUNCED
+        first = at - at % self._num_life_cycles
+        if first < len(marks) and (marks[first] & _KNOWN) != 0 and (marks[at] & _ANNOUNCED) == 0:
+            marks[at] |= _ANNOUNCED
             self._note_page(
                 PAGE_PUBLISHED | (page << ID_SHIFT) | (level << LEVEL_SHIFT) | (priority << PRIORITY_SHIFT)
             )
 
     def on_page_removed(self, page: i64, cause: i64) -> None:
-        states = self._states
-        at = page - self._first_page
-        if at < len(states) and states[at] == _ANNOUNCED:
-            states[at] = _KNOWN
+        if self.is_announced(page):
+            self._marks[page - self._first_page] &= ~_ANNOUNCED
             self._note_page(PAGE_REMOVED | (page << ID_SHIFT) | (cause << LEVEL_SHIFT))
+
+    def on_pages_removed(self, pages: vec[i64], num_pages: i64, cause: i64) -> None:
+        # A path of blocks without any other pages.
+        self._note_removed(pages, num_pages, 0, 0, cause)
+
+    def on_path_removed(self, pages: vec[i64], num_pages: i64, life_cycle: i64, num_life_cycles: i64, cause: i64) -> None:
+        self._note_removed(pages, num_pages, life_cycle, num_life_cycles, cause)
+
+    def _note_removed(self, pages: vec[i64], num_pages: i64, life_cycle: i64, num_life_cycles: i64, cause: i64) -> None:
+        marks = self._marks
+        words = self._reserve(num_pages)
+        begin = self._num_words
+        at = begin
+        first_page = self._first_page
+        cause_bits = cause << LEVEL_SHIFT
+        block_end: i64 = 0
+        position: i64 = 0
+        while position < num_pages:
+            page = pages[position]
+            position += 1
+            bits: i64 = UNREACHABLE << LEVEL_SHIFT
+            if page >= block_end or page < block_end - num_life_cycles:
+                block_end = page - life_cycle + num_life_cycles
+                bits = cause_bits
+            state = page - first_page
+            if state < len(marks) and (marks[state] & _ANNOUNCED) != 0:
+                marks[state] &= ~_ANNOUNCED
+                words[at] = PAGE_REMOVED | (page << ID_SHIFT) | bits
+                at += 1
+        self._num_words = at
+        self._num_pages += at - begin
+        self._hand_over_if_full()
 
     def on_page_moved(self, page: i64, old_level: i64, new_level: i64) -> None:
         if self.is_announced(page) and new_level != old_level:
@@ -229,4 +242,4 @@ class EventLog(PageEventSink):
 
     def is_announced(self, page: i64) -> bool:
         at = page - self._first_page
-        return at < len(self._states) and self._states[at] == _ANNOUNCED
+        return at < len(self._marks) and (self._marks[at] & _ANNOUNCED) != 0

@@ -1,7 +1,8 @@
 """Notes of what became of published pages, as integers, handed over whole.
 
 One word a note: what happened (bits 0-3), to which page, block or root (4-35), a level or cause (36-43), a priority (44-51). A
-block is followed by a second word, its parent; its tokens, the scope of a root, and the sizes of the levels wait in `objects`, in the same order.
+block is followed by a second word, its parent; its tokens, the scope of a root, a `PublishedRun`, and the sizes of the levels wait in
+`objects`, in the same order.
 """
 
 from typing import Final, final
@@ -18,6 +19,7 @@ PAGE_REMOVED: Final = 5
 PAGE_MOVED: Final = 6
 PRIORITY_CHANGED: Final = 7
 LEVELS_RESIZED: Final = 8
+RUN_PUBLISHED: Final = 9
 
 KIND_MASK: Final = 15
 ID_SHIFT: Final = 4

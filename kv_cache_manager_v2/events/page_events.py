@@ -6,10 +6,11 @@ listens, and the test for that is all it costs. A sink only takes notes: it neve
     on_root_made         a reuse scope gets its root
     on_block_published   a full block joined the tree; its pages follow, each with on_page_published
     on_page_published    a page of a block in the tree exists now: with its block, or added to it later
-    on_run_published     both, for blocks below each other
+    on_run_published     both, for full blocks below each other
     on_page_moved        the page's bytes are on another cache level now
     on_priority_changed
     on_page_removed      the page is gone; or its block is a sequence's own again
+    on_pages_removed, on_path_removed    the same for many
     on_block_removed     the block left the tree, after its pages
     on_root_removed
     on_levels_resized    pool groups have another number of slots
@@ -24,6 +25,8 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
+from .published_run import PublishedRun
+from .removal_cause import UNREACHABLE
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
@@ -40,24 +43,41 @@ class PageEventSink(metaclass=ABCMeta):
     def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
         """``key``: the tokens as packed int32; ``mixed``: the same as the user gave them, if a digest is among them."""
 
-    def on_run_published(
-        self, parent: i64, first_pages: vec[i64], keys: list[bytes], places: vec[i64], num_life_cycles: i64
-    ) -> None:
-        """`on_block_published` and `on_page_published` for full blocks without digests, each below the one before it.
-
-        ``places``: of each page of each block, level | priority << 8; negative where there is none.
-        """
-        position: i64 = 0
-        while position < len(first_pages):
-            block = first_pages[position]
-            self.on_block_published(block, parent, keys[position], None)
+    def on_run_published(self, run: PublishedRun) -> None:
+        """`on_block_published` and `on_page_published` for all of them."""
+        parent = run.parent
+        num_life_cycles: i64 = len(run.places) // len(run.first_pages)
+        ordinal: i64 = 0
+        for block in run.first_pages:
+            self.on_block_published(block, parent, run.key(ordinal), None)
             life_cycle: i64 = 0
             while life_cycle < num_life_cycles:
-                place = places[position * num_life_cycles + life_cycle]
+                place = run.places[ordinal * num_life_cycles + life_cycle]
                 if place >= 0:
                     self.on_page_published(block + life_cycle, place & 255, place >> 8)
                 life_cycle += 1
             parent = block
+            ordinal += 1
+
+    def on_pages_removed(self, pages: vec[i64], num_pages: i64, cause: i64) -> None:
+        """`on_page_removed` for the first ``num_pages`` of them."""
+        position: i64 = 0
+        while position < num_pages:
+            self.on_page_removed(pages[position], cause)
+            position += 1
+
+    def on_path_removed(self, pages: vec[i64], num_pages: i64, life_cycle: i64, num_life_cycles: i64, cause: i64) -> None:
+        """The same for pages of blocks of which each has lost its page of ``life_cycle``, which stands first, for ``cause``;
+        the others are UNREACHABLE now."""
+        end: i64 = 0
+        position: i64 = 0
+        while position < num_pages:
+            page = pages[position]
+            if end - num_life_cycles <= page < end:
+                self.on_page_removed(page, UNREACHABLE)
+            else:
+                end = page - life_cycle + num_life_cycles
+                self.on_page_removed(page, cause)
             position += 1
 
     @abstractmethod

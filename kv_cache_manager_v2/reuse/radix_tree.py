@@ -14,6 +14,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
 from ..events.page_events import PageEventSink
+from ..events.published_run import PublishedRun
 from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSEDED, UNREACHABLE
 from ..layout.registry import LifeCycleRegistry
 from ..storage.decision_digest import VICTIM
@@ -191,27 +192,24 @@ class RadixTree(PageOwner):
         if self.history is not None:
             self.history.note_published_run(parent.first_page, blocks, begin, end, memoryview(packed)[position:at])
         if self.storage.sink is not None:
-            self._tell_of_run(self.storage.sink, parent, fresh, first_pages)
+            self._tell_of_run(self.storage.sink, parent, first_pages, packed, position)
         return first_pages
 
-    def _tell_of_run(self, sink: PageEventSink, parent: Block, blocks: list[Block], first_pages: vec[i64]) -> None:
-        if self.has_digests:
-            for block in blocks:
-                self._tell_of_block(sink, parent, block)
-                parent = block
-            return
-        keys = [block.key for block in blocks]
+    def _tell_of_run(
+        self, sink: PageEventSink, parent: Block, first_pages: vec[i64], packed: bytes, begin: i64
+    ) -> None:
         words = self.storage.rows.words
         width = self.storage.rows.num_life_cycles
         places = vec[i64]([0] * (len(first_pages) * width))
         position: i64 = 0
         for first_page in first_pages:
-            page = first_page
-            while page < first_page + width:
-                places[position] = level_and_priority(words[page * ROW_WORDS + PLACE])
+            at = first_page * ROW_WORDS + PLACE
+            end = position + width
+            while position < end:
+                places[position] = level_and_priority(words[at])
+                at += ROW_WORDS
                 position += 1
-                page += 1
-        sink.on_run_published(parent.first_page, first_pages, keys, places, width)
+        sink.on_run_published(PublishedRun(parent.first_page, first_pages, places, packed, begin, self.block_bytes))
 
     def _tell_of_block(self, sink: PageEventSink, parent: Block, block: Block) -> None:
         key = block.key
@@ -409,12 +407,11 @@ class RadixTree(PageOwner):
         storage.count_dropped(level, pool_group, UNREACHABLE, path.num_pages - num_blocks)
         storage.count_dropped(level, pool_group, cause, num_blocks)
         self._runs.forget_place()
-        position: i64 = 0
+        if storage.sink is not None:
+            storage.sink.on_path_removed(path.pages, path.num_pages, life_cycle, storage.rows.num_life_cycles, cause)
         block = leaf
         while True:
             storage.digest.note(VICTIM, block.first_page + life_cycle)
-            if storage.sink is not None:
-                position = self._tell_of_drop(storage.sink, block.first_page + life_cycle, position, cause)
             num_blocks -= 1
             parent = block.parent
             if num_blocks == 0 or parent is None:
@@ -423,17 +420,6 @@ class RadixTree(PageOwner):
             block = parent
         self.prune(block)
         return True
-
-    def _tell_of_drop(self, sink: PageEventSink, victim: i64, position: i64, cause: i64) -> i64:
-        """Of a block's pages, which begin at that position of the run; where the next block's begin."""
-        path = self._path
-        sink.on_page_removed(victim, cause)
-        position += 1
-        block = self.pool.block_of_page(victim)
-        while position < path.num_pages and self.pool.block_of_page(path.pages[position]) is block:
-            sink.on_page_removed(path.pages[position], UNREACHABLE)
-            position += 1
-        return position
 
     def _drop_passed(self, block: Block, life_cycle: i64, level: i64, missing: i64, cause: i64) -> bool:
         """The same for pages of a windowed life cycle that go without anything else."""
@@ -448,11 +434,11 @@ class RadixTree(PageOwner):
             return False
         drop_run(storage, level, pool_group, pages, count)
         storage.count_dropped(level, pool_group, cause, count)
+        if storage.sink is not None:
+            storage.sink.on_pages_removed(pages, count, cause)
         position: i64 = 0
         while position < count:
             storage.digest.note(VICTIM, pages[position])
-            if storage.sink is not None:
-                storage.sink.on_page_removed(pages[position], cause)
             position += 1
         return True
 

@@ -1,0 +1,65 @@
+"""What is noted for many at once is what would have been noted one by one: the same events come of it."""
+
+import random
+
+import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from kv_cache_manager_v2.events.event_assembler import EventAssembler
+from kv_cache_manager_v2.events.event_backlog import EventBacklog
+from kv_cache_manager_v2.events.event_log import EventLog
+from kv_cache_manager_v2.events.layer_group_facts import LayerGroupFacts
+from kv_cache_manager_v2.events.page_events import PageEventSink
+from kv_cache_manager_v2.events.published_run import PublishedRun
+from kv_cache_manager_v2.events.removal_cause import CAPACITY
+
+FIRST_PAGE = 7
+BLOCK_BYTES = 16
+ROOT = -1
+NOWHERE = -1
+
+
+def follower(num_groups: int) -> tuple[EventLog, EventBacklog]:
+    groups = [LayerGroupFacts("full_attention", None, (100,)) for _ in range(num_groups)]
+    backlog = EventBacklog(EventAssembler(groups, FIRST_PAGE, "sha256", None, 100_000), 100_000)
+    log = EventLog(backlog, FIRST_PAGE, num_groups)
+    log.on_root_made(ROOT, None, None)
+    return log, backlog
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_path_that_comes_and_goes(num_groups: int, seed: int) -> None:
+    print("seed", seed)
+    choices = random.Random(seed)
+    at_once, at_once_backlog = follower(num_groups)
+    one_by_one, one_by_one_backlog = follower(num_groups)
+    for _ in range(6):
+        # Some pages are missing, but none of group 0; the blocks' numbers are in no order.
+        first_pages = [FIRST_PAGE + number * num_groups for number in choices.sample(range(40), 10)]
+        places = [
+            NOWHERE if group > 0 and choices.random() < 0.3 else choices.randrange(3) | choices.randrange(50) << 8
+            for _ in first_pages
+            for group in range(num_groups)
+        ]
+        run = PublishedRun(ROOT, vec[i64](first_pages), vec[i64](places), choices.randbytes(4 + 10 * BLOCK_BYTES), 4, BLOCK_BYTES)
+        at_once.on_run_published(run)
+        PageEventSink.on_run_published(one_by_one, run)
+        # The path goes from its end, each block's page of group 0 before the others; some of a group go before.
+        early = [first_page + 1 for first_page in first_pages if num_groups > 1 and choices.random() < 0.5]
+        at_once.on_pages_removed(vec[i64](early), len(early), CAPACITY)
+        path = [first_page + group for first_page in reversed(first_pages) for group in range(num_groups)]
+        path = [page for page in path if page not in early]
+        at_once.on_path_removed(vec[i64](path), len(path), 0, num_groups, CAPACITY)
+        PageEventSink.on_pages_removed(one_by_one, vec[i64](early), len(early), CAPACITY)
+        PageEventSink.on_path_removed(one_by_one, vec[i64](path), len(path), 0, num_groups, CAPACITY)
+        for log in (at_once, one_by_one):
+            assert not any(log.is_announced(first_page + group) for first_page in first_pages for group in range(num_groups))
+            for first_page in reversed(first_pages):
+                log.on_block_removed(first_page)
+            log.hand_over()
+    events = [event.to_json() for event in at_once_backlog.drain()]
+    assert events == [event.to_json() for event in one_by_one_backlog.drain()]
+    # Of each group a created one; of each of six rounds a stored one of group 0 and at least one removed.
+    assert len(events) >= num_groups + 6 * 2
