@@ -27,10 +27,11 @@ from ..stats.miss_cause import (
     WINDOW_BROKEN,
 )
 from .block import Block
-from .block_history import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN, BlockHistory, key_of
+from .block_history import BlockHistory, key_of
 from .match import Match, count_shared_tokens
 from .radix_tree import RadixTree
 from .text_hash import hash_block
+from .text_table import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN
 from .token_packing import TOKEN_BYTES
 
 

@@ -190,7 +190,7 @@ class RadixTree(PageOwner):
             make_run_keys(parent, fresh, packed, position, block_bytes)
         first_pages = vec[i64]([block.first_page for block in fresh])
         if self.history is not None:
-            self.history.note_published_run(parent.first_page, blocks, begin, end, memoryview(packed)[position:at])
+            self.history.note_published_run(parent.first_page, fresh, first_pages, memoryview(packed)[position:at])
         if self.storage.sink is not None:
             self._tell_of_run(self.storage.sink, parent, first_pages, packed, position)
         return first_pages

@@ -16,6 +16,7 @@ from ..reuse.match import Match
 from ..reuse.miss_explainer import MissExplainer
 from ..reuse.radix_tree import RadixTree
 from ..reuse.token_packing import TOKEN_BYTES
+from ..stats.reuse_log import ASKED
 from ..stats.reuse_sampler import MAX_SAMPLES, ReuseSampler
 from ..stats.usage_counters import (
     ALLOCATED,
@@ -35,7 +36,7 @@ HISTORY_PER_SLOT: Final = 10
 """More than the largest cache whose hit rate is estimated."""
 LARGEST_SIZE: Final = 8.0
 MAX_HISTORY_ENTRIES: Final = 1 << 19
-"""8 MiB, all told."""
+"""8.5 MiB, all told."""
 
 
 @final
@@ -179,7 +180,7 @@ def enter_resume(state: SequenceState, counters: SequenceCounters) -> None:
         if sampler is not None and counters.total is not None:
             history.note_asked(state.path_end.first_page)
             for key in counters.missed_samples:
-                sampler.note_asked(key)
+                sampler.note(ASKED, key)
             counters.missed_samples = []
         history.note_held(state.path_end.first_page)
     counters.note_resumed()

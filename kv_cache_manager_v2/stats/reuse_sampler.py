@@ -2,9 +2,7 @@
 
 A block is in the sample or not by its content, so that all uses of a sampled block are seen. The sampled blocks stand in the order
 of their last use; the distance of a query is the number of sampled blocks used since. A cache of ``n`` blocks under LRU has those
-blocks whose distance is under ``n * rate``. Memory is bounded: beyond `MAX_SAMPLES` the quarter that was used longest ago is forgotten.
-
-Counting the blocks used since takes a Fenwick tree over the times of use: ``log2(NUM_TIMES)`` steps.
+blocks whose distance is under ``n * rate``. Memory is bounded by `UseOrder`.
 """
 
 from typing import Final, final
@@ -13,10 +11,10 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .block_times import BlockTimes
-from .reuse_log import ASKED, BELOW, GIVEN_BACK, HELD, PUBLISHED, PUBLISHED_PART, ReuseLog
+from .reuse_log import ASKED, BELOW, PUBLISHED, PUBLISHED_PART, ReuseLog
+from .use_order import MAX_KEYS, UseOrder
 
-MAX_SAMPLES: Final = 1 << 13
-NUM_TIMES: Final = 1 << 15
+MAX_SAMPLES: Final = MAX_KEYS
 NO_KEY: Final = -1
 SAMPLED_SHIFT: Final = 17
 SAMPLED_MASK: Final = (1 << 20) - 1
@@ -28,7 +26,7 @@ SAMPLED_MASK: Final = (1 << 20) - 1
 class ReuseSampler:
     """Keys are 62-bit hashes of contents. What happens to sampled blocks also goes into a log, for other policies."""
 
-    __slots__ = ("rate", "log", "times", "num_queries", "distances", "threshold", "_times", "_tree", "_next_time", "_num_live")
+    __slots__ = ("rate", "log", "times", "num_queries", "distances", "threshold", "_order")
 
     rate: Final[float]
     log: Final[ReuseLog]
@@ -40,11 +38,7 @@ class ReuseSampler:
     """How many queries had each distance."""
     threshold: Final[i64]
     """Over 0."""
-    _times: dict[int, int]
-    """When each sampled block was last used, in order."""
-    _tree: Final[vec[i64]]
-    _next_time: i64
-    _num_live: i64
+    _order: Final[UseOrder]
 
     def __init__(self, rate: float) -> None:
         """``rate`` is over 0 and at most 1."""
@@ -54,10 +48,7 @@ class ReuseSampler:
         self.times = None
         self.num_queries = 0
         self.distances = vec[i64]([0] * MAX_SAMPLES)
-        self._times = {}
-        self._tree = vec[i64]([0] * (NUM_TIMES + 1))
-        self._next_time = 1
-        self._num_live = 0
+        self._order = UseOrder()
 
     def is_sampled(self, key: i64) -> bool:
         return ((key >> SAMPLED_SHIFT) & SAMPLED_MASK) < self.threshold
@@ -71,25 +62,18 @@ class ReuseSampler:
         if self.times is not None:
             self.times.note_published(int(key))
 
-    def note_held(self, key: i64) -> None:
-        """A sequence begins to use a sampled block."""
-        self.log.note(HELD, key)
+    def note(self, kind: i64, key: i64) -> None:
+        """A prompt asks for a sampled block, which is there or not (ASKED); a sequence begins to use it (HELD), or has (GIVEN_BACK)."""
+        self.log.note(kind, key)
+        times = self.times
+        if kind == ASKED:
+            self.query(key)
+            if times is not None:
+                times.note_asked(int(key))
+            return
         self.touch(key)
-        if self.times is not None:
-            self.times.note_used(int(key))
-
-    def note_given_back(self, key: i64) -> None:
-        self.log.note(GIVEN_BACK, key)
-        self.touch(key)
-        if self.times is not None:
-            self.times.note_used(int(key))
-
-    def note_asked(self, key: i64) -> None:
-        """A prompt asks for a sampled block, which is there or not."""
-        self.log.note(ASKED, key)
-        self.query(key)
-        if self.times is not None:
-            self.times.note_asked(int(key))
+        if times is not None:
+            times.note_used(int(key))
 
     def note_gone(self, key: i64) -> None:
         """A block left the tree; asked of all blocks while there is a clock."""
@@ -98,26 +82,13 @@ class ReuseSampler:
 
     def query(self, key: i64) -> None:
         self.num_queries += 1
-        time: i64 = self._times.get(int(key), 0)
-        if time > 0:
-            distance = self._num_live - self._count_until(time)
+        distance = self._order.count_used_since(key)
+        if distance >= 0:
             self.distances[distance] += 1
 
     def touch(self, key: i64) -> None:
         """A sampled block is used: it is the last one in order now."""
-        number = int(key)
-        time: i64 = self._times.pop(number, 0)
-        if time > 0:
-            self._add(time, -1)
-            self._num_live -= 1
-        elif self._num_live == MAX_SAMPLES:
-            self._renumber(MAX_SAMPLES // 4)
-        if self._next_time > NUM_TIMES:
-            self._renumber(0)
-        self._times[number] = int(self._next_time)
-        self._add(self._next_time, 1)
-        self._next_time += 1
-        self._num_live += 1
+        self._order.note_use(key)
 
     def count_queries_within(self, distance: float) -> i64:
         """Queries whose distance is under ``distance``."""
@@ -127,33 +98,3 @@ class ReuseSampler:
             count += self.distances[position]
             position += 1
         return count
-
-    def _add(self, time: i64, change: i64) -> None:
-        tree = self._tree
-        while time <= NUM_TIMES:
-            tree[time] += change
-            time += time & -time
-
-    def _count_until(self, time: i64) -> i64:
-        tree = self._tree
-        count: i64 = 0
-        while time > 0:
-            count += tree[time]
-            time -= time & -time
-        return count
-
-    def _renumber(self, num_forgotten: i64) -> None:
-        """Times from 1 on again, without the blocks that were used longest ago."""
-        keys = list(self._times)[int(num_forgotten) :]
-        tree = self._tree
-        position: i64 = 0
-        while position <= NUM_TIMES:
-            tree[position] = 0
-            position += 1
-        self._times = {}
-        self._next_time = 1
-        self._num_live = len(keys)
-        for key in keys:
-            self._times[key] = int(self._next_time)
-            self._add(self._next_time, 1)
-            self._next_time += 1

@@ -44,7 +44,7 @@ ONE_HOLD: Final = 1 << _HOLDS_SHIFT
 MOST_HOLDS: Final = (1 << 19) - 1
 ONE_LOCK: Final = -1
 LOCKED_ONCE: Final = NOT_QUEUED + ONE_LOCK
-_NO_SHIFT: Final = -1
+NO_SHIFT: Final = -1
 
 
 def pack_place(slot: i64, level: i64, priority: i64) -> i64:
@@ -91,21 +91,21 @@ def locks_of_links(links: i64) -> i64:
 class PageRows:
     """All rows. `words` may be replaced when a block is added: take a fresh alias after `add_block`."""
 
-    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "_num_rows", "_shift")
+    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "block_shift", "_num_rows")
 
     words: vec[i64]
     num_life_cycles: Final[i64]
     first_page_of_blocks: Final[i64]
+    block_shift: Final[i64]
+    """The number of life cycles as a power of two, else `NO_SHIFT`: a division costs more than all else of `block_number`."""
     _num_rows: i64
-    _shift: Final[i64]
-    """The number of life cycles as a power of two, else `_NO_SHIFT`: a division costs more than all else of `block_number`."""
 
     def __init__(self, num_life_cycles: i64, num_sentinels: i64) -> None:
         self.num_life_cycles = num_life_cycles
         self.first_page_of_blocks = num_sentinels
         self._num_rows = num_sentinels
         exponent = int(num_life_cycles).bit_length() - 1
-        self._shift = exponent if num_life_cycles == 1 << exponent else _NO_SHIFT
+        self.block_shift = exponent if num_life_cycles == 1 << exponent else NO_SHIFT
         self.words = vec[i64]([NO_PAGE] * (num_sentinels * ROW_WORDS))
 
     def reserve(self, num_blocks: i64) -> None:
@@ -128,9 +128,13 @@ class PageRows:
 
     def block_number(self, page: i64) -> i64:
         """Blocks are numbered from 0 in the order in which they were made."""
-        if self._shift != _NO_SHIFT:
-            return (page - self.first_page_of_blocks) >> self._shift
+        if self.block_shift != NO_SHIFT:
+            return (page - self.first_page_of_blocks) >> self.block_shift
         return (page - self.first_page_of_blocks) // self.num_life_cycles
+
+    @property
+    def num_blocks(self) -> i64:
+        return self.block_number(self._num_rows)
 
     @property
     def num_rows(self) -> i64:

@@ -3,11 +3,14 @@
 import random
 
 import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
 
 from kv_cache_manager_v2 import ReuseScope
 from kv_cache_manager_v2.reuse.block import Block
-from kv_cache_manager_v2.reuse.block_history import IS_HERE, NOT_KNOWN, BlockHistory
+from kv_cache_manager_v2.reuse.block_history import BlockHistory
 from kv_cache_manager_v2.reuse.text_hash import hash_block
+from kv_cache_manager_v2.reuse.text_table import IS_HERE, NOT_KNOWN
 from kv_cache_manager_v2.stats.reuse_sampler import ReuseSampler
 from kv_cache_manager_v2.storage.page_rows import PageRows
 
@@ -42,8 +45,9 @@ def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: in
         block.key = packed[ordinal * size : (ordinal + 1) * size]
         blocks.append(block)
     # First 8 blocks, then 12 below them.
-    at_once.note_published_run(ROOT, blocks, 0, 8, memoryview(packed)[: 8 * size])
-    at_once.note_published_run(blocks[7].first_page, blocks, 8, 20, memoryview(packed)[8 * size :])
+    pages = [block.first_page for block in blocks]
+    at_once.note_published_run(ROOT, blocks[:8], vec[i64](pages[:8]), memoryview(packed)[: 8 * size])
+    at_once.note_published_run(pages[7], blocks[8:], vec[i64](pages[8:]), memoryview(packed)[8 * size :])
     above = ROOT
     text = 0
     for block in blocks:

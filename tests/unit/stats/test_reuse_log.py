@@ -54,16 +54,16 @@ def sample_of(blocks: BlockRequests, rate: float, num_slots: int) -> ReuseSample
         sampled = [(place, key_of(block)) for place, block in enumerate(request) if sampler.is_sampled(key_of(block))]
         for place, key in sampled:
             if request[place] in seen:
-                sampler.note_asked(key)
+                sampler.note(ASKED, key)
         before = NO_KEY
         for place, key in sampled:
             if place < num_hit:
-                sampler.note_held(key)
+                sampler.note(HELD, key)
             else:
                 sampler.note_published(key, before, True)
             before = key
         for _, key in reversed(sampled):
-            sampler.note_given_back(key)
+            sampler.note(GIVEN_BACK, key)
         seen.update(request)
     figures = CacheFigures(
         0, EvictionPolicy.LRU, blocks.num_accesses, int(cache.num_hits), num_gone, num_slots, 1.0, sampler.rate, False

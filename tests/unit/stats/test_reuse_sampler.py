@@ -5,7 +5,8 @@ from collections import OrderedDict
 
 import pytest
 
-from kv_cache_manager_v2.stats.reuse_sampler import MAX_SAMPLES, NUM_TIMES, ReuseSampler
+from kv_cache_manager_v2.stats.reuse_sampler import MAX_SAMPLES, ReuseSampler
+from kv_cache_manager_v2.stats.use_order import NUM_TIMES
 
 
 def key_of(number: int) -> int:

@@ -1,0 +1,150 @@
+"""Keys in the order of their last use, and how many of them were used since one of them was.
+
+Every use has a time, counted from 0; a key has the time of its last one. Times are counted by 32 and by 1024, so that a use costs
+three writes and a question under a hundred reads. When the times have run out, the keys get new ones from 0 on. Memory is bounded:
+beyond `MAX_KEYS` the quarter that was used longest ago is forgotten.
+
+Conservation: a key is in the table if and only if `_place_at` names its place at its time.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+MAX_KEYS: Final = 1 << 13
+NUM_TIMES: Final = 1 << 15
+NOT_KNOWN: Final = -1
+
+_NUM_PLACES: Final = 2 * MAX_KEYS
+_NO_KEY: Final = -1
+_NOBODY: Final = -1
+_GROUP_SHIFT: Final = 5
+_HALL_SHIFT: Final = 10
+_NUM_GROUPS: Final = NUM_TIMES >> _GROUP_SHIFT
+_NUM_HALLS: Final = NUM_TIMES >> _HALL_SHIFT
+
+
+@final
+@mypyc_attr(native_class=True)
+class UseOrder:
+    """Keys are not negative, and well mixed."""
+
+    __slots__ = ("num_keys", "_keys", "_times", "_place_at", "_groups", "_halls", "_next_time")
+
+    num_keys: i64
+    _keys: Final[vec[i64]]
+    """An open table: a key stands at its first free place from ``key & mask`` on."""
+    _times: Final[vec[i64]]
+    """Of the key at that place."""
+    _place_at: Final[vec[i64]]
+    """By time: the place of the key that was used then, for the last time so far."""
+    _groups: Final[vec[i64]]
+    """How many of 32 times are somebody's."""
+    _halls: Final[vec[i64]]
+    """Of 1024."""
+    _next_time: i64
+
+    def __init__(self) -> None:
+        self.num_keys = 0
+        self._keys = vec[i64]([_NO_KEY] * _NUM_PLACES)
+        self._times = vec[i64]([0] * _NUM_PLACES)
+        self._place_at = vec[i64]([_NOBODY] * NUM_TIMES)
+        self._groups = vec[i64]([0] * _NUM_GROUPS)
+        self._halls = vec[i64]([0] * _NUM_HALLS)
+        self._next_time = 0
+
+    def note_use(self, key: i64) -> None:
+        """It is the last one in order now."""
+        if self._next_time == NUM_TIMES:
+            self._renumber(0)
+        keys = self._keys
+        place = self._find_place(key)
+        if keys[place] == _NO_KEY:
+            if self.num_keys == MAX_KEYS:
+                self._renumber(MAX_KEYS // 4)
+                place = self._find_place(key)
+            keys[place] = key
+            self.num_keys += 1
+        else:
+            time = self._times[place]
+            self._place_at[time] = _NOBODY
+            self._count(time, -1)
+        self._give_time(place)
+
+    def count_used_since(self, key: i64) -> i64:
+        """How many other keys were used since this one was; NOT_KNOWN if it never was, or is forgotten."""
+        place = self._find_place(key)
+        if self._keys[place] == _NO_KEY:
+            return NOT_KNOWN
+        after = self._times[place] + 1
+        count: i64 = 0
+        place_at = self._place_at
+        while (after & ((1 << _GROUP_SHIFT) - 1)) != 0:
+            if place_at[after] != _NOBODY:
+                count += 1
+            after += 1
+        groups = self._groups
+        group = after >> _GROUP_SHIFT
+        while (group & ((1 << (_HALL_SHIFT - _GROUP_SHIFT)) - 1)) != 0:
+            count += groups[group]
+            group += 1
+        halls = self._halls
+        hall = group >> (_HALL_SHIFT - _GROUP_SHIFT)
+        while hall < _NUM_HALLS:
+            count += halls[hall]
+            hall += 1
+        return count
+
+    def _find_place(self, key: i64) -> i64:
+        """Where the key stands, or would stand."""
+        keys = self._keys
+        place = key & (_NUM_PLACES - 1)
+        while keys[place] != key and keys[place] != _NO_KEY:
+            place = (place + 1) & (_NUM_PLACES - 1)
+        return place
+
+    def _give_time(self, place: i64) -> None:
+        time = self._next_time
+        self._times[place] = time
+        self._place_at[time] = place
+        self._count(time, 1)
+        self._next_time = time + 1
+
+    def _count(self, time: i64, change: i64) -> None:
+        group = time >> _GROUP_SHIFT
+        hall = time >> _HALL_SHIFT
+        self._groups[group] += change
+        self._halls[hall] += change
+
+    def _renumber(self, num_forgotten: i64) -> None:
+        """Times from 0 on again, without the keys that were used longest ago."""
+        kept = vec[i64]([0] * (self.num_keys - num_forgotten))
+        keys = self._keys
+        place_at = self._place_at
+        num_passed: i64 = 0
+        time: i64 = 0
+        while time < self._next_time:
+            place = place_at[time]
+            if place != _NOBODY:
+                if num_passed >= num_forgotten:
+                    kept[num_passed - num_forgotten] = keys[place]
+                num_passed += 1
+                place_at[time] = _NOBODY
+            time += 1
+        _fill(keys, _NO_KEY)
+        _fill(self._groups, 0)
+        _fill(self._halls, 0)
+        self._next_time = 0
+        self.num_keys = len(kept)
+        for key in kept:
+            place = self._find_place(key)
+            keys[place] = key
+            self._give_time(place)
+
+
+def _fill(words: vec[i64], word: i64) -> None:
+    position: i64 = 0
+    while position < len(words):
+        words[position] = word
+        position += 1
