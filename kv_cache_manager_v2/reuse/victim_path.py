@@ -18,7 +18,6 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, level_of_place
 from ..storage.page_storage import PageStorage
-from ..storage.victim_queue import NO_VICTIM
 from .block import Block
 
 _MOST_PAGES: Final = 512
@@ -72,7 +71,8 @@ class VictimPath:
                 victim = queue.following(victim)
             parent = block.parent
             assert parent is not None, "a victim is in no tree"
-            if victim == NO_VICTIM or victim != parent.first_page + life_cycle or parent.num_pins > 0 or parent.only_child is None:
+            # A root has no pages, though its number and a life cycle may add up to one.
+            if parent.first_page < 0 or victim != parent.first_page + life_cycle or parent.num_pins > 0 or parent.only_child is None:
                 break
             block = parent
         return num_blocks

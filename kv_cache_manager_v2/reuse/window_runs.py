@@ -120,7 +120,8 @@ class WindowRuns:
             page = queue.following(page)
             parent = block.parent
             self._next_block = parent
-            if parent is None or page != parent.first_page + life_cycle or parent.only_child is None:
+            # A root has no pages: its number and a life cycle may add up to NO_VICTIM, or to a page of the first block.
+            if parent is None or parent.first_page < 0 or page != parent.first_page + life_cycle or parent.only_child is None:
                 break
             block = parent
         self._top = top

@@ -93,3 +93,19 @@ def test_pages_that_a_window_has_passed_go_together() -> None:
         assert tree._runs.list_passed(second, 1, queue, pages, 20) == 17
         assert list(pages)[:17] == line[1:]
         kv_cache.close()
+
+
+def test_a_window_that_is_alone_in_line_goes_up_to_the_beginning() -> None:
+    """As above, without another layer group: behind the first block's page nothing stands in line, and above it is the root."""
+    with manager_of([9], BLOCK, num_slots=60) as manager:
+        kv_cache = run_prompt(manager, prompt_of(1, 20), expected_prompt_length=0)
+        tree = manager._shared.tree
+        queue = manager._shared.storage.queues[0]
+        line = queue.collect()
+        assert len(line) == 18
+        tree.drop_victims(0, 0, tree.storage.allocators[0].num_free + 1, CAPACITY)
+        pages = vec[i64]([0] * 20)
+        second = tree.pool.block_of_page(queue.first())
+        assert tree._runs.list_passed(second, 0, queue, pages, 20) == 17
+        assert list(pages)[:17] == line[1:]
+        kv_cache.close()
