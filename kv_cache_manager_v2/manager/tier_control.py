@@ -117,7 +117,8 @@ class TierControl(UsageQueries):
     def adjust(self) -> bool:
         """Share the quota of every level anew between the pool groups, towards what sequences were seen to need.
 
-        Whether a level has changed. Pages move as in `resize`. `PageMoveError` if the device refuses; nothing is lost.
+        Whether a level has changed. Pages move as in `resize`. A level whose pages the device refuses to move keeps its shares: that
+        is an error, `PageMoveError` or the device's own, where none has changed before it, else a warning in the log.
         """
         guard = self._shared.guard
         guard.enter()
@@ -127,7 +128,7 @@ class TierControl(UsageQueries):
             if self._demand.num_samples > 0:
                 weights = self._demand.weights(self._slot_bytes())
                 for level in range(len(self._quotas)):
-                    if self._resize(level, self._quotas[level], False, weights):
+                    if self._try_share_anew(level, weights, has_changed):
                         has_changed = True
             self._last_adjustment_us = self._shared.retention.now_us
             self._demand.restart()
@@ -139,6 +140,18 @@ class TierControl(UsageQueries):
             raise guard.fail(error) from error
         finally:
             guard.leave()
+
+    def _try_share_anew(self, level: int, weights: list[int], has_changed: bool) -> bool:
+        """``has_changed``: another level has, so that the call is not undone for this one."""
+        try:
+            return self._resize(level, self._quotas[level], False, weights)
+        except AssertionError:
+            raise
+        except Exception as refused:
+            if not has_changed:
+                raise
+            _logger.warning("level %d keeps the shares of its pool groups: %s", level, str(refused))
+            return False
 
     def _sample_demand(self) -> None:
         """Note what sequences need now: all that is neither free nor droppable."""

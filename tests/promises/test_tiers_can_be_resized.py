@@ -14,11 +14,12 @@ from kv_cache_manager_v2 import (
     LayerId,
     LogicError,
     OutOfMemoryError,
+    PageMoveError,
     RebalanceConfig,
 )
 from kv_cache_manager_v2.config.cache_tier_config import CacheTierConfig
 from kv_cache_manager_v2.device.host_device import HostDevice
-from kv_cache_manager_v2.testing import FakeEngine, Step
+from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 from small_models import attention_layers
 
 MIB = 1 << 20
@@ -165,6 +166,57 @@ def test_the_quota_moves_to_where_it_is_needed() -> None:
         assert not manager.need_adjustment
         manager.check_invariants()
         kv_cache.close()
+
+
+def test_a_level_that_the_device_refuses_to_move_keeps_its_shares(caplog: pytest.LogCaptureFixture) -> None:
+    """`adjust` of two levels whose pages must move: no error once a level has changed, an error while nothing has."""
+    layers = [
+        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
+        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
+    ]
+    outcomes: list[str] = []
+    while outcomes[-1:] != ["done"]:
+        nth = len(outcomes) + 1
+        device = SimulatedDevice(nth, granularity_bytes=64)
+        tiers: list[CacheTierConfig] = [GpuCacheTierConfig(100 * 64), HostCacheTierConfig(100 * 64)]
+        rebalance = RebalanceConfig(threshold=0.1, min_samples=4, smoothing=0.5)
+        config = KVCacheManagerConfig(4, tiers, layers, initial_pool_ratio=[0.5, 0.5], rebalance=rebalance)
+        with KVCacheManager(config, device=device) as manager:
+
+            def totals() -> list[list[int]]:
+                return [[group.total for group in manager.get_storage_statistics(level)] for level in (0, 1)]
+
+            before = totals()
+            for number in range(40):
+                with manager.create_kv_cache(input_tokens=None) as kv_cache:
+                    assert kv_cache.resume() and kv_cache.resize(8)
+                    kv_cache.commit(list(range(8 * number, 8 * number + 8)))
+            open_ones: list[KVCache] = []
+            for _sequence in range(4):
+                open_ones.append(manager.create_kv_cache())
+                assert open_ones[-1].resume() and open_ones[-1].resize(24, 20)
+            for _sample in range(5):
+                manager.create_kv_cache().close()
+            device.faults.fail("copy", nth, RuntimeError("not now"))
+            caplog.clear()
+            try:
+                assert manager.adjust()
+                outcomes.append("passed" if device.faults.num_fired > 0 else "done")
+            except PageMoveError:
+                outcomes.append("refused")
+            changed = [now != then for now, then in zip(totals(), before, strict=True)]
+            if outcomes[-1] == "refused":
+                assert changed == [False, False]
+            elif outcomes[-1] == "passed":
+                assert changed == [True, False] and "keeps the shares" in caplog.text
+            else:
+                assert changed == [True, True]
+            device.faults.clear()
+            manager.check_invariants()
+            for kv_cache in open_ones:
+                kv_cache.close()
+        assert device.races == ()
+    assert {"refused", "passed"} < set(outcomes)
 
 
 def test_memory_that_the_device_does_not_have() -> None:

@@ -4,7 +4,9 @@ from random import Random
 
 from ...config.manager_config import KVCacheManagerConfig
 from ...manager.kv_cache_manager import KVCacheManager
+from ..reference_pages import ModelDisagreement
 from ..reference_model import ReferenceModel
+from . import failures
 from .room_judge import RoomJudge, count_slots
 from .simulated_sequence import SimulatedSequence
 from .state_checks import require_unchanged
@@ -13,6 +15,19 @@ from .state_checks import require_unchanged
 def change_level(
     manager: KVCacheManager, config: KVCacheManagerConfig, model: ReferenceModel, judge: RoomJudge, random: Random
 ) -> None:
+    """A device's error, raised, leaves every level its size."""
+    sizes = count_slots(manager)
+    try:
+        _change_level(manager, config, random)
+    except failures.FAILURES as error:
+        if count_slots(manager) != sizes:
+            raise ModelDisagreement(f"a level was resized in a call that failed: {sizes}, now {count_slots(manager)}") from error
+        raise
+    model.make_room()
+    judge.set_slots(*count_slots(manager))
+
+
+def _change_level(manager: KVCacheManager, config: KVCacheManagerConfig, random: Random) -> None:
     level = int(random.random() ** 2 * len(config.cache_tiers))
     if random.random() < 0.2:
         manager.advance_clock(random.random() * 100)
@@ -27,8 +42,6 @@ def change_level(
             passed = False
         if not passed:
             require_unchanged(picture, manager.describe())
-    model.make_room()
-    judge.set_slots(*count_slots(manager))
 
 
 def prefetch(
