@@ -9,6 +9,7 @@ from kv_cache_manager_v2 import (
     BAD_PAGE_INDEX,
     AttentionLayerConfig,
     BufferConfig,
+    EvictionPolicy,
     GpuCacheTierConfig,
     HostDevice,
     KVCache,
@@ -49,7 +50,9 @@ def show(title: str, sequence: KVCache) -> None:
 
 def follow_one_request() -> None:
     layers = [layer(0, 4, None), layer(1, 4, 8)]
-    config = KVCacheManagerConfig(4, [GpuCacheTierConfig(quota=20 * 2 * 4 * BYTES_PER_TOKEN)], layers)
+    # By recency, so that it can be followed by hand.
+    tier = GpuCacheTierConfig(20 * 2 * 4 * BYTES_PER_TOKEN, EvictionPolicy.LRU)
+    config = KVCacheManagerConfig(4, [tier], layers)
     device = HostDevice()
     with KVCacheManager(config, device=device) as manager, FakeEngine(config, device) as engine:
         system_prompt = list(range(100, 114))

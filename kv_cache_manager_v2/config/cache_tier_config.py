@@ -16,7 +16,7 @@ class GpuCacheTierConfig(ConfigValue):
     """Where kernels run; host memory if the device is a software one. ``quota`` is bytes."""
 
     quota: int
-    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
+    eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
 
     def __post_init__(self) -> None:
         validate_int(self.quota, "GpuCacheTierConfig.quota", 1)
@@ -33,7 +33,7 @@ class HostCacheTierConfig(ConfigValue):
     """Pinned host memory. ``quota`` is bytes."""
 
     quota: int
-    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
+    eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
 
     def __post_init__(self) -> None:
         validate_int(self.quota, "HostCacheTierConfig.quota", 1)
@@ -51,7 +51,7 @@ class DiskCacheTierConfig(ConfigValue):
 
     quota: int
     path: str
-    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
+    eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
 
     def __post_init__(self) -> None:
         validate_int(self.quota, "DiskCacheTierConfig.quota", 1)

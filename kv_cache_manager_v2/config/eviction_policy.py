@@ -6,8 +6,9 @@ from enum import Enum
 class EvictionPolicy(Enum):
     """One value per policy; docs/eviction.md says what each does and how they compare.
 
-    LRU: the longest unused. LFU: the least used. ARC: adapts between recency and reuse. S3_FIFO: what is not reused soon passes
-    through a small queue. LEARNED: what is worth least by what has come back so far, and after how long.
+    LEARNED, the default: what is worth least by what has come back so far, and after how long; the longest unused while that does
+    better. LRU: the longest unused. LFU: the least used. ARC: adapts between recency and reuse. S3_FIFO: what is not reused soon passes
+    through a small queue.
     """
 
     LRU = "lru"

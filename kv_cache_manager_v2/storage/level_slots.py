@@ -25,7 +25,7 @@ class LevelSlots:
         tier: CacheTier,
         path: str | None,
         num_slots: tuple[int, ...],
-        eviction_policy: EvictionPolicy = EvictionPolicy.LRU,
+        eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED,
     ) -> None:
         self.tier = tier
         self.path = path

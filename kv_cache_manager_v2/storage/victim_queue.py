@@ -95,7 +95,7 @@ class VictimQueue(metaclass=ABCMeta):
     def following(self, page: i64) -> i64:
         """The victim after ``page``, if all before it go and then ``page``; NO_VICTIM where only their going tells.
 
-        Only a policy that remembers nothing of pages that are gone knows it in advance: `evict` and `remove` are one there.
+        Only a policy whose choice does not depend on what went before knows it in advance; what it remembers of that may.
         """
         return NO_VICTIM
 

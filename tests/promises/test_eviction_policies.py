@@ -147,7 +147,7 @@ def test_a_wrong_policy_is_refused() -> None:
     for tier in (GpuCacheTierConfig, HostCacheTierConfig):
         with pytest.raises(TypeError):
             tier(1 << 20, wrong)
-    assert GpuCacheTierConfig(1 << 20).eviction_policy is EvictionPolicy.LRU
+    assert GpuCacheTierConfig(1 << 20).eviction_policy is EvictionPolicy.LEARNED
     with pytest.raises(ValueError):
         decode_config(encode_config(config_with(EvictionPolicy.ARC, 24)).replace(b'"arc"', b'"best"'))
 
