@@ -139,11 +139,12 @@ class BlockHistory:
         texts = self._block_texts
         samples = self._block_samples
         rows = self._rows
+        first_of_all = rows.first_page_of_blocks
         shift = rows.block_shift
         ordinal: i64 = 0
         for first_page in first_pages:
             # What `block_number` does, without a call for each block.
-            number = (first_page - rows.first_page_of_blocks) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
+            number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
             text = run_texts[ordinal]
             texts[number] = text
             samples[number] = sample
@@ -183,9 +184,8 @@ class BlockHistory:
             self._table.write(text, scope, FIRST_DROPPED + cause)
         else:
             self._table.write_next(text, scope, FIRST_DROPPED + cause)
-        sampler = self.sampler
-        if sampler is not None and sampler.times is not None and self._block_samples[number] < NO_SAMPLE:
-            sampler.note_gone(key_of(text, scope))
+        if self._block_samples[number] < NO_SAMPLE and self.sampler is not None:
+            self.sampler.note_gone(key_of(text, scope))
         num_blocks = self.num_blocks
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += 1

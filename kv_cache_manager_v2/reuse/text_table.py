@@ -20,7 +20,9 @@ SCOPE_MASK: Final = (1 << 20) - 1
 NO_TEXT: Final = -1
 
 _WAYS: Final = 8
-# An entry beside its text: state (bits 0-7) | scope (8-27) | when it was written (28-61).
+# A bucket: how many entries `write_next` has written, and the entries, of two words each: the text; then state (bits 0-7) |
+# scope (8-27) | when it was written (28-61).
+_BUCKET_WORDS: Final = 1 + 2 * _WAYS
 _STATE_MASK: Final = 255
 _SCOPE_SHIFT: Final = 8
 _TIME_SHIFT: Final = 28
@@ -30,12 +32,9 @@ _LAST_TIME: Final = (1 << 34) - 1
 @final
 @mypyc_attr(native_class=True)
 class TextTable:
-    __slots__ = ("_texts", "_entries", "_turns", "_bucket_mask", "_time")
+    __slots__ = ("_words", "_bucket_mask", "_time")
 
-    _texts: Final[vec[i64]]
-    _entries: Final[vec[i64]]
-    _turns: Final[vec[i64]]
-    """Of each bucket: how many entries `write_next` has written."""
+    _words: Final[vec[i64]]
     _bucket_mask: Final[i64]
     _time: i64
 
@@ -44,26 +43,29 @@ class TextTable:
         num_buckets = 1
         while num_buckets * _WAYS < num_entries:
             num_buckets *= 2
-        self._texts = vec[i64]([NO_TEXT] * (num_buckets * _WAYS))
-        self._entries = vec[i64]([0] * (num_buckets * _WAYS))
-        self._turns = vec[i64]([0] * num_buckets)
+        words = vec[i64]([NO_TEXT] * (num_buckets * _BUCKET_WORDS))
+        begin: i64 = 0
+        while begin < len(words):
+            words[begin] = 0
+            begin += _BUCKET_WORDS
+        self._words = words
         self._bucket_mask = num_buckets - 1
         self._time = 0
 
     @property
     def num_entries(self) -> int:
-        return len(self._texts)
+        return int(self._bucket_mask + 1) * _WAYS
 
     def find(self, text: i64, scope: i64) -> i64:
         """What became of the text in that scope: IS_HERE or dropped; else IN_OTHER_SCOPE if another one had it, or NOT_KNOWN."""
-        texts = self._texts
-        at = (text & self._bucket_mask) * _WAYS
-        end = at + _WAYS
+        words = self._words
+        at = (text & self._bucket_mask) * _BUCKET_WORDS + 1
+        end = at + 2 * _WAYS
         newest: i64 = -1
         found: i64 = NOT_KNOWN
         while at < end:
-            if texts[at] == text:
-                entry = self._entries[at]
+            if words[at] == text:
+                entry = words[at + 1]
                 if ((entry >> _SCOPE_SHIFT) & SCOPE_MASK) != scope:
                     if newest < 0:
                         found = IN_OTHER_SCOPE
@@ -71,53 +73,55 @@ class TextTable:
                     # The time is above all else in an entry.
                     newest = entry
                     found = entry & _STATE_MASK
-            at += 1
+            at += 2
         return found
 
     def write_next(self, text: i64, scope: i64, state: i64) -> None:
         """In the place of the entry that was written first; of one text there may be several."""
-        bucket = text & self._bucket_mask
-        turns = self._turns
-        turn = turns[bucket]
-        turns[bucket] = turn + 1
-        self._enter(bucket * _WAYS + (turn & (_WAYS - 1)), text, scope, state)
+        words = self._words
+        begin = (text & self._bucket_mask) * _BUCKET_WORDS
+        turn = words[begin]
+        words[begin] = turn + 1
+        at = begin + 1 + 2 * (turn & (_WAYS - 1))
+        time = self._time
+        words[at] = text
+        words[at + 1] = state | (scope << _SCOPE_SHIFT) | (time << _TIME_SHIFT)
+        if time < _LAST_TIME:
+            self._time = time + 1
 
     def write(self, text: i64, scope: i64, state: i64) -> None:
         """In the place of what was known of this text in this scope."""
-        texts = self._texts
-        begin = (text & self._bucket_mask) * _WAYS
+        words = self._words
+        begin = (text & self._bucket_mask) * _BUCKET_WORDS + 1
         place: i64 = -1
         at = begin
-        while at < begin + _WAYS:
+        while at < begin + 2 * _WAYS:
             # Entries are overwritten, never emptied: behind the first empty one there is none.
-            known = texts[at]
-            if known == NO_TEXT or (known == text and ((self._entries[at] >> _SCOPE_SHIFT) & SCOPE_MASK) == scope):
+            known = words[at]
+            if known == NO_TEXT or (known == text and ((words[at + 1] >> _SCOPE_SHIFT) & SCOPE_MASK) == scope):
                 place = at
                 break
-            at += 1
+            at += 2
         if place < 0:
             place = self._find_room(begin)
-        self._enter(place, text, scope, state)
-
-    def _enter(self, place: i64, text: i64, scope: i64, state: i64) -> None:
         time = self._time
-        self._texts[place] = text
-        self._entries[place] = state | (scope << _SCOPE_SHIFT) | (time << _TIME_SHIFT)
+        words[place] = text
+        words[place + 1] = state | (scope << _SCOPE_SHIFT) | (time << _TIME_SHIFT)
         if time < _LAST_TIME:
             self._time = time + 1
 
     def _find_room(self, begin: i64) -> i64:
         """In a full bucket: the oldest entry of a block that is gone; else the oldest."""
-        entries = self._entries
+        words = self._words
         oldest = begin
         oldest_gone: i64 = -1
         at = begin
-        while at < begin + _WAYS:
-            entry = entries[at]
-            if (entry >> _TIME_SHIFT) < (entries[oldest] >> _TIME_SHIFT):
+        while at < begin + 2 * _WAYS:
+            entry = words[at + 1]
+            if (entry >> _TIME_SHIFT) < (words[oldest + 1] >> _TIME_SHIFT):
                 oldest = at
             if (entry & _STATE_MASK) != IS_HERE:
-                if oldest_gone < 0 or (entry >> _TIME_SHIFT) < (entries[oldest_gone] >> _TIME_SHIFT):
+                if oldest_gone < 0 or (entry >> _TIME_SHIFT) < (words[oldest_gone + 1] >> _TIME_SHIFT):
                     oldest_gone = at
-            at += 1
+            at += 2
         return oldest_gone if oldest_gone >= 0 else oldest

@@ -76,8 +76,8 @@ class ReuseSampler:
             times.note_used(int(key))
 
     def note_gone(self, key: i64) -> None:
-        """A block left the tree; asked of all blocks while there is a clock."""
-        if self.times is not None and self.is_sampled(key):
+        """A sampled block left the tree."""
+        if self.times is not None:
             self.times.note_gone(int(key))
 
     def query(self, key: i64) -> None:
