@@ -220,13 +220,24 @@ class MiniatureCache:
         self._count_below(block, 1)
 
     def _give_back_longest_held(self) -> None:
-        """All that could go is held: more is in use than this cache can hold, or the log has lost who gave it back."""
-        while True:
-            block = self._held[self._first_held]
+        """All that could go is held: more is in use than this cache can hold, or the log has lost who gave it back. The far end of
+        its path goes first, as what is above a block that is held stays."""
+        block = self._held[self._first_held]
+        while not self._is_held(block):
             self._first_held += 1
-            if self._is_cached(block) and not self._is_queued(block):
-                self._give_back(block)
-                return
+            block = self._held[self._first_held]
+        while self._num_held_below[block] > 0:
+            block = self._find_held_below(block)
+        self._give_back(block)
+
+    def _is_held(self, block: i64) -> bool:
+        return self._is_cached(block) and not self._is_queued(block)
+
+    def _find_held_below(self, block: i64) -> i64:
+        for child in self._sample.children[block]:
+            if self._is_held(child):
+                return child
+        raise AssertionError("held blocks were counted below a block that has none")
 
     def _find_below(self, block: i64) -> i64:
         for child in self._sample.children[block]:
