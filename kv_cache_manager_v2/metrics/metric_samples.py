@@ -83,13 +83,17 @@ def _sample_slots(manager: KVCacheManager, tiers: list[str]) -> list[MetricSampl
     blocks = MetricSamples(
         "blocks", GAUGE, "Slots by state: needed by sequences, kept for reuse, free", ("tier", "pool_group", "state")
     )
+    copies = MetricSamples(
+        "clean_copies", GAUGE, "Of the free slots, those with the bytes of a page that lies further up", ("tier", "pool_group")
+    )
     for level, tier in enumerate(tiers):
         for index, group in enumerate(manager.get_storage_statistics(level)):
             ratio.add((tier, str(index)), group.unavailable / group.total if group.total > 0 else 0.0)
             blocks.add((tier, str(index), "needed"), float(group.unavailable))
             blocks.add((tier, str(index), "kept"), float(group.evictable))
             blocks.add((tier, str(index), "free"), float(group.free))
-    return [ratio, blocks]
+            copies.add((tier, str(index)), float(group.clean_copies))
+    return [ratio, blocks, copies]
 
 
 def _sample_sequences(manager: KVCacheManager, usage: UsageStatistics) -> list[MetricSamples]:

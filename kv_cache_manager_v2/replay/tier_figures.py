@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .. import KVCacheManager
 from .timeline import TIER_NAMES
 
-TIER_HEADER = ("level", "quota", "slots", "peak slots", "hit tokens", "pages in", "pages out", "pages dropped")
+TIER_HEADER = ("level", "quota", "slots", "peak slots", "hit tokens", "pages in", "pages out", "pages dropped", "clean copies")
 TRANSFER_HEADER = ("from", "to", "pool group", "pages", "bytes")
 
 
@@ -13,7 +13,8 @@ TRANSFER_HEADER = ("from", "to", "pool group", "pages", "bytes")
 class TierFigures:
     """One level, all its pool groups together. ``hit_tokens``: of prompts, by the level that they were found on.
 
-    Every sequence counts, also of a request that starts again. Pages in and out: copied from and to other levels.
+    Every sequence counts, also of a request that starts again. Pages in and out: copied from and to other levels. Clean copies: free
+    slots that at the end have the bytes of a page further up, which can go down without being copied.
     """
 
     tier: str
@@ -24,6 +25,7 @@ class TierFigures:
     pages_in: int
     pages_out: int
     dropped_pages: int
+    clean_copies: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def tier_figures(manager: KVCacheManager) -> tuple[TierFigures, ...]:
                 pages_in=sum([one.blocks for one in moved if one.target_level == level]),
                 pages_out=sum([one.blocks for one in moved if one.source_level == level]),
                 dropped_pages=sum([drop.blocks for drop in usage.drops if drop.level == level]),
+                clean_copies=sum([group.clean_copies for group in groups]),
             )
         )
     return tuple(figures)
@@ -71,6 +74,7 @@ def tier_rows(tiers: tuple[TierFigures, ...]) -> list[tuple[str, ...]]:
         (
             f"{level} {tier.tier}", f"{tier.quota_bytes:,}", f"{tier.total_slots:,}", f"{tier.peak_slots:,}",
             f"{tier.hit_tokens:,}", f"{tier.pages_in:,}", f"{tier.pages_out:,}", f"{tier.dropped_pages:,}",
+            f"{tier.clean_copies:,}",
         )
         for level, tier in enumerate(tiers)
     ]  # fmt: skip

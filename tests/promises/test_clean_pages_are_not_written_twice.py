@@ -9,6 +9,8 @@ import pytest
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 
 from kv_cache_manager_v2 import KVCache, KVCacheManagerConfig, StorageIOError
+from kv_cache_manager_v2.metrics.metric_samples import take_samples
+from kv_cache_manager_v2.replay.tier_figures import tier_figures
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 
@@ -141,6 +143,9 @@ def test_written_through_at_commit_and_evicted_for_nothing(kind: str, seed: int)
     with Bench(through(4, [(kind, 12)]), device) as bench:
         first = bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True)
         assert bench.num_copied(0, 1) == 4 and clean_copies(bench, 1) == 4
+        assert [tier.clean_copies for tier in tier_figures(bench.manager)] == [0, 4]
+        samples = {one.name: one.samples for one in take_samples(bench.manager, None)}
+        assert samples["kvcm_clean_copies"] == [(("gpu", "0"), 0.0), ((kind, "0"), 4.0)]
         assert bench.counts(1) == (12, 12), "they take no room"
         device.faults.fail("copy", 1, Refused("there is nothing to copy"))
         second = bench.manager.create_kv_cache(id=2)

@@ -29,7 +29,8 @@ DASHBOARD = Path(__file__).resolve().parents[2] / "examples" / "grafana_dashboar
 
 # Dashboards of others name them; a name here is never dropped or given another meaning.
 NAMES = {
-    "kvcm_cache_usage_ratio", "kvcm_blocks", "kvcm_sequences", "kvcm_requests_total", "kvcm_suspends_total", "kvcm_resumes_total",
+    "kvcm_cache_usage_ratio", "kvcm_blocks", "kvcm_clean_copies", "kvcm_sequences", "kvcm_requests_total", "kvcm_suspends_total",
+    "kvcm_resumes_total",
     "kvcm_prefix_tokens_queried_total", "kvcm_prefix_tokens_hit_total", "kvcm_missed_tokens_total",
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
     "kvcm_transfer_bytes_total", "kvcm_transfer_blocks_total", "kvcm_evicted_blocks_total", "kvcm_events_dropped_total",
