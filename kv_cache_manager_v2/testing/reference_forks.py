@@ -43,3 +43,18 @@ def make_fork(sequence: ReferenceSequence, name: int, num_blocks: int, next_numb
             sequence.shared_private.setdefault(ordinal, next_number + ordinal)
     child.shared_private = dict(sequence.shared_private)
     return child
+
+
+def copy_blocks(sequence: ReferenceSequence) -> ReferenceSequence:
+    """What a resize changes, to be put back by `restore_blocks`."""
+    kept = ReferenceSequence(sequence.name, sequence.scope, len(sequence.scratch))
+    restore_blocks(kept, sequence)
+    return kept
+
+
+def restore_blocks(sequence: ReferenceSequence, kept: ReferenceSequence) -> None:
+    sequence.history = kept.history
+    sequence.capacity = kept.capacity
+    sequence.shared_tail = kept.shared_tail
+    sequence.adopted = dict(kept.adopted)
+    sequence.shared_private = dict(kept.shared_private)

@@ -20,6 +20,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
+from .reference_beams import list_beams, may_gather, name_beam, reorder_blocks
 from .reference_forks import list_sharers, make_fork, num_first_written
 from .reference_lease import LeasedPage, ReferenceLease
 from .reference_pages import ModelDisagreement, Picture, picture_of
@@ -102,6 +103,8 @@ class ReferenceModel(ReferenceRoom):
         sequence.is_active = True
         sequence.has_state = self.state.group >= 0
         self._may_all_go = True
+        for beam in sequence.beams:
+            self.resume(beam, picture)
 
     def make_room(self) -> None:
         """A call that changes nothing else has made room."""
@@ -113,7 +116,8 @@ class ReferenceModel(ReferenceRoom):
         self._snapshots_due.clear()
 
     def suspend(self, sequence: ReferenceSequence) -> None:
-        sequence.is_active = False
+        for beam in list_beams(sequence):
+            beam.is_active = False
 
     def resize(self, sequence: ReferenceSequence, capacity: int, history: int, picture: Picture) -> None:
         tail_is_shared = bool(picture_of(picture, sequence.name)["shares_last_block"])
@@ -129,6 +133,27 @@ class ReferenceModel(ReferenceRoom):
         sequence.peak_capacity = max(sequence.peak_capacity, capacity)
         sequence.history = history
         self._may_all_go = True
+        for beam in sequence.beams:
+            self.resize(beam, capacity, history, picture)
+
+    def set_width(self, sequence: ReferenceSequence, width: int) -> None:
+        """Further beams are forks of beam 0; the last ones go."""
+        while len(sequence.beams) + 1 < width:
+            sequence.beams.append(self.fork(sequence, name_beam(sequence.name, len(sequence.beams) + 1)))
+        while len(sequence.beams) + 1 > width:
+            del self.sequences[sequence.beams.pop().name]
+            self._may_all_go = True  # what it alone kept of blocks that fuller ones have replaced
+
+    def reorder(self, sequence: ReferenceSequence, parents: Sequence[int]) -> None:
+        num_blocks = self.num_blocks(sequence)
+        self._next_private = reorder_blocks(list_beams(sequence), parents, num_blocks, self._next_private)
+
+    def may_gather(self, sequence: ReferenceSequence, sources: Sequence[int]) -> bool:
+        """Whether the next committed tokens may be those of these beams."""
+        numbers: set[int] = set()
+        for lease in self.leases.values():
+            numbers |= lease.numbers
+        return may_gather(list_beams(sequence), self.sequences.values(), numbers, sources, self.tokens_per_block)
 
     def fork(self, sequence: ReferenceSequence, name: int) -> ReferenceSequence:
         num_blocks = self.num_blocks(sequence)
@@ -187,6 +212,8 @@ class ReferenceModel(ReferenceRoom):
         sequence.history = max(sequence.history, len(sequence.committed))
         if snapshot != NO_SNAPSHOT:
             self._expect_snapshot(sequence, snapshot == MUST_SNAPSHOT, True)
+        for beam in sequence.beams:
+            self.commit(beam, tokens)
 
     def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool, makes_room: bool) -> None:
         """A page of the recurrent group on the block where the committed tokens end; it may make room first."""
@@ -204,7 +231,8 @@ class ReferenceModel(ReferenceRoom):
         Once: what was written into the block since the first time must stay.
         """
         was_committing = sequence.is_committing
-        sequence.is_committing = False
+        for beam in list_beams(sequence):
+            beam.is_committing = False
         ordinal = len(sequence.path)
         tail_is_shared = bool(picture_of(picture, sequence.name)["shares_last_block"])
         has_tail = len(sequence.committed) > ordinal * self.tokens_per_block
@@ -220,6 +248,7 @@ class ReferenceModel(ReferenceRoom):
 
     def close(self, sequence: ReferenceSequence) -> None:
         """The partial last block is published as by `stop_committing`."""
+        self.set_width(sequence, 1)
         self._end(sequence, sequence.is_committing and not self.may_stay_private(sequence))
 
     def abandon(self, sequence: ReferenceSequence) -> None:
@@ -227,6 +256,7 @@ class ReferenceModel(ReferenceRoom):
         self._end(sequence, False)
 
     def _end(self, sequence: ReferenceSequence, must_publish: bool) -> None:
+        self.set_width(sequence, 1)
         if self.state.leaves_state_at_close(sequence):
             self._expect_snapshot(sequence, True, self.state.thins_paths)
         has_tail = len(sequence.committed) > len(sequence.path) * self.tokens_per_block

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 from mypy_extensions import mypyc_attr
 
 from ..config.manager_config import KVCacheManagerConfig
+from .reference_beams import place_of_beam
 from .reference_lease import ReferenceLease
 from .reference_scratch import ScratchRule
 from .reference_sequence import ReferenceSequence
@@ -274,6 +275,11 @@ class ReferencePages:
 
 
 def picture_of(picture: Picture, name: int) -> Picture:
+    """Of a sequence, or of a further beam."""
+    if name < 0:
+        owner, beam = place_of_beam(name)
+        beams: list[Picture] = picture_of(picture, owner)["beams"]
+        return beams[beam - 1]
     found: list[Picture] = [one for one in picture["sequences"] if one["id"] == name]
     if len(found) == 0:
         raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")

@@ -4,7 +4,8 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .reference_forks import list_sharers, num_first_written
+from .reference_beams import list_beams
+from .reference_forks import copy_blocks, list_sharers, num_first_written, restore_blocks
 from .reference_pages import LOCKED, ReferencePages
 from .reference_sequence import ReferenceSequence
 from .reference_tree import Page
@@ -16,22 +17,34 @@ class SlotNeed:
     """Pages that a call takes and gives back, per layer group. Between ``least`` and ``most`` the library may
     choose."""
 
-    __slots__ = ("least", "most", "given_back", "newly_locked")
+    __slots__ = ("least", "most", "given_back", "doubtful", "newly_locked")
 
     least: Final[list[int]]
     most: Final[list[int]]
     given_back: Final[list[int]]
+    doubtful: Final[list[int]]  # of those given back: shared by beams that all give them up, so that the library need not count them
     newly_locked: Final[list[int]]  # pages that exist and that no active sequence needed so far
 
     def __init__(self, num_groups: int) -> None:
         self.least = [0] * num_groups
         self.most = [0] * num_groups
         self.given_back = [0] * num_groups
+        self.doubtful = [0] * num_groups
         self.newly_locked = [0] * num_groups
 
     def add(self, group: int, num_slots: int) -> None:
         self.least[group] += num_slots
         self.most[group] += num_slots
+
+    def plus(self, other: "SlotNeed") -> "SlotNeed":
+        total = SlotNeed(len(self.least))
+        for group in range(len(self.least)):
+            total.least[group] = self.least[group] + other.least[group]
+            total.most[group] = self.most[group] + other.most[group]
+            total.given_back[group] = self.given_back[group] + other.given_back[group]
+            total.doubtful[group] = self.doubtful[group] + other.doubtful[group]
+            total.newly_locked[group] = self.newly_locked[group] + other.newly_locked[group]
+        return total
 
 
 @mypyc_attr(native_class=True)
@@ -39,6 +52,43 @@ class ReferenceRoom(ReferencePages):
     """Asks, and changes nothing."""
 
     __slots__ = ()
+
+    def slots_of_beams_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
+        """What `resume` takes for all beams, each after the ones before it."""
+        need = SlotNeed(len(self.rules))
+        for beam in list_beams(sequence):
+            need = need.plus(self.slots_to_resume(beam))
+            beam.is_active = True
+        for beam in list_beams(sequence):
+            beam.is_active = False
+        return need
+
+    def slots_of_beams_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[SlotNeed]:
+        """What `resize` takes for beam 0, for that and beam 1, and so on: each has its turn after the ones before it."""
+        needs: list[SlotNeed] = []
+        before: list[ReferenceSequence] = []
+        total = SlotNeed(len(self.rules))
+        alone = [self.slots_to_resize(beam, capacity, history) for beam in list_beams(sequence)]
+        for beam, by_itself in zip(list_beams(sequence), alone):
+            need = self.slots_to_resize(beam, capacity, history)
+            for group in range(len(self.rules)):
+                need.doubtful[group] = need.given_back[group] - by_itself.given_back[group]
+            total = total.plus(need)
+            needs.append(total)
+            before.append(copy_blocks(beam))
+            self._move_beam(beam, capacity, history)
+        for beam, old in zip(list_beams(sequence), before):
+            restore_blocks(beam, old)
+        return needs
+
+    def _move_beam(self, beam: ReferenceSequence, capacity: int, history: int) -> None:
+        """As if it had had its turn."""
+        if history < capacity and history < (len(beam.path) + 1) * self.tokens_per_block:
+            beam.shared_tail = None
+        beam.leave_shared(num_first_written(beam, capacity, history, self.tokens_per_block))
+        beam.leave_shared(-(-capacity // self.tokens_per_block))
+        beam.capacity = capacity
+        beam.history = history
 
     def slots_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
         need = SlotNeed(len(self.rules))

@@ -20,7 +20,7 @@ class ReferenceSequence:
     __slots__ = (
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
         "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
-        "peak_capacity", "num_matched", "uses_scratch",
+        "peak_capacity", "num_matched", "uses_scratch", "beams",
     )  # fmt: skip
 
     name: Final[int]
@@ -39,6 +39,7 @@ class ReferenceSequence:
     snapshot_node: int | None  # the block whose snapshot its recurrent state begins with; None: with zeros
     num_matched: int  # tokens that it began with
     peak_capacity: int  # the most room that it ever had
+    beams: "Final[list[ReferenceSequence]]"  # further ones of a sequence with several
     uses_scratch: bool  # blocks that are stale right after a step share slots in it
     scratch: list[tuple[int, int]]  # by group, the blocks of the present step that share slots; (0, 0) for none
 
@@ -60,6 +61,7 @@ class ReferenceSequence:
         self.peak_capacity = 0
         self.num_matched = 0
         self.uses_scratch = False
+        self.beams = []
         self.scratch = [(0, 0)] * num_groups
 
     def node(self, ordinal: int) -> int | None:

@@ -399,6 +399,19 @@ CANARIES = (
         "                block = attention.blocks[ordinal - 1]\n                num_tokens = ordinal * size\n",
         "                block = attention.blocks[len(attention.blocks) - 1]\n                num_tokens = ordinal * size\n",
     ),
+    # -- beams ----------------------------------------------------------------------------------------------------------
+    Canary(
+        "the last beams but one write a block that they share",
+        "sequence/beams.py",
+        "i64(block.num_co_owners) > num_gone:",
+        "i64(block.num_co_owners) > num_gone + 1:",
+    ),
+    Canary(
+        "a committed token is put into beam 0's block only",
+        "sequence/beams.py",
+        "            if (ordinal >= num_full or beam is state) and block not in written:\n",
+        "            if beam is state and block not in written:\n",
+    ),
     # -- leases and scratch switches --------------------------------------------------------------------------------------
     Canary(
         "a page that is lent is not held for the lease",

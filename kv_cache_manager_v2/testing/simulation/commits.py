@@ -63,6 +63,7 @@ def commit_batch(
 ) -> None:
     """The next token of each, but of recurrent models: whether a snapshot finds room depends on the sequences before."""
     chosen = [sequence for sequence in batch if sequence.model.is_committing and sequence.num_uncommitted > 0]
+    chosen = [sequence for sequence in chosen if len(sequence.other_texts) == 0]
     if model.state.group >= 0:
         return
     tokens = [sequence.text[len(sequence.model.committed)] for sequence in chosen]

@@ -50,12 +50,14 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
     num_groups = len(manager.layer_grouping)
     attempts = [
         _Attempt("get_base_page_indices", (num_groups,), ValueError),
-        _Attempt("get_base_page_indices", (0, 1), ValueError),
+        _Attempt("get_base_page_indices", (0, len(sequence.other_texts) + 1), ValueError),
         _Attempt("set_base_page_index_buf", (0, 0, np.zeros(500).data), TypeError),
     ]
     if model.capacity > 0:
         attempts.append(_Attempt("set_base_page_index_buf", (0, 0, np.zeros(0, dtype=np.int32).data), ValueError))
-    if model.is_active:
+    if len(sequence.other_texts) > 0:
+        attempts += _misuse_beams(sequence)
+    elif model.is_active:
         attempts += [
             _Attempt("resume", (), LogicError),
             _Attempt("resize", (model.capacity + 1, model.history - 1), ValueError),
@@ -91,6 +93,20 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
     attempts.append(_Attempt("shutdown", (), LogicError))
     attempt = random.choice(attempts)
     _attempt(manager, manager if attempt.method == "shutdown" else sequence.handle, attempt)
+
+
+def _misuse_beams(sequence: SimulatedSequence) -> list[_Attempt]:
+    """What a sequence with several beams cannot do, active or not."""
+    width = len(sequence.other_texts) + 1
+    order = ValueError if sequence.model.is_active else LogicError
+    return [
+        _Attempt("fork", (), LogicError),
+        _Attempt("reserve_transfer", (), LogicError),
+        _Attempt("reorder_beams", ([0] * (width + 1),), order),
+        _Attempt("reorder_beams", ([width] * width,), order),
+        _Attempt("commit_tree", ([1], [sequence.model.capacity]), LogicError),
+        _Attempt("resize", ("many", None), TypeError if sequence.model.is_active else Exception),
+    ]
 
 
 def _attempt(manager: KVCacheManager, target: object, attempt: _Attempt) -> None:

@@ -72,6 +72,20 @@ class RoomJudge:
         locked = sum([self._model.num_locked_slots(other) for other in self._groups(pool_group)])
         return self._num_all_slots[pool_group] > needed and self._num_slots[pool_group] > locked
 
+    def judge_turns(self, call: str, needs: Sequence[SlotNeed], passed: bool) -> None:
+        """Of several beams that have their turns one after the other: ``needs`` of the first, of the first two, and so on."""
+        if passed:
+            self.judge(call, needs[-1], True)
+            return
+        refusals: list[ModelDisagreement] = []
+        for need in needs:
+            try:
+                self.judge(call, need, False)
+            except ModelDisagreement as disagreement:
+                refusals.append(disagreement)
+        if len(refusals) == len(needs):
+            raise refusals[-1]
+
     def judge(self, call: str, need: SlotNeed, passed: bool) -> None:
         """Raises if the call should have gone the other way."""
         must_pass = True
@@ -85,7 +99,7 @@ class RoomJudge:
             room = min(self._num_all_slots[pool_group] - needed, num_slots - locked) + given_back
             least = sum([need.least[group] for group in groups])
             most = sum([need.most[group] for group in groups])
-            must_pass = must_pass and most <= room
+            must_pass = must_pass and most <= room - sum([need.doubtful[group] for group in groups])
             may_pass = may_pass and least <= room
             numbers.append(f"pool group {pool_group}: {least} to {most} slots, room for {room} of {num_slots}")
         if passed and not may_pass:

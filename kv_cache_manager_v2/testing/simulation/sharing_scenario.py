@@ -4,7 +4,7 @@ from random import Random
 from typing import Final
 
 _SHARE_OF_SCENARIOS: Final = 0.4
-_LIKELIHOODS: Final = {"lend": 3.0, "settle": 2.5, "toggle_scratch": 1.5}
+_LIKELIHOODS: Final = {"beams": 5.0, "lend": 3.0, "settle": 2.5, "toggle_scratch": 1.5}
 
 
 def draw_sharing(kinds: list[str], seed: int) -> list[str]:

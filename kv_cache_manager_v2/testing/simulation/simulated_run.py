@@ -14,6 +14,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from ...base.errors import CorruptedError, LogicError, StorageIOError
+from ...base.ids import TokenIdExt
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
 from ..event_follower import EventFollower
@@ -23,6 +24,7 @@ from ..reference_pages import ModelDisagreement
 from ..simulated_device import SimulatedDevice
 from ..step_batch import Step
 from . import failures
+from .beams import change_beams, commit_of_beams
 from .commits import commit_batch, commit_some
 from .forks import fork_sequence
 from .hints import draw_scope, give_hint
@@ -211,7 +213,10 @@ class SimulatedRun:
         elif kind == "fork":
             self._fork(sequence)
         elif kind == "lend":
-            self._leases.lend(sequence, random)
+            if len(sequence.other_texts) == 0:
+                self._leases.lend(sequence, random)
+        elif kind == "beams":
+            self.num_refused += not change_beams(self.manager, self._model, self._judge, sequence, random)
         elif kind == "toggle_scratch":
             self._toggle_scratch(sequence)
         elif kind == "change_stream":
@@ -256,7 +261,7 @@ class SimulatedRun:
 
     def _resume(self, sequence: SimulatedSequence, random: Random) -> None:
         is_overused = self._judge.is_overused()
-        need = self._model.slots_to_resume(sequence.model)
+        need = self._model.slots_of_beams_to_resume(sequence.model)
         stream = random.choice(self._streams) if random.random() < 0.9 else None
         waits = random.random() < 0.6
         passed = sequence.handle.resume(stream, waits)
@@ -373,9 +378,9 @@ class SimulatedRun:
         num_tokens, capacity, history = self._draw_step(sequence, random)
         if not self._fits_buffers(sequence, capacity, history):
             return
-        need = self._model.slots_to_resize(sequence.model, capacity, history)
+        needs = self._model.slots_of_beams_to_resize(sequence.model, capacity, history)
         passed = sequence.handle.resize(capacity, history)
-        self._judge.judge(f"resize of sequence {sequence.name} to ({capacity}, {history})", need, passed)
+        self._judge.judge_turns(f"resize of sequence {sequence.name} to ({capacity}, {history})", needs, passed)
         if not passed:
             self.num_refused += 1
             return
@@ -410,9 +415,9 @@ class SimulatedRun:
         for position in range(count if failure is not None else min(count + 1, len(batch))):
             sequence = batch[position]
             _num_tokens, capacity, history = draws[position]
-            need = self._model.slots_to_resize(sequence.model, capacity, history)
+            needs = self._model.slots_of_beams_to_resize(sequence.model, capacity, history)
             call = f"resize_batch, sequence {sequence.name} to ({capacity}, {history})"
-            self._judge.judge(call, need, position < count)
+            self._judge.judge_turns(call, needs, position < count)
             if position < count:
                 self._model.resize(sequence.model, capacity, history, picture)
             else:
@@ -433,15 +438,31 @@ class SimulatedRun:
             del sequence.to_compute[:count]
             while len(inputs) < count:
                 inputs.append(self._texts.draw_token(random))
-            steps.append(Step(sequence.handle, inputs, list(sequence.text)))
-            sequence.text.extend(inputs)
+            steps.append(self._make_step(sequence, inputs, random))
             sequence.num_computed = max(sequence.num_computed, len(sequence.text))
         self._engine.execute(steps)
+
+    def _make_step(self, sequence: SimulatedSequence, inputs: list[TokenIdExt], random: Random) -> Step:
+        """Of further beams each has the same inputs, or others."""
+        if len(sequence.other_texts) == 0:
+            step = Step(sequence.handle, inputs, list(sequence.text))
+            sequence.text.extend(inputs)
+            return step
+        texts = [sequence.text, *sequence.other_texts]
+        inputs_of_beams = [inputs]
+        while len(inputs_of_beams) < len(texts):
+            is_same = random.random() < 0.3
+            inputs_of_beams.append(list(inputs) if is_same else [self._texts.draw_token(random) for _token in inputs])
+        step = Step(sequence.handle, inputs_of_beams, [list(text) for text in texts])
+        for text, more in zip(texts, inputs_of_beams):
+            text.extend(more)
+        return step
 
     def _commit(self, sequence: SimulatedSequence, random: Random) -> None:
         if not sequence.model.is_committing or sequence.num_uncommitted <= 0:
             return
-        commit_some(self.manager, self._scenario.config, self._model, self._judge, self._texts, sequence, random)
+        commit = commit_of_beams if len(sequence.other_texts) > 0 else commit_some
+        commit(self.manager, self._scenario.config, self._model, self._judge, self._texts, sequence, random)
         self._note_early_copies()
 
     def _rewind(self, sequence: SimulatedSequence, random: Random) -> None:
@@ -465,15 +486,17 @@ class SimulatedRun:
     def _resize_only(self, sequence: SimulatedSequence, capacity: int, history: int) -> bool:
         if not self._fits_buffers(sequence, capacity, history):
             return False
-        need = self._model.slots_to_resize(sequence.model, capacity, history)
+        needs = self._model.slots_of_beams_to_resize(sequence.model, capacity, history)
         passed = sequence.handle.resize(capacity, history)
-        self._judge.judge(f"resize of sequence {sequence.name} to ({capacity}, {history})", need, passed)
+        self._judge.judge_turns(f"resize of sequence {sequence.name} to ({capacity}, {history})", needs, passed)
         if passed:
             self._model.resize(sequence.model, capacity, history, self.manager.describe())
         return passed
 
     def _toggle_scratch(self, sequence: SimulatedSequence) -> None:
         """Where it would make a difference to the present step, or cannot be, it is refused."""
+        if len(sequence.other_texts) > 0:
+            return
         wanted = not sequence.model.uses_scratch
         scratch_reuse = self._scenario.config.swa_scratch_reuse
         if wanted and scratch_reuse is not None and sequence.model.capacity - scratch_reuse.max_rewind_len > len(sequence.text):

@@ -85,9 +85,15 @@ class SimulatedSequence:
     def take_back(self, num_kept: int, comes_again: bool) -> None:
         """The computed tokens from ``num_kept`` on are forgotten; they are computed again later, or others are."""
         taken_back = self.text[num_kept:]
-        del self.text[num_kept:]
+        for text in [self.text, *self.other_texts]:
+            del text[num_kept:]
         if comes_again:
             self.to_compute[:0] = taken_back
+
+    def set_texts(self, texts: list[list[TokenIdExt]]) -> None:
+        """Of all beams."""
+        self.text = texts[0]
+        self.other_texts = texts[1:]
 
     def fits_buffers(self, num_blocks: int) -> bool:
         return all([len(buffer) >= num_blocks for buffer in self.buffers.values()])

@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 from ...base.ids import BAD_PAGE_INDEX
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
+from ..reference_beams import list_beams
 from ..reference_model import ReferenceModel
 from ..reference_pages import ModelDisagreement, Picture
+from ..reference_sequence import ReferenceSequence
 from .room_judge import RoomJudge
 from .simulated_sequence import SimulatedSequence
 
@@ -30,12 +32,15 @@ def check_state(
     slot_of_page: dict[PageName, tuple[int, int]] = {}
     for sequence in sequences:
         _check_facts(model, sequence)
-        for group in range(len(model.rules)):
-            entries = sequence.handle.get_base_page_indices(group).tolist()
-            _check_entries(model, sequence, group, entries)
+        for beam, group in [(beam, group) for beam in range(sequence.handle.beam_width) for group in range(len(model.rules))]:
+            expected = list_beams(sequence.model)[beam]
+            entries = sequence.handle.get_base_page_indices(group, beam).tolist()
+            _check_entries(model, expected, group, entries)
+            if beam == 0:
+                _check_buffer(sequence, group, entries)
             for ordinal, slot in enumerate(entries):
                 if slot != BAD_PAGE_INDEX:
-                    page = _name_page(sequence, group, ordinal)
+                    page = _name_page(expected, group, ordinal)
                     place = (pool_group_of[group], slot)
                     if page_in_slot.setdefault(place, page) != page or slot_of_page.setdefault(page, place) != place:
                         raise ModelDisagreement(
@@ -44,14 +49,14 @@ def check_state(
                         )
             if group == model.state.group and sequence.model.is_active:
                 for length in range(model.state.num_slots):
-                    slot = sequence.handle.get_ssm_block_base_index(group, 0, length)
+                    slot = sequence.handle.get_ssm_block_base_index(group, beam, length)
                     place = (pool_group_of[group], slot)
                     if place in page_in_slot:
                         raise ModelDisagreement(
                             f"slot {slot} is recurrent state of sequence {sequence.name} and {page_in_slot[place]}"
                         )
                     page_in_slot[place] = ("state", sequence.name, slot, group)
-            if sequence.model.is_active:
+            if sequence.model.is_active and beam == 0:
                 for slot in _check_scratch(model, sequence, group):
                     place = (pool_group_of[group], slot)
                     if place in page_in_slot:
@@ -77,6 +82,7 @@ def _check_facts(model: ReferenceModel, sequence: SimulatedSequence) -> None:
         "num_committed_tokens": (handle.num_committed_tokens, len(expected.committed)),
         "num_blocks": (handle.num_blocks, model.num_blocks(expected)),
         "is_active": (handle.is_active, expected.is_active),
+        "beam_width": (handle.beam_width, len(expected.beams) + 1),
         "committed_tokens": (list(handle.committed_tokens), expected.committed),
     }
     for name, (found, wanted) in facts.items():
@@ -84,16 +90,18 @@ def _check_facts(model: ReferenceModel, sequence: SimulatedSequence) -> None:
             raise ModelDisagreement(f"{name} of sequence {sequence.name} is {found}, must be {wanted}")
 
 
-def _check_entries(model: ReferenceModel, sequence: SimulatedSequence, group: int, entries: list[int]) -> None:
-    expected = sequence.model
+def _check_entries(model: ReferenceModel, expected: ReferenceSequence, group: int, entries: list[int]) -> None:
     num_blocks = model.num_blocks(expected)
     valid = [entry != BAD_PAGE_INDEX for entry in entries]
     wanted = [expected.is_active and model.is_needed(expected, group, ordinal) for ordinal in range(num_blocks)]
     if valid != wanted:
         raise ModelDisagreement(
-            f"base page indices of group {group} of sequence {sequence.name} at history {expected.history}, capacity "
+            f"base page indices of group {group} of sequence {expected.name} at history {expected.history}, capacity "
             f"{expected.capacity} are {entries}; valid must be {[i for i in range(num_blocks) if wanted[i]]}"
         )
+
+
+def _check_buffer(sequence: SimulatedSequence, group: int, entries: list[int]) -> None:
     buffer = sequence.buffers.get(group)
     if buffer is not None:
         rest = len(buffer) - len(entries)
@@ -117,11 +125,11 @@ def _check_scratch(model: ReferenceModel, sequence: SimulatedSequence, group: in
     return slots
 
 
-def _name_page(sequence: SimulatedSequence, group: int, ordinal: int) -> PageName:
-    node = sequence.model.node(ordinal)
+def _name_page(expected: ReferenceSequence, group: int, ordinal: int) -> PageName:
+    node = expected.node(ordinal)
     if node is not None:
         return ("tree", node, group, 0)
-    owner, _ordinal = sequence.model.private_name(ordinal)
+    owner, _ordinal = expected.private_name(ordinal)
     return ("private", owner, ordinal, group)
 
 
@@ -156,9 +164,14 @@ def _without_failures(picture: Picture) -> Picture:
     return {
         **picture,
         "levels": [{**level, "failure": None} for level in levels],
-        "sequences": [{**sequence, "has_lost_pages": False} for sequence in sequences],
+        "sequences": [_without_lost(sequence) for sequence in sequences],
         "tree": [{**scope, "blocks": [_without_losses(block) for block in scope["blocks"]]} for scope in picture["tree"]],
     }
+
+
+def _without_lost(sequence: dict[str, Any]) -> dict[str, Any]:
+    beams: list[dict[str, Any]] = sequence.get("beams", [])
+    return {**sequence, "has_lost_pages": False, "beams": [_without_lost(beam) for beam in beams]}
 
 
 def _without_losses(block: dict[str, Any]) -> dict[str, Any]:
