@@ -183,14 +183,14 @@ def plot_latencies(report: ReplayReport) -> Any:
 
 
 def plot_hit_rates(curves: list[HitRateCurve], tiers: list[str]) -> Any:
-    """Hit rate against the size of each tier, in present sizes; thin lines for other policies."""
+    """Hit rate against the size of each tier, in present sizes: ``curves`` of the tiers, then, as thin lines, of other policies."""
     figure = graphs.Figure()
     for position, curve in enumerate(curves):
-        is_other = curve.policy is not None
+        is_other = position >= len(tiers)
         figure.add_trace(
             graphs.Scatter(
                 x=[point.size for point in curve.points], y=[point.hit_rate for point in curve.points],
-                name=f"size of {tiers[curve.level]}" + ("" if curve.policy is None else f" under {curve.policy.value}"),
+                name=f"size of {tiers[curve.level]}" + (f" under {curve.policy.value}" if is_other and curve.policy is not None else ""),
                 mode="lines+markers", hovertemplate="%{y:.1%} at %{x}x",
                 line={
                     "color": "#555555" if is_other else _HIT_COLOURS[position % 3], "dash": _DASHES[position % len(_DASHES)],

@@ -53,7 +53,7 @@ class Timeline:
     tiers: list[str]
     """Names of the cache levels, warmest first."""
     curves: list[HitRateCurve]
-    """Of each cache level, at the end."""
+    """At the end: of each cache level under its policy, then of the first one under each other policy."""
 
     def __init__(self) -> None:
         self.points = []
@@ -87,10 +87,10 @@ class Timeline:
         self.points.append(self._take(tally))
         manager = self._manager
         if manager is not None:
-            self.curves = [manager.get_hit_rate_curve(level) for level in range(len(self.tiers))]
-            present = manager.init_config.cache_tiers[0].eviction_policy
-            sample = manager.get_reuse_sample()
-            self.curves += [sample.estimate(policy) for policy in EvictionPolicy if policy is not present]
+            policies = [tier.eviction_policy for tier in manager.init_config.cache_tiers]
+            samples = [manager.get_reuse_sample(level) for level in range(len(self.tiers))]
+            self.curves = [sample.estimate(policy) for sample, policy in zip(samples, policies, strict=True)]
+            self.curves += [samples[0].estimate(policy) for policy in EvictionPolicy if policy is not policies[0]]
 
     def _take(self, tally: Tally) -> TimelinePoint:
         manager = self._manager
