@@ -207,6 +207,7 @@ class EventLog(PageEventSink):
         begin = self._num_words
         at = begin
         first_page = self._first_page
+        num_marks: i64 = len(marks)
         cause_bits = cause << LEVEL_SHIFT
         block_end: i64 = 0
         position: i64 = 0
@@ -217,9 +218,10 @@ class EventLog(PageEventSink):
             if page >= block_end or page < block_end - num_life_cycles:
                 block_end = page - life_cycle + num_life_cycles
                 bits = cause_bits
-            state = page - first_page
-            if state < len(marks) and (marks[state] & _ANNOUNCED) != 0:
-                marks[state] &= ~_ANNOUNCED
+            place = page - first_page
+            mark = marks[place] if place < num_marks else 0
+            if (mark & _ANNOUNCED) != 0:
+                marks[place] = mark ^ _ANNOUNCED
                 words[at] = PAGE_REMOVED | (page << ID_SHIFT) | bits
                 at += 1
         self._num_words = at
