@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from kv_cache_manager_v2 import CacheTier, Device, HostDevice, KVCache, KVCacheManager, KVCacheManagerConfig, StorageIOError
-from kv_cache_manager_v2.device.port import CopyBatch, HostKernel
+from forwarding_device import ForwardingDevice
+
+from kv_cache_manager_v2 import CacheTier, KVCache, KVCacheManager, KVCacheManagerConfig
+from kv_cache_manager_v2.base.errors import PartlyCopiedError
+from kv_cache_manager_v2.device.port import CopyBatch
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
 from kv_cache_manager_v2.testing.faults import FaultPlan
 
@@ -13,104 +16,53 @@ class Refused(Exception):
     """What the device says."""
 
 
-class RefusingHostDevice(Device):
+class RefusingHostDevice(ForwardingDevice):
     """A host device that asks a `FaultPlan` before it does anything."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.faults: Final = FaultPlan()
-        self._device = HostDevice()
-
-    @property
-    def name(self) -> str:
-        return "refusing"
-
-    @property
-    def is_software(self) -> bool:
-        return True
-
-    def granularity_bytes(self, tier: CacheTier) -> int:
-        return self._device.granularity_bytes(tier)
-
-    def total_bytes(self, tier: CacheTier) -> int:
-        return self._device.total_bytes(tier)
-
-    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
-        return self._device.reserve_range(tier, num_bytes)
-
-    def reserve_disk_range(self, path: str, num_bytes: int) -> int:
-        return self._device.reserve_disk_range(path, num_bytes)
-
-    def disk_failure(self, address: int) -> StorageIOError | None:
-        return self._device.disk_failure(address)
-
-    def take_failed_reads(self) -> Sequence[StorageIOError]:
-        return self._device.take_failed_reads()
-
-    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._device.release_range(tier, address, num_bytes)
 
     def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self.faults.count_call("map")
-        self._device.map_memory(tier, address, num_bytes)
-
-    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._device.unmap_memory(tier, address, num_bytes)
-
-    def default_stream(self) -> int:
-        return self._device.default_stream()
+        super().map_memory(tier, address, num_bytes)
 
     def create_stream(self) -> int:
         self.faults.count_call("create_stream")
-        return self._device.create_stream()
-
-    def destroy_stream(self, stream: int) -> None:
-        self._device.destroy_stream(stream)
-
-    def synchronize_stream(self, stream: int) -> None:
-        self._device.synchronize_stream(stream)
+        return super().create_stream()
 
     def record_event(self, stream: int) -> int:
         self.faults.count_call("record")
-        return self._device.record_event(stream)
+        return super().record_event(stream)
 
     def wait_event(self, stream: int, event: int) -> None:
         self.faults.count_call("wait")
-        self._device.wait_event(stream, event)
-
-    def is_event_done(self, event: int) -> bool:
-        return self._device.is_event_done(event)
-
-    def synchronize_event(self, event: int) -> None:
-        self._device.synchronize_event(event)
-
-    def release_event(self, event: int) -> None:
-        self._device.release_event(event)
-
-    def start_timer(self, stream: int) -> int:
-        return self._device.start_timer(stream)
-
-    def stop_timer(self, stream: int, timer: int) -> None:
-        self._device.stop_timer(stream, timer)
-
-    def read_timer(self, timer: int) -> float:
-        return self._device.read_timer(timer)
-
-    def release_timer(self, timer: int) -> None:
-        self._device.release_timer(timer)
+        super().wait_event(stream, event)
 
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         self.faults.count_call("copy")
-        self._device.copy_batch(stream, batch)
+        super().copy_batch(stream, batch)
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self.faults.count_call("fill")
-        self._device.fill(stream, address, num_bytes, value)
+        super().fill(stream, address, num_bytes, value)
 
-    def launch(self, stream: int, kernel: HostKernel) -> None:
-        self._device.launch(stream, kernel)
 
-    def close(self) -> None:
-        self._device.close()
+class PartlyCopyingDevice(RefusingHostDevice):
+    """A device that takes copies only one by one, and refuses the last one of a batch."""
+
+    def copy_batch(self, stream: int, batch: CopyBatch) -> None:
+        try:
+            self.faults.count_call("copy")
+        except Refused as refusal:
+            if batch.count == 1:
+                raise
+            done = CopyBatch(batch.dst_tier, batch.src_tier, batch.num_bytes)
+            for index in range(batch.count - 1):
+                done.add(batch.dst_addresses[index], batch.src_addresses[index])
+            ForwardingDevice.copy_batch(self, stream, done)
+            raise PartlyCopiedError(f"of {batch.count} copies {done.count} were enqueued, then {refusal}") from refusal
+        ForwardingDevice.copy_batch(self, stream, batch)
 
 
 class Story:

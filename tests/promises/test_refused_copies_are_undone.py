@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 from hybrid_models import hybrid_config
-from refused_work import Refused, Story
+from refused_work import PartlyCopyingDevice, Refused, Story
 from small_models import BYTES_PER_TOKEN, config_of
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 
 from kv_cache_manager_v2 import (
+    CorruptedError,
     GpuCacheTierConfig,
     HostCacheTierConfig,
     PageMoveError,
     SnapshotPolicy,
 )
+from kv_cache_manager_v2.base.errors import PartlyCopiedError
 from kv_cache_manager_v2.testing import SimulatedDevice, Step
 
 Make = Callable[[int], tuple[Story, Callable[[], Any]]]
@@ -55,11 +57,13 @@ def refuse_each(make: Make, kind: str, lasts: bool, moves: bool = False) -> int:
 # -- what a step gives back is all its room -------------------------------------------------------------------------------
 
 
-def step_behind_a_lease(windows: list[int | None], num_slots: int, committed: int, history: int) -> Make:
+def step_behind_a_lease(
+    windows: list[int | None], num_slots: int, committed: int, history: int, make_device: Callable[[int], Any] = SimulatedDevice
+) -> Make:
     """11 tokens in 3 blocks; another machine has the last one, so that the next step, from ``history``, copies it. The pool is full."""
 
     def make(seed: int) -> tuple[Story, Callable[[], Any]]:
-        story = Story(config_of(windows, num_slots=num_slots), SimulatedDevice(seed))
+        story = Story(config_of(windows, num_slots=num_slots), make_device(seed))
         kv_cache = story.begin(1, range(11), 0, committed)
         if committed < 10:
             assert kv_cache.resize(11, 10)
@@ -251,3 +255,36 @@ def test_a_refused_resume_of_beams_moves_nothing() -> None:
         other.close()
         assert kv_cache.resume()
         kv_cache.close()
+
+
+# -- a device that takes copies one by one, and refuses one in the middle of a batch --------------------------------------
+
+
+def break_in_the_middle(story: Story, call: Callable[[], Any]) -> None:
+    """The bytes of pages that the sequence still has may be others' by now: nobody is served any more, and memory comes back."""
+    story.device.faults.fail("copy", 1, Refused("not now"))
+    with pytest.raises(PartlyCopiedError, match=r"of \d+ copies \d+ were enqueued, then not now"):
+        call()
+    assert story.device.faults.num_fired == 1
+    for attempt in (story.manager.probe_reuse, call, *[kv_cache.close for kv_cache in story.open]):
+        with pytest.raises(CorruptedError, match="not now"):
+            attempt()
+    story.engine.close()
+    story.manager.shutdown()
+    for stream in story.streams:
+        story.device.destroy_stream(stream)
+    story.device.close()
+
+
+def test_a_step_that_has_written_over_its_own_pages() -> None:
+    """As in `test_copies_of_two_groups_are_one_batch`: both copies have to go where the windows leave."""
+    break_in_the_middle(*step_behind_a_lease([8, 12], 7, 0, 15, lambda _seed: PartlyCopyingDevice())(0))
+
+
+def test_states_of_beams_that_were_written_over() -> None:
+    story = Story(hybrid_config([None, 8], state_checkpoints=2), PartlyCopyingDevice())
+    kv_cache = story.begin(1, range(6), 0, 6)
+    kv_cache.beam_width = 3
+    assert kv_cache.resize(7, 6)
+    story.write(kv_cache, 100)
+    break_in_the_middle(story, lambda: kv_cache.reorder_beams([1, 1, 1]))

@@ -12,105 +12,50 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import pytest
+from forwarding_device import ForwardingDevice
 from small_models import config_of, manager_of, run_prompt
 from tiered_models import Bench, tiered_config
 
-from kv_cache_manager_v2 import CacheTier, CopyBatch, Device, HostDevice, HostKernel, KVCache, KVCacheManager
+from kv_cache_manager_v2 import CopyBatch, HostDevice, KVCache, KVCacheManager
 
 BLOCK = 4
 WINDOWS: dict[int, list[int | None]] = {1: [None], 2: [None, 8], 4: [None, 8, 16, 12]}
 
 
-class CountingDevice(Device):
+class CountingDevice(ForwardingDevice):
     """A host device that counts what is asked of it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.calls: Counter[str] = Counter()
-        self._device = HostDevice()
-
-    @property
-    def name(self) -> str:
-        return "counting"
-
-    @property
-    def is_software(self) -> bool:
-        return True
-
-    def granularity_bytes(self, tier: CacheTier) -> int:
-        return self._device.granularity_bytes(tier)
-
-    def total_bytes(self, tier: CacheTier) -> int:
-        return self._device.total_bytes(tier)
-
-    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
-        return self._device.reserve_range(tier, num_bytes)
-
-    def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._device.release_range(tier, address, num_bytes)
-
-    def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._device.map_memory(tier, address, num_bytes)
-
-    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        self._device.unmap_memory(tier, address, num_bytes)
-
-    def default_stream(self) -> int:
-        return self._device.default_stream()
-
-    def create_stream(self) -> int:
-        return self._device.create_stream()
-
-    def destroy_stream(self, stream: int) -> None:
-        self._device.destroy_stream(stream)
-
-    def synchronize_stream(self, stream: int) -> None:
-        self._device.synchronize_stream(stream)
 
     def record_event(self, stream: int) -> int:
         self.calls["record_event"] += 1
-        return self._device.record_event(stream)
+        return super().record_event(stream)
 
     def wait_event(self, stream: int, event: int) -> None:
         self.calls["wait_event"] += 1
-        self._device.wait_event(stream, event)
+        super().wait_event(stream, event)
 
     def is_event_done(self, event: int) -> bool:
         self.calls["is_event_done"] += 1
-        return self._device.is_event_done(event)
-
-    def synchronize_event(self, event: int) -> None:
-        self._device.synchronize_event(event)
-
-    def release_event(self, event: int) -> None:
-        self._device.release_event(event)
+        return super().is_event_done(event)
 
     def start_timer(self, stream: int) -> int:
         self.calls["start_timer"] += 1
-        return self._device.start_timer(stream)
-
-    def stop_timer(self, stream: int, timer: int) -> None:
-        self._device.stop_timer(stream, timer)
+        return super().start_timer(stream)
 
     def read_timer(self, timer: int) -> float:
         self.calls["read_timer"] += 1
-        return self._device.read_timer(timer)
-
-    def release_timer(self, timer: int) -> None:
-        self._device.release_timer(timer)
+        return super().read_timer(timer)
 
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         self.calls["copy"] += int(batch.count)
-        self._device.copy_batch(stream, batch)
+        super().copy_batch(stream, batch)
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self.calls["fill"] += 1
-        self._device.fill(stream, address, num_bytes, value)
-
-    def launch(self, stream: int, kernel: HostKernel) -> None:
-        self._device.launch(stream, kernel)
-
-    def close(self) -> None:
-        self._device.close()
+        super().fill(stream, address, num_bytes, value)
 
 
 class CountingTokens(Sequence[int]):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_cache_manager_v2.base.errors import CudaError, KVCacheManagerError, LogicError, OutOfMemoryError
+from kv_cache_manager_v2.base.errors import CudaError, KVCacheManagerError, LogicError, OutOfMemoryError, PartlyCopiedError
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
 from kv_cache_manager_v2.device.port import NO_TIMER, NOT_MEASURED, STILL_RUNNING, CopyBatch
@@ -437,6 +437,24 @@ def test_a_driver_that_takes_no_batches_after_all(device: CudaDevice, driver: Fa
     assert len(driver.copies) == 10
     give_back(device, GPU, gpu, 1)
     give_back(device, HOST, host, 1)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_a_copy_that_is_refused_in_the_middle_is_told_apart(nth: int) -> None:
+    """Refused at the first copy nothing has been written; later, some have been."""
+    driver = FakeCudaDriver(driver_version=12040, bindings_version=12090)
+    device = CudaDevice(driver=driver)
+    gpu, host = mapped(device, GPU, 1), mapped(device, HOST, 1)
+    stream = device.create_stream()
+    driver.fail_call(nth)
+    with pytest.raises(CudaError) as caught:
+        device.copy_batch(stream, scattered(gpu, host, 5))
+    assert len(driver.copies) == nth - 1
+    assert isinstance(caught.value, PartlyCopiedError) == (nth > 1)
+    assert nth == 1 or f"of 5 copies {nth - 1} were enqueued" in str(caught.value)
+    give_back(device, GPU, gpu, 1)
+    give_back(device, HOST, host, 1)
+    device.close()
 
 
 def test_neighbours_are_merged_and_pieces_are_kept_apart(device: CudaDevice, driver: FakeCudaDriver) -> None:
