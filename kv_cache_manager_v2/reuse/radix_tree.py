@@ -328,18 +328,23 @@ class RadixTree(PageOwner):
 
     def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
         self._makes_keys = True
-        rows = self.storage.rows
+        width = self.storage.rows.num_life_cycles
+        block: Block | None = None
         first_page: i64 = -1
-        end: i64 = -1
         key: i64 = NO_KEY
         position: i64 = 0
         while position < count:
             page = pages[position]
-            if not first_page <= page < end:
-                block = self.pool.block_of_page(page)
+            if block is None or not first_page <= page < first_page + width:
+                # Mostly the one above the one before: that spares looking it up.
+                parent = None if block is None else block.parent
+                if parent is None or not parent.first_page <= page < parent.first_page + width:
+                    parent = self.pool.block_of_page(page)
+                block = parent
                 first_page = block.first_page
-                end = first_page + rows.num_life_cycles
-                key = block_key(block)
+                key = block.content_key
+                if key == NO_KEY:
+                    key = block_key(block)
             keys[position] = mix_key(key, page - first_page)
             position += 1
 

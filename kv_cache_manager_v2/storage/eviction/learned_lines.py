@@ -31,6 +31,8 @@ NUM_LINES: Final = 3
 NUM_SENTINELS: Final = NUM_LINES * NUM_PRIORITIES
 MOST_AGED: Final = 16
 _IN_ONCE: Final = (ONCE + 1) << LINE_SHIFT
+_IN_AGAIN: Final = (AGAIN + 1) << LINE_SHIFT
+_IN_FIRST: Final = (FIRST + 1) << LINE_SHIFT
 
 
 @final
@@ -180,15 +182,15 @@ class LearnedLines:
         position: i64 = 0
         while position < count:
             page = pages[position]
-            old = i64(notes[page])
-            if old & LINE_BITS == _IN_ONCE:
+            line = i64(notes[page]) & LINE_BITS
+            if line == _IN_ONCE:
                 num_once += 1
                 if young[priority_of_place(words[page * ROW_WORDS + PLACE])] == page:
                     is_marked = True
-            elif line_of_note(old) == AGAIN:
+            elif line == _IN_AGAIN:
                 num_again += 1
             else:
-                assert old & LINE_BITS != 0, "a page left an eviction queue that it was not in"
+                assert line != 0, "a page left an eviction queue that it was not in"
             position += 1
         if is_marked:
             self._pass_marks_on(pages, count)
@@ -197,9 +199,12 @@ class LearnedLines:
         elif num_again == count:
             self._take_out(self.again, pages, count, is_use)
         else:
-            self._take_out(self.once, self._select(pages, count, ONCE), num_once, is_use)
-            self._take_out(self.again, self._select(pages, count, AGAIN), num_again, is_use)
-            self._take_out(self.first, self._select(pages, count, FIRST), count - num_once - num_again, is_use)
+            if num_once > 0:
+                self._take_out(self.once, self._select(pages, count, ONCE), num_once, is_use)
+            if num_again > 0:
+                self._take_out(self.again, self._select(pages, count, AGAIN), num_again, is_use)
+            num_first = count - num_once - num_again
+            self._take_out(self.first, pages if num_first == count else self._select(pages, count, FIRST), num_first, is_use)
         entry: int = note
         position = 0
         while position < count:
@@ -263,15 +268,17 @@ class LearnedLines:
 
     def following(self, page: i64, now: i64, last_old: i64) -> i64:
         """The page behind this one, a victim, if it is as old and just as much worth; else NO_VICTIM."""
+        # Whatever line it is in, its row has the next one.
+        following = self.once.following(page)
+        if following == NO_VICTIM:
+            return following
         notes = self.notes.notes
         note = i64(notes[page])
-        line = line_of_note(note)
-        following = self.line(line).following(page)
-        if following == NO_VICTIM or line == FIRST:
+        if note & LINE_BITS == _IN_FIRST:
             return following
         if (note ^ i64(notes[following])) >> STAMP_SHIFT != 0:
             return NO_VICTIM
-        mark = self.young[self.priority(page)]
+        mark = self.young[priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])]
         if mark == NO_VICTIM:
             return following
         # With the next one young content would begin, or the mark would move on before another page is chosen.
