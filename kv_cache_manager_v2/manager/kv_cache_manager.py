@@ -312,7 +312,6 @@ class KVCacheManager(ScopeControl):
             self._require_open()
             scope = to_scope(reuse_scope)
             shared = self._shared
-            self._sample_demand()
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
             _validate_creation(custom_priority_callback, count_in_statistics)
@@ -341,6 +340,7 @@ class KVCacheManager(ScopeControl):
             priorities: list[int] | None = None
             if callback is not None:
                 priorities = residency.ask_matched_priorities(state, match)
+            self._sample_demand()
             state.prompt_length = prompt_length
             residency.hold_match(state, match)
             if state_match is not None:

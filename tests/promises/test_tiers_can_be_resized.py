@@ -1,5 +1,7 @@
 """A tier's quota can be changed while sequences are open: what is in it moves and keeps its bytes, or the call is refused."""
 
+from typing import Any
+
 import pytest
 
 from kv_cache_manager_v2 import (
@@ -166,6 +168,33 @@ def test_the_quota_moves_to_where_it_is_needed() -> None:
         assert not manager.need_adjustment
         manager.check_invariants()
         kv_cache.close()
+
+
+def test_calls_that_were_refused_are_no_look_at_the_mix() -> None:
+    """Two looks are wanted. The second `create_kv_cache` fails, by a token, an id or the user's callback: so there was one look."""
+    layers = [
+        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
+        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
+    ]
+    config = KVCacheManagerConfig(
+        4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
+        rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
+    )  # fmt: skip
+    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
+        (ValueError, {"input_tokens": [-1]}),
+        (TypeError, {"id": "seven"}),
+        (ValueError, {"input_tokens": range(160), "custom_priority_callback": lambda ordinal, life_cycle: 101}),
+    ]
+    with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(160)
+            kv_cache.commit(range(160))
+            for error, arguments in wrong:
+                with pytest.raises(error):
+                    manager.create_kv_cache(**arguments)
+            assert not manager.need_adjustment
+            manager.create_kv_cache().close()
+            assert manager.need_adjustment
 
 
 def test_a_level_that_the_device_refuses_to_move_keeps_its_shares(caplog: pytest.LogCaptureFixture) -> None:
