@@ -2,7 +2,8 @@
 
 A page on level 0 gets a clean copy on level 1, so that making room on level 0 later costs nothing. For its slot, and where no free one
 is left, the least valuable droppable page of level 1 goes, as it would when the page itself went down; never another page's
-copy. Where there is none to go, or the device refuses, the page has no copy and is written when it goes.
+copy. Where there is none to go, or the device refuses, the page has no copy and is written when it goes. A page that is still on its
+way from a disk is copied behind its read: what is written never depends on whether a read is done.
 """
 
 import logging
@@ -61,7 +62,7 @@ class EarlyCopies:
                 and storage.pool_group_of_page(page) == pool_group
                 and rows.priority(page) >= self._room.min_offload_priority
                 and not storage.copies.has_copy(page)
-                and not storage.reads.knows(int(page))
+                and int(page) not in storage.reads.lost
             ):
                 chosen = append(chosen, page)
         return chosen

@@ -3,12 +3,24 @@
 The copies cost no room: their slots are free, and whoever needs one gets it. Blocks of 4 tokens, one page each.
 """
 
+import random
 from typing import Any
 
 import pytest
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 
-from kv_cache_manager_v2 import KVCache, KVCacheManagerConfig, StorageIOError
+from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
+    BufferConfig,
+    DiskCacheTierConfig,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    KVCache,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LayerId,
+    StorageIOError,
+)
 from kv_cache_manager_v2.metrics.metric_samples import take_samples
 from kv_cache_manager_v2.replay.tier_figures import tier_figures
 from kv_cache_manager_v2.testing import SimulatedDevice
@@ -232,3 +244,33 @@ def test_the_setting_is_checked() -> None:
     # Without a lower level there is nowhere to write to.
     with Bench(through(4, []), SimulatedDevice(1)) as bench:
         bench.suspended(1, 4, commit=True).close()
+
+
+def pictures_of_small_tiers(seed: int, has_quick_disk: bool, folder: str) -> list[Any]:
+    """Short prompts of few tokens in 6, 2 and 8 slots: many match what is on the disk, whose own slot is soon somebody else's."""
+    rng = random.Random(seed)
+    device = SimulatedDevice(seed, eager=False)
+    config = KVCacheManagerConfig(
+        1, [GpuCacheTierConfig(48), HostCacheTierConfig(16), DiskCacheTierConfig(64, folder)],
+        [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 8)])], write_policy="through", max_util_for_resume=1.0,
+    )  # fmt: skip
+    pictures = []
+    with KVCacheManager(config, device=device) as manager:
+        for _request in range(60):
+            text = [rng.randrange(3) for _ in range(rng.randrange(1, 6))]
+            goes_on = rng.random() < 0.5
+            with manager.create_kv_cache(input_tokens=text) as kv_cache:
+                if kv_cache.resume(wait=False):
+                    if has_quick_disk:
+                        device.drain()
+                        assert kv_cache.ready
+                    if goes_on and kv_cache.resize(len(text)):
+                        kv_cache.commit(text[kv_cache.num_committed_tokens :])
+            manager.check_invariants()
+            pictures.append(manager.describe())
+    return pictures
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_written_early_does_not_depend_on_how_quick_a_disk_is(seed: int, tmp_path: Any) -> None:
+    assert pictures_of_small_tiers(seed, True, str(tmp_path)) == pictures_of_small_tiers(seed, False, str(tmp_path))
