@@ -412,7 +412,7 @@ CANARIES = (
         "            if (ordinal >= num_full or beam is state) and block not in written:\n",
         "            if beam is state and block not in written:\n",
     ),
-    # -- leases and scratch switches --------------------------------------------------------------------------------------
+    # -- leases -----------------------------------------------------------------------------------------------------------
     Canary(
         "a page that is lent is not held for the lease",
         "sequence/transfer_leases.py",
@@ -430,19 +430,6 @@ CANARIES = (
         "sequence/forked_blocks.py",
         "                move_page(storage, ours, theirs)\n                state.shared.leases.note_moved(ours, theirs, life_cycle)\n",
         "                move_page(storage, ours, theirs)\n",
-    ),
-    Canary(
-        "a scope with a leased block is declared void",
-        "manager/scope_control.py",
-        "(tree.has_held_page(scope) or leases.has_block_below(root))",
-        "tree.has_held_page(scope)",
-        207,
-    ),
-    Canary(
-        "scratch reuse is switched in the middle of a step",
-        "manager/sequence_queries.py",
-        "        if would_have_scratch(state):\n",
-        "        if would_have_scratch(state) and state.scratch.num_blocks > 1000:\n",
     ),
     # -- failures of the device ---------------------------------------------------------------------------------------
     Canary(
