@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
@@ -17,6 +17,9 @@ from ..sequence.sequence_state import ACTIVE
 from ..sequence.step_validation import validate_fork
 from .sequence_commits import SequenceCommits
 
+_MAX_BEAM_WIDTH: Final = 2**16
+"""More than any search uses: each beam has tables of its own, so a number that was meant for something else would fill the memory."""
+
 
 @mypyc_attr(native_class=True)
 class SequenceBeams(SequenceCommits):
@@ -27,7 +30,7 @@ class SequenceBeams(SequenceCommits):
         """How many texts go on from the committed one, each with page tables of its own (``beam_id`` from 0 on).
 
         Setting it higher makes each further beam a fork of beam 0: everything is shared until a `resize` whose step writes there.
-        Setting it lower frees the last beams. Prefill first, then widen. `ValueError` under 1; `LogicError` once closed, or, to
+        Setting it lower frees the last beams. Prefill first, then widen. `ValueError` under 1 or over 65536; `LogicError` once closed, or, to
         widen, before the first resume of a partial match, with scratch reuse on (`enable_swa_scratch_reuse`), or where `fork` is
         one; `OutOfPagesError`, and nothing has changed, if there is no slot for a beam's recurrent state.
         """
@@ -43,6 +46,8 @@ class SequenceBeams(SequenceCommits):
             width = to_count(beam_width, "beam_width")
             if width == 0:
                 raise ValueError("beam_width is 0; a sequence has at least one beam")
+            if width > _MAX_BEAM_WIDTH:
+                raise ValueError(f"beam_width is {width}; a sequence has at most {_MAX_BEAM_WIDTH} beams")
             old_width: i64 = len(state.beams) + 1
             if width > old_width:
                 if state.copies_tail_on_resume:

@@ -45,6 +45,10 @@ def test_beams_cost_one_block_each() -> None:
         manager.check_invariants()
         kv_cache.beam_width = 1
         assert used_slots(manager) == 26
+        for width in (0, 2**16 + 1, 2**31):
+            with pytest.raises(ValueError, match="beam_width"):
+                kv_cache.beam_width = width
+        assert kv_cache.beam_width == 1
 
 
 def test_no_room_for_one_beam_is_no_room_for_any() -> None:
