@@ -219,9 +219,8 @@ class EventLog(PageEventSink):
                 block_end = page - life_cycle + num_life_cycles
                 bits = cause_bits
             place = page - first_page
-            mark = marks[place] if place < num_marks else 0
-            if (mark & _ANNOUNCED) != 0:
-                marks[place] = mark ^ _ANNOUNCED
+            if place < num_marks and (marks[place] & _ANNOUNCED) != 0:
+                marks[place] &= ~_ANNOUNCED
                 words[at] = PAGE_REMOVED | (page << ID_SHIFT) | bits
                 at += 1
         self._num_words = at
