@@ -4,6 +4,7 @@ import gc
 import os
 import time
 
+from kv_cache_manager_v2 import EvictionPolicy
 from models import BLOCK, FULL_AND_WINDOW, WINDOWS_OF_8, Prompts, fill, make_manager
 from workload import Row, Size, Workload
 
@@ -14,13 +15,18 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _bytes_per_block(num_blocks: int, windows: tuple[int | None, ...]) -> float:
+def _bytes_per_block(
+    num_blocks: int, windows: tuple[int | None, ...], policy: EvictionPolicy = EvictionPolicy.LRU, num_more: int = 0
+) -> float:
+    """``num_more``: prompts' blocks that come after the pool is full, so that as many go."""
     prompts = Prompts()
-    with make_manager(num_blocks + 1024, windows) as manager:
+    with make_manager(num_blocks + 1024, windows, policy=policy) as manager:
         fill(manager, 1024, prompts)
         gc.collect()
         before = resident_bytes()
         count = fill(manager, num_blocks - 1024, prompts)
+        if num_more > 0:
+            fill(manager, num_more, prompts)
         gc.collect()
         return (resident_bytes() - before) / count
 
@@ -29,7 +35,12 @@ def memory(size: Size) -> dict[str, float]:
     num_blocks = size.of(400_000, 20_000)
     two_groups = _bytes_per_block(num_blocks, FULL_AND_WINDOW)
     four_groups = _bytes_per_block(num_blocks, WINDOWS_OF_8[:4])
-    return {"per_block": two_groups, "per_further_group": (four_groups - two_groups) / 2}
+    with_ghosts = _bytes_per_block(num_blocks, FULL_AND_WINDOW, EvictionPolicy.LEARNED, num_blocks)
+    return {
+        "per_block": two_groups,
+        "per_further_group": (four_groups - two_groups) / 2,
+        "per_block_learned": with_ghosts,
+    }
 
 
 def _collect_ms() -> float:
@@ -60,6 +71,7 @@ WORKLOADS = [
         {
             "per_block": Row("W7 host memory, two layer groups", "bytes/block", 320),
             "per_further_group": Row("W7 each further layer group", "bytes/block", 24),
+            "per_block_learned": Row("W7 with the default policy, LEARNED, full", "bytes/block"),
         },
         interpreted=False,
     ),

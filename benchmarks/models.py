@@ -12,6 +12,7 @@ import numpy.typing as npt
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BufferConfig,
+    EvictionPolicy,
     GpuCacheTierConfig,
     HostDevice,
     KVCache,
@@ -39,15 +40,20 @@ def make_manager(
     enable_stats: bool = False,
     event_manager: KVCacheEventManager | None = None,
     journal: str | None = None,
+    policy: EvictionPolicy = EvictionPolicy.LRU,
 ) -> KVCacheManager:
-    """Room for ``num_blocks`` blocks with a page in every layer group; without the features that can be switched off."""
+    """Room for ``num_blocks`` blocks with a page in every layer group; without the features that can be switched off.
+
+    Victims are chosen by recency, as in the managers that the goals compare with; what the default policy costs beside that has
+    rows of its own.
+    """
     layers = [
         AttentionLayerConfig(LayerId(number), [BufferConfig("key_and_value", SLOT_BYTES)], sliding_window_size=window)
         for number, window in enumerate(windows)
     ]
     config = KVCacheManagerConfig(
         tokens_per_block=BLOCK,
-        cache_tiers=[GpuCacheTierConfig(num_blocks * len(windows) * SLOT_BYTES)],
+        cache_tiers=[GpuCacheTierConfig(num_blocks * len(windows) * SLOT_BYTES, policy)],
         layers=layers,
         enable_stats=enable_stats,
     )

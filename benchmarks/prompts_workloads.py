@@ -4,7 +4,7 @@ import gc
 from typing import Any, Final
 
 import numpy as np
-from kv_cache_manager_v2 import KVCacheManager
+from kv_cache_manager_v2 import EvictionPolicy, KVCacheManager
 from measure import Stopwatch
 from models import BLOCK, FULL_AND_WINDOW, PROMPT, WINDOWS_OF_8, Prompts, Tokens, fill, make_manager, prefill
 from workload import Row, Size, Workload
@@ -103,9 +103,16 @@ def short_warm_prompt(size: Size) -> dict[str, float]:
 
 
 def full_pool(size: Size) -> dict[str, float]:
+    return {
+        "numpy": _measure_full_pool(size, EvictionPolicy.LRU),
+        "learned": _measure_full_pool(size, EvictionPolicy.LEARNED),
+    }
+
+
+def _measure_full_pool(size: Size, policy: EvictionPolicy) -> float:
     num_prompts = size.of(64, 4)
     prompts = Prompts()
-    with make_manager(num_prompts * PROMPT // BLOCK) as manager:
+    with make_manager(num_prompts * PROMPT // BLOCK, policy=policy) as manager:
         for tokens in prompts.make_many(2 * num_prompts):
             prefill(manager, tokens).close()
         evicted = sum(group.evicted for group in manager.get_storage_statistics())
@@ -114,7 +121,7 @@ def full_pool(size: Size) -> dict[str, float]:
         whole, _ = time_cold(manager, given)
         evicted = sum(group.evicted for group in manager.get_storage_statistics()) - evicted
     assert evicted > num_prompts * PROMPT // BLOCK, "the pool was not full"
-    return {"numpy": whole}
+    return whole
 
 
 def many_children(size: Size) -> dict[str, float]:
@@ -187,7 +194,14 @@ WORKLOADS = [
         },
     ),
     Workload("short_warm_prompt", short_warm_prompt, {"call": Row("create, resume, close; 4 blocks", "ns")}),
-    Workload("full_pool", full_pool, {"numpy": Row("W4 full pool, numpy", _PER_BLOCK, 150)}),
+    Workload(
+        "full_pool",
+        full_pool,
+        {
+            "numpy": Row("W4 full pool, numpy", _PER_BLOCK, 150),
+            "learned": Row("W4 with the default policy, LEARNED", _PER_BLOCK),
+        },
+    ),
     Workload(
         "many_children",
         many_children,
