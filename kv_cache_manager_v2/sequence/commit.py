@@ -243,13 +243,13 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
 
 
 def _mend_page(state: SequenceState, ours: i64, theirs: i64, pool_group: i64, mark: i64) -> i64:
-    """Theirs comes from a disk, and may never come, or has not: it gets the bytes of ours. Returns the mark after that."""
+    """Theirs, without a copy further down, comes from a disk, and may never come, or has not: it gets the bytes of ours. Returns the
+    mark after that."""
     storage = state.shared.storage
     reads = storage.reads
     if not reads.knows(int(theirs)):
         return mark
     try:
-        storage.copies.forget(theirs)
         copy_page(storage, ours, theirs, pool_group, state.stream)
     except Exception as error:
         _logger.warning("a page was not mended (%s); sequence %s waits for the disk instead", str(error), state.id)
@@ -288,8 +288,12 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                 storage.hold(theirs, pool_group)
                 if is_active:
                     slot = storage.lock(theirs, pool_group, state.timeline)
-                    if not storage.reads.is_idle:
-                        mark = _mend_page(state, ours, theirs, pool_group, mark)
+                    if storage.closed.has_disks:
+                        # A copy further down is no better than a read that may still fail. Whether it does is not looked at: which
+                        # copies there are may not depend on how quick a disk is.
+                        storage.copies.forget(theirs)
+                        if not storage.reads.is_idle:
+                            mark = _mend_page(state, ours, theirs, pool_group, mark)
                     storage.free_page(ours, pool_group, mark)
                     state.tables[life_cycle].set(ordinal, slot)
                 else:

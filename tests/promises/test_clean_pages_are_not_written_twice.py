@@ -274,3 +274,45 @@ def pictures_of_small_tiers(seed: int, has_quick_disk: bool, folder: str) -> lis
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_written_early_does_not_depend_on_how_quick_a_disk_is(seed: int, tmp_path: Any) -> None:
     assert pictures_of_small_tiers(seed, True, str(tmp_path)) == pictures_of_small_tiers(seed, False, str(tmp_path))
+
+
+def pictures_of_many_at_once(seed: int, write_policy: str, has_quick_disk: bool, folder: str) -> list[Any]:
+    """The same with up to four sequences at a time, which find that another one has published what they have computed."""
+    rng = random.Random(seed)
+    device = SimulatedDevice(seed, eager=False)
+    config = KVCacheManagerConfig(
+        1, [GpuCacheTierConfig(80), HostCacheTierConfig(16), DiskCacheTierConfig(96, folder)],
+        [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 8)])], write_policy=write_policy, max_util_for_resume=1.0,
+    )  # fmt: skip
+    pictures = []
+    open_ones: list[tuple[KVCache, list[int]]] = []
+    with KVCacheManager(config, device=device) as manager:
+        for _action in range(120):
+            choice = rng.random()
+            if choice < 0.4 and len(open_ones) < 4:
+                text = [rng.randrange(2) for _ in range(rng.randrange(1, 6))]
+                open_ones.append((manager.create_kv_cache(input_tokens=text if rng.random() < 0.5 else None), text))
+            elif choice < 0.9 and open_ones:
+                kv_cache, text = rng.choice(open_ones)
+                if kv_cache.is_active or kv_cache.resume(wait=False):
+                    if has_quick_disk:
+                        device.drain()
+                        assert kv_cache.ready
+                    if kv_cache.capacity < len(text) and kv_cache.resize(len(text)):
+                        kv_cache.commit(text[kv_cache.num_committed_tokens :])
+                    elif rng.random() < 0.5:
+                        kv_cache.suspend()
+            elif open_ones:
+                open_ones.pop(rng.randrange(len(open_ones)))[0].close()
+            manager.check_invariants()
+            pictures.append((manager.state_digest(), manager.describe()))
+        for kv_cache, _text in open_ones:
+            kv_cache.close()
+    return pictures
+
+
+@pytest.mark.parametrize("write_policy", ["back", "through"])
+@pytest.mark.parametrize("seed", [17, 34, 37, 51, 54, 55])
+def test_what_is_kept_below_does_not_depend_on_how_quick_a_disk_is(seed: int, write_policy: str, tmp_path: Any) -> None:
+    quick, slow = [pictures_of_many_at_once(seed, write_policy, is_quick, str(tmp_path)) for is_quick in (True, False)]
+    assert quick == slow
