@@ -59,7 +59,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 15
+VERSION: Final = 16
 
 CREATE: Final = 1
 RESUME: Final = 2

@@ -113,10 +113,13 @@ class BatchPageTable:
         self, pages: PageFamily, *, filler: SupportsIndex | None = None, out: object = None
     ) -> BlockTable:
         """A padded block table. ``filler``: what stands where there is no page; None takes the null slot's page where
-        the manager reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not."""
+        the manager reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not. `ValueError`
+        where it is no int32."""
         rule = self._resolve(pages)
         if filler is not None:
             number = to_int(filler, "filler")
+            if not -(1 << 31) <= number < 1 << 31:
+                raise ValueError(f"filler is {number}; entries of a block table are int32, from {-(1 << 31)} to {(1 << 31) - 1}")
         else:
             number = rule.null_page if self._manager.init_config.reserve_null_slot else BAD_PAGE_INDEX
         table = BlockTable(rule, number, self._rows, self._max_num_sequences, self._max_num_blocks, out)

@@ -11,7 +11,7 @@ from ..base.checks import to_count, to_int
 from ..layout.sizing import compute_slots_bytes, plan_new_slot_counts
 from ..sequence.level_resizing import find_leased_beyond, resize_level
 from ..stats.demand import Demand
-from ..storage.decision_digest import REFUSAL
+from ..storage.decision_digest import NUM_SLOTS, REFUSAL
 from ..storage.pool_resizer import PoolResizer
 from ..storage.refusal import Refusal
 from .open_sequences import OpenSequences
@@ -207,6 +207,8 @@ class TierControl(UsageQueries):
             try:
                 resize_level(self._shared, self._open_sequences.states(), level, counts)
                 self._quotas[level] = quota
+                for count in counts:
+                    self._shared.storage.digest.note(NUM_SLOTS, count)
                 if self._shared.tree.history is not None:
                     self._shared.tree.history.forget_full_size()
                 return True

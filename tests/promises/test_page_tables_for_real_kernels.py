@@ -297,6 +297,9 @@ def test_arrays_of_the_caller():
         for out, error in wrong:
             with pytest.raises(error):
                 table.add_block_table(StridedPages(0), out=out)
+        for filler in (1 << 31, -(1 << 31) - 1, 1 << 63):
+            with pytest.raises(ValueError, match="filler is"):
+                table.add_block_table(StridedPages(0), filler=filler)
 
 
 def test_null_slot_is_zero():

@@ -197,6 +197,18 @@ def test_calls_that_were_refused_are_no_look_at_the_mix() -> None:
             assert manager.need_adjustment
 
 
+def test_ranks_whose_levels_differ_have_other_digests() -> None:
+    """What ranks compare says so when one of them has been resized, or shared its quota out anew."""
+    digests: list[bytes] = []
+    for quota in (0, 400 * 64, 300 * 64):
+        config = KVCacheManagerConfig(4, [GpuCacheTierConfig(200 * 64)], attention_layers([None], 4))
+        with KVCacheManager(config, device=SimulatedDevice(1, granularity_bytes=64)) as manager:
+            if quota > 0:
+                assert manager.resize(0, quota)
+            digests.append(manager.state_digest())
+    assert len(set(digests)) == 3
+
+
 def test_a_level_that_the_device_refuses_to_move_keeps_its_shares(caplog: pytest.LogCaptureFixture) -> None:
     """`adjust` of two levels whose pages must move: no error once a level has changed, an error while nothing has."""
     layers = [
