@@ -70,12 +70,12 @@ from .events.kv_cache_event import (
 from .layout.buffer_id import BufferId
 from .layout.life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 from .layout.page_index import PageIndexConverter
-from .layout.pool_desc import AggregatedPageDesc, PoolDesc, PoolGroupDesc
+from .layout.pool_desc import AggregatedPageDesc, ExpandedBuffer, PoolDesc, PoolGroupDesc
 from .layout.registry import LifeCycleRegistry
 from .layout.scratch_desc import ScratchDesc
-from .layout.slot_desc import SlotDesc
+from .layout.slot_desc import SlotDesc, SlotDescVariant
 from .layout.windows import compute_scratch_range
-from .manager.capacity import CapacityPlan, plan_capacity
+from .manager.capacity import CapacityPlan, LevelCapacity, PoolGroupCapacity, plan_capacity
 from .manager.committed_block_drop import CommittedBlockDrop
 from .manager.kv_cache import KVCache
 from .manager.transfer_lease import TransferLease
@@ -191,6 +191,7 @@ __all__ = [
     "DropReason",
     "DropStatistics",
     "EvictionPolicy",
+    "ExpandedBuffer",
     "GPU_LEVEL",
     "GpuCacheTierConfig",
     "HalfOpenRange",
@@ -221,6 +222,7 @@ __all__ = [
     "LayerConfig",
     "LayerGroupId",
     "LayerId",
+    "LevelCapacity",
     "LifeCycle",
     "LifeCycleId",
     "LifeCycleRegistry",
@@ -236,6 +238,7 @@ __all__ = [
     "PageIndexMode",
     "PageMoveError",
     "PoolDesc",
+    "PoolGroupCapacity",
     "PoolGroupDesc",
     "PoolView",
     "Priority",
@@ -248,6 +251,7 @@ __all__ = [
     "ReuseScope",
     "ScratchDesc",
     "SlotDesc",
+    "SlotDescVariant",
     "SlotId",
     "SlotMapping",
     "SnapshotPolicy",

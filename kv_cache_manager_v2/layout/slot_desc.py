@@ -34,6 +34,7 @@ class SlotDescVariant:
 
     @property
     def slot_size_list(self) -> tuple[int, ...]:
+        """Bytes of a slot in each pool of the group."""
         return tuple([buffer.size for buffer in self.coalesced_buffers])
 
 

@@ -38,6 +38,7 @@ class PoolGroupCapacity:
 
     @property
     def num_bytes(self) -> int:
+        """Of all slots."""
         return self.num_slots * self.slot_bytes
 
     @property
