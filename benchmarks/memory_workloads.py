@@ -4,7 +4,6 @@ import gc
 import os
 import time
 
-from kv_cache_manager_v2 import EvictionPolicy
 from models import BLOCK, FULL_AND_WINDOW, WINDOWS_OF_8, Prompts, fill, make_manager
 from workload import Row, Size, Workload
 
@@ -15,18 +14,13 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _bytes_per_block(
-    num_blocks: int, windows: tuple[int | None, ...], policy: EvictionPolicy = EvictionPolicy.LRU, num_more: int = 0
-) -> float:
-    """``num_more``: prompts' blocks that come after the pool is full, so that as many go."""
+def _bytes_per_block(num_blocks: int, windows: tuple[int | None, ...]) -> float:
     prompts = Prompts()
-    with make_manager(num_blocks + 1024, windows, policy=policy) as manager:
+    with make_manager(num_blocks + 1024, windows) as manager:
         fill(manager, 1024, prompts)
         gc.collect()
         before = resident_bytes()
         count = fill(manager, num_blocks - 1024, prompts)
-        if num_more > 0:
-            fill(manager, num_more, prompts)
         gc.collect()
         return (resident_bytes() - before) / count
 
@@ -35,12 +29,7 @@ def memory(size: Size) -> dict[str, float]:
     num_blocks = size.of(400_000, 20_000)
     two_groups = _bytes_per_block(num_blocks, FULL_AND_WINDOW)
     four_groups = _bytes_per_block(num_blocks, WINDOWS_OF_8[:4])
-    with_ghosts = _bytes_per_block(num_blocks, FULL_AND_WINDOW, EvictionPolicy.LEARNED, num_blocks)
-    return {
-        "per_block": two_groups,
-        "per_further_group": (four_groups - two_groups) / 2,
-        "per_block_learned": with_ghosts,
-    }
+    return {"per_block": two_groups, "per_further_group": (four_groups - two_groups) / 2}
 
 
 def _collect_ms() -> float:
@@ -71,7 +60,6 @@ WORKLOADS = [
         {
             "per_block": Row("W7 host memory, two layer groups", "bytes/block", 320),
             "per_further_group": Row("W7 each further layer group", "bytes/block", 24),
-            "per_block_learned": Row("W7 with the default policy, LEARNED, full", "bytes/block"),
         },
         interpreted=False,
     ),

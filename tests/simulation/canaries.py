@@ -392,6 +392,7 @@ CANARIES = (
         "sequence/recurrent_state.py",
         "        storage.unlock(source, pool_group, state.timeline, state.shared.order.mark(state.timeline))\n",
         "        storage.unlock(source, pool_group, state.timeline, 0)\n",
+        first_seed=120,
     ),
     Canary(
         "state is taken for that of a longer text",
@@ -430,6 +431,7 @@ CANARIES = (
         "sequence/forked_blocks.py",
         "                move_page(storage, ours, theirs)\n                state.shared.leases.note_moved(ours, theirs, life_cycle)\n",
         "                move_page(storage, ours, theirs)\n",
+        first_seed=80,
     ),
     # -- failures of the device ---------------------------------------------------------------------------------------
     Canary(
