@@ -21,7 +21,7 @@ class LeasedPage:
 
     group: Final[int]
     ordinal: Final[int]
-    slot: Final[int]
+    slot: Final[int]  # when it was leased; what is merely kept may have moved since
     number: Final[int | None]
     is_lent: Final[bool]  # or merely kept, so that what is lent stays reachable
     node: int | None  # the published block whose page it is

@@ -10,7 +10,7 @@ from mypy_extensions import mypyc_attr
 
 from ..config.manager_config import KVCacheManagerConfig
 from .reference_beams import place_of_beam
-from .reference_lease import ReferenceLease
+from .reference_lease import LeasedPage, ReferenceLease
 from .reference_scratch import ScratchRule
 from .reference_sequence import ReferenceSequence
 from .reference_state import StateRule, group_layers, make_rules
@@ -154,7 +154,8 @@ class ReferencePages:
         self._maybe_published.clear()
 
     def _find_leased(self, picture: Picture) -> None:
-        """Leased pages stay in their slots, whatever block of the tree they are a page of by now."""
+        """Lent pages stay in their slots, whatever block of the tree they are a page of by now; what is kept with them stays on level 0,
+        and may move there when the level gets another size."""
         node_in_slot = {(page[1], place[1]): page[0] for page, place in self.places.items() if place[0] == 0}
         for lease_picture in picture["leases"]:
             number: int = lease_picture["number"]
@@ -166,10 +167,25 @@ class ReferencePages:
                 node = node_in_slot.get((page.group, page.slot))
                 if page.node is None and node is not None and page.number is not None:
                     if node not in self._published_as.get(page.number, set()):
+                        if not page.is_lent:
+                            continue
                         raise ModelDisagreement(f"{self.name((node, page.group))} is in a slot of lease {number}")
                     page.node = node
+                if not page.is_lent:
+                    node = self._find_kept(page)
                 if node != page.node:
                     raise ModelDisagreement(f"lease {number} has lost slot {page.slot} of group {page.group}")
+
+    def _find_kept(self, page: LeasedPage) -> int | None:
+        """The block of the tree whose page it is, if that is on level 0."""
+        if page.node is None and page.number is not None:
+            # Published since, perhaps after it had moved.
+            nodes = [node for node in self._published_as.get(page.number, set()) if (node, page.group) in self.places]
+            page.node = nodes[0] if len(nodes) == 1 else None
+        if page.node is None:
+            return None
+        place = self.places.get((page.node, page.group))
+        return page.node if place is not None and place[0] == 0 else None
 
     def _leased_pages(self) -> list[Page]:
         """Those that are published."""

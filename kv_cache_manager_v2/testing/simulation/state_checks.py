@@ -65,7 +65,7 @@ def check_state(
                         )
                     page_in_slot[place] = ("scratch", sequence.name, slot, group)
     for number, lease in model.leases.items():
-        for leased in lease.pages:
+        for leased in [page for page in lease.pages if page.is_lent]:  # others may have moved
             place = (pool_group_of[leased.group], leased.slot)
             name: PageName = ("private", *leased.private_name, leased.group) if leased.node is None else ("tree", leased.node, leased.group, 0)
             if page_in_slot.setdefault(place, name) != name:
