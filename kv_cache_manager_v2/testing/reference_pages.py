@@ -178,10 +178,6 @@ class ReferencePages:
 
     def _find_kept(self, page: LeasedPage) -> int | None:
         """The block of the tree whose page it is, if that is on level 0."""
-        if page.node is None and page.number is not None:
-            # Published since, perhaps after it had moved.
-            nodes = [node for node in self._published_as.get(page.number, set()) if (node, page.group) in self.places]
-            page.node = nodes[0] if len(nodes) == 1 else None
         if page.node is None:
             return None
         place = self.places.get((page.node, page.group))
