@@ -179,7 +179,7 @@ class TierControl(UsageQueries):
         shared = self._shared
         if shared.storage.closed.has_disks:
             shared.storage.closed.look()
-        resizer = PoolResizer(shared.storage, shared.room, shared.mover)
+        resizer = PoolResizer(shared.storage, shared.room_count, shared.room, shared.mover)
         return [int(resizer.count_must_stay(level, group)) for group in range(self._layout.num_pool_groups)]
 
     def _resize(self, level: int, quota: int, best_efforts: bool, weights: list[int] | None) -> bool:

@@ -19,7 +19,7 @@ from ..events.removal_cause import CAPACITY
 from ..reuse.block import Block
 from ..storage.decision_digest import VICTIM
 from ..storage.page_bytes import copy_slots_at_once
-from ..storage.room_maker import RoomMaker
+from ..storage.room_count import RoomCount
 from .sequence_state import SequenceState
 from .tail_copy import go_on_with_copies
 
@@ -117,7 +117,7 @@ class InPlaceCopies:
             copy.donors_turn = self._donors_turns[pool_group].pop(0)
         self._copies.append(copy)
 
-    def suffices(self, room: RoomMaker) -> bool:
+    def suffices(self, room_count: RoomCount) -> bool:
         """Whether all free slots that the copies need are there, and nobody misses in his turn what later ones have taken by then."""
         storage = self._states[0].shared.storage
         if storage.fills_pages:
@@ -134,7 +134,7 @@ class InPlaceCopies:
             turn: i64 = 0
             while turn < len(self._states):
                 asked = self._needed[turn][pool_group] - self._given_back[turn][pool_group]
-                if not room.has_room(pool_group, asked + self._count_early(pool_group, turn)):
+                if not room_count.has_room(pool_group, asked + self._count_early(pool_group, turn)):
                     return False
                 turn += 1
             pool_group += 1

@@ -24,7 +24,7 @@ def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
     needed = vec[i64]([0] * storage.num_pool_groups)
     needed[storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.state_blocks)
     digest = storage.digest.value
-    if not shared.room.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
+    if not shared.room_count.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
         return True
     # The call is going to raise, so no journal has it.
     storage.digest.value = digest

@@ -50,7 +50,7 @@ def resize_level(
     grown: list[int] = []
     shrunk: list[int] = []
     states = [beam for state in sequences for beam in list_beams(state)]
-    resizer = PoolResizer(storage, shared.room, shared.mover)
+    resizer = PoolResizer(storage, shared.room_count, shared.room, shared.mover)
     points = vec[i64]()
     shared.guard.begin_change()
     try:

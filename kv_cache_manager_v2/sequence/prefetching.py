@@ -66,7 +66,7 @@ def _life_cycle_of(shared: SharedState, page: i64) -> i64:
 def _has_room(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
     pool_group: i64 = 0
     while pool_group < shared.storage.num_pool_groups:
-        if not shared.room.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
+        if not shared.room_count.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
             return False
         pool_group += 1
     return True

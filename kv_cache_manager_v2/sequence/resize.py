@@ -54,7 +54,7 @@ def _resize_beams(state: SequenceState, capacity: i64, history: i64) -> bool:
     for beam in beams:
         copies = list_copies_of_beam(beams, position, capacity, history)
         _plan(beam, capacity, history, copies, needed, given_back)
-        if shared.room.find_refusal(needed, given_back):
+        if shared.room_count.find_refusal(needed, given_back):
             return False
         copies_of_beams.append(copies)
         position += 1
@@ -122,7 +122,7 @@ def _has_room_for_copies(beams: list[SequenceState], copies_of_beams: list[list[
     needed = _count_all_copies(beams, copies_of_beams)
     pool_group: i64 = 0
     while pool_group < len(needed):
-        if not beams[0].shared.room.has_room(pool_group, needed[pool_group]):
+        if not beams[0].shared.room_count.has_room(pool_group, needed[pool_group]):
             return False
         pool_group += 1
     return True
@@ -198,11 +198,11 @@ def _resize_blocks(
     given_back = vec[i64]([0] * shared.storage.num_pool_groups)
     _plan(state, capacity, history, copies, needed, given_back)
     takes_tail_back = False
-    if in_place is None and shared.room.find_refusal(needed, given_back):
+    if in_place is None and shared.room_count.find_refusal(needed, given_back):
         if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):
             return False
         _leave_out_copies(state, copies, capacity, history, needed)
-        if shared.room.find_refusal(needed, given_back):
+        if shared.room_count.find_refusal(needed, given_back):
             return False
         takes_tail_back = True
         copies = NO_ORDINALS
@@ -287,7 +287,7 @@ def _copy_in_place(
                     in_place.add_copy(life_cycle, priorities[position] if turn == 0 else PRIORITY_DEFAULT)
                 position += 1
                 life_cycle += 1
-    if in_place.suffices(shared.room):
+    if in_place.suffices(shared.room_count):
         in_place.enqueue()
         return in_place
     in_place.give_up()
@@ -388,15 +388,14 @@ def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) 
     False if there is room for the copies only once the call has given its own pages back.
     """
     storage = state.shared.storage
-    room = state.shared.room
     needed = vec[i64]([0] * storage.num_pool_groups)
     _count_held_copies(state, copies, needed)
     pool_group: i64 = 0
     while pool_group < storage.num_pool_groups:
-        if not room.has_room(pool_group, needed[pool_group]):
+        if not state.shared.room_count.has_room(pool_group, needed[pool_group]):
             return False
         pool_group += 1
-    room.make_room(needed)
+    state.shared.room.make_room(needed)
     copy_shared_blocks(state, copies, priorities)
     return True
 

@@ -21,6 +21,7 @@ from ..storage.early_copies import EarlyCopies
 from ..storage.onboarding import Onboarding
 from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
+from ..storage.room_count import RoomCount
 from ..storage.room_maker import RoomMaker
 from .call_guard import CallGuard
 from .retention_book import RetentionBook
@@ -34,6 +35,7 @@ class SharedState:
         "device",
         "order",
         "storage",
+        "room_count",
         "room",
         "mover",
         "onboarding",
@@ -67,6 +69,7 @@ class SharedState:
     device: Final[Device]
     order: Final[StreamOrder]
     storage: Final[PageStorage]
+    room_count: Final[RoomCount]
     room: Final[RoomMaker]
     mover: Final[PageMover]
     onboarding: Final[Onboarding]
@@ -119,11 +122,12 @@ class SharedState:
         self.device = device
         self.order = storage.order
         self.storage = storage
+        self.room_count = RoomCount(storage)
         self.room = RoomMaker(storage, mover)
         self.mover = mover
         self.onboarding = Onboarding(storage, self.room, mover)
         writes_early = config.write_policy == "through" and storage.last_level > 0
-        self.early_copies = EarlyCopies(storage, self.room, mover) if writes_early else None
+        self.early_copies = EarlyCopies(storage, self.room) if writes_early else None
         self.tree = tree
         self.matcher = matcher
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)

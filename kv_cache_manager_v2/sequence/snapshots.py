@@ -36,7 +36,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     storage = shared.storage
     life_cycle = shared.state_life_cycle
     pool_group = storage.pool_group_of[life_cycle]
-    if not shared.room.has_room(pool_group, 1):
+    if not shared.room_count.has_room(pool_group, 1):
         return None
     account = find_page_counters(state.counters)
     shared.guard.begin_change()

@@ -13,7 +13,6 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
-from .page_mover import PageMover
 from .page_storage import GPU, PageStorage
 from .room_maker import RoomMaker
 
@@ -24,16 +23,14 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class EarlyCopies:
-    __slots__ = ("_storage", "_room", "_mover")
+    __slots__ = ("_storage", "_room")
 
     _storage: Final[PageStorage]
     _room: Final[RoomMaker]
-    _mover: Final[PageMover]
 
-    def __init__(self, storage: PageStorage, room: RoomMaker, mover: PageMover) -> None:
+    def __init__(self, storage: PageStorage, room: RoomMaker) -> None:
         self._storage = storage
         self._room = room
-        self._mover = mover
 
     def write_down(self, pages: vec[i64]) -> None:
         """Copy those of the published pages that lie on level 0 and have no copy; never fails for want of room."""
@@ -69,7 +66,6 @@ class EarlyCopies:
 
     def _write_group(self, wanted: vec[i64], pool_group: i64) -> None:
         storage = self._storage
-        room = self._room
         index = storage.num_pool_groups + pool_group
         allocator = storage.allocators[index]
         count: i64 = len(wanted)
@@ -79,7 +75,7 @@ class EarlyCopies:
             if missing > droppable:
                 missing = droppable
             if missing > 0:
-                room.free_slots(_BELOW, pool_group, allocator.num_free + missing)
+                self._room.free_slots(_BELOW, pool_group, allocator.num_free + missing)
                 # What went may have taken along pages of level 0.
                 wanted = self._choose(wanted, pool_group)
         count = len(wanted)
@@ -87,19 +83,20 @@ class EarlyCopies:
             count = allocator.num_free - allocator.num_aside
         if count <= 0:
             return
-        room.begin_moves()
+        moves = self._room.moves
+        moves.begin()
         try:
             position: i64 = 0
             while position < count:
-                room.add_move(wanted[position], index)
+                moves.add(wanted[position], index)
                 position += 1
-            point = self._mover.move(pool_group, GPU, room.sources, _BELOW, room.targets, count)
+            point = moves.enqueue(pool_group, GPU, _BELOW)
         except BaseException:
-            room.undo_moves(GPU, pool_group, _BELOW)
+            moves.undo(GPU, pool_group, _BELOW)
             raise
         storage.counters.note_copied(GPU, _BELOW, pool_group, count)
         position = 0
         while position < count:
-            allocator.ready[room.targets[position]] = point
-            storage.copies.keep(room.pages[position], index, room.targets[position], point)
+            allocator.ready[moves.targets[position]] = point
+            storage.copies.keep(moves.pages[position], index, moves.targets[position], point)
             position += 1

@@ -1,6 +1,6 @@
 """Bringing held pages up to a level, in waves: what fits goes up in batches, which frees slots below, and so on.
 
-Where nothing is free on any level, a page swaps with one of level 0 through the bounce slot. `RoomMaker` has said before that
+Where nothing is free on any level, a page swaps with one of level 0 through the bounce slot. `RoomCount` has said before that
 all of it fits. Whoever asks has taken the pages, and those of its own that must not be chosen as victims, out of their
 queues; they stay out.
 """
@@ -14,9 +14,9 @@ from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
 from ..device.stream_order import StreamOrder
 from .decision_digest import VICTIM
-from .page_mover import PageMover
+from .page_mover import PageMover, describe_lost_copies
 from .page_storage import PageStorage
-from .room_maker import RoomMaker, describe_lost_copies
+from .room_maker import RoomMaker
 
 _TOP: Final = 0
 
@@ -158,35 +158,31 @@ class Onboarding:
     def _move_up(
         self, wanted: OnboardList, pages: vec[i64], first: i64, count: i64, level: i64, pool_group: i64, verify: bool
     ) -> None:
-        room = self._room
+        moves = self._room.moves
         target_level = wanted.target_level
         source_index = level * wanted.num_pool_groups + pool_group
-        room.begin_moves()
+        moves.begin()
         try:
             position: i64 = 0
             while position < count:
-                room.add_move(pages[first + position], target_level * wanted.num_pool_groups + pool_group)
+                moves.add(pages[first + position], target_level * wanted.num_pool_groups + pool_group)
                 position += 1
-            point = self._mover.move(pool_group, level, room.sources, target_level, room.targets, count)
-            if self._storage.pool_groups[source_index].tier == CacheTier.DISK:
-                self._storage.reads.note(
-                    point, level, self._storage.pool_groups[source_index], room.pages, room.sources, count
-                )
-                if verify:
-                    self._verify(level, pool_group, count)
+            point = moves.enqueue(pool_group, level, target_level)
+            if verify and self._storage.pool_groups[source_index].tier == CacheTier.DISK:
+                self._verify(level, pool_group, count)
         except BaseException:
-            room.undo_moves(level, pool_group, target_level)
+            moves.undo(level, pool_group, target_level)
             raise
         position = 0
         while position < count:
-            room.settle_move(position, source_index, target_level, pool_group, point)
+            moves.settle(position, source_index, target_level, pool_group, point)
             position += 1
         wanted.points = append(wanted.points, point)
 
     def _verify(self, level: i64, pool_group: i64, count: i64) -> None:
         """Wait until the pages of the move are there; if the disk lost one they stay where they are, all of them."""
         reads = self._storage.reads
-        pages = [int(page) for page in self._room.pages]
+        pages = [int(page) for page in self._room.moves.pages]
         was_lost = [page in reads.lost for page in pages]
         reads.wait_for(pages)
         has_failed = False

@@ -177,3 +177,8 @@ class PageMover:
             self._device.destroy_stream(stream)
         self._streams.clear()
         self._bounce.close()
+
+
+def describe_lost_copies(error: Exception) -> AssertionError:
+    """What breaks the manager when a copy was refused, and the event after those that were not is refused as well."""
+    return AssertionError(f"the device may still run copies of a move that it refused, and gave no event to wait for: {error!r}")

@@ -12,18 +12,20 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import CAPACITY, SHRUNK
-from .page_mover import PageMover
+from .page_mover import PageMover, describe_lost_copies
 from .page_rows import LOW_MASK, PLACE, ROW_WORDS
 from .page_storage import PageStorage
-from .room_maker import RoomMaker, describe_lost_copies
+from .room_count import RoomCount
+from .room_maker import RoomMaker
 
 
 @final
 @mypyc_attr(native_class=True)
 class PoolResizer:
-    __slots__ = ("_storage", "_room", "_mover", "_order", "pages", "sources", "targets")
+    __slots__ = ("_storage", "_count", "_room", "_mover", "_order", "pages", "sources", "targets")
 
     _storage: Final[PageStorage]
+    _count: Final[RoomCount]
     _room: Final[RoomMaker]
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
@@ -32,8 +34,9 @@ class PoolResizer:
     sources: vec[i64]
     targets: vec[i64]
 
-    def __init__(self, storage: PageStorage, room: RoomMaker, mover: PageMover) -> None:
+    def __init__(self, storage: PageStorage, count: RoomCount, room: RoomMaker, mover: PageMover) -> None:
         self._storage = storage
+        self._count = count
         self._room = room
         self._mover = mover
         self._order = storage.order
@@ -47,7 +50,7 @@ class PoolResizer:
         index = level * storage.num_pool_groups + pool_group
         held = storage.held_queues[index].num_pages
         fixed = storage.allocators[index].num_used - storage.queues[index].num_pages - held
-        room = self._room.count_room_below(level, pool_group)
+        room = self._count.count_room_below(level, pool_group)
         return fixed + held - room if held > room else fixed
 
     def evacuate(self, level: i64, pool_group: i64, num_slots: i64) -> None:

@@ -1,14 +1,8 @@
-"""Making room: whether slots are to be had, and which pages have to go, down a level or out of the cache.
+"""Making room: which pages have to go, down a level or out of the cache.
 
-Asked in two steps, `find_refusal` (changes nothing) and `make_room`, so that a caller can refuse before it has changed
-anything. Droppable pages go first, each the least valuable of its level; held ones only where no droppable page of the same
-or a lower priority is left. A page that has to go goes down one level, where it may push others down in turn; on the last level
-droppable pages are dropped. Held pages are never dropped, so what is below must have room for them:
-
-    slots asked for <= free + droppable + held, on level 0
-    of these, held pages that must go down <= free + droppable on all lower levels together
-
-Pool groups do not share slots, so each is looked at by itself.
+`RoomCount` has said before that the slots are to be had. Droppable pages go first, each the least valuable of its level; held
+ones only where no droppable page of the same or a lower priority is left. A page that has to go goes down one level, where it
+may push others down in turn; on the last level droppable pages are dropped.
 """
 
 import logging
@@ -18,153 +12,50 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
-from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import CAPACITY
-from .decision_digest import REFUSAL, VICTIM
+from .decision_digest import VICTIM
+from .move_batch import MoveBatch
 from .page_mover import PageMover
 from .page_rows import NO_PAGE
-from .page_storage import PageStorage
-from .refusal import Refusal
+from .page_storage import GPU, PageStorage
 from .victim_queue import NO_VICTIM
 
-_TOP: Final = 0
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
 @final
 @mypyc_attr(native_class=True)
 class RoomMaker:
-    __slots__ = (
-        "drop_cause", "min_offload_priority", "sources", "targets", "pages", "_storage", "_mover", "_order", "_nothing",
-    )  # fmt: skip
+    __slots__ = ("drop_cause", "min_offload_priority", "moves", "_storage", "_mover", "_order")
 
     drop_cause: i64
     """Why room is made: the `removal_cause` of what is dropped for it."""
+    min_offload_priority: i64
+    """Droppable pages of a lower priority are dropped rather than moved down."""
+    moves: Final[MoveBatch]
+    """Of whoever moves pages: there is one batch at a time."""
     _storage: Final[PageStorage]
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
-    _nothing: Final[vec[i64]]
-    sources: vec[i64]  # kept from call to call: source and target slots and pages of a move
-    targets: vec[i64]
-    pages: vec[i64]
-    min_offload_priority: i64
-    """Droppable pages of a lower priority are dropped rather than moved down."""
 
     def __init__(self, storage: PageStorage, mover: PageMover) -> None:
         self.drop_cause = CAPACITY
+        self.min_offload_priority = 0
+        self.moves = MoveBatch(storage, mover)
         self._storage = storage
         self._mover = mover
         self._order = storage.order
-        self._nothing = vec[i64]([0] * storage.num_pool_groups)
-        self.sources = vec[i64]()
-        self.targets = vec[i64]()
-        self.pages = vec[i64]()
-        self.min_offload_priority = 0
-
-    # -- is there room ------------------------------------------------------------------------------------------------
-
-    def find_refusal(self, needed: vec[i64], given_back: vec[i64]) -> bool:
-        """Whether ``needed`` slots of level 0 per pool group, after ``given_back`` ones, are not to be had; notes why."""
-        if self._storage.closed.has_disks:
-            self._storage.closed.look()
-        return self.find_onboard_refusal(needed, given_back, self._nothing, self._nothing, self._nothing)
-
-    def find_onboard_refusal(
-        self, needed: vec[i64], given_back: vec[i64], num_here: vec[i64], num_below: vec[i64], num_freed: vec[i64]
-    ) -> bool:
-        """The same for a call that also brings ``num_below`` held pages up from lower levels, which frees ``num_freed`` slots
-        that others can go to; the caller has looked at the disks.
-
-        ``num_here``: held pages on level 0 that the call itself needs, so that they cannot make room.
-        """
-        storage = self._storage
-        pool_group: i64 = 0
-        while pool_group < storage.num_pool_groups:
-            asked = needed[pool_group] + num_below[pool_group] - given_back[pool_group]
-            free = storage.allocators[pool_group].num_free
-            if asked > free:
-                droppable = storage.queues[pool_group].num_pages
-                held = storage.held_queues[pool_group].num_pages - num_here[pool_group]
-                if asked > free + droppable + held:
-                    storage.digest.note(REFUSAL, asked)
-                    storage.last_refusal = self._describe_refusal(pool_group, asked, free, droppable + held)
-                    return True
-                going_down = asked - free - droppable
-                if going_down > 0:
-                    room = self.count_room_below(_TOP, pool_group) + num_freed[pool_group]
-                    if going_down > room:
-                        storage.digest.note(REFUSAL, asked)
-                        storage.last_refusal = self._describe_full_levels(pool_group, going_down, room)
-                        return True
-            pool_group += 1
-        return False
-
-    def count_room_below(self, level: i64, pool_group: i64) -> i64:
-        """Held pages that the levels below ``level`` can take, as far as none is closed: free slots and those of droppable pages."""
-        storage = self._storage
-        room: i64 = 0
-        index = (level + 1) * storage.num_pool_groups + pool_group
-        end = storage.closed.first * storage.num_pool_groups
-        while index < end:
-            room += storage.allocators[index].num_free + storage.queues[index].num_pages
-            index += storage.num_pool_groups
-        return room
-
-    def has_room(self, pool_group: i64, count: i64) -> bool:
-        """Whether ``count`` slots of level 0 are to be had now."""
-        return self.has_room_at(_TOP, pool_group, count, 0)
-
-    def has_room_at(self, level: i64, pool_group: i64, count: i64, num_kept: i64) -> bool:
-        """Whether ``count`` slots of a level are to be had now, if ``num_kept`` of its held pages must stay there."""
-        storage = self._storage
-        if level >= storage.closed.first and storage.closed.is_closed(level):
-            return count == 0
-        index = level * storage.num_pool_groups + pool_group
-        missing = count - storage.allocators[index].num_free - storage.queues[index].num_pages
-        if missing <= 0:
-            return True
-        if missing > storage.held_queues[index].num_pages - num_kept:
-            return False
-        return missing <= self.count_room_below(level, pool_group)
-
-    def _describe_refusal(self, pool_group: i64, asked: i64, free: i64, evictable: i64) -> Refusal:
-        storage = self._storage
-        text = (
-            f"level 0, pool group {pool_group}: {asked} slots asked for, {free} free and {evictable} evictable of "
-            f"{storage.allocators[pool_group].num_slots}; {storage.num_locked[pool_group]} are locked by active sequences. "
-            f"Suspend or close sequences, or enlarge the GPU tier's quota"
-        )
-        return Refusal(0, int(pool_group), int(asked), int(free), int(evictable), text)
-
-    def _describe_full_levels(self, pool_group: i64, going_down: i64, room: i64) -> Refusal:
-        storage = self._storage
-        level = int(storage.last_level)
-        num_slots: i64 = 0
-        index = storage.num_pool_groups + pool_group
-        while index < len(storage.allocators):
-            num_slots += storage.allocators[index].num_slots
-            index += storage.num_pool_groups
-        text = (
-            f"levels 1 to {level}, pool group {pool_group}: {going_down} held pages would have to leave level 0, and there is "
-            f"room for {room} in the {num_slots} slots below it. Close sequences, or enlarge the quota of a lower tier"
-        )
-        closed = int(storage.closed.first)
-        if closed <= level:
-            text += f". Level {closed} takes no pages since a write failed: {storage.closed.reason(closed)}"
-        return Refusal(level, int(pool_group), int(going_down), int(room), 0, text)
-
-    # -- making room --------------------------------------------------------------------------------------------------
 
     def make_room(self, needed: vec[i64]) -> None:
-        """Make ``needed`` slots per pool group of level 0 free; `find_refusal` has said that they are to be had.
+        """Make ``needed`` slots per pool group of level 0 free; `RoomCount` has said that they are to be had.
 
         `PageMoveError` if the device refuses a copy: fewer may be free than asked for, and nothing is lost.
         """
         pool_group: i64 = 0
         while pool_group < self._storage.num_pool_groups:
             if self._storage.allocators[pool_group].num_free < needed[pool_group]:
-                self.free_slots(_TOP, pool_group, needed[pool_group])
+                self.free_slots(GPU, pool_group, needed[pool_group])
                 assert self._storage.allocators[pool_group].num_free >= needed[pool_group], "no victim where one was counted"
             pool_group += 1
 
@@ -176,7 +67,7 @@ class RoomMaker:
             allocator = storage.allocators[pool_group]
             if allocator.num_free < needed[pool_group]:
                 try:
-                    self.free_slots(_TOP, pool_group, needed[pool_group])
+                    self.free_slots(GPU, pool_group, needed[pool_group])
                 except PageMoveError as error:
                     _logger.warning("%s; droppable pages of level 0 are dropped instead", str(error))
                 while allocator.num_free < needed[pool_group]:
@@ -268,7 +159,8 @@ class RoomMaker:
         """Move ``count`` victims into free slots of the next level; those that have a copy there go to it."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
-        self.begin_moves()
+        moves = self.moves
+        moves.begin()
         chosen = vec[i64]()
         to_copy = vec[i64]()
         to_write = vec[i64]()
@@ -293,22 +185,20 @@ class RoomMaker:
                 return
         try:
             for page in to_write:
-                self.add_move(page, index + storage.num_pool_groups)
-            point = self._mover.move(pool_group, level, self.sources, level + 1, self.targets, count)
-            if storage.pool_groups[index].tier == CacheTier.DISK:
-                storage.reads.note(point, level, storage.pool_groups[index], self.pages, self.sources, count)
+                moves.add(page, index + storage.num_pool_groups)
+            point = moves.enqueue(pool_group, level, level + 1)
         except BaseException:
             try:
-                self.undo_moves(level, pool_group, level + 1)
+                moves.undo(level, pool_group, level + 1)
             finally:
                 self._put_all_back(to_write, pool_group, count)
             raise
         position = 0
         while position < count:
-            page = self.pages[position]
+            page = moves.pages[position]
             storage.num_evicted[index] += 1
             storage.digest.note(VICTIM, page)
-            self.settle_move(position, index, level + 1, pool_group, point)
+            moves.settle(position, index, level + 1, pool_group, point)
             storage.put_back(page, pool_group)
             position += 1
 
@@ -358,72 +248,3 @@ class RoomMaker:
             storage.place_page(page, level + 1, target)
             storage.free_slot(index, slot, point)
             storage.put_back(page, pool_group)
-
-    # -- moves, also for `Onboarding` ---------------------------------------------------------------------------------
-
-    def begin_moves(self) -> None:
-        self.sources = self.sources[:0]
-        self.targets = self.targets[:0]
-        self.pages = self.pages[:0]
-
-    def add_move(self, page: i64, target_index: i64) -> None:
-        """Take a slot for a page that is in no queue; the target level has one free."""
-        storage = self._storage
-        if storage.allocators[target_index].num_aside > 0:
-            storage.copies.make_plain_slot(target_index)
-        slot = storage.allocators[target_index].allocate()
-        self.pages = append(self.pages, page)
-        self.sources = append(self.sources, storage.rows.slot(page))
-        self.targets = append(self.targets, slot)
-
-    def settle_move(self, position: i64, source_index: i64, level: i64, pool_group: i64, point: i64) -> None:
-        """The copy is enqueued: the page has the new slot, and both may be touched after ``point``."""
-        storage = self._storage
-        target = self.targets[position]
-        source_level = source_index // storage.num_pool_groups
-        storage.counters.note_copied(source_level, level, pool_group, 1)
-        storage.place_page(self.pages[position], level, target)
-        storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point
-        source = self.sources[position]
-        if level < source_level and storage.is_published(self.pages[position]):
-            # What it leaves behind serves when it has to go down again.
-            storage.allocators[source_index].ready[source] = point
-            storage.copies.keep(self.pages[position], source_index, source, NO_POINT)
-        else:
-            storage.free_slot(source_index, source, point)
-
-    def undo_moves(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
-        """The device refused: some copies may be under way, into slots that nobody has; the pages stay where they are.
-
-        They are in no queue, as before. An assertion fails where the device refuses an event for these copies too: then nobody can
-        wait for them, and the manager is broken.
-        """
-        try:
-            self._undo_moves(source_level, pool_group, target_level)
-        except Exception as error:
-            raise describe_lost_copies(error) from error
-
-    def _undo_moves(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
-        storage = self._storage
-        # Without a timeline there was no copy either: the device refused its first event.
-        has_copies = self._mover.has_timeline(source_level, target_level)
-        timeline = self._mover.timeline(source_level, target_level) if has_copies else 0
-        point = self._order.mark(timeline) if has_copies else NO_POINT
-        sources = storage.allocators[source_level * storage.num_pool_groups + pool_group].ready
-        targets = storage.allocators[target_level * storage.num_pool_groups + pool_group]
-        # The last slot taken is the first on the stack again: the next call takes the same ones.
-        position: i64 = len(self.targets) - 1
-        while position >= 0:
-            source = self.sources[position]
-            target = self.targets[position]
-            ready = targets.ready[target]
-            if has_copies:
-                sources[source] = self._order.advance(sources[source], timeline, point)
-                ready = self._order.advance(ready, timeline, point)
-            targets.free(target, ready)
-            position -= 1
-
-
-def describe_lost_copies(error: Exception) -> AssertionError:
-    """What breaks the manager when a copy was refused, and the event after those that were not is refused as well."""
-    return AssertionError(f"the device may still run copies of a move that it refused, and gave no event to wait for: {error!r}")

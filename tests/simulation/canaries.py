@@ -159,7 +159,7 @@ CANARIES = (
     ),
     Canary(
         "refusal counts what can be evicted twice",
-        "storage/room_maker.py",
+        "storage/room_count.py",
         "                if asked > free + droppable + held:\n",
         "                if asked > free + 2 * droppable + held:\n",
     ),
@@ -297,13 +297,13 @@ CANARIES = (
     # -- levels -------------------------------------------------------------------------------------------------------
     Canary(
         "a page that came up is taken to be there at once",
-        "storage/room_maker.py",
+        "storage/move_batch.py",
         "        storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point\n",
         "        storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = 0\n",
     ),
     Canary(
         "slot is free while its page is still being copied away",
-        "storage/room_maker.py",
+        "storage/move_batch.py",
         "            storage.free_slot(source_index, source, point)\n",
         "            storage.free_slot(source_index, source, 0)\n",
     ),
@@ -327,7 +327,7 @@ CANARIES = (
     ),
     Canary(
         "held pages are counted as room below",
-        "storage/room_maker.py",
+        "storage/room_count.py",
         "            room += storage.allocators[index].num_free + storage.queues[index].num_pages\n",
         "            room += storage.allocators[index].num_slots\n",
     ),
@@ -364,7 +364,7 @@ CANARIES = (
     ),
     Canary(
         "private pages are believed to be clean",
-        "storage/room_maker.py",
+        "storage/move_batch.py",
         "        if level < source_level and storage.is_published(self.pages[position]):\n",
         "        if level < source_level:\n",
     ),
@@ -449,7 +449,7 @@ CANARIES = (
     ),
     Canary(
         "slots of a refused move are free before its copies are over",
-        "storage/room_maker.py",
+        "storage/move_batch.py",
         "                ready = self._order.advance(ready, timeline, point)\n",
         "                pass\n",
     ),

@@ -1,0 +1,110 @@
+"""Pages of one pool group on their way from one level to another: the slots they leave and those they take.
+
+One batch at a time, in three steps; the device may refuse until the last one, which cannot fail.
+
+    begin, add...    a slot of the target level is taken for each page; they are in no queue of victims
+    enqueue          the copies are in stream order. Refused: `undo`, and all slots are as before
+    settle           for each page: it has its new slot, and the old one is free or a clean copy
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import CacheTier
+from ..device.stream_order import NO_POINT, StreamOrder
+from .page_mover import PageMover, describe_lost_copies
+from .page_storage import PageStorage
+
+
+@final
+@mypyc_attr(native_class=True)
+class MoveBatch:
+    __slots__ = ("pages", "sources", "targets", "_storage", "_mover", "_order")
+
+    pages: vec[i64]
+    sources: vec[i64]
+    """The slot of each page, and below the one that it gets."""
+    targets: vec[i64]
+    _storage: Final[PageStorage]
+    _mover: Final[PageMover]
+    _order: Final[StreamOrder]
+
+    def __init__(self, storage: PageStorage, mover: PageMover) -> None:
+        self.pages = vec[i64]()
+        self.sources = vec[i64]()
+        self.targets = vec[i64]()
+        self._storage = storage
+        self._mover = mover
+        self._order = storage.order
+
+    def begin(self) -> None:
+        self.sources = self.sources[:0]
+        self.targets = self.targets[:0]
+        self.pages = self.pages[:0]
+
+    def add(self, page: i64, target_index: i64) -> None:
+        """Take a slot for a page that is in no queue; the target level has one free."""
+        storage = self._storage
+        if storage.allocators[target_index].num_aside > 0:
+            storage.copies.make_plain_slot(target_index)
+        slot = storage.allocators[target_index].allocate()
+        self.pages = append(self.pages, page)
+        self.sources = append(self.sources, storage.rows.slot(page))
+        self.targets = append(self.targets, slot)
+
+    def enqueue(self, pool_group: i64, source_level: i64, target_level: i64) -> i64:
+        """Have all of them copied; returns the point after that. Whatever it raises, the caller must `undo`."""
+        point = self._mover.move(pool_group, source_level, self.sources, target_level, self.targets, len(self.pages))
+        source = self._storage.pool_groups[source_level * self._storage.num_pool_groups + pool_group]
+        if source.tier == CacheTier.DISK:
+            self._storage.reads.note(point, source_level, source, self.pages, self.sources, len(self.pages))
+        return point
+
+    def settle(self, position: i64, source_index: i64, level: i64, pool_group: i64, point: i64) -> None:
+        """The copy is enqueued: the page has the new slot, and both may be touched after ``point``."""
+        storage = self._storage
+        target = self.targets[position]
+        source_level = source_index // storage.num_pool_groups
+        storage.counters.note_copied(source_level, level, pool_group, 1)
+        storage.place_page(self.pages[position], level, target)
+        storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point
+        source = self.sources[position]
+        if level < source_level and storage.is_published(self.pages[position]):
+            # What it leaves behind serves when it has to go down again.
+            storage.allocators[source_index].ready[source] = point
+            storage.copies.keep(self.pages[position], source_index, source, NO_POINT)
+        else:
+            storage.free_slot(source_index, source, point)
+
+    def undo(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
+        """The device refused: some copies may be under way, into slots that nobody has; the pages stay where they are.
+
+        They are in no queue, as before. An assertion fails where the device refuses an event for these copies too: then nobody can
+        wait for them, and the manager is broken.
+        """
+        try:
+            self._undo(source_level, pool_group, target_level)
+        except Exception as error:
+            raise describe_lost_copies(error) from error
+
+    def _undo(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
+        storage = self._storage
+        # Without a timeline there was no copy either: the device refused its first event.
+        has_copies = self._mover.has_timeline(source_level, target_level)
+        timeline = self._mover.timeline(source_level, target_level) if has_copies else 0
+        point = self._order.mark(timeline) if has_copies else NO_POINT
+        sources = storage.allocators[source_level * storage.num_pool_groups + pool_group].ready
+        targets = storage.allocators[target_level * storage.num_pool_groups + pool_group]
+        # The last slot taken is the first on the stack again: the next call takes the same ones.
+        position: i64 = len(self.targets) - 1
+        while position >= 0:
+            source = self.sources[position]
+            target = self.targets[position]
+            ready = targets.ready[target]
+            if has_copies:
+                sources[source] = self._order.advance(sources[source], timeline, point)
+                ready = self._order.advance(ready, timeline, point)
+            targets.free(target, ready)
+            position -= 1

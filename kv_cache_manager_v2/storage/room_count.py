@@ -1,0 +1,122 @@
+"""Whether slots are to be had: free ones, and those of pages that may go.
+
+Changes nothing; `RoomMaker` then makes the room that was counted here, so that a caller can refuse before it has changed
+anything. Held pages are never dropped, so what is below must have room for them:
+
+    slots asked for <= free + droppable + held, on level 0
+    of these, held pages that must go down <= free + droppable on all lower levels together
+
+Pool groups do not share slots, so each is looked at by itself. A refusal is noted in `PageStorage.last_refusal`.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from .decision_digest import REFUSAL
+from .page_storage import GPU, PageStorage
+from .refusal import Refusal
+
+
+@final
+@mypyc_attr(native_class=True)
+class RoomCount:
+    __slots__ = ("_storage", "_nothing")
+
+    _storage: Final[PageStorage]
+    _nothing: Final[vec[i64]]
+
+    def __init__(self, storage: PageStorage) -> None:
+        self._storage = storage
+        self._nothing = vec[i64]([0] * storage.num_pool_groups)
+
+    def find_refusal(self, needed: vec[i64], given_back: vec[i64]) -> bool:
+        """Whether ``needed`` slots of level 0 per pool group, after ``given_back`` ones, are not to be had; notes why."""
+        if self._storage.closed.has_disks:
+            self._storage.closed.look()
+        return self.find_onboard_refusal(needed, given_back, self._nothing, self._nothing, self._nothing)
+
+    def find_onboard_refusal(
+        self, needed: vec[i64], given_back: vec[i64], num_here: vec[i64], num_below: vec[i64], num_freed: vec[i64]
+    ) -> bool:
+        """The same for a call that also brings ``num_below`` held pages up from lower levels, which frees ``num_freed`` slots
+        that others can go to; the caller has looked at the disks.
+
+        ``num_here``: held pages on level 0 that the call itself needs, so that they cannot make room.
+        """
+        storage = self._storage
+        pool_group: i64 = 0
+        while pool_group < storage.num_pool_groups:
+            asked = needed[pool_group] + num_below[pool_group] - given_back[pool_group]
+            free = storage.allocators[pool_group].num_free
+            if asked > free:
+                droppable = storage.queues[pool_group].num_pages
+                held = storage.held_queues[pool_group].num_pages - num_here[pool_group]
+                if asked > free + droppable + held:
+                    storage.digest.note(REFUSAL, asked)
+                    storage.last_refusal = self._describe_refusal(pool_group, asked, free, droppable + held)
+                    return True
+                going_down = asked - free - droppable
+                if going_down > 0:
+                    room = self.count_room_below(GPU, pool_group) + num_freed[pool_group]
+                    if going_down > room:
+                        storage.digest.note(REFUSAL, asked)
+                        storage.last_refusal = self._describe_full_levels(pool_group, going_down, room)
+                        return True
+            pool_group += 1
+        return False
+
+    def count_room_below(self, level: i64, pool_group: i64) -> i64:
+        """Held pages that the levels below ``level`` can take, as far as none is closed: free slots and those of droppable pages."""
+        storage = self._storage
+        room: i64 = 0
+        index = (level + 1) * storage.num_pool_groups + pool_group
+        end = storage.closed.first * storage.num_pool_groups
+        while index < end:
+            room += storage.allocators[index].num_free + storage.queues[index].num_pages
+            index += storage.num_pool_groups
+        return room
+
+    def has_room(self, pool_group: i64, count: i64) -> bool:
+        """Whether ``count`` slots of level 0 are to be had now."""
+        return self.has_room_at(GPU, pool_group, count, 0)
+
+    def has_room_at(self, level: i64, pool_group: i64, count: i64, num_kept: i64) -> bool:
+        """Whether ``count`` slots of a level are to be had now, if ``num_kept`` of its held pages must stay there."""
+        storage = self._storage
+        if level >= storage.closed.first and storage.closed.is_closed(level):
+            return count == 0
+        index = level * storage.num_pool_groups + pool_group
+        missing = count - storage.allocators[index].num_free - storage.queues[index].num_pages
+        if missing <= 0:
+            return True
+        if missing > storage.held_queues[index].num_pages - num_kept:
+            return False
+        return missing <= self.count_room_below(level, pool_group)
+
+    def _describe_refusal(self, pool_group: i64, asked: i64, free: i64, evictable: i64) -> Refusal:
+        storage = self._storage
+        text = (
+            f"level 0, pool group {pool_group}: {asked} slots asked for, {free} free and {evictable} evictable of "
+            f"{storage.allocators[pool_group].num_slots}; {storage.num_locked[pool_group]} are locked by active sequences. "
+            f"Suspend or close sequences, or enlarge the GPU tier's quota"
+        )
+        return Refusal(0, int(pool_group), int(asked), int(free), int(evictable), text)
+
+    def _describe_full_levels(self, pool_group: i64, going_down: i64, room: i64) -> Refusal:
+        storage = self._storage
+        level = int(storage.last_level)
+        num_slots: i64 = 0
+        index = storage.num_pool_groups + pool_group
+        while index < len(storage.allocators):
+            num_slots += storage.allocators[index].num_slots
+            index += storage.num_pool_groups
+        text = (
+            f"levels 1 to {level}, pool group {pool_group}: {going_down} held pages would have to leave level 0, and there is "
+            f"room for {room} in the {num_slots} slots below it. Close sequences, or enlarge the quota of a lower tier"
+        )
+        closed = int(storage.closed.first)
+        if closed <= level:
+            text += f". Level {closed} takes no pages since a write failed: {storage.closed.reason(closed)}"
+        return Refusal(level, int(pool_group), int(going_down), int(room), 0, text)
