@@ -101,7 +101,7 @@ class KVCache(SequenceBeams):
     def __del__(self) -> None:
         rawref.invalidate(self)
         state = self._state
-        if state.status != CLOSED:
+        if state.status != CLOSED and not state.shared.guard.is_foreign:
             state.shared.guard.add_abandoned(AbandonedSequence(state, self._open_sequences))
             warnings.warn(
                 f"sequence {state.id} was dropped without close(); the next call on its manager closes it",
@@ -226,12 +226,13 @@ class KVCache(SequenceBeams):
     def close(self) -> None:
         """Give everything back; committed pages become droppable, the tail of the sequence first in line for eviction.
 
-        A partial last block that is committed is published first, as by `stop_committing`. Twice is fine.
+        A partial last block that is committed is published first, as by `stop_committing`. Twice is fine. In a forked process it
+        does nothing: what there is to give back is the parent's.
         """
         state = self._state
-        if state.status == CLOSED:
-            return
         guard = state.shared.guard
+        if state.status == CLOSED or guard.is_foreign:
+            return
         guard.enter()
         try:
             if len(state.arrivals) > 0:
@@ -295,6 +296,9 @@ class KVCache(SequenceBeams):
         the capacity would fall under it, or a page index buffer is too small; `LogicError` unless ACTIVE, or if more tokens of
         recurrent state would be taken back than there are `state_checkpoints`.
 
+        It costs what changes: the blocks that begin and end, also those that a window never reads (as by ``resize(n, n)`` where
+        another machine has computed the text). They get no pages, but a `commit` puts their text into the tree.
+
         Where scratch reuse is on, a call that changes the capacity needs
         ``old capacity - max_rewind_len <= history_length <= old capacity``, unless ``history_length == capacity`` (no inputs).
         """
@@ -302,7 +306,7 @@ class KVCache(SequenceBeams):
         if (
             history_length is None
             and isinstance(capacity, int)
-            and 0 <= capacity <= MAX_COUNT
+            and 1 < capacity <= MAX_COUNT  # True passes for 1, and `to_count` tells it apart
             and try_small_resize(state, capacity)
         ):
             return True
@@ -373,7 +377,7 @@ class KVCache(SequenceBeams):
         guard.enter()
         try:
             self._require_open("cuda_stream")
-            if not isinstance(cuda_stream, int):
+            if isinstance(cuda_stream, bool) or not isinstance(cuda_stream, int):
                 raise TypeError(f"cuda_stream must be an int handle, not {type(cuda_stream).__name__}")
             stream = stream_handle(cuda_stream)
             residency.change_stream(state, stream)

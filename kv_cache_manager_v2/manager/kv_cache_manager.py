@@ -22,6 +22,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count, to_int, to_list
 from ..base.errors import LogicError
+from ..base.process_bound import bind_to_process, release_from_process
 from ..config.config_codec import encode_config, encode_value
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.retention import RetentionConfig
@@ -168,6 +169,7 @@ class KVCacheManager(ScopeControl):
                 config.tokens_per_block,
                 [tier.tier for tier in config.cache_tiers],
             )
+        bind_to_process(self._shared.guard)
         self._is_open = True
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class KVCacheManager(ScopeControl):
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
+        if error is None or self._shared.guard.is_foreign:
             self.shutdown()
             return
         # The user's error is what he must see; what stands in the way of an orderly end is closed or logged.
@@ -195,7 +197,8 @@ class KVCacheManager(ScopeControl):
     def __del__(self) -> None:
         # Compiled, arguments of a wrong type are refused before the constructor has set anything.
         if getattr(self, "_is_open", False):
-            warnings.warn("a KVCacheManager was dropped without shutdown()", ResourceWarning, stacklevel=2)
+            if not self._shared.guard.is_foreign:
+                warnings.warn("a KVCacheManager was dropped without shutdown()", ResourceWarning, stacklevel=2)
             self._release_memory()
 
     def clear_reusable_blocks(self) -> None:
@@ -236,11 +239,14 @@ class KVCacheManager(ScopeControl):
         gc.freeze()
 
     def shutdown(self) -> None:
-        """Wait for the device, then give all memory back. Twice is fine. `LogicError` while sequences are open."""
+        """Wait for the device, then give all memory back. Twice is fine. `LogicError` while sequences are open.
+
+        In a process that was forked from the one that made the manager it gives nothing back: all is the parent's.
+        """
         if not self._is_open:
             return
         guard = self._shared.guard
-        if not guard.is_broken:
+        if not guard.is_broken and not guard.is_foreign:
             guard.enter()
             try:
                 self._require_no_sequences("shutdown")
@@ -256,6 +262,9 @@ class KVCacheManager(ScopeControl):
 
     def _release_memory(self) -> None:
         self._is_open = False
+        release_from_process(self._shared.guard)
+        if self._shared.guard.is_foreign:
+            return
         if self._shared.journal is not None:
             self._shared.journal.writer.close()
         order = self._shared.order

@@ -5,6 +5,8 @@ One caller at a time: an overlap that can be seen is a `LogicError`. When an inv
 the middle of a change that cannot be undone (the device refuses an event, the user presses Ctrl-C): the interruption itself
 is raised, later calls are refused. Sequences whose handle was dropped without `close` wait here; the next call closes them.
 
+In a process that was forked from the manager's own the guard is *foreign*: every call is a `LogicError`, whatever the state.
+
     state     way out
     IDLE      enter -> BUSY
     BUSY      leave -> IDLE, begin_change -> CHANGING, fail -> BROKEN
@@ -13,6 +15,7 @@ is raised, later calls are refused. Sequences whose handle was dropped without `
 """
 
 import logging
+import os
 import sys
 from abc import ABCMeta, abstractmethod
 from typing import Final, final
@@ -20,6 +23,7 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import CorruptedError, LogicError
+from ..base.process_bound import ProcessBound
 
 _IDLE: Final = 0
 _logger = logging.getLogger("kv_cache_manager_v2")
@@ -37,8 +41,11 @@ class Abandoned(metaclass=ABCMeta):
 
 @final
 @mypyc_attr(native_class=True)
-class CallGuard:
-    __slots__ = ("_attention", "_busy", "_num_changes", "_reason", "_user_error", "_abandoned")
+class CallGuard(ProcessBound):
+    __slots__ = ("is_foreign", "_attention", "_busy", "_num_changes", "_reason", "_user_error", "_abandoned", "_process")
+
+    is_foreign: bool
+    """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
 
     _attention: i64
     """0 when a call may go straight on; else the number of reasons to look closer."""
@@ -49,8 +56,11 @@ class CallGuard:
     _user_error: AssertionError | None
     """An assertion that failed in the user's own code, which says nothing about ours."""
     _abandoned: Final[list[Abandoned]]
+    _process: Final[int]
 
     def __init__(self) -> None:
+        self.is_foreign = False
+        self._process = os.getpid()
         self._attention = _IDLE
         self._busy = False
         self._num_changes = 0
@@ -80,9 +90,22 @@ class CallGuard:
         if self._num_changes > 0:
             self._note_interruption()
         self._busy = False
-        self._attention = 1 if self._reason is not None or len(self._abandoned) > 0 else _IDLE
+        needs_attention = self._reason is not None or len(self._abandoned) > 0 or self.is_foreign
+        self._attention = 1 if needs_attention else _IDLE
+
+    def become_foreign(self) -> None:
+        self.is_foreign = True
+        self._attention = 1
+
+    def _require_own_process(self) -> None:
+        if self.is_foreign:
+            raise LogicError(
+                f"this is process {os.getpid()}, a fork of process {self._process}, which has the manager's memory, files and "
+                f"threads: serve there, or make a manager of its own here"
+            )
 
     def _look_closer(self) -> None:
+        self._require_own_process()
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
         if self._busy:
@@ -112,6 +135,7 @@ class CallGuard:
 
     def require_sound(self) -> None:
         """For calls that only look: a broken manager has nothing true to show."""
+        self._require_own_process()
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
 
