@@ -54,7 +54,7 @@ class CsrTable(TableOutput):
     - `indptr` ``[max_num_sequences + 1]``: pages of row ``r`` are ``indices[indptr[r] : indptr[r + 1]]``; behind the
       last taken row it stays at the end, so that vacant rows are empty. ``paged_kv_indptr``;
     - `indices` ``[max_num_pages]``: page indices. ``paged_kv_indices``;
-    - `last_page_len` ``[max_num_sequences]``: tokens in the row's last page, from 1 to the page's.
+    - `last_page_len` ``[max_num_sequences]``: tokens in the row's last page, from 1 to the page's; 1 in vacant rows.
       ``paged_kv_last_page_len``.
 
     Listed are the pages of the step's tokens, history and inputs, that some layer of the group still reads; pages of
@@ -163,6 +163,7 @@ class CsrTable(TableOutput):
         self._num_pages[row] = _UNKNOWN
         self._seen_blocks[row] = 0
         self._changes[row] = _UNCHANGED
+        self.last_page_len[row] = 1
 
     def finish(self, rows: BatchRows) -> None:
         edits: list[RowEdit] = []

@@ -170,7 +170,7 @@ class OffsetTable(TableOutput):
                 self.pool_pointers[index, 0] = pointer
             else:
                 self.pool_pointers[index, 0, 0] = pointer
-                self.pool_pointers[index, 0, 1] = _scale_pointer(manager, pool, scale_role, num_first_pages)
+                self.pool_pointers[index, 0, 1] = _scale_pointer(manager, pool, key_role, scale_role, num_first_pages)
             for position, layer_id in enumerate(pool.layers):
                 self.pool_mapping[self.layer_ids.index(layer_id)] = (index, position)
             for plane, rule in ((0, pool.key), (1, pool.value)):
@@ -202,16 +202,38 @@ class OffsetTable(TableOutput):
             writer.clear_row(row)
 
 
-def _scale_pointer(manager: KVCacheManager, pool: VirtualPool, scale_role: DataRole, num_first_pages: int) -> int:
-    """The scales of the pool's layers; the same offsets count there, so they must lie as the keys do."""
+def _lies_at(manager: KVCacheManager, layer_id: LayerId, role: DataRole, offset: int) -> bool:
+    """Whether a buffer of that layer lies at that offset of the coalesced buffer that has the role's."""
+    wanted = BufferId(layer_id, role)
+    for group in manager.pool_group_descs:
+        for variant in group.slot_desc.variants:
+            for coalesced in variant.coalesced_buffers:
+                if wanted in coalesced.buffer_ids:
+                    return offset < coalesced.num_buffers and coalesced.buffer_ids[offset].layer_id == layer_id
+    return False
+
+
+def _scale_pointer(
+    manager: KVCacheManager, pool: VirtualPool, key_role: DataRole, scale_role: DataRole, num_first_pages: int
+) -> int:
+    """The scales of the pool's layers; the same offsets count there, so each layer's must lie as its keys do."""
+    address = int(manager.get_mem_pool_base_address(pool.layers[0], scale_role, PER_LAYER))
+    for layer_id in pool.layers:
+        keys = resolve_family(manager, DensePages(layer_id, key_role, PER_LAYER))
+        scales = resolve_family(manager, DensePages(layer_id, scale_role, PER_LAYER))
+        if (
+            scales.scale != keys.scale
+            or scales.offset != keys.offset
+            or scales.expansion != keys.expansion
+            or scales.layer_group != keys.layer_group
+            or int(manager.get_mem_pool_base_address(layer_id, scale_role, PER_LAYER)) != address
+        ):
+            raise ValueError(f"layer {layer_id}: {scale_role!r} does not lie in its pool as the keys do in theirs")
+        value_offset = int(scales.offset + pool.value.offset - pool.key.offset)
+        if value_offset < 0 or not _lies_at(manager, layer_id, scale_role, value_offset):
+            raise ValueError(
+                f"layer {layer_id}: no buffer of the layer lies beside {scale_role!r} as the values lie beside the keys; the "
+                f"values' scales are looked for there"
+            )
     layer_id = pool.layers[0]
-    scales = resolve_family(manager, DensePages(layer_id, scale_role, PER_LAYER))
-    if (
-        scales.scale != pool.key.scale
-        or scales.offset != pool.key.offset
-        or scales.expansion != pool.key.expansion
-        or scales.layer_group != pool.key.layer_group
-    ):
-        raise ValueError(f"layer {layer_id}: {scale_role!r} does not lie in its pool as the keys do in theirs")
-    address = int(manager.get_mem_pool_base_address(layer_id, scale_role, PER_LAYER))
     return address + num_first_pages * manager.get_page_stride(layer_id, scale_role)

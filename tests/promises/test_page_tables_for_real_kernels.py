@@ -447,6 +447,49 @@ def test_offsets_without_values_and_with_scales():
             table.add_offset_table("nothing")
 
 
+@pytest.mark.parametrize(
+    "small",
+    [
+        # Layer 1's scales change places: those of its keys lie where the offsets say that those of its values are.
+        [("key_scale", "value_scale"), ("value_scale", "key_scale")],
+        # Layer 1 has no scales for its values, so that layer 2's stand there; counted together they would fit layer 0 only.
+        [("key_scale", "value_scale"), ("key_scale",), ("value_scale", "key_scale", "value_scale2")],
+    ],
+)
+def test_scales_that_do_not_lie_as_their_keys_do(small):
+    """The same offsets count in both pools, so a table that is right for the first layer only is refused."""
+    layers = [
+        AttentionLayerConfig(
+            LayerId(index),
+            [BufferConfig("key", 64), BufferConfig("value", 64), *[BufferConfig(role, 8) for role in roles]],
+        )
+        for index, roles in enumerate(small)
+    ]
+    config = KVCacheManagerConfig(T, [GpuCacheTierConfig(1 << 14)], layers)
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        table = BatchPageTable(manager, 2, 8)
+        with pytest.raises(ValueError, match="key_scale"):
+            table.add_offset_table(scale_role="key_scale")
+
+
+def test_vacant_rows_of_a_list_have_a_valid_last_page():
+    """Graphs are captured for all rows: a vacant one has no pages, and the last page length of a row that never was."""
+    with KVCacheManager(config_of(), device=HostDevice()) as manager:
+        table = BatchPageTable(manager, 3, 8)
+        csr = table.add_csr(StridedPages(0))
+        sequences = [manager.create_kv_cache() for _ in range(2)]
+        for kv_cache in sequences:
+            assert kv_cache.resume() and kv_cache.resize(3)
+            table.add(kv_cache)
+        table.update()
+        assert csr.last_page_len.tolist() == [3, 3, 1]
+        table.remove(sequences[0])
+        table.update()
+        assert csr.last_page_len.tolist() == [3, 1, 1]
+        for kv_cache in sequences:
+            kv_cache.close()
+
+
 def test_decode_steps_touch_only_what_changed():
     """After the prefill, entries that a step did not change are not written again: a mark put over them stays."""
     with KVCacheManager(config_of([None, 8], num_slots=300), device=HostDevice()) as manager:
