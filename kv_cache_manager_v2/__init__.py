@@ -73,7 +73,7 @@ from .layout.page_index import PageIndexConverter
 from .layout.pool_desc import AggregatedPageDesc, ExpandedBuffer, PoolDesc, PoolGroupDesc
 from .layout.registry import LifeCycleRegistry
 from .layout.scratch_desc import ScratchDesc
-from .layout.slot_desc import SlotDesc, SlotDescVariant
+from .layout.slot_desc import CoalescedBuffer, SlotDesc, SlotDescVariant
 from .layout.windows import compute_scratch_range
 from .manager.capacity import CapacityPlan, LevelCapacity, PoolGroupCapacity, plan_capacity
 from .manager.committed_block_drop import CommittedBlockDrop
@@ -174,6 +174,7 @@ __all__ = [
     "CacheTier",
     "CacheTierConfig",
     "CapacityPlan",
+    "CoalescedBuffer",
     "CommittedBlockDrop",
     "CopyBatch",
     "CorruptedError",

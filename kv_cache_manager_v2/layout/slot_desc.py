@@ -18,10 +18,12 @@ class CoalescedBuffer:
 
     @property
     def num_buffers(self) -> int:
+        """How many lie side by side."""
         return len(self.buffer_ids)
 
     @property
     def size(self) -> int:
+        """Bytes of all of them."""
         return self.single_buffer_size * len(self.buffer_ids)
 
 
