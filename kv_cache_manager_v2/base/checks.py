@@ -13,7 +13,9 @@ MAX_COUNT: Final = 2**40
 
 
 def to_int(value: object, name: str) -> int:
-    """``value`` as an int; numpy's integers are welcome, floats and strings are a `TypeError`."""
+    """``value`` as an int; numpy's integers are welcome, floats, bools and strings are a `TypeError`."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {value}")
     if isinstance(value, int):
         return value
     index = getattr(type(value), "__index__", None)
@@ -51,7 +53,8 @@ def to_counts(values: object, name: str) -> vec[i64]:
     counts = vec[i64]([0] * len(items))
     position: i64 = 0
     for item in items:
-        if isinstance(item, int) and 0 <= item <= MAX_COUNT:
+        # True and False pass for 1 and 0: `to_count` tells them apart.
+        if isinstance(item, int) and 1 < item <= MAX_COUNT:
             counts[position] = item
         else:
             counts[position] = to_count(item, name)

@@ -28,7 +28,7 @@ class ConfigValue:
 
 
 def validate_int(value: object, name: str, minimum: int, maximum: int = MAX_CONFIG_INT) -> None:
-    if not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     if value < minimum:
         raise ValueError(f"{name} is {value}; it must be at least {minimum}")

@@ -172,7 +172,7 @@ def _to_batches(constraints: Sequence[BatchDesc]) -> tuple[BatchDesc, ...]:
 def _to_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
     items: list[float] = []
     for index, item in enumerate(to_tuple(ratios, "initial_pool_ratio")):
-        if not isinstance(item, (int, float)):
+        if isinstance(item, bool) or not isinstance(item, (int, float)):
             raise TypeError(f"initial_pool_ratio[{index}] must be a number, not {type(item).__name__}")
         ratio = float(item)
         if not math.isfinite(ratio) or ratio <= 0:
@@ -184,14 +184,14 @@ def _to_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
 
 
 def _validate_max_util(value: object) -> None:
-    if not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"max_util_for_resume must be a number, not {type(value).__name__}")
     if not 0 < value <= 1:
         raise ValueError(f"max_util_for_resume is {value}; it must be over 0 and at most 1")
 
 
 def _validate_sampling(value: object) -> None:
-    if not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"miss_ratio_sampling must be a number, not {type(value).__name__}")
     if not 0 <= value <= 1:
         raise ValueError(f"miss_ratio_sampling is {value}; it is a share of the blocks, 0 (none) to 1 (all)")

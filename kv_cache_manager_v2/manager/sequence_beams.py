@@ -84,7 +84,8 @@ class SequenceBeams(SequenceCommits):
         """Beam ``i`` goes on from what beam ``parents[i]`` has: a beam may go on in several, and others end.
 
         Nothing is copied but recurrent state, which goes over or, where a beam goes on in several, is copied in stream order: its
-        slots may change. Base page indices may change. `ValueError` unless there is one parent for each beam; `LogicError` unless
+        slots may change. Base page indices may change. Call it before the step's `resize`, which is the write that parts beams that
+        share a block. `ValueError` unless there is one parent for each beam; `LogicError` unless
         ACTIVE.
         """
         state = self._state

@@ -9,16 +9,16 @@ class ReuseScope:
 
     ``lora_id`` names the adapter that computed the values (None: the base model); ``salt`` separates tenants (None: no
     salt). ``ReuseScope()`` is the scope of sequences that were given none. ``TypeError`` for other types: values that are
-    equal but not the same (1 and 1.0) must not meet here.
+    equal but not the same (1, 1.0 and True) must not meet here.
     """
 
     lora_id: int | None = None
     salt: int | str | None = None
 
     def __post_init__(self) -> None:
-        if self.lora_id is not None and not isinstance(self.lora_id, int):
+        if self.lora_id is not None and (isinstance(self.lora_id, bool) or not isinstance(self.lora_id, int)):
             raise TypeError(f"ReuseScope.lora_id must be an int or None, not {type(self.lora_id).__name__}")
-        if self.salt is not None and not isinstance(self.salt, (int, str)):
+        if self.salt is not None and (isinstance(self.salt, bool) or not isinstance(self.salt, (int, str))):
             raise TypeError(f"ReuseScope.salt must be an int, a str or None, not {type(self.salt).__name__}")
 
     # Written out: those that `dataclass` makes stay interpreted, and every new sequence looks its scope up.

@@ -4,6 +4,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_int
 from ..base.ids import PRIORITY_DEFAULT, BlockOrdinal
 from ..config.retention import RetentionConfig
 from ..layout.life_cycle import LifeCycle
@@ -51,9 +52,7 @@ class RetentionPlan:
         priority = self._find(int(ordinal), False)
         callback = self._callback
         if callback is not None:
-            asked: object = callback(ordinal, life_cycle)
-            if not isinstance(asked, int):
-                raise TypeError(f"what custom_priority_callback returned must be an int, not {type(asked).__name__}")
+            asked = to_int(callback(ordinal, life_cycle), "what custom_priority_callback returned")
             if asked > priority or asked < 0:
                 return asked
         return priority

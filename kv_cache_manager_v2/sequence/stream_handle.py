@@ -10,6 +10,8 @@ def stream_handle(stream: object) -> int:
 
     ``TypeError`` for anything else, ``ValueError`` for a negative handle.
     """
+    if isinstance(stream, bool):
+        raise TypeError(f"a stream is an int handle or an object with __cuda_stream__ or __int__, not {stream}")
     if isinstance(stream, int):
         if stream < 0:
             raise ValueError(f"{stream} is no stream handle; they are not negative")

@@ -2,6 +2,7 @@
 
 import array
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,20 @@ import pytest
 from small_models import config_of, manager_of, run_prompt
 
 from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
     BatchPageTable,
+    BufferConfig,
     BufferId,
+    GpuCacheTierConfig,
     HostDevice,
     KVCache,
+    KVCacheDesc,
     KVCacheManager,
     LayerId,
     LogicError,
     PageIndexMode,
     ReuseScope,
+    SwaScratchReuseConfig,
 )
 
 Call = Callable[[KVCacheManager, KVCache], Any]
@@ -308,6 +314,54 @@ def test_whether_to_wait_is_yes_or_no() -> None:
                 kv_cache.resume(None, wait)
         assert manager.describe() == before
         assert kv_cache.resume()
+
+
+TRUTH: Any = True
+
+
+def test_yes_is_no_number() -> None:
+    """`True` is an int to Python; where a number is asked for it is a slip, of one argument's place above all."""
+    base = config_of()
+    for wrong in (
+        lambda: replace(base, tokens_per_block=TRUTH),
+        lambda: replace(base, max_util_for_resume=TRUTH),
+        lambda: replace(base, miss_ratio_sampling=TRUTH),
+        lambda: replace(base, initial_pool_ratio=[TRUTH]),
+        lambda: replace(base, reuse_match_backoff=TRUTH),
+        lambda: GpuCacheTierConfig(TRUTH),
+        lambda: BufferConfig("key", TRUTH),
+        lambda: AttentionLayerConfig(TRUTH, [BufferConfig("key", 8)]),
+        lambda: SwaScratchReuseConfig(TRUTH),
+        lambda: KVCacheDesc(TRUTH, 0),
+        lambda: ReuseScope(lora_id=TRUTH),
+        lambda: ReuseScope(salt=TRUTH),
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+    calls: list[Call] = [
+        lambda m, s: s.resize(TRUTH),
+        lambda m, s: s.resize(None, TRUTH),
+        lambda m, s: setattr(s, "capacity", TRUTH),
+        lambda m, s: setattr(s, "cuda_stream", TRUTH),
+        lambda m, s: setattr(s, "beam_width", TRUTH),
+        lambda m, s: s.get_base_page_indices(False),
+        lambda m, s: s.get_base_page_indices(0, False),
+        lambda m, s: s.commit_tree([7], [TRUTH]),
+        lambda m, s: s.reserve_transfer(False),
+        lambda m, s: m.resize_batch([s], [TRUTH]),
+        lambda m, s: m.resize(0, TRUTH),
+        lambda m, s: m.get_quota(False),
+        lambda m, s: m.create_kv_cache(id=TRUTH),
+        lambda m, s: BatchPageTable(m, TRUTH, 4),
+    ]
+    with manager_of() as manager, manager.create_kv_cache() as kv_cache:
+        assert kv_cache.resume()
+        before = manager.describe()
+        for call in calls:
+            with pytest.raises(TypeError):
+                call(manager, kv_cache)
+            assert manager.describe() == before
+        assert kv_cache.resize(0) and kv_cache.resize(1), "the numbers that they pass for are fine"
 
 
 NUMBERS: list[Callable[[KVCacheManager, KVCache, Any], Any]] = [
