@@ -4,8 +4,8 @@
 
 Disk: a file is written and read once from end to end by `pwrite` and `pread` on one thread, 1 MiB at a time, and in the same round
 by the host device in batches of pages: pages in order, and memory pages shuffled. Where disk pages are shuffled, the same calls for
-single pages in that order are the measure. Both use the page cache or neither. Memory: `memcpy` page by page against batches of pages, both into pages in shuffled order. The best of the rounds counts,
-as everything that disturbs a round makes it slower.
+single pages in that order are the measure. Both use the page cache or neither. Memory: `memcpy` page by page against batches
+of pages, both into pages in shuffled order. The best of the rounds counts, as everything that disturbs a round makes it slower.
 """
 
 import argparse

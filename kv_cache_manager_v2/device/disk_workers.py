@@ -31,8 +31,8 @@ class DiskWorkers:
     """Who creates it calls `close`, after the last job is done."""
 
     __slots__ = (
-        "transfers", "num_done", "clock", "_failed_reads", "_num_threads", "_threads", "_tasks", "_gated", "_is_watched", "_work", "_progress",
-        "_is_closing",
+        "transfers", "num_done", "clock", "_failed_reads", "_num_threads", "_threads", "_tasks", "_gated", "_is_watched",
+        "_work", "_progress", "_is_closing",
     )  # fmt: skip
 
     transfers: Final[DiskTransfers]

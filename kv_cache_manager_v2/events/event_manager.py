@@ -163,8 +163,9 @@ class KVCacheEventManager:
     def snapshot(self, flush: bool = True) -> KVCacheEventSnapshot:
         """The whole present state, and the id of the last event that is in it; flushes first, so it is called like a flush.
 
-        With ``flush=False`` it is the state at the last flush, and any thread may ask for it. Events that are drained later and have an id up to that one are in it already. `LogicError` if events are off, or no
-        manager has this event manager yet.
+        With ``flush=False`` it is the state at the last flush, and any thread may ask for it. Events that are drained later
+        and have an id up to that one are in it already. `LogicError` if events are off, or no manager has this event manager
+        yet.
         """
         backlog = self._backlog
         if backlog is None:

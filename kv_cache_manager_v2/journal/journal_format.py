@@ -4,10 +4,11 @@
     record   = operation (1 byte), its fields
 
 Fields are unsigned varints (7 bits a byte, least significant first) unless said. The records of a decode step, `GROW` and
-`COMMIT_ONE`, are 8 bytes long, with fields of fixed length, little-endian, so that writing one is a store. A sequence is named by its serial: the
-first `CREATE` or `FORK` of a journal makes 0, the next 1, and so on. Priorities are a count and what the user's callback returned during the
-call. Tokens are a count and a form: PACKED is 4 bytes little-endian each; MIXED is a varint per token, id + 1, or 0 and a
-digest as length and bytes. Lengths are those that the call asked for, or the present ones where it said to keep them.
+`COMMIT_ONE`, are 8 bytes long, with fields of fixed length, little-endian, so that writing one is a store. A sequence is
+named by its serial: the first `CREATE` or `FORK` of a journal makes 0, the next 1, and so on. Priorities are a count and
+what the user's callback returned during the call. Tokens are a count and a form: PACKED is 4 bytes little-endian each; MIXED
+is a varint per token, id + 1, or 0 and a digest as length and bytes. Lengths are those that the call asked for, or the
+present ones where it said to keep them.
 
     operation   fields                                           written when the call
     CREATE      priorities, scope, has tokens (0 / 1),           returned

@@ -99,8 +99,9 @@ class KVCacheManager(ScopeControl):
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
     file to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
-    are handed out, are filled with. ``event_manager``: is told what becomes of published blocks. `ValueError` if the quota is too small for the configured
-    constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal cannot be made.
+    are handed out, are filled with. ``event_manager``: is told what becomes of published blocks. `ValueError` if the quota is
+    too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal
+    cannot be made.
     """
 
     __slots__ = ("_owns_device", "_batch_number", "_num_untrimmed", "_event_manager")

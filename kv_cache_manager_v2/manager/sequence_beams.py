@@ -30,9 +30,9 @@ class SequenceBeams(SequenceCommits):
         """How many texts go on from the committed one, each with page tables of its own (``beam_id`` from 0 on).
 
         Setting it higher makes each further beam a fork of beam 0: everything is shared until a `resize` whose step writes there.
-        Setting it lower frees the last beams. Prefill first, then widen. `ValueError` under 1 or over 65536; `LogicError` once closed, or, to
-        widen, before the first resume of a partial match, with scratch reuse on (`enable_swa_scratch_reuse`), or where `fork` is
-        one; `OutOfPagesError`, and nothing has changed, if there is no slot for a beam's recurrent state.
+        Setting it lower frees the last beams. Prefill first, then widen. `ValueError` under 1 or over 65536; `LogicError` once
+        closed, or, to widen, before the first resume of a partial match, with scratch reuse on (`enable_swa_scratch_reuse`), or
+        where `fork` is one; `OutOfPagesError`, and nothing has changed, if there is no slot for a beam's recurrent state.
         """
         return len(self._state.beams) + 1
 

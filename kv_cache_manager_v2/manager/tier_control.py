@@ -39,7 +39,8 @@ class TierControl(UsageQueries):
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def advance_clock(self, seconds: float) -> None:
-        """Let time pass for durations and cool-downs (what is over has the default priority again): the library reads no clock, so that equal calls decide alike.
+        """Let time pass for durations and cool-downs (what is over has the default priority again): the library reads no clock,
+        so that equal calls decide alike.
 
         `ValueError` unless ``0 <= seconds <= 1e9``.
         """

@@ -32,8 +32,8 @@ class PrometheusExporter:
     """
 
     __slots__ = (
-        "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_transfers", "_tiers", "_samples_blocks",
-        "_shown", "_metrics", "_histograms", "_is_open",
+        "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_transfers", "_tiers",
+        "_samples_blocks", "_shown", "_metrics", "_histograms", "_is_open",
     )  # fmt: skip
 
     def __init__(

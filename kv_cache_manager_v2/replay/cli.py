@@ -53,8 +53,9 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     add_inspect_options(inspect_parser)
     compare_parser = commands.add_parser(
-        "compare-policies", usage="kvcm compare-policies [OPTION ...] [TRACE ...]", help=COMPARE_HELP, description=COMPARE_HELP, epilog=_EXIT_CODES
-    )
+        "compare-policies", usage="kvcm compare-policies [OPTION ...] [TRACE ...]", help=COMPARE_HELP, description=COMPARE_HELP,
+        epilog=_EXIT_CODES,
+    )  # fmt: skip
     add_compare_options(compare_parser)
     try:
         options = parser.parse_args(argv)

@@ -37,9 +37,9 @@ def make_html(
     parts += [_table(table) for table in tier_tables(report)]
     parts += _section(
         "Hits and misses", "hits",
-        "Each bar is a stretch of the run, as wide as the prompts in it. From the bottom: tokens found in the cache, by tier; above, hatched, tokens that were "
-        "not, by cause. <i>Evicted</i> tokens were here and had to go: more memory would have kept them. <i>Never seen</i> ones "
-        "(plain, light) no cache can have. The line is the hit rate so far.",
+        "Each bar is a stretch of the run, as wide as the prompts in it. From the bottom: tokens found in the cache, by tier; "
+        "above, hatched, tokens that were not, by cause. <i>Evicted</i> tokens were here and had to go: more memory would have "
+        "kept them. <i>Never seen</i> ones (plain, light) no cache can have. The line is the hit rate so far.",
         plot_hits(points, tiers),
     )  # fmt: skip
     if len(curves) > 0:
@@ -47,8 +47,9 @@ def make_html(
             "What more or less memory would bring", "curve",
             "The hit rate that the same requests would have had with another size of one tier, estimated from "
             f"{curves[0].num_sampled_queries:,} lookups of sampled blocks ({curves[0].sampling:.2%} of all blocks). Where the line is "
-            "steep to the right of 1, memory pays; where it is flat, it does not. Thin lines: the first tier under other eviction policies. The star is what was measured, over all lookups: those "
-            "of requests that had to start again find what they had published before.",
+            "steep to the right of 1, memory pays; where it is flat, it does not. Thin lines: the first tier under other eviction "
+            "policies. The star is what was measured, over all lookups: those of requests that had to start again find what they "
+            "had published before.",
             plot_hit_rates(curves, tiers),
         )  # fmt: skip
     parts += _section(

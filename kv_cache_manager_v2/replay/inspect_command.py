@@ -25,7 +25,9 @@ def add_inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("state", metavar="FILE", help="a journal, or what describe() returned, as JSON")
     parser.add_argument("--call", type=to_count, metavar="N", help="of a journal: after its first N calls (default: all)")
     parser.add_argument("--json", action="store_true", help="the whole picture as JSON instead of words")
-    parser.add_argument("--tree", type=to_count, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)")
+    parser.add_argument(
+        "--tree", type=to_count, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)"
+    )
     parser.add_argument("--svg", metavar="FILE", help="draw the slots of a pool group there")
     parser.add_argument("--level", type=to_count, default=0, metavar="L", help="for --svg (default: 0)")
     parser.add_argument("--pool-group", type=to_count, default=0, metavar="G", help="for --svg (default: 0)")

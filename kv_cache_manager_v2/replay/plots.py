@@ -88,8 +88,8 @@ def plot_hits(points: list[TimelinePoint], tiers: list[str]) -> Any:
     so_far = [sum(end.hit_tokens) / max(end.prompt_tokens, 1) for _, end in stretches]
     figure.add_trace(
         graphs.Scatter(
-            x=[end.prompt_tokens for _, end in stretches], y=so_far, name="hit rate so far", mode="lines", line={"color": "black", "width": 3},
-            hovertemplate="%{y:.1%}",
+            x=[end.prompt_tokens for _, end in stretches], y=so_far, name="hit rate so far", mode="lines",
+            line={"color": "black", "width": 3}, hovertemplate="%{y:.1%}",
         )
     )  # fmt: skip
     figure.update_layout(barmode="stack")

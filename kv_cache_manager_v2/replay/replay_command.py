@@ -23,6 +23,13 @@ from .workload import Workload
 
 
 def add_replay_options(parser: argparse.ArgumentParser) -> None:
+    _add_source_options(parser)
+    _add_machine_options(parser)
+    _add_serving_options(parser)
+    _add_result_options(parser)
+
+
+def _add_source_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("what to serve")
     source.add_argument("trace", nargs="?", metavar="TRACE", help="a trace in the Mooncake format (JSON lines)")
     source.add_argument("--workload", choices=WORKLOAD_NAMES, help="make one instead (default: mix)")
@@ -37,6 +44,8 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         help="tokens per hash id of the trace (default: %(default)s)",
     )  # fmt: skip
 
+
+def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("the model and the machine")
     machine.add_argument("--model", choices=list(PRESETS), default=DEFAULT_MODEL, help="default: %(default)s")
     machine.add_argument("--tokens-per-block", type=to_positive, default=32, metavar="T", help="default: %(default)s")
@@ -64,6 +73,8 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         help="none keeps the books without memory; auto is none, or with --verify the best there is",
     )  # fmt: skip
 
+
+def _add_serving_options(parser: argparse.ArgumentParser) -> None:
     serving = parser.add_argument_group("how to serve")
     serving.add_argument(
         "--scratch", action="store_true",
@@ -100,6 +111,8 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
         "--prefetch", action="store_true", help="ask for the pages of suspended requests a step ahead"
     )
 
+
+def _add_result_options(parser: argparse.ArgumentParser) -> None:
     checks = parser.add_argument_group("checks and results")
     checks.add_argument("--verify", action="store_true", help="run the fake engine and check every byte that is read")
     checks.add_argument("--check-invariants", action="store_true", help="check the books after every step (slow)")

@@ -65,8 +65,8 @@ class _Rerun:
     """One journal on its way through a new manager."""
 
     __slots__ = (
-        "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "streams", "priorities", "num_calls",
-        "num_digests", "stop_after", "picture",
+        "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "streams",
+        "priorities", "num_calls", "num_digests", "stop_after", "picture",
     )  # fmt: skip
 
     reader: Final[JournalReader]

@@ -1,8 +1,8 @@
 """Decode steps that only move numbers: no block begins or ends, no window moves past a block.
 
 Most steps of a running sequence are such. They are tried before anything else, without the call guard: nothing here calls
-anybody, or can fail in the middle; a journal's record, where there is one, comes after the change. False means that nothing has changed, and that the whole call has to look: there is more to
-do, or something is wrong.
+anybody, or can fail in the middle; a journal's record, where there is one, comes after the change. False means that nothing
+has changed, and that the whole call has to look: there is more to do, or something is wrong.
 """
 
 from mypy_extensions import i32, i64

@@ -55,8 +55,8 @@ def _validate_state_rewind(state: SequenceState, capacity: i64) -> None:
     if plan is not None and plan.peak_capacity - capacity > num_checkpoints:
         raise LogicError(
             f"sequence {state.id}: capacity {capacity} takes back what is {plan.peak_capacity - capacity} tokens behind the most that "
-            f"there ever was room for, {plan.peak_capacity}, and the recurrent state can go back by {num_checkpoints} only; raise state_checkpoints in KVCacheManagerConfig, ask for less room ahead, or "
-            f"begin again with create_kv_cache"
+            f"there ever was room for, {plan.peak_capacity}, and the recurrent state can go back by {num_checkpoints} only; raise "
+            f"state_checkpoints in KVCacheManagerConfig, ask for less room ahead, or begin again with create_kv_cache"
         )
 
 

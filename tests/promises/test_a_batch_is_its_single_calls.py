@@ -47,7 +47,8 @@ def test_the_same_decisions_as_single_calls(seed: int, form: Any) -> None:
 
 
 def test_room_that_ends_midway_stops_there() -> None:
-    """7 slots, 5 of them taken, 4 sequences with a full block each: 2 of them get another. What comes behind the refused one stays, small or not."""
+    """7 slots, 5 of them taken, 4 sequences with a full block each: 2 of them get another. What comes behind the refused one
+    stays, small or not."""
     with manager_of(num_slots=7) as manager:
         kv_caches = [run_prompt(manager, [number] * 4) for number in range(4)]
         small = run_prompt(manager, [9] * 2)

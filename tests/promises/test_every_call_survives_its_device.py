@@ -175,7 +175,8 @@ def test_each_in_turn(kind: str, call: str) -> None:
     while outcomes[-1:] != ["done"]:
         nth = len(outcomes) + 1
         assert nth < MAX_CALLS
-        outcomes.append(refuse(SimulatedDevice(nth, granularity_bytes=SLOT_BYTES), kind, nth, nth % 2 == 0, call, ("back", "through")[nth % 3 % 2]))
+        device = SimulatedDevice(nth, granularity_bytes=SLOT_BYTES)
+        outcomes.append(refuse(device, kind, nth, nth % 2 == 0, call, ("back", "through")[nth % 3 % 2]))
 
 
 @pytest.mark.parametrize("call", CALLS)

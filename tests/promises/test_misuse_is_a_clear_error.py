@@ -1,6 +1,5 @@
 """A wrong call raises the named error, and `describe()` is the same before and after."""
 
-import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -53,7 +52,7 @@ ON_ACTIVE: list[tuple[str, type[Exception], Call]] = [
     ("beam out of range", ValueError, lambda m, s: s.get_base_page_indices(0, 1)),
     ("index buffer too small", ValueError, lambda m, s: s.set_base_page_index_buf(0, 0, np.zeros(1, np.int32))),
     ("index buffer of int64", TypeError, lambda m, s: s.set_base_page_index_buf(0, 0, np.zeros(9, np.int64))),
-    ("read-only index buffer", ValueError, lambda m, s: s.set_base_page_index_buf(0, 0, memoryview(array.array("i", [0] * 9)).toreadonly())),
+    ("read-only index buffer", ValueError, lambda m, s: s.set_base_page_index_buf(0, 0, memoryview(bytes(36)).cast("i"))),
     ("no index buffer at all", TypeError, lambda m, s: s.set_base_page_index_buf(0, 0, [0] * 9)),
     ("stream of a wrong type", TypeError, lambda m, s: setattr(s, "cuda_stream", "x")),
     ("clear while open", LogicError, lambda m, s: m.clear_reusable_blocks()),

@@ -1,5 +1,5 @@
-"""A device that refuses something at any place of a call: the call says so and has changed nothing that matters, or has been done after all;
-nothing is lost, every byte is right, and the same call passes when the device works again."""
+"""A device that refuses something at any place of a call: the call says so and has changed nothing that matters, or has been
+done after all; nothing is lost, every byte is right, and the same call passes when the device works again."""
 
 from collections.abc import Callable
 from typing import Any

@@ -9,6 +9,8 @@ from typing import Final
 from .source_tree import PACKAGE, ROOT, Source, build_script, compiled_sources, package_sources, sources_of_tests
 
 MAX_LINES: Final = 600
+MAX_LINE_LENGTH: Final = 140
+QUOTES_SOURCES: Final = "tests/simulation/canaries.py"
 
 FORBIDDEN_WORDS: Final = {
     "lc",
@@ -46,6 +48,17 @@ def test_files_are_short() -> None:
     lengths |= {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "rawref").glob("*.[ch]")}
     assert len(lengths) > 100
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_lines_are_short() -> None:
+    found = [
+        f"{source.name}:{number}"
+        for source in (*package_sources(), *sources_of_tests())
+        if source.name != QUOTES_SOURCES
+        for number, line in enumerate(source.text.splitlines(), start=1)
+        if len(line) > MAX_LINE_LENGTH
+    ]
+    assert not found, "\n" + "\n".join(found)
 
 
 def test_modules_open_with_their_contract() -> None:

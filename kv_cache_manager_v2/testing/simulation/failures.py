@@ -1,9 +1,10 @@
 """Devices that fail in the middle of a history: which call is to fail, and what is looked at once one has.
 
 Some scenarios plan a failure before an action, now and then: the n-th copy, transfer, mapping, stream, event or wait from there on, a full
-disk, or (which breaks the manager for good) an event that is refused together with the host's wait that would stand for it. The failure is drawn from the action's number, so it
-stays with the action when a history is shortened. After an action in which one fired, everything that was enqueued is run, so that
-what is lost is known; a read that fails while somebody else already relies on it is left to tests of its own.
+disk, or (which breaks the manager for good) an event that is refused together with the host's wait that would stand for it.
+The failure is drawn from the action's number, so it stays with the action when a history is shortened. After an action in which
+one fired, everything that was enqueued is run, so that what is lost is known; a read that fails while somebody else already
+relies on it is left to tests of its own.
 """
 
 import errno

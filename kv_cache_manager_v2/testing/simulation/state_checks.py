@@ -67,7 +67,11 @@ def check_state(
     for number, lease in model.leases.items():
         for leased in [page for page in lease.pages if page.is_lent]:  # others may have moved
             place = (pool_group_of[leased.group], leased.slot)
-            name: PageName = ("private", *leased.private_name, leased.group) if leased.node is None else ("tree", leased.node, leased.group, 0)
+            name: PageName
+            if leased.node is None:
+                name = ("private", *leased.private_name, leased.group)
+            else:
+                name = ("tree", leased.node, leased.group, 0)
             if page_in_slot.setdefault(place, name) != name:
                 raise ModelDisagreement(f"slot {leased.slot} of lease {number} is {page_in_slot[place]}, must be {name}")
     _check_statistics(manager, judge)

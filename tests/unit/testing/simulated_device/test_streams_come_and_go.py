@@ -55,7 +55,8 @@ def test_what_the_host_has_seen_is_before_the_new_stream_and_before_nobody_else(
 
 
 def test_memory_does_not_grow_with_streams() -> None:
-    """Clocks with a place for each stream that ever was would take 8 bytes for each pair of streams: 12 MB from the 1000th to the 2000th."""
+    """Clocks with a place for each stream that ever was would take 8 bytes for each pair of streams: 12 MB from the 1000th to
+    the 2000th."""
     device, address = make_device()
 
     def come_and_go(num_streams: int) -> None:
