@@ -37,7 +37,7 @@ from .recurrent_state import (
     undo_begin_state,
     unlock_state,
 )
-from .resize import count_new_pages
+from .resize_plan import count_new_pages
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
 from .snapshots import leave_last_state

@@ -21,6 +21,7 @@ from .forked_blocks import (
     settle_forked,
 )
 from .page_users import count_given_back, give_up_page
+from .resize_plan import add_held_copies, leave_out_copies, plan_resize, will_hold_page
 from .sequence_state import SequenceState
 from .shared_state import NEVER
 from .small_step import stays_within_blocks
@@ -53,7 +54,7 @@ def _resize_beams(state: SequenceState, capacity: i64, history: i64) -> bool:
     position: i64 = 0
     for beam in beams:
         copies = list_copies_of_beam(beams, position, capacity, history)
-        _plan(beam, capacity, history, copies, needed, given_back)
+        plan_resize(beam, capacity, history, copies, needed, given_back)
         if shared.room_count.find_refusal(needed, given_back):
             return False
         copies_of_beams.append(copies)
@@ -112,7 +113,7 @@ def _count_all_copies(beams: list[SequenceState], copies_of_beams: list[list[int
     needed = vec[i64]([0] * beams[0].shared.storage.num_pool_groups)
     position = 0
     for beam in beams:
-        _count_held_copies(beam, copies_of_beams[position], needed)
+        add_held_copies(beam, copies_of_beams[position], needed)
         position += 1
     return needed
 
@@ -196,12 +197,12 @@ def _resize_blocks(
         first_written = find_first_written(state, capacity, history)
     needed = vec[i64]([0] * shared.storage.num_pool_groups)
     given_back = vec[i64]([0] * shared.storage.num_pool_groups)
-    _plan(state, capacity, history, copies, needed, given_back)
+    plan_resize(state, capacity, history, copies, needed, given_back)
     takes_tail_back = False
     if in_place is None and shared.room_count.find_refusal(needed, given_back):
         if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):
             return False
-        _leave_out_copies(state, copies, capacity, history, needed)
+        leave_out_copies(state, copies, capacity, history, needed)
         if shared.room_count.find_refusal(needed, given_back):
             return False
         takes_tail_back = True
@@ -212,12 +213,12 @@ def _resize_blocks(
     if in_place is None:
         _make_room_beforehand(state, needed, given_back)
         if len(copies) > 0 and _copy_first(state, copies, priorities):
-            _leave_out_copies(state, copies, capacity, history, needed)
+            leave_out_copies(state, copies, capacity, history, needed)
             copies = NO_ORDINALS
         elif len(copies) > 0:
             in_place = _copy_in_place([state], capacity, history, [copies], priorities)
     if in_place is not None:
-        _leave_out_copies(state, copies, capacity, history, needed)
+        leave_out_copies(state, copies, capacity, history, needed)
         copies = NO_ORDINALS
     shared.guard.begin_change()
     if takes_tail_back:
@@ -273,7 +274,7 @@ def _copy_in_place(
     in_place = InPlaceCopies(shared.storage.num_pool_groups)
     for turn, state in enumerate(states):
         copies = copies_of_states[turn]
-        _plan(state, capacity, history, copies, needed, given_back)
+        plan_resize(state, capacity, history, copies, needed, given_back)
         in_place.begin_turn(state, copies, needed, given_back)
         # Private ones first: nobody will want their bytes.
         _add_donors(in_place, state, capacity, history, copies, False)
@@ -283,7 +284,7 @@ def _copy_in_place(
             in_place.begin_block()
             life_cycle = 0
             while life_cycle < shared.num_life_cycles:
-                if _will_hold_page(state, life_cycle, copied, capacity, history):
+                if will_hold_page(state, life_cycle, copied, capacity, history):
                     in_place.add_copy(life_cycle, priorities[position] if turn == 0 else PRIORITY_DEFAULT)
                 position += 1
                 life_cycle += 1
@@ -305,7 +306,7 @@ def _add_donors(
         ordinal: i64 = 0
         while ordinal < state.num_blocks:
             if (
-                (ordinal >= num_blocks or not _will_hold_page(state, life_cycle, ordinal, capacity, history))
+                (ordinal >= num_blocks or not will_hold_page(state, life_cycle, ordinal, capacity, history))
                 and state.is_published(ordinal) == published
                 and int(ordinal) not in copies
                 and count_given_back(state, life_cycle, ordinal, ordinal + 1) == 1
@@ -330,58 +331,6 @@ def _make_room_beforehand(state: SequenceState, needed: vec[i64], given_back: ve
         pool_group += 1
 
 
-def _plan(
-    state: SequenceState, capacity: i64, history: i64, copies: list[int], needed: vec[i64], given_back: vec[i64]
-) -> None:
-    """Add, per pool group, the slots that the resize takes and gives back."""
-    shared = state.shared
-    num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
-    moves_scratch = state.scratch.is_enabled and capacity != state.capacity
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
-        pool_group = shared.storage.pool_group_of[life_cycle]
-        begin = state.window_begins[life_cycle]
-        new_begin = shared.compute_window_begin(life_cycle, history)
-        needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, num_blocks, new_begin)
-        if moves_scratch:
-            _plan_scratch(state, life_cycle, capacity, history, needed, given_back)
-        needed[pool_group] += _count_copies(state, life_cycle, copies, capacity, history)
-        # Below, what remains of the present blocks; a window may have moved past their end.
-        kept = state.num_blocks if state.num_blocks < num_blocks else num_blocks
-        if new_begin > begin:
-            end = new_begin if new_begin < kept else kept
-            given_back[pool_group] += count_given_back(state, life_cycle, begin, end)
-        given_back[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
-        life_cycle += 1
-
-
-def _count_copies(state: SequenceState, life_cycle: i64, copies: list[int], capacity: i64, history: i64) -> i64:
-    """Pages that copies of shared blocks need, where the window and the scratch range of the coming step are in force."""
-    count: i64 = 0
-    for ordinal in copies:
-        if _will_hold_page(state, life_cycle, ordinal, capacity, history):
-            count += 1
-    return count
-
-
-def _will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity: i64, history: i64) -> bool:
-    window_begin = state.shared.compute_window_begin(life_cycle, history)
-    if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 0:
-        return False
-    scratch = state.scratch
-    if not scratch.is_enabled or capacity == state.capacity or ordinal < scratch.compute_begin(life_cycle, history, capacity):
-        return True
-    return ordinal >= scratch.compute_end(life_cycle, history, capacity)
-
-
-def _leave_out_copies(state: SequenceState, copies: list[int], capacity: i64, history: i64, needed: vec[i64]) -> None:
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        pool_group = state.shared.storage.pool_group_of[life_cycle]
-        needed[pool_group] -= _count_copies(state, life_cycle, copies, capacity, history)
-        life_cycle += 1
-
-
 def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) -> bool:
     """Copy shared blocks before anything else changes, so that a device that cannot leaves all as it was.
 
@@ -389,7 +338,7 @@ def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) 
     """
     storage = state.shared.storage
     needed = vec[i64]([0] * storage.num_pool_groups)
-    _count_held_copies(state, copies, needed)
+    add_held_copies(state, copies, needed)
     pool_group: i64 = 0
     while pool_group < storage.num_pool_groups:
         if not state.shared.room_count.has_room(pool_group, needed[pool_group]):
@@ -398,37 +347,6 @@ def _copy_first(state: SequenceState, copies: list[int], priorities: list[int]) 
     state.shared.room.make_room(needed)
     copy_shared_blocks(state, copies, priorities)
     return True
-
-
-def _count_held_copies(state: SequenceState, copies: list[int], needed: vec[i64]) -> None:
-    """Add, per pool group, the slots that copies of blocks as they are now take."""
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        for ordinal in copies:
-            if state.holds_page(life_cycle, ordinal):
-                needed[state.shared.storage.pool_group_of[life_cycle]] += 1
-        life_cycle += 1
-
-
-def _plan_scratch(
-    state: SequenceState, life_cycle: i64, capacity: i64, history: i64, needed: vec[i64], given_back: vec[i64]
-) -> None:
-    """What the next step's scratch range changes: slots taken and given back, and pages that its blocks do without."""
-    scratch = state.scratch
-    pool_group = state.shared.storage.pool_group_of[life_cycle]
-    begin = scratch.compute_begin(life_cycle, history, capacity)
-    end = scratch.compute_end(life_cycle, history, capacity)
-    num_slots: i64 = len(scratch.slots[life_cycle])
-    wanted = scratch.count_slots(life_cycle, end - begin)
-    if wanted > num_slots:
-        needed[pool_group] += wanted - num_slots
-    else:
-        given_back[pool_group] += num_slots - wanted
-    # All of the range is at or after the new window's beginning, so count_new_pages counted its new blocks.
-    first_new = begin if begin > state.num_blocks else state.num_blocks
-    if end > first_new:
-        needed[pool_group] -= end - first_new
-    given_back[pool_group] += count_given_back(state, life_cycle, begin, end if end < state.num_blocks else state.num_blocks)
 
 
 def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) -> None:
@@ -447,19 +365,6 @@ def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) 
         scratch.give_back(life_cycle, scratch.count_slots(life_cycle, end - begin), mark)
         scratch.set_range(life_cycle, begin, end)
         life_cycle += 1
-
-
-def count_new_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64, window_begin: i64) -> i64:
-    """How many blocks of ``[begin, end)`` get a page, once the window begins at ``window_begin``."""
-    num_sinks = state.shared.num_sink_blocks[life_cycle]
-    if end <= begin:
-        return 0
-    num_sinks_among = (num_sinks if num_sinks < end else end) - begin
-    first = window_begin if window_begin > begin else begin
-    count: i64 = 0
-    if end > first:
-        count = end - first
-    return count + num_sinks_among if num_sinks_among > 0 else count
 
 
 def _ask_priorities(
@@ -487,7 +392,7 @@ def _append_priorities(
 ) -> None:
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
-        if _will_hold_page(state, life_cycle, ordinal, capacity, history):
+        if will_hold_page(state, life_cycle, ordinal, capacity, history):
             priorities.append(int(state.ask_priority(ordinal, life_cycle)))
         else:
             priorities.append(PRIORITY_DEFAULT)
