@@ -32,7 +32,6 @@ from kv_cache_manager_v2 import (
 REFUSALS: Final = (LogicError, OutOfPagesError, ValueError)
 WINDOWS: Final = (None, 8, 40)
 TOKENS_PER_BLOCK: Final = 4
-NUM_SCOPES: Final = 3
 MAX_OPEN: Final = 12
 MAX_STREAMS: Final = 4
 

@@ -1,4 +1,4 @@
-"""Random calls of every kind that a journal records, for runs that are repeated or go on for long."""
+"""Random calls of the common kinds on one or two streams, without refusals; `every_call` makes all kinds."""
 
 import random
 from typing import Any
@@ -7,7 +7,7 @@ from kv_cache_manager_v2 import KVCacheManager, ReuseScope
 
 
 def drive(manager: KVCacheManager, seed: int, num_calls: int) -> bytes:
-    """Random calls of every recorded kind; returns the digest after the last."""
+    """``num_calls`` random calls; returns the digest after the last."""
     rng = random.Random(seed)
     open_: list[Any] = []
     streams = [manager.device.default_stream(), manager.device.create_stream()]

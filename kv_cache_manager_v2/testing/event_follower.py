@@ -70,16 +70,14 @@ def find_indexed(index: KVCacheEventIndex) -> Places:
 class EventFollower:
     """Call `check` after each step. The buffer may be small: what was dropped is learnt from a snapshot."""
 
-    __slots__ = ("index", "num_snapshots", "_event_manager", "_announced")
+    __slots__ = ("index", "_event_manager", "_announced")
 
     index: Final[KVCacheEventIndex]
-    num_snapshots: int
     _event_manager: Final[KVCacheEventManager]
     _announced: Final[set[tuple[BlockHash, int]]]
 
     def __init__(self, event_manager: KVCacheEventManager) -> None:
         self.index = KVCacheEventIndex()
-        self.num_snapshots = 0
         self._event_manager = event_manager
         self._announced = set()
 
@@ -97,7 +95,6 @@ class EventFollower:
         self.index.apply(events)
         snapshot = self._event_manager.snapshot()
         if self.index.needs_snapshot:
-            self.num_snapshots += 1
             self.index.apply_snapshot(snapshot)
             self._announced.clear()
             self._announced.update(expected)

@@ -127,7 +127,6 @@ class ReferenceRoom(ReferencePages):
                 will_need = ordinal < num_blocks and not rule.is_stale(ordinal, history, self.tokens_per_block)
                 will_need = will_need and not beg <= ordinal < end
                 did_need = ordinal < old_num_blocks and self.is_needed(sequence, group, ordinal)
-                node = sequence.node(ordinal)
                 if will_need and not did_need:
                     need.add(group, 1)
                 elif did_need and not will_need and not self._is_needed_by_others(sequence, group, ordinal, others):

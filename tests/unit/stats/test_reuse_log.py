@@ -13,8 +13,6 @@ from kv_cache_manager_v2.stats.reuse_log import ASKED, GIVEN_BACK, HELD, KEY_SHI
 from kv_cache_manager_v2.stats.reuse_sampler import NO_KEY, ReuseSampler
 from kv_cache_manager_v2.storage.eviction.miniature_cache import MiniatureCache, SampledBlocks
 
-LARGEST = 8
-
 
 def key_of(number: int) -> int:
     """62 well mixed bits."""
