@@ -1,7 +1,7 @@
 """Turning what a user passed into the numbers that the library works with, or into a clear error."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, cast
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -50,14 +50,24 @@ def to_list(values: object, name: str) -> list[object]:
 def to_counts(values: object, name: str) -> vec[i64]:
     """Many of `to_count`."""
     items = to_list(values, name)
+    # All of them are good nearly always, so what is wrong with one is for a second look.
+    try:
+        # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i64 is a TypeError there.
+        counts = vec[i64]([item for item in cast("list[i64]", items)])
+    except (TypeError, ValueError, OverflowError):
+        return _to_counts_one_by_one(items, name)
+    for count in counts:
+        # True and False pass for 1 and 0: `to_count` tells them apart.
+        if not 1 < count <= MAX_COUNT:
+            return _to_counts_one_by_one(items, name)
+    return counts
+
+
+def _to_counts_one_by_one(items: list[object], name: str) -> vec[i64]:
     counts = vec[i64]([0] * len(items))
     position: i64 = 0
     for item in items:
-        # True and False pass for 1 and 0: `to_count` tells them apart.
-        if isinstance(item, int) and 1 < item <= MAX_COUNT:
-            counts[position] = item
-        else:
-            counts[position] = to_count(item, name)
+        counts[position] = to_count(item, name)
         position += 1
     return counts
 

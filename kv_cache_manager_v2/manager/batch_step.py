@@ -1,6 +1,7 @@
-"""One call for a step of many sequences: what the caller listed, all of it checked before anything changes.
+"""One call for a step of many sequences: what the caller listed.
 
-Most of them have a small step (`small_step`): these take two numbers each, in a pass of their own between the others.
+Most of them have a small step (`small_step`). `resize` takes those in the pass that checks all of them, and takes them back if
+something turns out to be wrong, or does not succeed: a look at each sequence is most of what it costs. `commit` checks all first.
 """
 
 from typing import Final, final
@@ -10,7 +11,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
 from ..base.checks import to_counts, to_list
-from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence.commit import commit_packed, commit_token
 from ..sequence.disk_arrivals import wait_for_reads
 from ..sequence.forked_blocks import validate_same_tokens
@@ -28,7 +29,9 @@ from .kv_cache import KVCache
 class BatchStep:
     """The sequences of one batch call, each listed once; ``number`` is that of the call, unique within the manager."""
 
-    __slots__ = ("_shared", "_call", "_number", "_kv_caches", "_others", "_other_positions")
+    __slots__ = (
+        "_shared", "_call", "_number", "_kv_caches", "_others", "_other_positions", "_num_checked", "_old_capacities", "_old_histories",
+    )  # fmt: skip
 
     _shared: Final[SharedState]
     _call: Final[str]
@@ -38,6 +41,11 @@ class BatchStep:
     _others: Final[list[SequenceState]]
     """In order, those whose step is not small, or has to be recorded."""
     _other_positions: vec[i64]
+    _num_checked: i64
+    """By a `resize`; of these it has kept the numbers that they had."""
+    _old_capacities: vec[i64]
+    _old_histories: vec[i64]
+    """Empty if they stay."""
 
     def __init__(self, shared: SharedState, call: str, number: i64, kv_caches: object) -> None:
         self._shared = shared
@@ -46,6 +54,9 @@ class BatchStep:
         self._kv_caches = list(to_list(kv_caches, "kv_caches"))
         self._others = []
         self._other_positions = vec[i64]()
+        self._old_capacities = vec[i64]()
+        self._old_histories = vec[i64]()
+        self._num_checked = 0
 
     def resize(self, capacities: object, history_lengths: object) -> int:
         """How many from the front succeeded."""
@@ -58,25 +69,22 @@ class BatchStep:
                 f"{self._call}: {count} sequences, {len(new_capacities)} capacities"
                 + (f", {len(new_histories)} history lengths" if has_histories else "")
             )
-        position: i64 = 0
-        for item in self._kv_caches:
-            state = self._enlist(item, position)
-            capacity = new_capacities[position]
-            history = new_histories[position] if has_histories else state.history
-            if not is_small_resize(state, capacity, history):
-                validate_resize(state, capacity, history)
-                self._set_aside(state, position)
-            position += 1
-        self._wait_for_reads()
         done: i64 = 0
-        for index, other in enumerate(self._others):
-            position = self._other_positions[index]
-            self._move_numbers(done, position, new_capacities, new_histories)
-            history = new_histories[position] if has_histories else other.history
-            if not self._resize_other(other, new_capacities[position], history):
-                return position
-            done = position + 1
-        self._move_numbers(done, count, new_capacities, new_histories)
+        try:
+            self._take_small_steps(new_capacities, new_histories)
+            self._wait_for_reads()
+            for index, other in enumerate(self._others):
+                position = self._other_positions[index]
+                self._record_small_steps(done, position)
+                done = position + 1
+                history = new_histories[position] if has_histories else other.history
+                if not self._resize_other(other, new_capacities[position], history):
+                    return position
+            self._record_small_steps(done, count)
+            done = count
+        finally:
+            if done < count:
+                self._take_back(done)
         return count
 
     def commit(self, tokens: object) -> None:
@@ -86,11 +94,11 @@ class BatchStep:
         num_tokens: i64 = len(packed) // TOKEN_BYTES
         if num_tokens != count:
             raise ValueError(f"{self._call}: {count} sequences, {num_tokens} tokens; it takes one token for each")
+        if has_digest(packed):
+            raise TypeError(f"{self._call}: some token is a digest; commit() takes those")
         position: i64 = 0
         for item in self._kv_caches:
             state = self._enlist(item, position)
-            if _token_at(packed, position) < 0:
-                raise TypeError(f"{self._call}: token {position} is a digest; commit() takes those")
             if not is_small_commit(state):
                 validate_next_token(state, self._call)
                 if state.forked_end > state.num_published:
@@ -149,21 +157,52 @@ class BatchStep:
         assert isinstance(item, KVCache), "a batch changed after it was checked"
         return item._state_for_batch()
 
-    def _move_numbers(self, begin: i64, end: i64, capacities: vec[i64], histories: vec[i64]) -> None:
+    def _take_small_steps(self, capacities: vec[i64], histories: vec[i64]) -> None:
+        """Sets the others aside, once they are known to be good; an exception leaves it to the caller to `_take_back`."""
         has_histories = len(histories) > 0
+        old_capacities = vec[i64]([0] * len(capacities))
+        old_histories = vec[i64]([0] * len(histories))
+        self._old_capacities = old_capacities
+        self._old_histories = old_histories
+        position: i64 = 0
+        for item in self._kv_caches:
+            state = self._enlist(item, position)
+            capacity = capacities[position]
+            history = state.history
+            old_capacities[position] = state.capacity
+            if has_histories:
+                old_histories[position] = history
+                history = histories[position]
+            self._num_checked = position + 1
+            if is_small_resize(state, capacity, history):
+                state.capacity = capacity
+                state.history = history
+            else:
+                validate_resize(state, capacity, history)
+                self._set_aside(state, position)
+            position += 1
+
+    def _take_back(self, begin: i64) -> None:
+        """From ``begin`` on no sequence has got anything but new numbers."""
+        position = begin
+        while position < self._num_checked:
+            state = self._state_at(position)
+            state.capacity = self._old_capacities[position]
+            if len(self._old_histories) > 0:
+                state.history = self._old_histories[position]
+            position += 1
+
+    def _record_small_steps(self, begin: i64, end: i64) -> None:
         journal = self._shared.journal
+        if journal is None:
+            return
         position = begin
         while position < end:
             state = self._state_at(position)
-            old_history = state.history
-            state.capacity = capacities[position]
-            if has_histories:
-                state.history = histories[position]
-            if journal is not None:
-                if state.history == old_history:
-                    journal.grow(state.serial, state.capacity, old_history)
-                else:
-                    journal.move(state.serial, state.capacity, state.history)
+            if len(self._old_histories) == 0 or state.history == self._old_histories[position]:
+                journal.grow(state.serial, state.capacity, state.history)
+            else:
+                journal.move(state.serial, state.capacity, state.history)
             position += 1
 
     def _resize_other(self, state: SequenceState, capacity: i64, history: i64) -> bool:

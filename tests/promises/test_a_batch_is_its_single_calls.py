@@ -72,6 +72,51 @@ def test_histories_move_too() -> None:
         second.close()
 
 
+def test_wrong_numbers_take_back_what_was_moved() -> None:
+    """The first one's step is good and small, and it is taken before the second is looked at."""
+    with manager_of() as manager:
+        small, second = run_prompt(manager, [1] * 5), run_prompt(manager, [2] * 6)
+        assert small.resize(6, 5)
+        before = manager.describe()
+        wrong: list[tuple[type[Exception], Any, Any]] = [
+            (ValueError, [7, 5], None), (ValueError, [7, 8], [6, 5]), (ValueError, [7, -1], None), (ValueError, [7, 2**41], None),
+            (ValueError, [7, 2**70], None), (TypeError, [7, 8.0], None), (TypeError, [7, "8"], None), (TypeError, [7, None], None),
+            (ValueError, [7], None), (ValueError, [7, 8], [6]),
+        ]  # fmt: skip
+        for error, capacities, histories in wrong:
+            with pytest.raises(error):
+                manager.resize_batch([small, second], capacities, histories)
+            assert manager.describe() == before
+        second.suspend()
+        before = manager.describe()
+        with pytest.raises(LogicError):
+            manager.resize_batch([small, second], [7, 8], [6, 6])
+        assert manager.describe() == before
+        small.close()
+        second.close()
+
+
+def test_a_callback_that_raises_stops_the_batch_where_it_stands() -> None:
+    """The third asks for a block, and its user's callback raises: those before it have moved, small or not, the fourth has not."""
+    is_asked = False
+
+    def refuse(_ordinal: Any, _life_cycle: Any) -> int:
+        if is_asked:
+            raise KeyError("not now")
+        return 50
+
+    with manager_of() as manager:
+        kv_caches = [run_prompt(manager, [1] * 5), run_prompt(manager, [2] * 4)]
+        kv_caches += [run_prompt(manager, [3] * 4, custom_priority_callback=refuse), run_prompt(manager, [4] * 5)]
+        is_asked = True
+        with pytest.raises(KeyError):
+            manager.resize_batch(kv_caches, [7, 5, 5, 7], [6, 5, 5, 6])
+        assert [(kv_cache.capacity, kv_cache.history_length) for kv_cache in kv_caches] == [(7, 6), (5, 5), (4, 4), (5, 5)]
+        manager.check_invariants()
+        for kv_cache in kv_caches:
+            kv_cache.close()
+
+
 @pytest.mark.parametrize(
     ("error", "tokens"),
     [
