@@ -86,29 +86,40 @@ class SequenceState:
         "awaits_reads",
     )
 
+    # What a step inside a block looks at comes first: compiled, it lies together, in two or three cache lines.
     shared: Final[SharedState]
     status: i64
+    capacity: i64
+    history: i64
+    num_blocks: i64
+    num_committed: i64
+    num_published: i64
+    next_window_move: i64
+    """The least history length at which some window begins later than now."""
+    forked_end: i64
+    """0 if nothing behind the published path is or was shared by a fork."""
+    batch_number: i64
+    """The last batch call that listed this sequence."""
+    tail: Final[TokenTail]
+    snapshot_plan: SnapshotPlan | None
+    """None where there is no recurrent state."""
+    arrivals: vec[i64]
+    """Points after which pages land that the stream does not wait for yet; empty unless it was resumed so."""
+    tail_is_shared: bool
+    is_wide: bool
+    """Whether this is one of several beams."""
+    is_committing: bool
+    # The rest.
     serial: Final[int]
     """Unique within the manager; `id` is the user's and need not be."""
     id: Final[int]
     scope: Final[ReuseScope]
-    capacity: i64
-    history: i64
-    num_committed: i64
-    num_blocks: i64
-    num_published: i64
-    tail_is_shared: bool
-    forked_end: i64
-    """0 if nothing behind the published path is or was shared by a fork."""
     forks: "list[SequenceState] | None"
     """The open sequences that were forked from one another, this one included: one list for all of them."""
     beams: "list[SequenceState]"
     """Beams 1 and up of a sequence with more than one; this state is beam 0 then (`beams`)."""
-    is_wide: bool
-    """Whether this is one of several beams."""
     copies_tail_on_resume: bool
     """The shared tail is a partial match: the first resume makes a private copy of it."""
-    is_committing: bool
     blocks: list[Block]
     path_end: Block
     state_blocks: list[Block]
@@ -119,20 +130,13 @@ class SequenceState:
     """The length at which the sequence's recurrent state began."""
     matched_snapshot: Block | None
     """The published block whose snapshot the first resume will copy; held until then."""
-    snapshot_plan: SnapshotPlan | None
-    """None where there is no recurrent state."""
-    tail: Final[TokenTail]
     tables: Final[list[PageTable]]
     window_begins: vec[i64]
-    next_window_move: i64
-    """The least history length at which some window begins later than now."""
     scratch: Final[Scratch]
     stream: int
     timeline: i64
     """Of the stream while ACTIVE, else NO_TIMELINE."""
     priority_callback: PriorityCallback | None
-    batch_number: i64
-    """The last batch call that listed this sequence."""
     counters: SequenceCounters | None
     """None if there are no statistics."""
     branch_end: i64
@@ -141,8 +145,6 @@ class SequenceState:
     """As given when the sequence was made, in tokens; what comes behind is generated."""
     retention: RetentionPlan | None
     """None unless some of its blocks keep their priority for a while only."""
-    arrivals: vec[i64]
-    """Points after which pages land that the stream does not wait for yet; empty unless it was resumed so."""
     awaits_reads: bool
     """Some of its pages come from a disk, and it is not known that they came; `arrivals` is not empty then."""
 

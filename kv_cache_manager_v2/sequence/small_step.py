@@ -11,6 +11,10 @@ from .forked_blocks import may_write_forked
 from .sequence_state import ACTIVE, SequenceState
 
 
+def _has_scratch_step(state: SequenceState, num_inputs: i64) -> bool:
+    return state.scratch.num_blocks > 0 or num_inputs >= state.shared.least_scratch_step
+
+
 def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
     """Whether a resize of an active sequence would change its two numbers and nothing else."""
     room = state.num_blocks * state.shared.tokens_per_block
@@ -20,8 +24,7 @@ def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bo
         and capacity > room - state.shared.tokens_per_block
         and not state.tail_is_shared
         and (state.forked_end == 0 or not may_write_forked(state, history))
-        and state.scratch.num_blocks == 0
-        and capacity - history < state.shared.least_scratch_step
+        and (not state.shared.scratch_is_configured or not _has_scratch_step(state, capacity - history))
     )
 
 
@@ -29,7 +32,7 @@ def is_small_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """Whether the resize is valid and changes the two numbers only. Steps of other sequences do not change that."""
     return (
         state.status == ACTIVE
-        and not state.scratch.is_enabled
+        and not (state.shared.scratch_is_configured and state.scratch.is_enabled)
         and not state.is_wide
         and state.snapshot_plan is None
         and len(state.arrivals) == 0
