@@ -20,6 +20,7 @@ from .forked_blocks import (
     list_copies,
     settle_forked,
 )
+from .next_block import try_next_block
 from .page_users import count_given_back, give_up_page
 from .resize_plan import add_held_copies, leave_out_copies, plan_resize, will_hold_page
 from .sequence_state import SequenceState
@@ -188,6 +189,8 @@ def _resize_one(
 def _resize_blocks(
     state: SequenceState, capacity: i64, history: i64, in_place: InPlaceCopies | None, asked: list[int] | None
 ) -> bool:
+    if in_place is None and asked is None and try_next_block(state, capacity, history):
+        return True
     shared = state.shared
     num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
     copies = NO_ORDINALS
