@@ -102,3 +102,20 @@ def test_backoff_trims_every_match(committed: int, expected: int) -> None:
         with manager.create_kv_cache(input_tokens=list(range(committed))) as kv_cache:
             assert kv_cache.num_committed_tokens == expected
             manager.check_invariants()
+
+
+@pytest.mark.parametrize("branch", [None, 1, 17, 50])
+def test_however_long_the_shared_part_is(branch: int | None) -> None:
+    """A path of 70 blocks and a half, from which another may part after ``branch`` blocks: of each prompt as much as it shares.
+
+    A prompt that parts from the path ``n`` tokens in shares ``n``, wherever in a block and between branches that is.
+    """
+    path = list(range(1000, 1000 + 70 * 4 + 2))
+    with manager_of(num_slots=200) as manager:
+        run_prompt(manager, path).close()
+        if branch is not None:
+            run_prompt(manager, path[: branch * 4] + [7] * 8).close()
+        for length in range(len(path) + 1):
+            assert manager.probe_reuse(input_tokens=path[:length]) == length
+            assert manager.probe_reuse(input_tokens=path[:length] + [9] * 40) == length
+        assert manager.probe_reuse(input_tokens=path + path) == len(path)
