@@ -1,6 +1,7 @@
 """The base page indices of one sequence, beam and layer group: one int32 per block.
 
-The library's own array is the master. It grows by doubling; entries past the last block are `BAD_PAGE_INDEX`. A
+The library's own array is the master. It has room for half as many blocks again, so
+that a prompt's answer seldom makes it grow; entries past the last block are `BAD_PAGE_INDEX`. A
 caller's buffer, if one is set, gets every changed entry written through; registered readers are told which entries
 changed.
 """
@@ -13,7 +14,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 from ..base.ids import BAD_PAGE_INDEX
 from .changed_blocks import ChangedBlocks
 
-_FIRST_CAPACITY: Final = 16
+_LEAST_SPARE: Final = 16
 
 
 @final
@@ -102,9 +103,7 @@ class PageTable:
         """New entries are bad until they are set; entries that are cut off become bad."""
         length: i64 = len(self.entries)
         if num_blocks > length:
-            wanted = length * 2 if length > 0 else _FIRST_CAPACITY
-            if wanted < num_blocks:
-                wanted = num_blocks
+            wanted = num_blocks + (num_blocks >> 1) + _LEAST_SPARE
             bad: i32 = BAD_PAGE_INDEX
             self.entries = extend(self.entries, vec[i32]([bad] * (wanted - length)))
         self.set_bad_run(num_blocks, self.num_blocks)

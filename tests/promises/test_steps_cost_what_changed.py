@@ -117,7 +117,7 @@ def peak_bytes_of_decode(num_cached: int, num_own: int) -> int:
 @pytest.mark.parametrize(("num_cached", "num_own"), [(2000, 4), (0, 1100), (2000, 1100)])
 def test_a_decode_step_needs_the_same_memory_whatever_is_cached_and_however_long(num_cached: int, num_own: int) -> None:
     """Three new blocks are a few hundred bytes each; a copy or a walk of all 1,100 blocks would be 8,800 and more."""
-    # The page tables have just doubled at 1,024 blocks, so they do not in these steps.
+    # A page table that gets 1,100 blocks at once has room for 1,666, so it does not grow in these steps: 1,100 + 550 + 16.
     assert peak_bytes_of_decode(num_cached, num_own) <= peak_bytes_of_decode(0, 4) + 1000
 
 
