@@ -1,9 +1,8 @@
 """The base page indices of one sequence, beam and layer group: one int32 per block.
 
-The library's own array is the master. It has room for half as many blocks again, so
-that a prompt's answer seldom makes it grow; entries past the last block are `BAD_PAGE_INDEX`. A
-caller's buffer, if one is set, gets every changed entry written through; registered readers are told which entries
-changed.
+The library's own array is the master. It has room for half as many blocks again, so that a prompt's answer seldom makes it
+grow; entries past the last block are `BAD_PAGE_INDEX`. A caller's buffer, if one is set, gets every changed entry written
+through; registered readers are told which entries changed.
 """
 
 from typing import Final, final
