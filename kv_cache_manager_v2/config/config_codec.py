@@ -4,9 +4,9 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
-from .config_value import ConfigValue
 from .batch_desc import BatchDesc, KVCacheDesc
 from .cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
+from .config_value import ConfigValue
 from .eviction_policy import EvictionPolicy
 from .layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from .manager_config import KVCacheManagerConfig

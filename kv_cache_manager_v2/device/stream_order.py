@@ -171,7 +171,7 @@ class StreamOrder:
         return len(self._timelines)
 
     def enter_slow(self, stream: int) -> i64:
-        """The same for a stream on which things may wait for a lower tier, a disk even: `is_slow` says so of its points."""
+        """`enter` a stream on which things may wait for a lower tier, a disk even: `is_slow` says so of its points."""
         index = self.enter(stream)
         self._timelines[index].is_slow = True
         return index

@@ -12,8 +12,8 @@ from ..base.errors import LogicError
 from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
-from ..sequence.matched_tokens import MatchedTokens
 from ..sequence.index_buffer import to_index_buffer
+from ..sequence.matched_tokens import MatchedTokens
 from ..sequence.page_table import PageTable
 from ..sequence.recurrent_state import live_block
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
@@ -23,7 +23,7 @@ from ..stats.usage_statistics import UsageStatistics
 
 
 class SequenceStatus(Enum):
-    """See the table at the top of this module."""
+    """SUSPENDED: holds its pages, wherever they are. ACTIVE: they are on level 0 and stay there. CLOSED: holds nothing."""
 
     SUSPENDED = "suspended"
     ACTIVE = "active"

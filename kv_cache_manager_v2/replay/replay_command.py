@@ -12,9 +12,9 @@ from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, Repla
 from .presets import DEFAULT_MODEL, PRESETS
 from .replayer import run_replay
 from .report import ReplayReport
+from .report_file import require_plots, write_html_report
 from .result_file import write_result
 from .scheduler import ServingLimits
-from .report_file import require_plots, write_html_report
 from .tier_option import TierSizes, parse_tiers
 from .timeline import Timeline
 from .trace import BLOCK_TOKENS, TraceWorkload

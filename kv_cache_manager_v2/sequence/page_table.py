@@ -37,6 +37,7 @@ class PageTable:
         return self._buffer is not None
 
     def set(self, ordinal: i64, slot: int) -> None:
+        """The block has that slot, or `BAD_PAGE_INDEX`; who keeps a copy of the table hears of it."""
         self.entries[ordinal] = slot
         buffer = self._buffer
         if buffer is not None:

@@ -1,4 +1,4 @@
-"""Bringing the pages of a suspended sequence nearer, before it is resumed."""
+"""Bringing pages nearer before they are asked for: those of a suspended sequence, or of cached blocks."""
 
 import logging
 
@@ -6,16 +6,43 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.errors import PageMoveError
+from ..reuse.block import Block
 from ..storage.lost_pages import settle_reads
+from ..storage.onboarding import OnboardList
 from .beams import list_beams
 from .disk_arrivals import has_lost_page
-from ..reuse.block import Block
-from ..storage.onboarding import OnboardList
 from .residency import list_pages
 from .sequence_state import SequenceState
 from .shared_state import SharedState
 
 _logger = logging.getLogger("kv_cache_manager_v2")
+
+
+def try_prefetch(state: SequenceState, level: i64) -> bool:
+    """False, and nothing changed, if there is no room on that level for all that lies below it."""
+    shared = state.shared
+    storage = shared.storage
+    if level == storage.last_level:
+        return True
+    if not storage.reads.is_idle:
+        settle_reads(storage)
+        if has_lost_page(state):
+            return False
+    wanted = list_pages(list_beams(state), level)
+    nothing = vec[i64]([0] * int(storage.num_pool_groups))
+    if not wanted.needs_work(nothing):
+        return True
+    if not _has_room(shared, wanted, level):
+        return False
+    shared.guard.begin_change()
+    try:
+        shared.onboarding.bring_up(wanted, nothing, False)
+    except PageMoveError:
+        shared.guard.end_change()
+        raise
+    shared.onboarding.put_back(wanted)
+    shared.guard.end_change()
+    return True
 
 
 def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) -> bool:
@@ -69,31 +96,4 @@ def _has_room(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
         if not shared.room_count.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
             return False
         pool_group += 1
-    return True
-
-
-def try_prefetch(state: SequenceState, level: i64) -> bool:
-    """False, and nothing changed, if there is no room on that level for all that lies below it."""
-    shared = state.shared
-    storage = shared.storage
-    if level == storage.last_level:
-        return True
-    if not storage.reads.is_idle:
-        settle_reads(storage)
-        if has_lost_page(state):
-            return False
-    wanted = list_pages(list_beams(state), level)
-    nothing = vec[i64]([0] * int(storage.num_pool_groups))
-    if not wanted.needs_work(nothing):
-        return True
-    if not _has_room(shared, wanted, level):
-        return False
-    shared.guard.begin_change()
-    try:
-        shared.onboarding.bring_up(wanted, nothing, False)
-    except PageMoveError:
-        shared.guard.end_change()
-        raise
-    shared.onboarding.put_back(wanted)
-    shared.guard.end_change()
     return True

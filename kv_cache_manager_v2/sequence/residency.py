@@ -404,6 +404,7 @@ def _lock_pages(state: SequenceState, life_cycle: i64) -> None:
 
 
 def suspend(state: SequenceState) -> None:
+    """Unlock every page and give scratch slots back; the stream may be destroyed afterwards. Cannot fail."""
     shared = state.shared
     shared.guard.begin_change()
     storage = shared.storage

@@ -309,6 +309,7 @@ class PageStorage:
     # -- holds and locks ----------------------------------------------------------------------------------------------
 
     def hold(self, page: i64, pool_group: i64) -> None:
+        """One more sequence needs the page."""
         words = self.rows.words
         at = page * ROW_WORDS
         place = words[at + PLACE]
@@ -561,12 +562,13 @@ class PageStorage:
         self.queues[index].defer(page, below)
 
     def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64) -> None:
+        """As `PageOwner` says."""
         owner = self._keys.owner
         assert owner is not None
         owner.drop_victims(level, pool_group, wanted, cause)
 
     def drop_with_owner(self, page: i64, pool_group: i64, cause: i64) -> None:
-        """The same, and the owner hears of it: what is useless without the page may go with it."""
+        """`drop`, and the owner hears of it: what is useless without the page may go with it."""
         self.drop(page, pool_group, cause)
         owner = self._keys.owner
         assert owner is not None
@@ -579,6 +581,7 @@ class PageStorage:
         return owner.is_published(page)
 
     def find_page_below(self, page: i64) -> i64:
+        """As `PageOwner` says."""
         owner = self._keys.owner
         assert owner is not None
         return owner.find_page_below(page)

@@ -41,7 +41,7 @@ class VictimQueue(metaclass=ABCMeta):
 
     @abstractmethod
     def push_first(self, page: i64) -> None:
-        """The same for a page that is to go before all others of its priority."""
+        """`push` a page that is to go before all others of its priority."""
 
     def push_run_first(self, pages: vec[i64], count: i64) -> None:
         """`push_first` the first ``count`` of the pages, in order: the last one is before all others."""

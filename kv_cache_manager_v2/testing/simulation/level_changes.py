@@ -4,8 +4,8 @@ from random import Random
 
 from ...config.manager_config import KVCacheManagerConfig
 from ...manager.kv_cache_manager import KVCacheManager
-from ..reference_pages import ModelDisagreement
 from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement
 from . import failures
 from .room_judge import RoomJudge, count_slots
 from .simulated_sequence import SimulatedSequence
