@@ -443,7 +443,7 @@ CANARIES = (
     ),
     Canary(
         "lost pages are matched",
-        "manager/kv_cache_manager.py",
+        "manager/prefix_matches.py",
         "            if end >= found.num_tokens:\n",
         "            if end >= 0:\n",
     ),
