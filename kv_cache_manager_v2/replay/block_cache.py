@@ -40,7 +40,7 @@ class _BlockKeys(ContentKeys):
 class BlockCache:
     """``num_cached`` blocks have a slot, never more than ``num_slots``."""
 
-    __slots__ = ("num_slots", "num_cached", "num_hits", "num_evicted", "queue", "_rows", "_parents", "_children", "_num_below")
+    __slots__ = ("num_slots", "num_cached", "num_hits", "num_evicted", "queue", "_rows", "_parents", "_children", "_num_below", "_run")
 
     num_slots: Final[i64]
     num_cached: i64
@@ -51,6 +51,7 @@ class BlockCache:
     _parents: Final[list[int]]
     _num_below: vec[i64]
     """Cached blocks right below each one."""
+    _run: vec[i64]
 
     def __init__(self, policy: EvictionPolicy, num_slots: int, blocks: BlockRequests) -> None:
         self.num_slots = num_slots
@@ -66,6 +67,7 @@ class BlockCache:
             if parent >= 0:
                 self._children[parent].append(block)
         self._num_below = vec[i64]([0] * blocks.num_blocks)
+        self._run = vec[i64]()
 
     def serve(self, blocks: BlockIds) -> None:
         words = self._rows.words
@@ -85,6 +87,9 @@ class BlockCache:
                 queue.use(page)
             place += 1
         self._make_room(num_new)
+        if len(self._run) < num_kept:
+            self._run = vec[i64]([0] * num_kept)
+        run = self._run
         while place > 0:
             place -= 1
             block: i64 = blocks[place]
@@ -92,7 +97,8 @@ class BlockCache:
             if words[page * ROW_WORDS + PLACE] == NO_PAGE:
                 words[page * ROW_WORDS + PLACE] = pack_place(0, 0, _PRIORITY)
                 self._count_below(block, 1)
-            queue.push(page)
+            run[num_kept - 1 - place] = page
+        queue.push_run(run, num_kept)
         self.num_cached += num_new
 
     def _make_room(self, num_new: i64) -> None:

@@ -70,33 +70,56 @@ def _make_keys_above(lowest: Block) -> None:
 def make_run_keys(parent: Block, blocks: list[Block], packed: bytes, position: i64, block_bytes: i64) -> None:
     """Of full blocks, each below the one before and the first below ``parent``; their texts are those from ``position`` on."""
     key = block_key(parent) if parent.content_key == NO_KEY else parent.content_key
+    if block_bytes < _WORD_BYTES:
+        for block in blocks:
+            key = _continue_key(key, packed, position, block_bytes)
+            block.content_key = key
+            position += block_bytes
+        return
+    second = _second_place(block_bytes)
+    third = _third_place(second, block_bytes)
     for block in blocks:
-        key = _continue_key(key, packed, position, block_bytes)
+        key = _mix_words(key, packed, position, position + second, position + third, block_bytes)
         block.content_key = key
         position += block_bytes
 
 
-def _continue_key(key: i64, text: bytes, begin: i64, num_bytes: i64) -> i64:
-    """With the first two tokens of a block, its last two, and two pairs from between.
+def page_key(key: i64, life_cycle: i64) -> i64:
+    """Of a block's page; never `NO_KEY`. Who looks a key up mixes it."""
+    mixed = (key + life_cycle * _FIRST_FACTOR) & _MASK
+    if mixed == NO_KEY:
+        return 1
+    return mixed
 
-    A sum of products: what wraps in compiled code is cut off in interpreted.
-    """
+
+def _continue_key(key: i64, text: bytes, begin: i64, num_bytes: i64) -> i64:
+    """With the first two tokens of a block, its last two, and two pairs from between."""
     if num_bytes < _WORD_BYTES:
         return mix_key(mix_key(key, num_bytes), i64(read_i32_le(text, begin)))
-    third = (num_bytes // 12) * 4
-    last = begin + num_bytes - _WORD_BYTES
-    second = begin + third
-    if second > last:
-        second = last
-    third += second
-    if third > last:
-        third = last
+    second = _second_place(num_bytes)
+    return _mix_words(key, text, begin, begin + second, begin + _third_place(second, num_bytes), num_bytes)
+
+
+def _second_place(num_bytes: i64) -> i64:
+    last = num_bytes - _WORD_BYTES
+    second = (num_bytes // 12) * 4
+    return second if second < last else last
+
+
+def _third_place(second: i64, num_bytes: i64) -> i64:
+    last = num_bytes - _WORD_BYTES
+    third = second + (num_bytes // 12) * 4
+    return third if third < last else last
+
+
+def _mix_words(key: i64, text: bytes, begin: i64, second: i64, third: i64, num_bytes: i64) -> i64:
+    """A sum of products: what wraps in compiled code is cut off in interpreted."""
     mixed = (
         key * _FACTOR
         + read_i64_le(text, begin) * _FIRST_FACTOR
         + read_i64_le(text, second) * _SECOND_FACTOR
         + read_i64_le(text, third) * _THIRD_FACTOR
-        + read_i64_le(text, last) * _LAST_FACTOR
+        + read_i64_le(text, begin + num_bytes - _WORD_BYTES) * _LAST_FACTOR
         + num_bytes
     ) & _MASK
     return mix_key(mixed, mixed >> 30)

@@ -25,7 +25,7 @@ from ..storage.page_storage import PageStorage
 from .block import Block, Children
 from .block_history import BlockHistory
 from .block_pool import BlockPool
-from .content_key import NO_KEY, block_key, make_run_keys, mix_key, text_key
+from .content_key import NO_KEY, block_key, make_run_keys, page_key, text_key
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
 from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
@@ -324,7 +324,7 @@ class RadixTree(PageOwner):
     def content_key(self, page: i64) -> i64:
         self._makes_keys = True
         block = self.pool.block_of_page(page)
-        return mix_key(block_key(block), page - block.first_page)
+        return page_key(block_key(block), page - block.first_page)
 
     def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
         self._makes_keys = True
@@ -335,17 +335,19 @@ class RadixTree(PageOwner):
         position: i64 = 0
         while position < count:
             page = pages[position]
-            if block is None or not first_page <= page < first_page + width:
+            life_cycle = page - first_page
+            if life_cycle < 0 or life_cycle >= width or block is None:
                 # Mostly the one above the one before: that spares looking it up.
                 parent = None if block is None else block.parent
                 if parent is None or not parent.first_page <= page < parent.first_page + width:
                     parent = self.pool.block_of_page(page)
                 block = parent
                 first_page = block.first_page
+                life_cycle = page - first_page
                 key = block.content_key
                 if key == NO_KEY:
                     key = block_key(block)
-            keys[position] = mix_key(key, page - first_page)
+            keys[position] = page_key(key, life_cycle)
             position += 1
 
     def on_page_dropped(self, page: i64) -> None:

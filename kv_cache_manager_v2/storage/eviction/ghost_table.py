@@ -63,22 +63,32 @@ class GhostTable:
             self._pieces = [None] * ((num_buckets + _PIECE_BUCKETS - 1) >> _PIECE_BITS)
 
     def add(self, key: i64, kind: i64, stamp: i64) -> None:
+        self._add(key, pack_entry(kind, stamp))
+
+    def add_run(self, keys: vec[i64], entries: vec[i64], count: i64) -> None:
+        """The first ``count`` of the keys, each with its `pack_entry`."""
+        position: i64 = 0
+        while position < count:
+            self._add(keys[position], entries[position])
+            position += 1
+
+    def _add(self, key: i64, entry: i64) -> None:
         if self._num_buckets == 0:
             return
         mixed = _mix(key)
         bucket = ((mixed >> 30) * self._num_buckets) >> 32
-        number = bucket >> _PIECE_BITS
-        piece = self._pieces[number]
+        piece = self._pieces[bucket >> _PIECE_BITS]
         if piece is None:
-            piece = self._make_piece(number)
+            piece = self._make_piece(bucket >> _PIECE_BITS)
         words = piece.words
         at = (bucket & (_PIECE_BUCKETS - 1)) * _WORDS
         young = words[at]
         short_key = mixed & _KEY_MASK
         if short_key == 0:
             short_key = 1
-        words[at + 1] = ((words[at + 1] & _ENTRY_MASK) << _ENTRY_BITS) | (young >> _ENTRY_BITS)
-        words[at] = ((young & _ENTRY_MASK) << _ENTRY_BITS) | (short_key << _NOTE_BITS) | ((stamp & _STAMP_MASK) << 1) | kind
+        words[at] = ((young & _ENTRY_MASK) << _ENTRY_BITS) | (short_key << _NOTE_BITS) | entry
+        at += 1
+        words[at] = ((words[at] & _ENTRY_MASK) << _ENTRY_BITS) | (young >> _ENTRY_BITS)
 
     def _make_piece(self, number: i64) -> _Piece:
         left = self._num_buckets - (number << _PIECE_BITS)
@@ -112,6 +122,11 @@ class GhostTable:
                 return _describe(word >> _ENTRY_BITS, now)
             at += 1
         return NOT_THERE
+
+
+def pack_entry(kind: i64, stamp: i64) -> i64:
+    """What is remembered beside the key; of the stamp, the lower bits are enough."""
+    return ((stamp & _STAMP_MASK) << 1) | kind
 
 
 def _describe(entry: i64, now: i64) -> i64:

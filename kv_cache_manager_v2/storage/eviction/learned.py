@@ -11,7 +11,9 @@ unused old one of ONCE, the longest unused of AGAIN, and the longest unused youn
 Content that is gone is remembered with its kind and age, for several times as many pages as there are slots (`GhostTable`): if it
 comes back, that is learned, and it comes back as the next kind. Of pages that are to go first nothing is learned.
 
-A prompt's pages come and go together, with one stamp or a few, so that what depends on the stamp is done once for all of them.
+A prompt's pages come and go together, with one stamp or a few, so that what depends on the stamp is done once for all of them. What lies
+below content that was never there was never there either, and what is gone went from the far end of its path on: of a run, ghosts
+are asked for from the first block of the path on, until several in a row are unknown.
 """
 
 from typing import Final, final
@@ -21,13 +23,14 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..page_rows import PageRows
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
-from .ghost_table import NOT_THERE, GhostTable
+from .ghost_table import NOT_THERE, GhostTable, pack_entry
 from .learned_lines import AGAIN, FIRST, ONCE, LearnedLines
 from .page_notes import (
     KIND_BIT,
     KNOWN,
     LINE_BITS,
     LINE_SHIFT,
+    STAMP_SHIFT,
     PageNotes,
     kind_of_note,
     line_of_note,
@@ -40,19 +43,22 @@ from .reuse_rates import ReuseRates
 _IN_USE: Final = KNOWN | KIND_BIT
 """The note of a page that came back: it is in no line now."""
 _IN_FIRST: Final = KNOWN | ((FIRST + 1) << LINE_SHIFT)
+_MOST_UNKNOWN: Final = 8
+"""Of a run, in a row: single ghosts may have been forgotten early, and not every block has a page of each life cycle."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class LearnedQueue(VictimQueue):
-    __slots__ = ("rates", "shadow", "_rows", "_keys", "_ghosts", "_lines", "_pages", "_page_keys")
+    __slots__ = ("rates", "shadow", "_rows", "_keys", "_ghosts", "_lines", "_pages", "_page_keys", "_entries")
 
     rates: Final[ReuseRates]
     shadow: Final[RecencyShadow]
     _rows: Final[PageRows]
     _pages: vec[i64]
-    """Room for the pages of a run whose content is asked for, and for its keys."""
+    """Room for the pages of a run that is given up, for their keys and for what ghosts remember of them."""
     _page_keys: vec[i64]
+    _entries: vec[i64]
 
     def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, notes: PageNotes) -> None:
         self.num_pages = 0
@@ -64,6 +70,7 @@ class LearnedQueue(VictimQueue):
         self._lines: Final = LearnedLines(rows, first_sentinel, notes)
         self._pages = vec[i64]()
         self._page_keys = vec[i64]()
+        self._entries = vec[i64]()
 
     # -- coming -------------------------------------------------------------------------------------------------------
 
@@ -79,6 +86,8 @@ class LearnedQueue(VictimQueue):
         self._count_pushes(1, kind)
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
+        if not self._ghosts.is_empty:
+            self._note_known(pages, count)
         num_known: i64 = 0
         begin: i64 = 0
         while begin < count:
@@ -98,46 +107,45 @@ class LearnedQueue(VictimQueue):
         if self.rates.num_in_part == 0:
             self.shadow.end_part(stamp, self.rates.num_pushed)
 
+    def _note_known(self, pages: vec[i64], count: i64) -> None:
+        """Pages of a run, the first of the path last, are noted as having come back where ghosts say so."""
+        lines = self._lines
+        notes = lines.notes.notes
+        num_unknown: i64 = 0
+        position = count
+        while position > 0:
+            position -= 1
+            page = pages[position]
+            if page < len(notes) and notes[page] != 0:
+                continue
+            if self._ask_ghosts(self._keys.content_key(page)) == AGAIN:
+                lines.set_note(page, _IN_USE)
+                notes = lines.notes.notes
+                num_unknown = 0
+            else:
+                num_unknown += 1
+                if num_unknown == _MOST_UNKNOWN:
+                    return
+
     def _note_pushes(self, pages: vec[i64], begin: i64, end: i64) -> i64:
         """Make the notes of pages that get the stamp of now; how many are of kind 1."""
         lines = self._lines
         clock = self.rates.clock
-        once = pack_note(ONCE, ONCE, clock)
-        again = pack_note(AGAIN, AGAIN, clock)
-        asks = not self._ghosts.is_empty
-        if asks:
-            self._reserve(end - begin)
-        fresh = self._pages
+        once: int = pack_note(ONCE, ONCE, clock)
+        again: int = pack_note(AGAIN, AGAIN, clock)
         notes = lines.notes.notes
         num_known: i64 = 0
-        num_fresh: i64 = 0
         position = begin
         while position < end:
             page = pages[position]
             if page >= len(notes):
                 lines.notes.reach(page)
                 notes = lines.notes.notes
-            note = i64(notes[page])
-            packed: int = once
-            if note != 0:
-                if kind_of_note(note) == AGAIN:
-                    packed = again
-                    num_known += 1
-            elif asks:
-                fresh[num_fresh] = page
-                num_fresh += 1
-            notes[page] = packed
-            position += 1
-        if num_fresh == 0:
-            return num_known
-        keys = self._page_keys
-        self._keys.fill_keys(fresh, num_fresh, keys)
-        packed = again
-        position = 0
-        while position < num_fresh:
-            if self._ask_ghosts(keys[position]) == AGAIN:
-                notes[fresh[position]] = packed
+            if notes[page] & KIND_BIT != 0:
+                notes[page] = again
                 num_known += 1
+            else:
+                notes[page] = once
             position += 1
         return num_known
 
@@ -155,6 +163,7 @@ class LearnedQueue(VictimQueue):
         if len(self._pages) < count:
             self._pages = vec[i64]([0] * count)
             self._page_keys = vec[i64]([0] * count)
+            self._entries = vec[i64]([0] * count)
 
     def push_first(self, page: i64) -> None:
         self._lines.set_note(page, _IN_FIRST | (self._lines.note(page) & KIND_BIT))
@@ -211,27 +220,34 @@ class LearnedQueue(VictimQueue):
         self._trim_shadow()
         self._reserve(count)
         gone = self._pages
+        entries = self._entries
         notes = self._lines.notes.notes
+        clock = self.rates.clock
         num_gone: i64 = 0
+        num_noted: i64 = 0
+        note_before: i64 = 0
+        entry: i64 = 0
         position: i64 = 0
         while position < count:
-            if i64(notes[pages[position]]) & LINE_BITS != (FIRST + 1) << LINE_SHIFT:
-                gone[num_gone] = pages[position]
-                num_gone += 1
+            page = pages[position]
             position += 1
+            note = i64(notes[page])
+            if note & LINE_BITS == _IN_FIRST & LINE_BITS:
+                continue
+            if note != note_before:
+                # Mostly all of them came together.
+                if num_gone > num_noted:
+                    self.shadow.note_gone(stamp_of_note(note_before, clock), num_gone - num_noted)
+                    num_noted = num_gone
+                note_before = note
+                entry = pack_entry(kind_of_note(note), note >> STAMP_SHIFT)
+            gone[num_gone] = page
+            entries[num_gone] = entry
+            num_gone += 1
         if num_gone > 0:
-            keys = self._page_keys
-            self._keys.fill_keys(gone, num_gone, keys)
-            ghosts = self._ghosts
-            shadow = self.shadow
-            clock = self.rates.clock
-            position = 0
-            while position < num_gone:
-                note = i64(notes[gone[position]])
-                stamp = stamp_of_note(note, clock)
-                shadow.note_gone(stamp)
-                ghosts.add(keys[position], kind_of_note(note), stamp)
-                position += 1
+            self.shadow.note_gone(stamp_of_note(note_before, clock), num_gone - num_noted)
+            self._keys.fill_keys(gone, num_gone, self._page_keys)
+            self._ghosts.add_run(self._page_keys, entries, num_gone)
         self._lines.leave_run(pages, count, 0, False)
         self.num_pages -= count
 
@@ -274,6 +290,12 @@ class LearnedQueue(VictimQueue):
         if line_of_note(lines.note(page)) != FIRST:
             self.shadow.note_come(stamp)
 
+    def stands_first(self, page: i64) -> bool:
+        return line_of_note(self._lines.note(page)) == FIRST
+
+    def count_first(self) -> i64:
+        return self._lines.first.num_pages
+
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def first(self) -> i64:
@@ -290,9 +312,11 @@ class LearnedQueue(VictimQueue):
         priority = priority_of_once if priority_of_once < priority_of_again else priority_of_again
         if before_all != NO_VICTIM and lines.priority(before_all) <= priority:
             return before_all
-        return self._find_least(
+        page = self._find_least(
             priority, once if priority_of_once == priority else NO_VICTIM, again if priority_of_again == priority else NO_VICTIM
         )
+        lines.begin_run(page, self.rates.clock, self.rates.last_old)
+        return page
 
     def _find_least(self, priority: i64, once: i64, again: i64) -> i64:
         """``once`` and ``again`` are at the head of their lines, of that priority, or NO_VICTIM."""
@@ -317,7 +341,7 @@ class LearnedQueue(VictimQueue):
         return stamp if self.shadow.rules else self.rates.worth(kind, stamp)
 
     def following(self, page: i64) -> i64:
-        return self._lines.following(page, self.rates.clock, self.rates.last_old)
+        return self._lines.following(page)
 
     def set_capacity(self, num_slots: i64) -> None:
         self.rates.set_capacity(num_slots)

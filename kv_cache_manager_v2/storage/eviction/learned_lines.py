@@ -2,7 +2,7 @@
 
 ONCE and AGAIN are content of kind 0 and 1, FIRST is what goes before all others. Each line is an `EvictionQueue`, so a page's place
 in it costs nothing beside its row. ONCE is old content and then young content; a mark per priority says which page is the first young
-one. The mark is moved on a few pages at a time, so some behind it may be old by now.
+one. The mark is moved on by some pages at a time, so some behind it may be old by now.
 """
 
 from typing import Final, final
@@ -11,13 +11,14 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..eviction_queue import EvictionQueue
-from ..page_rows import PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..page_rows import LINKS, LOW_MASK, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES
 from .page_notes import (
     KIND_BIT,
     KNOWN,
     LINE_BITS,
     LINE_SHIFT,
+    STAMP_MASK,
     STAMP_SHIFT,
     PageNotes,
     line_of_note,
@@ -29,7 +30,9 @@ AGAIN: Final = 1
 FIRST: Final = 2
 NUM_LINES: Final = 3
 NUM_SENTINELS: Final = NUM_LINES * NUM_PRIORITIES
-MOST_AGED: Final = 16
+MOST_AGED: Final = 64
+"""A few pages are aged in one go and not one by one: while the mark is behind, victims are known one at a time only."""
+_NO_MARK: Final = -2
 _IN_ONCE: Final = (ONCE + 1) << LINE_SHIFT
 _IN_AGAIN: Final = (AGAIN + 1) << LINE_SHIFT
 _IN_FIRST: Final = (FIRST + 1) << LINE_SHIFT
@@ -38,7 +41,7 @@ _IN_FIRST: Final = (FIRST + 1) << LINE_SHIFT
 @final
 @mypyc_attr(native_class=True)
 class LearnedLines:
-    __slots__ = ("once", "again", "first", "young", "notes", "_rows", "_scratch")
+    __slots__ = ("once", "again", "first", "young", "notes", "_rows", "_scratch", "_num_marks", "_sum_of_marks", "_end_of_run")
 
     once: Final[EvictionQueue]
     again: Final[EvictionQueue]
@@ -48,6 +51,11 @@ class LearnedLines:
     notes: Final[PageNotes]
     _rows: Final[PageRows]
     _scratch: vec[i64]
+    _num_marks: i64
+    """Priorities with a young page; with one of them, the sum of the marked pages is the page."""
+    _sum_of_marks: i64
+    _end_of_run: i64
+    """Where the victims that are known in advance end, see `following`."""
 
     def __init__(self, rows: PageRows, first_sentinel: i64, notes: PageNotes) -> None:
         """``first_sentinel``: of `NUM_SENTINELS` rows."""
@@ -58,6 +66,21 @@ class LearnedLines:
         self.first = EvictionQueue(rows, first_sentinel + 2 * NUM_PRIORITIES)
         self.young = vec[i64]([NO_VICTIM] * NUM_PRIORITIES)
         self._scratch = vec[i64]()
+        self._num_marks = 0
+        self._sum_of_marks = 0
+        self._end_of_run = NO_VICTIM
+
+    def _mark(self, priority: i64, page: i64) -> None:
+        """That is the first young page of ONCE from now on, or NO_VICTIM."""
+        young = self.young
+        marked = young[priority]
+        if marked != NO_VICTIM:
+            self._num_marks -= 1
+            self._sum_of_marks -= marked
+        if page != NO_VICTIM:
+            self._num_marks += 1
+            self._sum_of_marks += page
+        young[priority] = page
 
     def line(self, number: i64) -> EvictionQueue:
         if number == ONCE:
@@ -85,10 +108,9 @@ class LearnedLines:
         self.set_note(page, note)
         if note & LINE_BITS == _IN_ONCE:
             self.once.push(page)
-            young = self.young
             priority = self.priority(page)
-            if young[priority] == NO_VICTIM:
-                young[priority] = page
+            if self.young[priority] == NO_VICTIM:
+                self._mark(priority, page)
         else:
             self.line(line_of_note(note)).push(page)
 
@@ -108,17 +130,18 @@ class LearnedLines:
     def forget_priority(self, page: i64) -> None:
         """Its row's priority is another one by now than that of its place in line: to be said before `leave`."""
         # Which one it was, nothing tells but the mark, and only for that it is of interest.
-        if self.note(page) & LINE_BITS == _IN_ONCE:
+        if self.note(page) & LINE_BITS == _IN_ONCE and self._num_marks > 0:
+            young = self.young
             priority: i64 = 0
             while priority < NUM_PRIORITIES:
-                self._pass_mark_on(page, priority)
+                if young[priority] == page:
+                    self._mark(priority, self.once.following(page))
                 priority += 1
 
     def _pass_mark_on(self, page: i64, priority: i64) -> None:
         """If the page, in ONCE, is the first young one of that priority, then the next one is as young."""
-        young = self.young
-        if young[priority] == page:
-            young[priority] = self.once.following(page)
+        if self.young[priority] == page:
+            self._mark(priority, self.once.following(page))
 
     def put_behind(self, page: i64, other: i64, note: i64) -> None:
         """A page that is in no line goes right behind ``other``, into its line, or to the end of the line that ``note`` says if that one
@@ -143,49 +166,45 @@ class LearnedLines:
             pages = self._select(pages, count, ONCE)
         self.once.push_run(pages, num_once)
         words = self._rows.words
-        young = self.young
         marked: i64 = NO_VICTIM
         position: i64 = 0
         while position < num_once:
             priority = priority_of_place(words[pages[position] * ROW_WORDS + PLACE])
             if priority != marked:
                 marked = priority
-                if young[priority] == NO_VICTIM:
-                    young[priority] = pages[position]
+                if self.young[priority] == NO_VICTIM:
+                    self._mark(priority, pages[position])
             position += 1
 
     def enter_first(self, pages: vec[i64], count: i64, note: i64) -> None:
         """Before all others, the last one before all of them; with that note, but for their kind."""
-        highest: i64 = 0
+        notes = self.notes.notes
         position: i64 = 0
         while position < count:
-            if pages[position] > highest:
-                highest = pages[position]
-            position += 1
-        self.notes.reach(highest)
-        notes = self.notes.notes
-        position = 0
-        while position < count:
-            entry: int = note | (i64(notes[pages[position]]) & KIND_BIT)
-            notes[pages[position]] = entry
+            page = pages[position]
+            if page >= len(notes):
+                self.notes.reach(page)
+                notes = self.notes.notes
+            entry: int = note | (i64(notes[page]) & KIND_BIT)
+            notes[page] = entry
             position += 1
         self.first.push_run_first(pages, count)
 
     def leave_run(self, pages: vec[i64], count: i64, note: i64, is_use: bool) -> None:
         """They are in no line any more, and have that note. ``is_use``: mostly from the end of a line on, else from its beginning."""
         notes = self.notes.notes
-        words = self._rows.words
-        young = self.young
+        # With one mark, a look at each page tells whether it is that; with several, all are looked for.
+        mark: i64 = self._sum_of_marks if self._num_marks == 1 else _NO_MARK
+        is_marked = self._num_marks > 1
         num_once: i64 = 0
         num_again: i64 = 0
-        is_marked = False
         position: i64 = 0
         while position < count:
             page = pages[position]
             line = i64(notes[page]) & LINE_BITS
             if line == _IN_ONCE:
                 num_once += 1
-                if young[priority_of_place(words[page * ROW_WORDS + PLACE])] == page:
+                if page == mark:
                     is_marked = True
             elif line == _IN_AGAIN:
                 num_again += 1
@@ -204,7 +223,8 @@ class LearnedLines:
             if num_again > 0:
                 self._take_out(self.again, self._select(pages, count, AGAIN), num_again, is_use)
             num_first = count - num_once - num_again
-            self._take_out(self.first, pages if num_first == count else self._select(pages, count, FIRST), num_first, is_use)
+            if num_first > 0:
+                self._take_out(self.first, pages if num_first == count else self._select(pages, count, FIRST), num_first, is_use)
         entry: int = note
         position = 0
         while position < count:
@@ -212,11 +232,10 @@ class LearnedLines:
             position += 1
 
     def _take_out(self, line: EvictionQueue, pages: vec[i64], count: i64, is_use: bool) -> None:
-        if count > 0:
-            if is_use:
-                line.use_run(pages, count)
-            else:
-                line.evict_run(pages, count)
+        if is_use:
+            line.use_run(pages, count)
+        else:
+            line.evict_run(pages, count)
 
     def _pass_marks_on(self, pages: vec[i64], count: i64) -> None:
         """The pages, all still in line, are about to go: each mark goes to the first page that stays."""
@@ -226,18 +245,15 @@ class LearnedLines:
             # Nothing in line is unknown: that tells who goes.
             notes[pages[position]] ^= KNOWN
             position += 1
-        words = self._rows.words
         young = self.young
-        position = 0
-        while position < count:
-            page = pages[position]
-            priority = priority_of_place(words[page * ROW_WORDS + PLACE])
-            if young[priority] == page:
-                following = page
+        priority: i64 = 0
+        while priority < NUM_PRIORITIES:
+            following = young[priority]
+            if following != NO_VICTIM and notes[following] & KNOWN == 0:
                 while following != NO_VICTIM and notes[following] & KNOWN == 0:
                     following = self.once.following(following)
-                young[priority] = following
-            position += 1
+                self._mark(priority, following)
+            priority += 1
 
     def _select(self, pages: vec[i64], count: i64, line: i64) -> vec[i64]:
         """Those whose notes say that line, in order; kept until the next call."""
@@ -257,32 +273,49 @@ class LearnedLines:
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def age(self, priority: i64, now: i64, last_old: i64) -> i64:
-        """The first young page of ONCE, or NO_VICTIM; a few are looked at, so that a first eviction after long does not take long."""
-        page = self.young[priority]
+        """The first young page of ONCE, or NO_VICTIM; so many are looked at, so that a first eviction after long does not take long."""
+        marked = self.young[priority]
+        if marked == NO_VICTIM:
+            return marked
+        notes = self.notes.notes
+        words = self._rows.words
+        end_of_sentinels = self._rows.first_page_of_blocks
+        least_age = now - last_old
+        page = marked
         num_left: i64 = MOST_AGED
-        while num_left > 0 and page != NO_VICTIM and stamp_of_note(i64(self.notes.notes[page]), now) <= last_old:
-            page = self.once.following(page)
+        # As in `stamp_of_note`, for ages.
+        while num_left > 0 and (now - (i64(notes[page]) >> STAMP_SHIFT)) & STAMP_MASK >= least_age:
+            page = words[page * ROW_WORDS + LINKS] & LOW_MASK
+            if page < end_of_sentinels:
+                page = NO_VICTIM
+                break
             num_left -= 1
-        self.young[priority] = page
+        if page != marked:
+            self._mark(priority, page)
         return page
 
-    def following(self, page: i64, now: i64, last_old: i64) -> i64:
-        """The page behind this one, a victim, if it is as old and just as much worth; else NO_VICTIM."""
+    def begin_run(self, page: i64, now: i64, last_old: i64) -> None:
+        """That page is the next victim."""
+        mark = self.young[self.priority(page)]
+        # If the mark is on an old page, it moves on before another one is chosen: nothing is known then.
+        is_behind = mark != NO_VICTIM and stamp_of_note(i64(self.notes.notes[mark]), now) <= last_old
+        self._end_of_run = _NO_MARK if is_behind else mark
+
+    def following(self, page: i64) -> i64:
+        """The page behind this one if it is as old and just as much worth; else NO_VICTIM. Of the next victim, of which `begin_run` has
+        been told, and then of each one that this returns."""
         # Whatever line it is in, its row has the next one.
-        following = self.once.following(page)
-        if following == NO_VICTIM:
-            return following
+        rows = self._rows
+        following = rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
+        if following < rows.first_page_of_blocks:
+            return NO_VICTIM
         notes = self.notes.notes
         note = i64(notes[page])
         if note & LINE_BITS == _IN_FIRST:
             return following
-        if (note ^ i64(notes[following])) >> STAMP_SHIFT != 0:
-            return NO_VICTIM
-        mark = self.young[priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])]
-        if mark == NO_VICTIM:
-            return following
-        # With the next one young content would begin, or the mark would move on before another page is chosen.
-        if mark == following or stamp_of_note(i64(notes[mark]), now) <= last_old:
+        end = self._end_of_run
+        # Behind the mark young content begins.
+        if end == _NO_MARK or following == end or (note ^ i64(notes[following])) >> STAMP_SHIFT != 0:
             return NO_VICTIM
         return following
 

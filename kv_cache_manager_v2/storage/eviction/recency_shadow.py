@@ -117,11 +117,13 @@ class RecencyShadow:
         if not self.note_left(stamp, count):
             self._earn(count * _PAGE)
 
-    def note_gone(self, stamp: i64) -> None:
-        """What was pushed then was given up to make room."""
+    def note_gone(self, stamp: i64, count: i64 = 1) -> None:
+        """So many pages that were pushed then were given up to make room."""
         if stamp >= self._oldest:
-            self._gone[stamp & (NUM_PARTS - 1)] += 1
-            self.num_at_risk += 1
+            gone = i64(self._gone[stamp & (NUM_PARTS - 1)]) + count
+            entry: int = gone
+            self._gone[stamp & (NUM_PARTS - 1)] = entry
+            self.num_at_risk += count
 
     def note_miss(self, stamp: i64) -> None:
         """What was pushed then came back, and is gone."""

@@ -53,6 +53,10 @@ class NaiveQueue(ABC):
     @abstractmethod
     def push(self, page: int, priority: int) -> None: ...
 
+    def push_run(self, pages: list[int], priorities: list[int]) -> None:
+        for page, priority in zip(pages, priorities, strict=True):
+            self.push(page, priority)
+
     @abstractmethod
     def push_first(self, page: int, priority: int) -> None: ...
 
@@ -288,9 +292,10 @@ class NaiveLearned(NaiveQueue):
         self.old.discard(page)
         return super().leave(page)
 
-    def learn(self, page: int) -> None:
+    def learn(self, page: int) -> bool:
+        """Whether it is known by now."""
         if page in self.kind:
-            return
+            return True
         self.kind[page] = 0
         ghosts = self.ghosts.get(bucket_of(self.content_key(page), self.capacity), [])
         for place, ghost in enumerate(ghosts):
@@ -299,7 +304,19 @@ class NaiveLearned(NaiveQueue):
                 self.shadow.note_miss(ghost[2])
                 self.kind[page] = 1
                 ghosts[place] = None
-                return
+                return True
+        return False
+
+    def push_run(self, pages: list[int], priorities: list[int]) -> None:
+        """The far end of a path first: what is below eight contents that were not there was not there either."""
+        fresh = [page for page in reversed(pages) if page not in self.kind]
+        num_unknown = 0
+        for page in fresh:
+            if num_unknown == 8:
+                self.kind[page] = 0
+            else:
+                num_unknown = 0 if self.learn(page) else num_unknown + 1
+        super().push_run(pages, priorities)
 
     def young(self, priority: int) -> list[int]:
         """Those not known to be old."""

@@ -116,22 +116,19 @@ class History:
         self.away.add(page)
 
     def step_by_runs(self) -> None:
-        """Many pages at once, for the twin one by one."""
+        """Many pages at once, for the twin mostly one by one."""
         random = self.random
         kind = random.random()
         if kind < 0.4 and self.used:
             pages = self.choose(self.used)
-            is_first = random.random() < 0.2
-            for page in pages:
-                priority = self.set_priority(page)
-                if is_first:
-                    self.twin.push_first(page, priority)
-                else:
-                    self.twin.push(page, priority)
+            priorities = [self.set_priority(page) for page in pages]
             run = vec[i64](pages)
-            if is_first:
+            if random.random() < 0.2:
+                for page, priority in zip(pages, priorities, strict=True):
+                    self.twin.push_first(page, priority)
                 self.queue.push_run_first(run, len(pages))
             else:
+                self.twin.push_run(pages, priorities)
                 self.queue.push_run(run, len(pages))
             self.queued.update(pages)
             self.used.difference_update(pages)
