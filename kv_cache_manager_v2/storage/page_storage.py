@@ -485,6 +485,10 @@ class PageStorage:
         else:
             self.held_queues[index].remove(page)
 
+    def stands_first(self, page: i64, index: i64) -> bool:
+        """Whether a victim was put before all others of its priority, and not because it came last."""
+        return self.rows.num_holds(page) == 0 and self.queues[index].stands_first(page)
+
     def put_back(self, page: i64, pool_group: i64) -> None:
         """Into the queue where an unlocked page belongs now, as the most recently used."""
         level = self.rows.level(page)

@@ -95,6 +95,11 @@ class RoomMaker:
                 missing = evictable
             if missing == 0:
                 return
+            if queue.count_first() > 0:
+                missing = self._bound_passed(level, pool_group, missing)
+                if missing == 0:
+                    self._drop_first(index, pool_group)
+                    continue
             # The levels below first: what is dropped there may take along pages of this one.
             if storage.allocators[below].num_free < missing:
                 self.free_slots(level + 1, pool_group, missing)
@@ -123,6 +128,32 @@ class RoomMaker:
         storage.digest.note(VICTIM, page)
         storage.drop_with_owner(page, pool_group, CAPACITY)
         return True
+
+    def _bound_passed(self, level: i64, pool_group: i64, missing: i64) -> i64:
+        """How many of so many victims go down together. Those that go before all others here are worth less than what is below: where all
+        is full there, they go in place of what goes first there too, and no further; 0: not even one."""
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        below = index + storage.num_pool_groups
+        page = self._choose_victim(index)
+        if not storage.stands_first(page, index):
+            return missing
+        num_first = storage.queues[index].count_first()
+        if missing > num_first:
+            missing = num_first
+        other = below + storage.num_pool_groups
+        while other < len(storage.allocators):
+            if storage.allocators[other].num_free > 0:
+                return missing
+            other += storage.num_pool_groups
+        room = storage.allocators[below].num_free + storage.queues[below].count_first()
+        if room >= missing:
+            return missing
+        if room == 0:
+            victim = storage.queues[below].first()
+            if victim == NO_VICTIM or storage.rows.priority(victim) < storage.rows.priority(page):
+                return missing
+        return room
 
     def _drop_first(self, index: i64, pool_group: i64) -> None:
         page = self._find_victim(index)
@@ -163,16 +194,23 @@ class RoomMaker:
         moves.begin()
         chosen = vec[i64]()
         to_copy = vec[i64]()
+        first_to_copy = vec[i64]()
+        first_to_write = vec[i64]()
         to_write = vec[i64]()
         position: i64 = 0
         while position < count:
             page = self._choose_victim(index)
+            is_first = storage.stands_first(page, index)
             storage.take_out_victim(page, pool_group)
             chosen = append(chosen, page)
             if storage.copies.num_copies > 0 and self._has_good_copy(page, index + storage.num_pool_groups):
                 to_copy = append(to_copy, page)
+                if is_first:
+                    first_to_copy = append(first_to_copy, page)
             else:
                 to_write = append(to_write, page)
+                if is_first:
+                    first_to_write = append(first_to_write, page)
             position += 1
         if len(to_copy) > 0:
             try:
@@ -181,6 +219,7 @@ class RoomMaker:
                 self._put_all_back(chosen, pool_group, count)
                 raise
             count = len(to_write)
+            self._put_below(to_copy, first_to_copy, pool_group)
             if count == 0:
                 return
         try:
@@ -199,8 +238,20 @@ class RoomMaker:
             storage.num_evicted[index] += 1
             storage.digest.note(VICTIM, page)
             moves.settle(position, index, level + 1, pool_group, point)
-            storage.put_back(page, pool_group)
             position += 1
+        self._put_below(to_write, first_to_write, pool_group)
+
+    def _put_below(self, pages: vec[i64], first_pages: vec[i64], pool_group: i64) -> None:
+        """Into their queues on the level they have come to. What stood before all others does so again, in the same order."""
+        num_first: i64 = 0
+        for page in pages:
+            if num_first < len(first_pages) and first_pages[num_first] == page:
+                num_first += 1
+            else:
+                self._storage.put_back(page, pool_group)
+        while num_first > 0:
+            num_first -= 1
+            self._storage.put_back_first(first_pages[num_first], pool_group)
 
     def _put_all_back(self, pages: vec[i64], pool_group: i64, count: i64) -> None:
         """The device refused: victims are next in line again, in the order in which they were chosen."""
@@ -247,4 +298,3 @@ class RoomMaker:
             storage.digest.note(VICTIM, page)
             storage.place_page(page, level + 1, target)
             storage.free_slot(index, slot, point)
-            storage.put_back(page, pool_group)

@@ -88,6 +88,14 @@ class VictimQueue(metaclass=ABCMeta):
     def defer(self, page: i64, below: i64) -> None:
         """The page, which is the next victim, goes after ``below``, whose priority is not lower."""
 
+    def stands_first(self, page: i64) -> bool:
+        """Whether a queued page was put before all others of its priority, as far as the policy knows that still."""
+        return False
+
+    def count_first(self) -> i64:
+        """Queued pages of which that is known."""
+        return 0
+
     @abstractmethod
     def first(self) -> i64:
         """The next victim, or NO_VICTIM."""

@@ -1,9 +1,16 @@
 """A windowed layer never holds more than it needs: pages that no layer will read again go back as the window moves."""
 
 import pytest
-from small_models import free_slots, manager_of, run_prompt, used_slots
+from small_models import config_of, free_slots, manager_of, run_prompt, used_slots
 
-from kv_cache_manager_v2 import BAD_PAGE_INDEX
+from kv_cache_manager_v2 import (
+    BAD_PAGE_INDEX,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    HostDevice,
+    KVCacheManager,
+    KVCacheManagerConfig,
+)
 
 
 def valid_blocks(indices: memoryview) -> list[int]:
@@ -128,3 +135,24 @@ def test_what_the_window_passed_goes_first_but_for_the_end_of_the_prompt() -> No
         assert manager.probe_reuse(input_tokens=text[:100]) == 100
         assert manager.probe_reuse(input_tokens=text[:80]) == 0
         manager.check_invariants()
+
+
+@pytest.mark.parametrize("num_prompts", [7, 12])
+def test_what_the_window_passed_takes_no_room_from_others_on_a_lower_level(num_prompts: int) -> None:
+    """Window 9, 4 tokens per block: a text of 40 tokens has 10 pages, of which the window has passed 8, and a match of all of it needs the
+    other 2. The GPU has room for one text, the host for 20 pages: the last 2 of ten texts. By recency alone it would be all 10 of two."""
+    slot_bytes = 64  # of `config_of`: 4 tokens, a key and a value of 8 bytes each
+    plain = config_of((9,), num_slots=10)
+    config = KVCacheManagerConfig(
+        plain.tokens_per_block, [GpuCacheTierConfig(10 * slot_bytes), HostCacheTierConfig(20 * slot_bytes)], plain.layers
+    )
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        texts = [list(range(1000 * number, 1000 * number + 40)) for number in range(num_prompts)]
+        for text in texts:
+            with manager.create_kv_cache() as kv_cache:
+                assert kv_cache.resume()
+                assert kv_cache.resize(40)
+                kv_cache.commit(text)
+            manager.check_invariants()
+        found = [manager.probe_reuse(input_tokens=text) for text in texts]
+        assert found == [0] * max(0, num_prompts - 11) + [40] * min(num_prompts, 11)
