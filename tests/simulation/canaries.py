@@ -274,7 +274,7 @@ CANARIES = (
         "reuse/radix_tree.py",
         "                    sink.on_page_removed(page, CAPACITY)\n",
         "                    pass\n",
-        first_seed=630,
+        first_seed=20,
     ),
     Canary(
         "a page that went down is told of as where it was",

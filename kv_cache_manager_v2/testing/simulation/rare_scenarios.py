@@ -1,8 +1,10 @@
 """Scenarios bent towards what the others seldom reach, each drawn with a random of its own: all else stays as it was.
 
 *Crowded*: hardly anything is published, so that pages are private and must stay, and what is below the GPU is small: sequences that
-come up swap places with others. *Restless*: a device that fails, and sequences that are suspended and resumed all the time, from a
-disk. *Fragmented*: a page has a part in several pools, so that a device can fail between two of them.
+come up swap places with others. *Brimful*: texts as long as the only level has room for, which leave earlier ones in the middle of
+the last block: a sequence finds no room for its own copy of that block, and takes it out of the tree. *Restless*: a device that
+fails, and sequences that are suspended and resumed all the time, from a disk. *Fragmented*: a page has a part in several pools, so
+that a device can fail between two of them.
 """
 
 from collections.abc import Mapping
@@ -10,11 +12,12 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from ...config.cache_tier_config import HostCacheTierConfig
+from ...config.cache_tier_config import GpuCacheTierConfig, HostCacheTierConfig
 from ...config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig
 from ...config.manager_config import KVCacheManagerConfig
 
 _SHARE_OF_CROWDED: Final = 0.12
+_SHARE_OF_BRIMFUL: Final = 0.1
 _SHARE_OF_RESTLESS: Final = 0.7
 _SHARE_OF_FRAGMENTED: Final = 0.8
 _CROWDED: Final = {
@@ -26,6 +29,16 @@ _CROWDED: Final = {
     "create": 1.5,
     "resume": 2.0,
     "suspend": 3.0,
+}
+BRIMFUL: Final = {
+    "create": 2.0,
+    "step": 1.5,
+    "step_batch": 0.3,
+    "commit": 2.0,
+    "suspend": 0.3,
+    "stop_committing": 2.0,
+    "close": 3.0,
+    "clear": 0.3,
 }
 _RESTLESS: Final = {
     "close": 0.5,
@@ -43,13 +56,38 @@ def choose_bends(seed: int, can_fail: bool) -> Mapping[str, float]:
     share = Random(11 * seed + 5).random()
     if can_fail:
         return _RESTLESS if share < _SHARE_OF_RESTLESS else {}
-    return _CROWDED if share < _SHARE_OF_CROWDED else {}
+    if share < _SHARE_OF_CROWDED:
+        return _CROWDED
+    return BRIMFUL if Random(23 * seed + 9).random() < _SHARE_OF_BRIMFUL else {}
 
 
 def crowd(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
     """One level below the GPU, half as large."""
     top = config.cache_tiers[0]
     return replace(config, cache_tiers=[top, HostCacheTierConfig(top.quota // 2)])
+
+
+def brimful_blocks(seed: int) -> int:
+    """Of the only level, and of the longest text."""
+    return Random(23 * seed + 10).choice((3, 4, 5))
+
+
+def fill_to_the_brim(config: KVCacheManagerConfig, num_blocks: int) -> KVCacheManagerConfig:
+    """One level with slots for so many blocks, all of which may be used; no window passes any, and a match may end in one."""
+    layers: list[LayerConfig] = []
+    num_bytes = 0
+    for layer in config.layers:
+        if isinstance(layer, AttentionLayerConfig):
+            layers.append(replace(layer, sliding_window_size=None, num_sink_tokens=None))
+            num_bytes += num_blocks * sum([buffer.size * buffer.expansion(config.tokens_per_block) for buffer in layer.buffers])
+    return replace(
+        config,
+        cache_tiers=[GpuCacheTierConfig(num_bytes)],
+        layers=layers,
+        max_util_for_resume=1.0,
+        enable_partial_reuse=True,
+        swa_scratch_reuse=None,
+    )
 
 
 def is_fragmented(seed: int) -> bool:

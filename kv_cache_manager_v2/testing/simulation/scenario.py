@@ -18,7 +18,7 @@ from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
 from .policy_scenario import draw_policies
-from .rare_scenarios import choose_bends, crowd, fragment, is_fragmented
+from .rare_scenarios import BRIMFUL, brimful_blocks, choose_bends, crowd, fill_to_the_brim, fragment, is_fragmented
 from .sharing_scenario import draw_sharing
 from .state_scenario import add_state
 
@@ -70,7 +70,7 @@ class Scenario:
 
     __slots__ = (
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
-        "digest_share", "max_kept_texts", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
+        "digest_share", "max_kept_texts", "max_cut", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
         "spares_writes",
     )  # fmt: skip
 
@@ -85,6 +85,8 @@ class Scenario:
     digest_share: Final[float]
     max_kept_texts: Final[int]
     """Few of them are shared often."""
+    max_cut: Final[int]
+    """As for `TextSource`."""
     commits_at_once: Final[float]
     max_event_entries: Final[int]
     """Of the buffer for KV events; 0: nobody listens."""
@@ -103,7 +105,9 @@ class Scenario:
         config = _draw_config(random)
         bends = choose_bends(seed, self.fault_share > 0.0)
         self.spares_writes = self.fault_share > 0.0 and len(bends) > 0
-        if len(bends) > 0:
+        if bends is BRIMFUL:
+            config = fill_to_the_brim(config, brimful_blocks(seed))
+        elif len(bends) > 0:
             config = crowd(config)
         config = draw_policies(add_state(config, seed), seed)
         if self.fault_share > 0.0:
@@ -112,18 +116,22 @@ class Scenario:
                 config = fragment(config)
         self.config = config
         self.num_streams = random.choice((1, 2, 3, 5, 8))
-        self.max_sequences = random.choice((2, 4, 8, 12))
-        self.max_tokens = self.config.tokens_per_block * random.choice((3, 6, 12))
+        max_sequences = random.choice((2, 4, 8, 12))
+        self.max_sequences = 1 + seed % 2 if bends is BRIMFUL else max_sequences
+        max_blocks = random.choice((3, 6, 12))
+        self.max_tokens = self.config.tokens_per_block * (brimful_blocks(seed) if bends is BRIMFUL else max_blocks)
         self.vocabulary = random.choice((2, 4, 1000))
         self.digest_share = random.choice((0.0, 0.0, 0.1))
-        self.max_kept_texts = random.choice((1, 3, 12))
-        self.commits_at_once = random.choice((0.3, 0.8, 1.0))
+        max_kept_texts, commits_at_once = random.choice((1, 3, 12)), random.choice((0.3, 0.8, 1.0))
+        self.max_cut = self.config.tokens_per_block if bends is BRIMFUL else 0
+        self.max_kept_texts = 1 if bends is BRIMFUL else max_kept_texts
+        self.commits_at_once = 1.0 if bends is BRIMFUL else commits_at_once
         weights = [likelihood * random.choice((0.3, 1.0, 1.0, 2.0)) for likelihood in _LIKELIHOODS.values()]
         weights = [weight * bends.get(kind, 1.0) for kind, weight in zip(_LIKELIHOODS, weights)]
         kinds = draw_sharing(random.choices(list(_LIKELIHOODS), weights, k=num_actions), seed)
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # of its own: whether anybody listens changes nothing else
-        self.max_event_entries = listening.choice((0, 3, 100_000))
+        self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))
         self.steps_per_event_check = listening.choice((1, 1, 5))
 
     def make_device(self) -> SimulatedDevice:

@@ -91,7 +91,7 @@ class SimulatedRun:
         self._streams = [self.device.default_stream()]
         while len(self._streams) < scenario.num_streams:
             self._streams.append(self.device.create_stream())
-        self._texts = TextSource(scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts)
+        self._texts = TextSource(scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts, scenario.max_cut)
         self._sequences = []
         self._lost = LostSequences(self.manager, self._model)
         self._drops = PlannedDrops()

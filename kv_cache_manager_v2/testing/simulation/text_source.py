@@ -20,17 +20,20 @@ from ..reference_tree import Text
 class TextSource:
     """Keeps some of the texts that it is told of; everything is drawn from the given random numbers."""
 
-    __slots__ = ("_vocabulary", "_digest_share", "_max_kept", "_texts")
+    __slots__ = ("_vocabulary", "_digest_share", "_max_kept", "_max_cut", "_texts")
 
     _vocabulary: Final[int]
     _digest_share: Final[float]
     _max_kept: Final[int]
+    _max_cut: Final[int]
     _texts: Final[list[Text]]
 
-    def __init__(self, vocabulary: int, digest_share: float, max_kept: int) -> None:
+    def __init__(self, vocabulary: int, digest_share: float, max_kept: int, max_cut: int = 0) -> None:
+        """``max_cut``: if not 0, texts are as long as they may be, and differ from earlier ones in so many tokens at most."""
         self._vocabulary = vocabulary
         self._digest_share = digest_share
         self._max_kept = max_kept
+        self._max_cut = max_cut
         self._texts = []
 
     def draw_text(self, random: Random, max_tokens: int) -> Text:
@@ -39,13 +42,19 @@ class TextSource:
         size = int(random.random() * (max_tokens + 1))
         if self._texts and random.random() < 0.85:
             tokens.extend(random.choice(self._texts))
+            if self._max_cut > 0:
+                del tokens[len(tokens) - int(random.random() * (self._max_cut + 1)) :]
+                return self._lengthen(tokens, max_tokens, random)
             if random.random() < 0.4:
                 del tokens[int(random.random() * (len(tokens) + 1)) :]
             # As the next turn of a chat does, or a question about the same document.
             size = len(tokens) + int(random.random() * random.choice((1, 3, max_tokens)))
+        return self._lengthen(tokens, size if self._max_cut == 0 else max_tokens, random)[:max_tokens]
+
+    def _lengthen(self, tokens: list[TokenIdExt], size: int, random: Random) -> Text:
         while len(tokens) < size:
             tokens.append(self.draw_token(random))
-        return tuple(tokens[:max_tokens])
+        return tuple(tokens)
 
     def draw_token(self, random: Random) -> TokenIdExt:
         if random.random() < self._digest_share:
