@@ -5,6 +5,7 @@ from typing import Final, final
 from librt.strings import write_i64_le
 from mypy_extensions import i64, mypyc_attr
 
+from ..reuse.token_packing import TOKEN_BYTES, has_digest
 from .journal_format import (
     BEAM_WIDTH,
     CANCEL_DROP,
@@ -14,6 +15,7 @@ from .journal_format import (
     CLOSE,
     COMMIT,
     COMMIT_BEAMS,
+    COMMIT_GIVEN,
     COMMIT_ONE,
     COMMIT_TREE,
     CREATE,
@@ -47,15 +49,18 @@ _MAX_SHORT_LENGTH: Final = 1 << 31
 @final
 @mypyc_attr(native_class=True)
 class CallJournal:
-    __slots__ = ("writer", "_priorities")
+    __slots__ = ("writer", "_priorities", "_prompts")
 
     writer: Final[JournalWriter]
     _priorities: Final[list[int]]
     """What the user's callback returned since `begin`."""
+    _prompts: Final[dict[int, bytes]]
+    """By serial, the packed tokens that an open sequence was given, until it has committed them, or others."""
 
     def __init__(self, writer: JournalWriter) -> None:
         self.writer = writer
         self._priorities = []
+        self._prompts = {}
 
     def begin(self) -> None:
         """A call that may ask for priorities starts; what one that raised has asked before belongs to no record."""
@@ -72,6 +77,7 @@ class CallJournal:
 
     def create(
         self,
+        serial: i64,
         lora_id: int | str | None,
         salt: int | str | None,
         tokens: list[int | bytes] | None,
@@ -82,6 +88,8 @@ class CallJournal:
         retention: str,
     ) -> None:
         """Either ``packed`` tokens without digests, or ``tokens``, or neither."""
+        if packed is not None and len(packed) > 0:
+            self._prompts[int(serial)] = packed
         self.writer.number(CREATE)
         self._write_priorities()
         self._text(lora_id, salt, tokens, packed)
@@ -133,6 +141,8 @@ class CallJournal:
         self.writer.end_record()
 
     def close(self, serial: i64) -> None:
+        if len(self._prompts) > 0:
+            self._prompts.pop(int(serial), None)
         self.writer.operation(CLOSE, serial)
         self.writer.end_record()
 
@@ -192,6 +202,29 @@ class CallJournal:
             writer.number(MIXED)
             writer.number(token + 1)
             writer.end_record()
+
+    def commit_given(self, serial: i64, begin: i64, packed: bytes) -> bool:
+        """Whether what is committed at ``begin`` is what the sequence was given, which then need not be written again.
+
+        False, and nothing is written, if that is not so; then it is not asked again.
+        """
+        prompt = self._prompts.get(int(serial))
+        if prompt is None:
+            return False
+        given = prompt[begin * TOKEN_BYTES : begin * TOKEN_BYTES + len(packed)]
+        num_given: i64 = len(given)
+        is_given = num_given > 0 and (given == packed if num_given == len(packed) else packed.startswith(given))
+        if not is_given or begin * TOKEN_BYTES + num_given == len(prompt):
+            del self._prompts[int(serial)]
+        rest = packed[num_given:]
+        if not is_given or has_digest(rest):
+            return False
+        writer = self.writer
+        writer.operation(COMMIT_GIVEN, serial)
+        writer.number(num_given // TOKEN_BYTES)
+        writer.packed_tokens(rest)
+        writer.end_record()
+        return True
 
     def commit(self, serial: i64, tokens: list[int | bytes] | None, packed: bytes) -> None:
         """``tokens`` if there are digests among them, else ``packed`` says it all."""

@@ -26,6 +26,8 @@ present ones where it said to keep them.
                 a RESIZE that asked for no priorities
     COMMIT_ONE  serial (3 bytes), token (4)                      returned
     COMMIT      serial, tokens                                   returned
+    COMMIT_GIVEN  serial, count, tokens                          returned: so many of the tokens that CREATE was given,
+                                                                 from the committed count on, and then these
     STOP        serial                                           returned
     STREAM      serial, stream                                   returned
     SCRATCH     serial, enabled (0 / 1)                          returned
@@ -60,7 +62,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 16
+VERSION: Final = 17
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -93,6 +95,7 @@ HINT: Final = 34
 GROW: Final = 35
 INVALIDATE: Final = 36
 MOVE: Final = 37
+COMMIT_GIVEN: Final = 38
 
 RETAIN: Final = 0
 RELEASE: Final = 1

@@ -9,10 +9,15 @@ from .journal_format import MAGIC, MIXED, NOTHING, NUMBER, PACKED, TEXT, VERSION
 _MAX_SHIFT: Final = 56
 
 
-@final
 @mypyc_attr(native_class=False)
 class JournalError(ValueError):
     """The journal cannot be read (further): the offset in bytes, and the reason."""
+
+
+@final
+@mypyc_attr(native_class=False)
+class TornJournalError(JournalError):
+    """The journal ends inside a record: its process was killed, or its disk was full. What is before that record is whole."""
 
 
 @final
@@ -34,7 +39,14 @@ class JournalReader:
             raise JournalError("this is no journal of a KVCacheManager")
         if len(data) <= len(MAGIC) or data[len(MAGIC)] != VERSION:
             raise JournalError(f"this journal is not of version {VERSION}, the only one that this release reads")
-        self.config = self.raw(self.number())
+        try:
+            self.config = self.raw(self.number())
+        except TornJournalError:
+            raise JournalError("the journal ends inside its configuration: nothing can be done again") from None
+
+    @property
+    def num_bytes_left(self) -> int:
+        return len(self._data) - int(self.position)
 
     @property
     def is_at_end(self) -> bool:
@@ -46,7 +58,7 @@ class JournalReader:
         data = self._data
         while True:
             if self.position >= len(data):
-                raise JournalError(f"byte {self.position}: the journal ends inside a record")
+                raise TornJournalError(f"byte {self.position}: the journal ends inside a record")
             byte: i64 = data[self.position]
             self.position += 1
             value |= (byte & 127) << shift
@@ -59,7 +71,7 @@ class JournalReader:
     def raw(self, num_bytes: i64) -> bytes:
         end = self.position + num_bytes
         if end > len(self._data):
-            raise JournalError(f"byte {self.position}: the journal ends inside a record")
+            raise TornJournalError(f"byte {self.position}: the journal ends inside a record")
         data = self._data[self.position : end]
         self.position = end
         return data

@@ -364,7 +364,7 @@ class KVCacheManager(PrefixMatches):
                 asks = custom_priority_callback is not None
                 length = None if expected_prompt_length is None else int(prompt_length)
                 kept = "" if retention is None else encode_value(retention)
-                journal.create(scope.lora_id, scope.salt, listed, packed, asks, length, positions, kept)
+                journal.create(serial, scope.lora_id, scope.salt, listed, packed, asks, length, positions, kept)
             return kv_cache
         except AssertionError as error:
             raise guard.fail(error) from error

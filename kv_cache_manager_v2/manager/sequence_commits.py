@@ -135,9 +135,10 @@ class SequenceCommits(SequenceTransfers):
     def _commit_any(self, tokens: Tokens) -> None:
         state = self._state
         packed = self._pack(tokens)
+        begin = state.num_committed
         commit_steps.commit_packed(state, packed)
         journal = state.shared.journal
-        if journal is not None:
+        if journal is not None and not journal.commit_given(state.serial, begin, packed):
             mixed = unpack_tokens(packed, state.shared.tree.digests) if has_digest(packed) else None
             journal.commit(state.serial, mixed, packed)
 

@@ -24,16 +24,20 @@ from .. import (
 )
 from ..config.config_codec import decode_config, decode_retention
 from ..journal import journal_format as form
-from ..journal.journal_reader import JournalError, JournalReader
+from ..journal.journal_reader import JournalError, JournalReader, TornJournalError
 
 
 @dataclass(frozen=True)
 class RerunResult:
-    """``num_digests`` points at which the decisions were compared and found equal; ``digest`` is the last one."""
+    """``num_digests`` points at which the decisions were compared and found equal; ``digest`` is the last one.
+
+    ``num_torn_bytes`` at the end are the beginning of a record whose rest was never written; 0 if the journal ends with a whole one.
+    """
 
     num_calls: int
     num_digests: int
     digest: bytes
+    num_torn_bytes: int = 0
 
 
 class RerunMismatch(Exception):
@@ -66,7 +70,7 @@ class _Rerun:
 
     __slots__ = (
         "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "streams",
-        "priorities", "num_calls", "num_digests", "stop_after", "picture",
+        "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "picture",
     )  # fmt: skip
 
     reader: Final[JournalReader]
@@ -81,6 +85,9 @@ class _Rerun:
     priorities: list[int]
     num_calls: int
     num_digests: int
+    num_torn_bytes: int
+    prompts: Final[dict[int, list[int | bytes]]]
+    """What open sequences were given, which their commits may refer to."""
     stop_after: int | None
     """Calls after which to end; None for all."""
     picture: dict[str, Any]
@@ -102,15 +109,21 @@ class _Rerun:
         self.priorities = []
         self.num_calls = 0
         self.num_digests = 0
+        self.num_torn_bytes = 0
+        self.prompts = {}
         self.stop_after = None
         self.picture = {}
 
     def run(self) -> RerunResult:
         try:
             while not self.reader.is_at_end and (self.stop_after is None or self.num_calls < self.stop_after):
-                operation = self.reader.number()
+                num_calls, num_bytes_left = self.num_calls, self.reader.num_bytes_left
                 try:
-                    self.apply(operation)
+                    self.apply(self.reader.number())
+                except TornJournalError:
+                    # All fields of a record are read before anything is done.
+                    self.num_calls, self.num_torn_bytes = num_calls, num_bytes_left
+                    break
                 except CorruptedError:
                     raise
                 except (KVCacheManagerError, ValueError, TypeError) as error:
@@ -120,7 +133,7 @@ class _Rerun:
                 if self.check_invariants:
                     self.manager.check_invariants()
             self.picture = self.manager.describe()
-            return RerunResult(self.num_calls, self.num_digests, self.manager.state_digest())
+            return RerunResult(self.num_calls, self.num_digests, self.manager.state_digest(), self.num_torn_bytes)
         finally:
             for kv_cache in self.sequences.values():
                 kv_cache.close()
@@ -188,12 +201,15 @@ class _Rerun:
             kv_cache.suspend()
         elif operation == form.CLOSE:
             self.sequences.pop(serial).close()
+            self.prompts.pop(serial, None)
         elif operation == form.RESIZE:
             self.read_priorities()
             capacity, history = reader.number(), reader.number()
             self.compare("result", bool(reader.number()), kv_cache.resize(capacity, history))
         elif operation == form.COMMIT:
             kv_cache.commit(reader.tokens())
+        elif operation == form.COMMIT_GIVEN:
+            kv_cache.commit(self.given_tokens(serial, kv_cache.num_committed_tokens) + reader.tokens())
         elif operation == form.STOP:
             kv_cache.stop_committing()
         elif operation == form.STREAM:
@@ -222,6 +238,13 @@ class _Rerun:
             self.plans.append(kv_cache.plan_committed_block_drop())
         else:
             raise JournalError(f"byte {reader.position}: {operation} is no operation")
+
+    def given_tokens(self, serial: int, begin: int) -> list[int | bytes]:
+        count = int(self.reader.number())
+        tokens = self.prompts.get(serial, [])[begin : begin + count]
+        if len(tokens) < count:
+            raise JournalError(f"byte {self.reader.position}: sequence {serial} was not given {begin + count} tokens")
+        return tokens
 
     def move(self, kv_cache: KVCache, capacity: int, history: int | None) -> None:
         self.priorities = []
@@ -275,6 +298,8 @@ class _Rerun:
             snapshot_positions=positions,
             retention=decode_retention(retention) if retention else None,
         )
+        if tokens is not None:
+            self.prompts[self.num_created] = tokens
         self.num_created += 1
 
     def scope(self) -> ReuseScope:

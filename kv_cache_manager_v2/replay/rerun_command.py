@@ -31,4 +31,9 @@ def run_rerun_command(options: argparse.Namespace) -> int:
     sys.stdout.write(
         f"{result.num_calls} calls, digest {result.digest.hex()}: equal at all {result.num_digests} points of comparison\n"
     )
+    if result.num_torn_bytes > 0:
+        sys.stdout.write(
+            f"the journal ends inside a record: its process was killed, or its disk was full; the last {result.num_torn_bytes} bytes are"
+            " left out\n"
+        )
     return EXIT_OK

@@ -10,7 +10,7 @@ import pytest
 from random_calls import drive
 from small_models import config_of, manager_of
 
-from kv_cache_manager_v2 import Device, HostDevice, KVCacheManager, LogicError, SwaScratchReuseConfig
+from kv_cache_manager_v2 import Device, HostDevice, KVCacheManager, LogicError, ReuseScope, SwaScratchReuseConfig
 from kv_cache_manager_v2.journal.journal_reader import JournalError
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.rerun import RerunMismatch, rerun
@@ -101,6 +101,57 @@ def test_decode_calls_take_few_bytes(tmp_path: Path) -> None:
             assert (path.stat().st_size - before) / 2000 < 9
 
 
+def test_prompts_are_written_once(tmp_path: Path) -> None:
+    """4 bytes a token when the sequence is made; what is committed of them, in whatever pieces, is a few bytes each time."""
+    path = tmp_path / "calls.journal"
+    prompt = [5 * token % 1999 for token in range(3000)]
+    with KVCacheManager(config_of(num_slots=3000), device=HostDevice(), journal=path) as manager:
+        for length, pieces in ((3000, [1000, 2, 1998]), (2000, [8, 1500]), (2900, [2900])):
+            manager.flush_journal()
+            before = path.stat().st_size
+            kv_cache = manager.create_kv_cache(input_tokens=prompt[:length])
+            assert kv_cache.resume() and kv_cache.resize(4000)
+            begin = kv_cache.num_committed_tokens
+            for piece in pieces:
+                tokens = prompt[begin : min(begin + piece, length)]
+                kv_cache.commit(tokens)
+                begin += len(tokens)
+            manager.flush_journal()
+            # Nothing of the rest is longer than 40 bytes, and a digest is 9.
+            assert 4 * length <= path.stat().st_size - before < 4 * length + 40 * (3 + len(pieces))
+            kv_cache.close()
+        digest = manager.state_digest()
+    assert rerun(path, HostDevice(), check_invariants=True).digest == digest
+
+
+def test_commits_that_differ_from_the_prompt_run_again(tmp_path: Path) -> None:
+    """They go beyond it, leave it at once or later, have digests, or are those of a fork."""
+    path = tmp_path / "calls.journal"
+    prompt: list[int | bytes] = list(range(50))
+    digest_token: list[int | bytes] = [b"d" * 16]
+    with KVCacheManager(config_of(num_slots=3000), device=HostDevice(), journal=path) as manager:
+        made: list[list[list[int | bytes]]] = [
+            [prompt + [7, 8]], [prompt[:20], prompt[20:] + [9]], [[3, 4], prompt[2:]], [prompt[:20], [1, 2], prompt[22:30]],
+            [prompt + digest_token], [prompt[:30], digest_token + prompt[31:]], [prompt, [1, 2, 3]], [[0], prompt[1:9], []],
+        ]  # fmt: skip
+        texts: list[list[int | bytes]] = []
+        for number, commits in enumerate(made):
+            kv_cache = manager.create_kv_cache(ReuseScope(salt=number), prompt)
+            assert kv_cache.resume() and kv_cache.resize(100)
+            for tokens in commits:
+                kv_cache.commit(tokens)
+            child = kv_cache.fork()
+            assert child.resize(102)
+            child.commit(prompt[-5:])
+            texts.append([token for tokens in commits for token in tokens])
+            kv_cache.close()
+            child.close()
+        digest = manager.state_digest()
+        for number, text in enumerate(texts):
+            assert manager.probe_reuse(ReuseScope(salt=number), text) == len(text)
+    assert rerun(path, HostDevice(), check_invariants=True).digest == digest
+
+
 def test_every_form_of_a_resize_runs_again(tmp_path: Path) -> None:
     """With and without a new history, refused, and as part of a batch."""
     path = tmp_path / "calls.journal"
@@ -120,12 +171,12 @@ def test_every_form_of_a_resize_runs_again(tmp_path: Path) -> None:
     assert rerun(path, HostDevice()).digest == digest
 
 
-def test_torn_and_foreign_files_are_named(tmp_path: Path) -> None:
+def test_headless_and_foreign_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "calls.journal"
     record(path, 1, HostDevice(), False)
     data = path.read_bytes()
-    (tmp_path / "torn").write_bytes(data[: len(data) // 2])
-    with pytest.raises((JournalError, RerunMismatch)):
+    (tmp_path / "torn").write_bytes(data[:40])
+    with pytest.raises(JournalError, match="configuration"):
         rerun(tmp_path / "torn", HostDevice())
     (tmp_path / "foreign").write_bytes(b"something else")
     with pytest.raises(JournalError):
