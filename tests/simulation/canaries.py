@@ -433,6 +433,37 @@ CANARIES = (
         "                move_page(storage, ours, theirs)\n",
         first_seed=80,
     ),
+    # -- batches, plans, policies, early writing ------------------------------------------------------------------------
+    Canary(
+        "a batch keeps the small steps behind a refusal",
+        "manager/batch_step.py",
+        "                self._take_back(done)\n",
+        "                pass\n",
+    ),
+    Canary(
+        "a batch goes on behind a refusal",
+        "manager/batch_step.py",
+        "                return position\n",
+        "                break\n",
+    ),
+    Canary(
+        "a plan to drop forgets its pin",
+        "reuse/drop_plans.py",
+        "        blocks[-1].num_pins += 1\n",
+        "",
+    ),
+    Canary(
+        "LEARNED goes on counting a page that is in use",
+        "storage/eviction/learned.py",
+        "        self._lines.set_note(page, _IN_USE)\n        self.num_pages -= 1\n",
+        "        self._lines.set_note(page, _IN_USE)\n",
+    ),
+    Canary(
+        "an early copy is taken to be written at once",
+        "storage/early_copies.py",
+        "            allocator.ready[moves.targets[position]] = point\n",
+        "            allocator.ready[moves.targets[position]] = 0\n",
+    ),
     # -- failures of the device ---------------------------------------------------------------------------------------
     Canary(
         "copies of a level that could not shrink are not waited for",
