@@ -153,6 +153,8 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
         # Our pages may hold tokens that are written and not committed: none may be given up for a published one.
         if _share_a_life_cycle(state, private, published):
             return
+    if published is not None and _would_replace_a_held_page(state, private, published):
+        return
     mark = _mark_of(state)
     state.shared.guard.begin_change()
     block = _attach_or_rebase(state, key, mark)
@@ -173,6 +175,25 @@ def _share_a_life_cycle(state: SequenceState, private: Block, published: Block) 
     while life_cycle < state.shared.num_life_cycles:
         if rows.has_page(private.first_page + life_cycle) and rows.has_page(published.first_page + life_cycle):
             return True
+        life_cycle += 1
+    return False
+
+
+def _would_replace_a_held_page(state: SequenceState, private: Block, published: Block) -> bool:
+    """Whether a page of the published partial block waits on a lower level for its holder.
+
+    A full block's pages are equal whoever wrote them. In those of a partial one its publisher may have tokens of its own behind
+    the published ones, which no other page has.
+    """
+    if state.timeline == NO_TIMELINE:
+        return False
+    rows = state.shared.storage.rows
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        theirs = published.first_page + life_cycle
+        if rows.has_page(private.first_page + life_cycle) and rows.has_page(theirs):
+            if rows.level(theirs) > GPU_LEVEL and rows.num_holds(theirs) > 0:
+                return True
         life_cycle += 1
     return False
 
@@ -242,12 +263,17 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     return private
 
 
-def _mend_page(state: SequenceState, ours: i64, theirs: i64, pool_group: i64, mark: i64) -> i64:
+def _mend_page(
+    state: SequenceState, ours: i64, theirs: i64, pool_group: i64, is_partial: bool, mark: i64
+) -> i64:
     """Theirs, without a copy further down, comes from a disk, and may never come, or has not: it gets the bytes of ours. Returns the
     mark after that."""
     storage = state.shared.storage
     reads = storage.reads
     if not reads.knows(int(theirs)):
+        return mark
+    if is_partial and storage.rows.num_holds(theirs) > 1:
+        expect_reads(state)  # behind the published tokens another holder may have its own
         return mark
     try:
         copy_page(storage, ours, theirs, pool_group, state.stream)
@@ -266,6 +292,7 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
     shared = state.shared
     storage = shared.storage
     is_active = state.timeline != NO_TIMELINE
+    is_partial = len(published.key) < shared.tree.block_bytes
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         ours = private.first_page + life_cycle
@@ -293,7 +320,7 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                         # copies there are may not depend on how quick a disk is.
                         storage.copies.forget(theirs)
                         if not storage.reads.is_idle:
-                            mark = _mend_page(state, ours, theirs, pool_group, mark)
+                            mark = _mend_page(state, ours, theirs, pool_group, is_partial, mark)
                     storage.free_page(ours, pool_group, mark)
                     state.tables[life_cycle].set(ordinal, slot)
                 else:

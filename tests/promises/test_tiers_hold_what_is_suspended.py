@@ -99,6 +99,40 @@ def test_with_all_levels_exactly_full_any_order_of_resuming_works(
                 sequences[number].close()
 
 
+@pytest.mark.parametrize("is_on_its_way", [False, True])
+@pytest.mark.parametrize("kind", devices())
+def test_tokens_behind_a_published_part_of_a_block_stay(kind: str, is_on_its_way: bool, tmp_path: Path) -> None:
+    """Of 7 written tokens 5 are published: block 1 holds one for everybody, and two for its sequence alone.
+
+    A reader matches the 5 and has a copy of block 1. The page itself goes to the disk for others; then the reader ends, on
+    level 0, with the same token. What it has must not take the place of the page, whether that is on the disk or on its way up.
+    """
+    with Bench(tiered_config(4, [("disk", 4)], str(tmp_path)), make_device(kind)) as bench:
+        first = bench.manager.create_kv_cache(id=1)
+        assert first.resume() and bench.write(first, 7)
+        text = bench.texts[1]
+        first.commit(text[:5])
+        first.stop_committing()
+        reader = bench.manager.create_kv_cache(input_tokens=text[:5], id=2)
+        assert reader.resume() and reader.num_committed_tokens == 5
+        bench.texts[2] = text[:5]
+        assert bench.write(reader, 1)
+        first.suspend()
+        other = bench.manager.create_kv_cache(id=3)
+        assert other.resume() and bench.write(other, 5)
+        # Block 0 is shared, block 1 there twice, and two blocks of the other one's: one page had to go.
+        assert bench.num_copied(0, 1) == 1
+        other.close()
+        if is_on_its_way:
+            assert first.resume(wait=False)
+        reader.close()
+        bench.manager.check_invariants()
+        if not is_on_its_way:
+            assert first.resume()
+        bench.check(first)
+        first.close()
+
+
 @pytest.mark.parametrize("is_fifo", [True, False])
 def test_two_at_a_time_while_the_last_level_is_exactly_full(is_fifo: bool, tmp_path: Path) -> None:
     """8 + 4 + 4 slots for four sequences of 4 pages; two are always active and one comes as another goes."""
