@@ -4,6 +4,9 @@
                 r   a   b   c   d   e
                 r   b   e                    10 -> 9, 13 -> 10: each moves towards the front, over what is not needed any more
 
+Each page is put right that a target has at present, also where the window will have passed it: the commit publishes it, for prompts
+that end there.
+
 A target is never the source of a move that comes later, so the moves go in order; a run of moves none of which overwrites what
 another one of the run reads is enqueued at once.
 """
@@ -55,10 +58,12 @@ def _validate_pages(state: SequenceState, positions: vec[i64]) -> None:
                 )
             life_cycle: i64 = 0
             while life_cycle < state.shared.num_life_cycles:
-                if _needs_move(state, life_cycle, target // size, history) and (
-                    state.tables[life_cycle].entries[position // size] == BAD_PAGE_INDEX
-                    or state.tables[life_cycle].entries[target // size] == BAD_PAGE_INDEX
-                ):
+                entries = state.tables[life_cycle].entries
+                if entries[target // size] == BAD_PAGE_INDEX:
+                    is_missing = _is_read(state, life_cycle, target // size, history)
+                else:
+                    is_missing = entries[position // size] == BAD_PAGE_INDEX
+                if is_missing:
                     raise LogicError(
                         f"sequence {state.id}: position {position} or {target} of layer group {life_cycle} is in scratch slots; "
                         f"configure swa_scratch_reuse with max_rewind_len at least the size of the tree"
@@ -67,7 +72,8 @@ def _validate_pages(state: SequenceState, positions: vec[i64]) -> None:
         target += 1
 
 
-def _needs_move(state: SequenceState, life_cycle: i64, ordinal: i64, history: i64) -> bool:
+def _is_read(state: SequenceState, life_cycle: i64, ordinal: i64, history: i64) -> bool:
+    """Whether the layers will read that block at that history."""
     if not state.shared.life_cycles[life_cycle].has_page_per_block:
         return False
     if ordinal < state.shared.num_sink_blocks[life_cycle]:
@@ -83,7 +89,6 @@ def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies)
     """
     shared = state.shared
     size = shared.tokens_per_block
-    history = state.num_committed + len(positions)
     target = state.num_committed
     sources = vec[i64]()
     has_moved = False
@@ -98,10 +103,10 @@ def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies)
             sources = append(sources, position)
             life_cycle: i64 = 0
             while life_cycle < shared.num_life_cycles:
-                if _needs_move(state, life_cycle, target // size, history):
-                    entries = state.tables[life_cycle].entries
-                    source_slot = i64(entries[position // size])
-                    target_slot = i64(entries[target // size])
+                entries = state.tables[life_cycle].entries
+                source_slot = i64(entries[position // size])
+                target_slot = i64(entries[target // size])
+                if target_slot != BAD_PAGE_INDEX:
                     copies.add(life_cycle, source_slot, position % size, target_slot, target % size)
                 life_cycle += 1
         target += 1

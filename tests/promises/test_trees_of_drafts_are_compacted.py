@@ -75,6 +75,20 @@ def test_the_next_step_reads_the_accepted_branch() -> None:
         assert not device.races
 
 
+def test_what_the_window_has_passed_is_moved_too() -> None:
+    """A window of 2, blocks of 4 tokens, a tree of 11 nodes at 1 to 11 of which all but the first are accepted: 11 tokens, and the
+    next one reads from block floor((11 + 1 - 2) / 4) = 2 on. Block 1 is published nevertheless, and a prompt of 7 of these tokens
+    reads its position 6: that is the node from position 7."""
+    with manager_of([2]) as manager, run_prompt(manager, [100]) as kv_cache:
+        assert kv_cache.resize(12, 1)
+        for position in range(1, 12):
+            write(manager, kv_cache, position, position, 1)
+        kv_cache.commit_tree(list(range(102, 112)), list(range(2, 12)))
+        with manager.create_kv_cache(input_tokens=[100, *range(102, 108)]) as shorter:
+            assert shorter.num_committed_tokens == 7 and shorter.resume()
+            assert set(bytes_of(manager, shorter, 6, 1)) == {7}
+
+
 def test_mistakes_change_nothing() -> None:
     with manager_of() as manager, run_prompt(manager, [1, 2, 3, 4, 5]) as kv_cache:
         assert kv_cache.resize(10, 5)
