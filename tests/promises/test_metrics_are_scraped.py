@@ -199,17 +199,47 @@ def test_a_clock_is_a_clock():
         manager.time_blocks(untyped)
 
 
-def test_the_dashboard_asks_for_what_there_is():
-    registry = prometheus_client.CollectorRegistry()
-    events = KVCacheEventManager(16)
-    with KVCacheManager(config_of(), device=HostDevice(), event_manager=events) as manager:
-        exporter = PrometheusExporter(manager, registry=registry, event_manager=events)
-        names = set(re.findall(r"^# TYPE (\S+)", scrape(registry), re.MULTILINE))
-        exporter.close()
+def test_the_dashboard_shows_all_that_there_is():
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"kvcm_\w+?(?=_bucket|_sum|\W)", query)}
-    assert len(asked) > 8 and asked <= names, asked - names
+    # The names of a scrape, as test_names_follow_the_conventions holds.
+    assert asked == NAMES, f"not shown: {NAMES - asked}; not there: {asked - NAMES}"
+
+
+def test_the_dashboard_has_a_place_for_each_panel():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    covered = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {(place["x"] + column, place["y"] + row) for column in range(place["w"]) for row in range(place["h"])}
+        assert all(column < 24 for column, _ in cells), f"{panel['title']} is wider than a dashboard"
+        assert not cells & covered, f"{panel['title']} lies on another panel"
+        covered |= cells
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+
+def test_what_the_dashboard_groups_by_are_labels_that_there_are():
+    registry = prometheus_client.CollectorRegistry()
+    events = KVCacheEventManager(16)
+    with Bench(tiered_config(8, [("host", 12)]), HostDevice(), event_manager=events) as bench:
+        exporter = PrometheusExporter(bench.manager, registry=registry, event_manager=events)
+        text = scrape(registry)
+        exporter.close()
+    # "instance" is Prometheus' own.
+    labels = {"instance": NAMES}
+    for name, found in re.findall(r"^(kvcm_\w+?)(?:_bucket|_sum|_count)?\{(.*)\}", text, re.MULTILINE):
+        for label in re.findall(r'(\w+)="', found):
+            labels[label] = labels.get(label, set()) | {name}
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            names = set(re.findall(r"kvcm_\w+?(?=_bucket|_sum|\W)", target["expr"]))
+            grouped = [label for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in group.split(", ")]
+            selected = re.findall(r"(\w+)=~?\"", target["expr"])
+            shown = re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))
+            for label in grouped + selected + shown:
+                assert any(name in labels[label] for name in names), f"{panel['title']}: {target['expr']}: no {label}"
 
 
 def test_without_statistics_there_is_nothing_to_export():
