@@ -85,15 +85,10 @@ class WireWriter:
         fields: list[object]
         if isinstance(event, BlockStored):
             fields = ["BlockStored", event.hashes, event.parent_hash, event.token_ids, event.block_size]
-            fields += [event.lora_id, event.medium, event.lora_name]
-            if self._has_groups:
-                fields += [event.extra_keys, event.group, event.kind, event.window]
-            elif event.extra_keys is not None:
-                fields.append(event.extra_keys)
+            fields += [event.lora_id, event.medium, event.lora_name, event.extra_keys]
+            fields += [event.group, event.kind, event.window] if self._has_groups else [None, None, None]
         elif isinstance(event, BlockRemoved):
-            fields = ["BlockRemoved", event.hashes, event.medium]
-            if self._has_groups:
-                fields.append(event.group)
+            fields = ["BlockRemoved", event.hashes, event.medium, event.group if self._has_groups else None]
         else:
             assert isinstance(event, AllBlocksCleared)
             fields = ["AllBlocksCleared"]

@@ -47,8 +47,8 @@ def test_the_array_dialect_has_all_positions() -> None:
     assert msgspec.msgpack.decode(write(EVENTS, "array", rank=None)) == [
         1763700000.5,
         [
-            ["BlockStored", [0x1122334455667788], 0x0102030405060708, [1, 2, 3, 4], 4, None, "GPU", None],
-            ["BlockRemoved", [1], "CPU"],
+            ["BlockStored", [0x1122334455667788], 0x0102030405060708, [1, 2, 3, 4], 4, None, "GPU", None, None, None, None, None],
+            ["BlockRemoved", [1], "CPU", None],
             ["AllBlocksCleared"],
         ],
         None,
