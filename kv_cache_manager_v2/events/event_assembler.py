@@ -43,7 +43,7 @@ from .log_batch import (
     RUN_PUBLISHED,
     LogBatch,
 )
-from .published_run import PublishedRun
+from .published_run import PublishedRun, level_of_standing, priority_of_standing
 from .removal_cause import CAUSE_NAMES
 
 _STORED: Final = 0
@@ -227,9 +227,9 @@ class EventAssembler:
             self._add_block(first_page, parent, run.key(ordinal))
             group: i64 = 0
             while group < self._num_groups:
-                place = run.places[ordinal * self._num_groups + group]
-                if place >= 0:
-                    self._store(first_page + group, place)
+                standing = run.standings[ordinal * self._num_groups + group]
+                if standing >= 0:
+                    self._store(first_page + group, _pack(level_of_standing(standing), priority_of_standing(standing)))
                 group += 1
             parent = first_page
             ordinal += 1

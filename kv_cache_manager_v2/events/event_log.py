@@ -137,9 +137,10 @@ class EventLog(PageEventSink):
     def on_run_published(self, run: PublishedRun) -> None:
         marks = self._marks
         num_life_cycles = self._num_life_cycles
-        places = run.places
+        standings = run.standings
         num_pages: i64 = 0
-        next_place: i64 = 0
+        marks_before: i64 = 0
+        position: i64 = 0
         for block in run.first_pages:
             at = block - self._first_page
             end = at + num_life_cycles
@@ -147,14 +148,15 @@ class EventLog(PageEventSink):
                 marks = self._reach(block)
             mark: i64 = _KNOWN
             while at < end:
-                assert marks[at] == 0, "a block was announced twice"
-                if places[next_place] >= 0:
-                    mark |= _ANNOUNCED
-                    num_pages += 1
-                marks[at] = mark
+                # The sign's bits are -1 where there is no page.
+                announced = _ANNOUNCED + (standings[position] >> 62)
+                marks_before |= marks[at]
+                marks[at] = mark | announced
+                num_pages += announced
                 mark = 0
-                next_place += 1
+                position += 1
                 at += 1
+        assert marks_before == 0, "a block was announced twice"
         self._note(RUN_PUBLISHED)
         self._objects.append(run)
         self._num_pages += num_pages
@@ -195,15 +197,14 @@ class EventLog(PageEventSink):
             self._note_page(PAGE_REMOVED | (page << ID_SHIFT) | (cause << LEVEL_SHIFT))
 
     def on_pages_removed(self, pages: vec[i64], num_pages: i64, cause: i64) -> None:
-        # A path of blocks without any other pages.
-        self._note_removed(pages, num_pages, 0, 0, cause)
+        # A path of which no block leaves, and none has other pages.
+        self.on_path_removed(pages, num_pages, pages, 0, 0, 0, cause)
 
-    def on_path_removed(self, pages: vec[i64], num_pages: i64, life_cycle: i64, num_life_cycles: i64, cause: i64) -> None:
-        self._note_removed(pages, num_pages, life_cycle, num_life_cycles, cause)
-
-    def _note_removed(self, pages: vec[i64], num_pages: i64, life_cycle: i64, num_life_cycles: i64, cause: i64) -> None:
+    def on_path_removed(
+        self, pages: vec[i64], num_pages: i64, blocks: vec[i64], num_blocks: i64, life_cycle: i64, num_life_cycles: i64, cause: i64
+    ) -> None:  # fmt: skip
         marks = self._marks
-        words = self._reserve(num_pages)
+        words = self._reserve(num_pages + num_blocks)
         begin = self._num_words
         at = begin
         first_page = self._first_page
@@ -223,8 +224,18 @@ class EventLog(PageEventSink):
                 marks[place] &= ~_ANNOUNCED
                 words[at] = PAGE_REMOVED | (page << ID_SHIFT) | bits
                 at += 1
-        self._num_words = at
         self._num_pages += at - begin
+        position = 0
+        while position < num_blocks:
+            block = blocks[position]
+            position += 1
+            place = block - first_page
+            if place < num_marks and marks[place] != 0:
+                assert marks[place] == _KNOWN, "a block left the tree, and an announced page stayed"
+                marks[place] = 0
+                words[at] = BLOCK_REMOVED | (block << ID_SHIFT)
+                at += 1
+        self._num_words = at
         self._hand_over_if_full()
 
     def on_page_moved(self, page: i64, old_level: i64, new_level: i64) -> None:

@@ -10,8 +10,9 @@ listens, and the test for that is all it costs. A sink only takes notes: it neve
     on_page_moved        the page's bytes are on another cache level now
     on_priority_changed
     on_page_removed      the page is gone; or its block is a sequence's own again
-    on_pages_removed, on_path_removed    the same for many
+    on_pages_removed     the same for many
     on_block_removed     the block left the tree, after its pages
+    on_path_removed      both, for blocks below each other
     on_root_removed
     on_levels_resized    pool groups have another number of slots
 
@@ -25,7 +26,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import TokenIdExt
-from .published_run import PublishedRun
+from .published_run import PublishedRun, level_of_standing, priority_of_standing
 from .removal_cause import UNREACHABLE
 
 
@@ -46,15 +47,15 @@ class PageEventSink(metaclass=ABCMeta):
     def on_run_published(self, run: PublishedRun) -> None:
         """`on_block_published` and `on_page_published` for all of them."""
         parent = run.parent
-        num_life_cycles: i64 = len(run.places) // len(run.first_pages)
+        num_life_cycles: i64 = len(run.standings) // len(run.first_pages)
         ordinal: i64 = 0
         for block in run.first_pages:
             self.on_block_published(block, parent, run.key(ordinal), None)
             life_cycle: i64 = 0
             while life_cycle < num_life_cycles:
-                place = run.places[ordinal * num_life_cycles + life_cycle]
-                if place >= 0:
-                    self.on_page_published(block + life_cycle, place & 255, place >> 8)
+                standing = run.standings[ordinal * num_life_cycles + life_cycle]
+                if standing >= 0:
+                    self.on_page_published(block + life_cycle, level_of_standing(standing), priority_of_standing(standing))
                 life_cycle += 1
             parent = block
             ordinal += 1
@@ -66,9 +67,11 @@ class PageEventSink(metaclass=ABCMeta):
             self.on_page_removed(pages[position], cause)
             position += 1
 
-    def on_path_removed(self, pages: vec[i64], num_pages: i64, life_cycle: i64, num_life_cycles: i64, cause: i64) -> None:
-        """The same for pages of blocks of which each has lost its page of ``life_cycle``, which stands first, for ``cause``;
-        the others are UNREACHABLE now."""
+    def on_path_removed(
+        self, pages: vec[i64], num_pages: i64, blocks: vec[i64], num_blocks: i64, life_cycle: i64, num_life_cycles: i64, cause: i64
+    ) -> None:  # fmt: skip
+        """The last pages of the first ``num_blocks`` blocks, the far end first, and then these. Each has lost its page of
+        ``life_cycle``, which stands first, for ``cause``; the others are UNREACHABLE now."""
         end: i64 = 0
         position: i64 = 0
         while position < num_pages:
@@ -78,6 +81,10 @@ class PageEventSink(metaclass=ABCMeta):
             else:
                 end = page - life_cycle + num_life_cycles
                 self.on_page_removed(page, cause)
+            position += 1
+        position = 0
+        while position < num_blocks:
+            self.on_block_removed(blocks[position])
             position += 1
 
     @abstractmethod

@@ -1,9 +1,25 @@
-"""Full blocks below each other that were published at once: told of in one note, taken apart by who drains."""
+"""Full blocks below each other that were published at once: told of in one note, taken apart by who drains.
+
+Where a page is and what it is worth is one number, its standing: level (bits 0-4) | priority (5-11), anything above; negative where
+there is no page.
+"""
 
 from typing import Final, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
+
+_LEVEL_MASK: Final = 31
+_PRIORITY_SHIFT: Final = 5
+_PRIORITY_MASK: Final = 127
+
+
+def level_of_standing(standing: i64) -> i64:
+    return standing & _LEVEL_MASK
+
+
+def priority_of_standing(standing: i64) -> i64:
+    return (standing >> _PRIORITY_SHIFT) & _PRIORITY_MASK
 
 
 @final
@@ -11,24 +27,24 @@ from mypy_extensions import i64, mypyc_attr
 class PublishedRun:
     """Nobody changes what is in it."""
 
-    __slots__ = ("parent", "first_pages", "places", "_packed", "_begin", "_block_bytes")
+    __slots__ = ("parent", "first_pages", "standings", "_packed", "_begin", "_block_bytes")
 
     parent: Final[i64]
     """Of the first block; each other one is below the one before it."""
     first_pages: Final[vec[i64]]
-    places: Final[vec[i64]]
-    """Of each page of each block, level | priority << 8; negative where there is none."""
+    standings: Final[vec[i64]]
+    """Of each page of each block."""
     _packed: Final[bytes]
     """The blocks' tokens from ``_begin`` on, packed as int32; no digest is among them."""
     _begin: Final[i64]
     _block_bytes: Final[i64]
 
     def __init__(
-        self, parent: i64, first_pages: vec[i64], places: vec[i64], packed: bytes, begin: i64, block_bytes: i64
+        self, parent: i64, first_pages: vec[i64], standings: vec[i64], packed: bytes, begin: i64, block_bytes: i64
     ) -> None:
         self.parent = parent
         self.first_pages = first_pages
-        self.places = places
+        self.standings = standings
         self._packed = packed
         self._begin = begin
         self._block_bytes = block_bytes

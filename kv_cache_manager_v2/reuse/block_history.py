@@ -20,6 +20,7 @@ from .text_hash import EMPTY_TEXT, RUN_WORDS, WORD_BYTES, hash_block, hash_run
 from .text_table import FIRST_DROPPED, IS_HERE, NO_TEXT, SCOPE_MASK, TextTable
 
 NO_SAMPLE: Final = -1
+_PART_WORDS: Final = 1024
 
 SCOPE_SHIFT: Final = 36
 """Of a scope in a key."""
@@ -95,11 +96,12 @@ class BlockHistory:
             return
         # While there was one scope, nobody could ask whether another had a text; once in a manager's life.
         self._tells_scopes = True
+        self._table.keep_one_each()
         number: i64 = 0
         while number < len(self._block_texts):
             self._block_scopes = append(self._block_scopes, self._only_scope)
             if self._block_texts[number] != NO_TEXT:
-                self._table.write(self._block_texts[number], self._only_scope, IS_HERE)
+                self._table.note(self._block_texts[number], self._only_scope, IS_HERE)
             number += 1
 
     def forget_root(self, root: i64) -> None:
@@ -114,7 +116,7 @@ class BlockHistory:
         self._block_texts[number] = text
         if self._tells_scopes:
             self._block_scopes[number] = scope
-            self._table.write(text, scope, IS_HERE)
+            self._table.note(text, scope, IS_HERE)
         self.num_blocks += 1
         sample = self._nearest_sample(parent)
         self._block_samples[number] = sample
@@ -128,8 +130,7 @@ class BlockHistory:
         if len(packed) % (WORD_BYTES * RUN_WORDS * num_blocks) != 0:
             self._note_one_by_one(parent, blocks)
             return
-        run_texts = vec[i64]([0] * num_blocks)
-        hash_run(self.text_of(parent), vec[i64](packed.cast("q")), run_texts)
+        run_texts = _hash_in_parts(self.text_of(parent), packed, num_blocks)
         scope = self._scope_of_path(parent)
         scope_bits = scope << SCOPE_SHIFT
         sampler = self.sampler
@@ -156,7 +157,7 @@ class BlockHistory:
             for first_page in first_pages:
                 number = rows.block_number(first_page)
                 self._block_scopes[number] = scope
-                self._table.write(texts[number], scope, IS_HERE)
+                self._table.note(texts[number], scope, IS_HERE)
 
     def _note_one_by_one(self, parent: i64, blocks: list[Block]) -> None:
         for block in blocks:
@@ -181,9 +182,7 @@ class BlockHistory:
         scope = self._only_scope
         if self._tells_scopes:
             scope = self._block_scopes[number]
-            self._table.write(text, scope, FIRST_DROPPED + cause)
-        else:
-            self._table.write_next(text, scope, FIRST_DROPPED + cause)
+        self._table.note(text, scope, FIRST_DROPPED + cause)
         if self._block_samples[number] < NO_SAMPLE and self.sampler is not None:
             self.sampler.note_gone(key_of(text, scope))
         num_blocks = self.num_blocks
@@ -191,6 +190,35 @@ class BlockHistory:
             self._num_evicted += 1
             self._num_blocks_at_evictions += num_blocks
         self.num_blocks = num_blocks - 1
+
+    def note_path_gone(self, first_pages: vec[i64], num_blocks: i64, cause: i64) -> None:
+        """`note_gone` for the first ``num_blocks`` of them, blocks of one path that go one after the other."""
+        sampler = self.sampler
+        if self._tells_scopes or (sampler is not None and sampler.times is not None):
+            position: i64 = 0
+            while position < num_blocks:
+                self.note_gone(first_pages[position], cause)
+                position += 1
+            return
+        texts = self._block_texts
+        rows = self._rows
+        first_of_all = rows.first_page_of_blocks
+        shift = rows.block_shift
+        table = self._table
+        scope = self._only_scope
+        state = FIRST_DROPPED + cause
+        ordinal: i64 = 0
+        while ordinal < num_blocks:
+            first_page = first_pages[ordinal]
+            number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
+            table.note(texts[number], scope, state)
+            texts[number] = NO_TEXT
+            ordinal += 1
+        if cause == CAPACITY or cause == UNREACHABLE:
+            self._num_evicted += num_blocks
+            # So many were there, then one less, and so on.
+            self._num_blocks_at_evictions += num_blocks * self.num_blocks - num_blocks * (num_blocks - 1) // 2
+        self.num_blocks -= num_blocks
 
     # -- the sample ---------------------------------------------------------------------------------------------------
 
@@ -266,6 +294,24 @@ class BlockHistory:
     def find(self, text: i64, scope: i64) -> i64:
         """See `TextTable.find`."""
         return self._table.find(text, scope)
+
+
+def _hash_in_parts(text: i64, packed: memoryview, num_blocks: i64) -> vec[i64]:
+    """The texts of blocks below each other, the first one below ``text``; a part's words are a copy that stays in the nearest cache."""
+    texts = vec[i64]([0] * num_blocks)
+    words = packed.cast("q")
+    words_per_block: i64 = len(words) // num_blocks
+    blocks_per_part = _PART_WORDS // words_per_block + 1
+    begin: i64 = 0
+    while begin < num_blocks:
+        end = begin + blocks_per_part
+        if end > num_blocks:
+            end = num_blocks
+        part = words[begin * words_per_block : end * words_per_block]
+        hash_run(text, vec[i64](part), words_per_block, texts, begin)
+        text = texts[end - 1]
+        begin = end
+    return texts
 
 
 def _as_own(before: i64) -> i64:

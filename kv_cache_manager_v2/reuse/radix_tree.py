@@ -19,7 +19,7 @@ from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSE
 from ..layout.registry import LifeCycleRegistry
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_and_priority, level_of_place, priority_of_place
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_of_place, priority_of_place, standing_of_place
 from ..storage.page_runs import drop_run
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
@@ -200,16 +200,16 @@ class RadixTree(PageOwner):
     ) -> None:
         words = self.storage.rows.words
         width = self.storage.rows.num_life_cycles
-        places = vec[i64]([0] * (len(first_pages) * width))
+        standings = vec[i64]([0] * (len(first_pages) * width))
         position: i64 = 0
         for first_page in first_pages:
             at = first_page * ROW_WORDS + PLACE
             end = position + width
             while position < end:
-                places[position] = level_and_priority(words[at])
+                standings[position] = standing_of_place(words[at])
                 at += ROW_WORDS
                 position += 1
-        sink.on_run_published(PublishedRun(parent.first_page, first_pages, places, packed, begin, self.block_bytes))
+        sink.on_run_published(PublishedRun(parent.first_page, first_pages, standings, packed, begin, self.block_bytes))
 
     def _tell_of_block(self, sink: PageEventSink, parent: Block, block: Block) -> None:
         key = block.key
@@ -259,11 +259,14 @@ class RadixTree(PageOwner):
     def _unlink(self, block: Block) -> None:
         parent = block.parent
         assert parent is not None, "a block was detached that is not in the tree"
-        block.parent = None
         if self.storage.sink is not None:
             self.storage.sink.on_block_removed(block.first_page)
         if self.history is not None:
             self.history.note_gone(block.first_page, self.storage.last_cause)
+        self._cut_off(block, parent)
+
+    def _cut_off(self, block: Block, parent: Block) -> None:
+        block.parent = None
         if self.has_digests:
             self.digests.release(block.key)
         children = parent.children
@@ -415,16 +418,20 @@ class RadixTree(PageOwner):
         storage.count_dropped(level, pool_group, cause, num_blocks)
         self._runs.forget_place()
         if storage.sink is not None:
-            storage.sink.on_path_removed(path.pages, path.num_pages, life_cycle, storage.rows.num_life_cycles, cause)
+            storage.sink.on_path_removed(
+                path.pages, path.num_pages, path.blocks, num_blocks, life_cycle, storage.rows.num_life_cycles, cause
+            )
+        if self.history is not None:
+            self.history.note_path_gone(path.blocks, num_blocks, cause)
         block = leaf
-        while True:
+        while num_blocks > 0:
             storage.digest.note(VICTIM, block.first_page + life_cycle)
-            num_blocks -= 1
             parent = block.parent
-            if num_blocks == 0 or parent is None:
-                break
-            self._detach(block)
+            assert parent is not None, "a victim is in no tree"
+            self._cut_off(block, parent)
+            self.pool.give_back(block)
             block = parent
+            num_blocks -= 1
         self.prune(block)
         return True
 

@@ -43,15 +43,14 @@ def hash_block(parent_text: i64, key: bytes) -> i64:
     return ((text * _SECOND_FACTOR) & _MASK) ^ (text >> 31)
 
 
-def hash_run(parent_text: i64, words: vec[i64], texts: vec[i64]) -> None:
-    """The same for as many blocks below each other as there are ``texts``, of equally many ``words`` each, at a third of the work."""
-    words_per_block: i64 = len(words) // len(texts)
+def hash_run(parent_text: i64, words: vec[i64], words_per_block: i64, texts: vec[i64], begin: i64) -> None:
+    """The same for blocks below each other, of equally many ``words`` each, at a third of the work: `texts` from ``begin`` on."""
     assert words_per_block % RUN_WORDS == 0, "a run of blocks of odd sizes was to be hashed"
     length = words_per_block * WORD_BYTES * _SECOND_FACTOR
     text = parent_text ^ length
     other: i64 = 0
     left = words_per_block
-    block: i64 = 0
+    block = begin
     at: i64 = 0
     end: i64 = len(words)
     # One loop rather than a call for each block; written out, as a step of it costs as much as two words.

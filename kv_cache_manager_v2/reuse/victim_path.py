@@ -29,11 +29,13 @@ _MOST_PAGES: Final = 512
 class VictimPath:
     """The latest run: its pages in the order in which they go, each block's victim before what it takes along."""
 
-    __slots__ = ("pages", "num_pages", "others", "_storage")
+    __slots__ = ("pages", "num_pages", "blocks", "others", "_storage")
 
     pages: Final[vec[i64]]
     """The first ``num_pages`` are those of the victims' own pool group and level."""
     num_pages: i64
+    blocks: Final[vec[i64]]
+    """As many first page ids as `gather` has counted blocks, in that order."""
     others: vec[i64]
     """What they take along elsewhere."""
     _storage: Final[PageStorage]
@@ -41,6 +43,7 @@ class VictimPath:
     def __init__(self, storage: PageStorage) -> None:
         self.pages = vec[i64]([NO_PAGE] * (_MOST_PAGES + storage.rows.num_life_cycles))
         self.num_pages = 0
+        self.blocks = vec[i64]([NO_PAGE] * _MOST_PAGES)
         self.others = vec[i64]()
         self._storage = storage
 
@@ -62,6 +65,7 @@ class VictimPath:
         if len(self.others) > 0:
             self.others = vec[i64]()
         while self._add_pages(block.first_page, victim, level, pool_group):
+            self.blocks[num_blocks] = block.first_page
             num_blocks += 1
             if self.num_pages >= wanted:
                 break

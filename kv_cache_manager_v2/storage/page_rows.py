@@ -69,11 +69,9 @@ def moved_place(place: i64, level: i64, slot: i64) -> i64:
     return ((place >> _PRIORITY_SHIFT) << _PRIORITY_SHIFT) | (level << _LEVEL_SHIFT) | slot
 
 
-def level_and_priority(place: i64) -> i64:
-    """level | priority << 8; negative for NO_PAGE."""
-    if place < 0:
-        return place
-    return level_of_place(place) | (priority_of_place(place) << 8)
+def standing_of_place(place: i64) -> i64:
+    """Its level and its priority, as `standing` has them; negative for NO_PAGE."""
+    return place >> _LEVEL_SHIFT
 
 
 def add_priority(place: i64, difference: i64) -> i64:

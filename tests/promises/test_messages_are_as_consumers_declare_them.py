@@ -99,7 +99,7 @@ def ask_for_all(publisher: Any) -> list[tuple[int, bytes]]:
     try:
         socket.connect(publisher.replay_endpoint)
         socket.send_multipart([b"", (0).to_bytes(8, "big")])
-        batches = []
+        batches: list[tuple[int, bytes]] = []
         while True:
             assert socket.poll(20_000) > 0, "no answer to a request for a replay"
             empty, topic, number, payload = socket.recv_multipart()

@@ -210,7 +210,7 @@ def test_the_dashboard_shows_all_that_there_is():
 def test_the_dashboard_has_a_place_for_each_panel():
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
-    covered = set()
+    covered: set[tuple[int, int]] = set()
     for panel in panels:
         place = panel["gridPos"]
         cells = {(place["x"] + column, place["y"] + row) for column in range(place["w"]) for row in range(place["h"])}

@@ -38,12 +38,12 @@ def test_a_path_that_comes_and_goes(num_groups: int, seed: int) -> None:
     for _ in range(6):
         # Some pages are missing, but none of group 0; the blocks' numbers are in no order.
         first_pages = [FIRST_PAGE + number * num_groups for number in choices.sample(range(40), 10)]
-        places = [
-            NOWHERE if group > 0 and choices.random() < 0.3 else choices.randrange(3) | choices.randrange(50) << 8
+        standings = [
+            NOWHERE if group > 0 and choices.random() < 0.3 else choices.randrange(3) | choices.randrange(50) << 5 | choices.randrange(2) << 12
             for _ in first_pages
             for group in range(num_groups)
         ]
-        run = PublishedRun(ROOT, vec[i64](first_pages), vec[i64](places), choices.randbytes(4 + 10 * BLOCK_BYTES), 4, BLOCK_BYTES)
+        run = PublishedRun(ROOT, vec[i64](first_pages), vec[i64](standings), choices.randbytes(4 + 10 * BLOCK_BYTES), 4, BLOCK_BYTES)
         at_once.on_run_published(run)
         PageEventSink.on_run_published(one_by_one, run)
         # The path goes from its end, each block's page of group 0 before the others; some of a group go before.
@@ -51,13 +51,12 @@ def test_a_path_that_comes_and_goes(num_groups: int, seed: int) -> None:
         at_once.on_pages_removed(vec[i64](early), len(early), CAPACITY)
         path = [first_page + group for first_page in reversed(first_pages) for group in range(num_groups)]
         path = [page for page in path if page not in early]
-        at_once.on_path_removed(vec[i64](path), len(path), 0, num_groups, CAPACITY)
+        blocks = vec[i64](list(reversed(first_pages)))
+        at_once.on_path_removed(vec[i64](path), len(path), blocks, len(blocks), 0, num_groups, CAPACITY)
         PageEventSink.on_pages_removed(one_by_one, vec[i64](early), len(early), CAPACITY)
-        PageEventSink.on_path_removed(one_by_one, vec[i64](path), len(path), 0, num_groups, CAPACITY)
+        PageEventSink.on_path_removed(one_by_one, vec[i64](path), len(path), blocks, len(blocks), 0, num_groups, CAPACITY)
         for log in (at_once, one_by_one):
             assert not any(log.is_announced(first_page + group) for first_page in first_pages for group in range(num_groups))
-            for first_page in reversed(first_pages):
-                log.on_block_removed(first_page)
             log.hand_over()
     events = [event.to_json() for event in at_once_backlog.drain()]
     assert events == [event.to_json() for event in one_by_one_backlog.drain()]

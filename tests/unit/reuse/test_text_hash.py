@@ -40,9 +40,9 @@ def test_both_ways_are_what_is_written_down(num_tokens: int) -> None:
         assert hash_block(text, packed(tokens)) == expected[-1]
         text = expected[-1]
     if num_tokens % (2 * RUN_WORDS) == 0:
-        texts = vec[i64]([0] * len(blocks))
-        hash_run(EMPTY_TEXT, vec[i64](memoryview(packed(sum(blocks, []))).cast("q")), texts)
-        assert list(texts) == expected
+        texts = vec[i64]([0] * (1 + len(blocks)))
+        hash_run(EMPTY_TEXT, vec[i64](memoryview(packed(sum(blocks, []))).cast("q")), num_tokens // 2, texts, 1)
+        assert list(texts) == [0, *expected]
 
 
 @pytest.mark.parametrize("seed", range(4))
