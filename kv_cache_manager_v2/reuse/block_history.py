@@ -247,12 +247,18 @@ class BlockHistory:
         scope = self._scope_of_path(block)
         sample = self._nearest_sample(block)
         while sample != NO_SAMPLE:
-            sampler.note(kind, key_of(self._block_texts[sample], scope))
+            key = key_of(self._block_texts[sample], scope)
+            if kind == ASKED:
+                sampler.note_found(key)
+            else:
+                sampler.note(kind, key)
             # The one before it; it is one of the sample itself.
             sample = _as_own(self._block_samples[sample])
 
-    def note_asked(self, block: i64) -> None:
-        """A prompt asked for the path that ends at this published block, and found it."""
+    def note_asked(self, block: i64, num_blocks: i64) -> None:
+        """A prompt asked for the path that ends at this published block, of so many blocks, and found it."""
+        if self.sampler is not None:
+            self.sampler.num_found += num_blocks
         self._note_path(ASKED, block)
 
     def note_held(self, block: i64) -> None:

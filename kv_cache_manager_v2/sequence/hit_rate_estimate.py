@@ -63,6 +63,7 @@ def _take_figures(
         share=slots[level] / max(sum(slots), 1),
         rate=float(sampler.rate),
         has_lost=sampler.log.has_lost,
+        unsampled=sampler.compute_unsampled(),
     )
 
 

@@ -26,7 +26,9 @@ _WORDS_AT_ONCE: Final = 2048
 class CacheFigures:
     """What was measured while the sample was taken; ``share``: of the level in the slots of all levels."""
 
-    __slots__ = ("level", "policy", "num_tokens", "num_hit", "num_gone", "num_blocks", "share", "rate", "has_lost")
+    __slots__ = (
+        "level", "policy", "num_tokens", "num_hit", "num_gone", "num_blocks", "share", "rate", "has_lost", "unsampled"
+    )  # fmt: skip
 
     level: Final[int]
     policy: Final[EvictionPolicy]
@@ -40,10 +42,12 @@ class CacheFigures:
     rate: Final[float]
     has_lost: Final[bool]
     """Whether the sample lacks the beginning."""
+    unsampled: Final[float]
+    """See `ReuseSampler.compute_unsampled`."""
 
     def __init__(
         self, level: int, policy: EvictionPolicy, num_tokens: int, num_hit: int, num_gone: int, num_blocks: float, share: float,
-        rate: float, has_lost: bool,
+        rate: float, has_lost: bool, unsampled: float = 0.0,
     ) -> None:  # fmt: skip
         self.level = level
         self.policy = policy
@@ -54,6 +58,7 @@ class CacheFigures:
         self.share = share
         self.rate = rate
         self.has_lost = has_lost
+        self.unsampled = unsampled
 
     def compute_blocks(self, size: float) -> float:
         """Blocks that there would be with the level ``size`` times as large."""
@@ -64,6 +69,12 @@ class CacheFigures:
 
         So what the model of a cache leaves out cancels out, and so does most of the luck of the draw.
         """
+        unsampled = round(self.unsampled * num_queries)
+        if hits_now + unsampled > 0:
+            # Of blocks that every cache has.
+            hits_now += unsampled
+            hits_then = max(hits_then + unsampled, 0)
+            num_queries += unsampled
         more = hits_then - hits_now
         tokens = float(self.num_hit)
         if more < 0:

@@ -178,7 +178,7 @@ def enter_resume(state: SequenceState, counters: SequenceCounters) -> None:
         counters.has_asked = True
         sampler = history.sampler
         if sampler is not None and counters.total is not None:
-            history.note_asked(state.path_end.first_page)
+            history.note_asked(state.path_end.first_page, state.num_published)
             for key in counters.missed_samples:
                 sampler.note(ASKED, key)
             counters.missed_samples = []

@@ -3,8 +3,13 @@
 A block is in the sample or not by its content, so that all uses of a sampled block are seen. The sampled blocks stand in the order
 of their last use; the distance of a query is the number of sampled blocks used since. A cache of ``n`` blocks under LRU has those
 blocks whose distance is under ``n * rate``. Memory is bounded by `UseOrder`.
+
+A few blocks with which every other prompt begins are asked for as often as thousands of others, and are in the sample or not by
+chance. So all blocks that are found are counted as well, without looking at them: if the sample has found fewer or more than its
+share, by more than chance explains, such blocks are what it lacks, or has (`compute_unsampled`).
 """
 
+import math
 from typing import Final, final
 
 from librt.vecs import vec
@@ -16,6 +21,7 @@ from .use_order import MAX_KEYS, UseOrder
 
 MAX_SAMPLES: Final = MAX_KEYS
 NO_KEY: Final = -1
+_NUM_COUNTS: Final = 1 << 13
 SAMPLED_SHIFT: Final = 17
 SAMPLED_MASK: Final = (1 << 20) - 1
 """A key is in the sample if these bits of it are under the threshold."""
@@ -26,7 +32,7 @@ SAMPLED_MASK: Final = (1 << 20) - 1
 class ReuseSampler:
     """Keys are 62-bit hashes of contents. What happens to sampled blocks also goes into a log, for other policies."""
 
-    __slots__ = ("rate", "log", "times", "num_queries", "distances", "threshold", "_order")
+    __slots__ = ("rate", "log", "times", "num_queries", "distances", "threshold", "num_found", "_num_sampled_found", "_found_counts", "_order")
 
     rate: Final[float]
     log: Final[ReuseLog]
@@ -38,6 +44,11 @@ class ReuseSampler:
     """How many queries had each distance."""
     threshold: Final[i64]
     """Over 0."""
+    num_found: i64
+    """Blocks that prompts have found, sampled or not."""
+    _num_sampled_found: i64
+    _found_counts: Final[vec[i64]]
+    """How often sampled blocks were found, by a part of their keys: some have a count together."""
     _order: Final[UseOrder]
 
     def __init__(self, rate: float) -> None:
@@ -48,6 +59,9 @@ class ReuseSampler:
         self.times = None
         self.num_queries = 0
         self.distances = vec[i64]([0] * MAX_SAMPLES)
+        self.num_found = 0
+        self._num_sampled_found = 0
+        self._found_counts = vec[i64]([0] * _NUM_COUNTS)
         self._order = UseOrder()
 
     def is_sampled(self, key: i64) -> bool:
@@ -74,6 +88,30 @@ class ReuseSampler:
         self.touch(key)
         if times is not None:
             times.note_used(int(key))
+
+    def note_found(self, key: i64) -> None:
+        """A prompt asks for a sampled block that is there."""
+        self._num_sampled_found += 1
+        self._found_counts[key & (_NUM_COUNTS - 1)] += 1
+        self.note(ASKED, key)
+
+    def compute_unsampled(self) -> float:
+        """Queries that the sample lacks, of blocks that are always there, over those that it has; negative: it has too many.
+
+        0.0 up to twice what chance explains, all of the difference from three times on.
+        """
+        found = float(self._num_sampled_found)
+        missing = float(self.num_found) * self.rate - found
+        if found == 0.0:
+            return 0.0
+        # Which blocks are in the sample is chance; each brings as many queries as it has. A block that is the surplus is no chance.
+        most = found if missing > 0.0 else -missing / 4.0
+        variance = 1.0
+        for count in self._found_counts:
+            if float(count) <= most:
+                variance += float(count * count)
+        deviations = abs(missing) / math.sqrt(variance)
+        return missing * min(max(deviations - 2.0, 0.0), 1.0) / float(self.num_queries)
 
     def note_gone(self, key: i64) -> None:
         """A sampled block left the tree."""

@@ -48,10 +48,13 @@ def sample_of(blocks: BlockRequests, rate: float, num_slots: int) -> ReuseSample
         hits_before = int(cache.num_hits)
         cache.serve(request)
         num_hit = int(cache.num_hits) - hits_before
+        sampler.num_found += num_hit
         num_gone += len([block for block in request[num_hit:] if block in seen])
         sampled = [(place, key_of(block)) for place, block in enumerate(request) if sampler.is_sampled(key_of(block))]
         for place, key in sampled:
-            if request[place] in seen:
+            if place < num_hit:
+                sampler.note_found(key)
+            elif request[place] in seen:
                 sampler.note(ASKED, key)
         before = NO_KEY
         for place, key in sampled:
@@ -64,8 +67,9 @@ def sample_of(blocks: BlockRequests, rate: float, num_slots: int) -> ReuseSample
             sampler.note(GIVEN_BACK, key)
         seen.update(request)
     figures = CacheFigures(
-        0, EvictionPolicy.LRU, blocks.num_accesses, int(cache.num_hits), num_gone, num_slots, 1.0, sampler.rate, False
-    )
+        0, EvictionPolicy.LRU, blocks.num_accesses, int(cache.num_hits), num_gone, num_slots, 1.0, sampler.rate, False,
+        sampler.compute_unsampled(),
+    )  # fmt: skip
     return ReuseSample(figures, sampler.log.copy_words())
 
 
@@ -83,6 +87,35 @@ def test_with_every_block_in_the_sample_it_is_exact_or_nearly(policy: EvictionPo
     for point in sample.estimate(policy, (0.5, 1, 2)).points:
         # A miniature cache makes room block by block, the exact one for a whole prompt: not always the same victims.
         assert abs(point.hit_rate - exact_hit_rate(blocks, policy, int(300 * point.size))) < 0.005, f"at {point.size}"
+
+
+def questions(seed: int, num_requests: int) -> BlockRequests:
+    """Each prompt begins with one of two long instructions, goes on with one of many documents, and ends with text of its own."""
+    rng = random.Random(seed)
+    parents: list[int] = []
+    known: dict[tuple[int, int], int] = {}
+    requests: list[list[int]] = []
+    for _ in range(num_requests):
+        request: list[int] = []
+        document = 100 + int(900 * rng.random() ** 2)
+        for name in [rng.randrange(2)] * 8 + [document] * (3 + document % 5) + [-1]:
+            above = request[-1] if request else -1
+            block = len(parents) if name < 0 else known.setdefault((above, name), len(parents))
+            if block == len(parents):
+                parents.append(above)
+            request.append(block)
+        requests.append(request)
+    return BlockRequests("questions", requests, parents)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_every_prompt_begins_with_are_made_up_for(seed: int) -> None:
+    """16 blocks are asked for in half of the lookups; of a 20th of all blocks on average less than one of them is in the sample."""
+    blocks = questions(seed, 4000)
+    sample = sample_of(blocks, 0.05, 2000)
+    assert sample._figures.unsampled != 0.0
+    for point in sample.estimate(EvictionPolicy.LRU, (0.25, 0.5, 1, 2)).points:
+        assert abs(point.hit_rate - exact_hit_rate(blocks, EvictionPolicy.LRU, int(2000 * point.size))) < 0.02, f"at {point.size}"
 
 
 @pytest.mark.slow
