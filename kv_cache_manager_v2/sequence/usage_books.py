@@ -36,7 +36,7 @@ HISTORY_PER_SLOT: Final = 10
 """More than the largest cache whose hit rate is estimated."""
 LARGEST_SIZE: Final = 8.0
 MAX_HISTORY_ENTRIES: Final = 1 << 19
-"""8.5 MiB, all told."""
+"""8.1 MiB, all told."""
 
 
 @final
