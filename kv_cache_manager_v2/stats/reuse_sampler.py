@@ -32,7 +32,9 @@ SAMPLED_MASK: Final = (1 << 20) - 1
 class ReuseSampler:
     """Keys are 62-bit hashes of contents. What happens to sampled blocks also goes into a log, for other policies."""
 
-    __slots__ = ("rate", "log", "times", "num_queries", "distances", "threshold", "num_found", "_num_sampled_found", "_found_counts", "_order")
+    __slots__ = (
+        "rate", "log", "times", "num_queries", "distances", "threshold", "num_found", "_num_sampled_found", "_found_counts", "_order"
+    )  # fmt: skip
 
     rate: Final[float]
     log: Final[ReuseLog]

@@ -39,7 +39,9 @@ def test_a_path_that_comes_and_goes(num_groups: int, seed: int) -> None:
         # Some pages are missing, but none of group 0; the blocks' numbers are in no order.
         first_pages = [FIRST_PAGE + number * num_groups for number in choices.sample(range(40), 10)]
         standings = [
-            NOWHERE if group > 0 and choices.random() < 0.3 else choices.randrange(3) | choices.randrange(50) << 5 | choices.randrange(2) << 12
+            NOWHERE
+            if group > 0 and choices.random() < 0.3
+            else choices.randrange(3) | choices.randrange(50) << 5 | choices.randrange(2) << 12
             for _ in first_pages
             for group in range(num_groups)
         ]
