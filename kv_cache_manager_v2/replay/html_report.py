@@ -4,6 +4,7 @@ Importing this module needs plotly (extra ``report``), whose script is in the pa
 """
 
 import html
+import os
 from typing import Any, Final
 
 import plotly.offline  # type: ignore[import-untyped]
@@ -27,7 +28,8 @@ def make_html(
     report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: list[HitRateCurve]
 ) -> str:
     """``curves``: of each tier, then of other policies; empty leaves that plot out."""
-    title = html.escape(f"Replay of {report.workload}: {report.hit_rate:.1%} of the prompt tokens were reused")
+    name = os.path.basename(report.workload)  # of a trace, its path
+    title = html.escape(f"Replay of {name}: {report.hit_rate:.1%} of the prompt tokens were reused")
     parts = [
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">', '<link rel="icon" href="data:,">',
