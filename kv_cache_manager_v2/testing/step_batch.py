@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import LogicError
 from .paged_sequence import PagedManager, PagedSequence
 from .step_rows import StepRows
-from .token_values import Values, prefix_values, token_numbers
+from .token_values import Values, prefix_values, token_numbers, tree_values
 
 
 @final
@@ -24,18 +24,25 @@ class Step:
 
     Both are tokens as everywhere in the library. Where ``beam_width > 1`` either may be a list with the tokens of each
     beam instead. A step without input computes nothing, and checks what the next token would read.
+
+    ``parents``: the input is a tree of drafts, side by side; for each its parent's place in the input, which is before its
+    own, or -1 for one that follows the history. Not with beams.
     """
 
-    __slots__ = ("kv_cache", "input", "history")
+    __slots__ = ("kv_cache", "input", "history", "parents")
 
     kv_cache: Final[PagedSequence]
     input: Final[object]
     history: Final[object]
+    parents: Final[Sequence[int] | None]
 
-    def __init__(self, kv_cache: PagedSequence, input: object, history: object) -> None:
+    def __init__(
+        self, kv_cache: PagedSequence, input: object, history: object, parents: Sequence[int] | None = None
+    ) -> None:
         self.kv_cache = kv_cache
         self.input = input
         self.history = history
+        self.parents = parents
 
 
 @final
@@ -79,16 +86,33 @@ class StepBatch:
                 f"sequence {kv_cache.id!r} has room for {capacity} tokens; this step has {num_history} of history and "
                 f"{num_input} of input. resize() to {num_history + num_input} first"
             )
+        if step.parents is not None:
+            _validate_tree(step, beam_width, num_input)
         self.num_steps += 1
         for beam in range(beam_width):
             self.sequences.append(kv_cache)
             self._beams.append(beam)
             self._num_history_tokens.append(num_history)
-            self._values.append(prefix_values(np.concatenate((histories[beam], inputs[beam]))))
+            if step.parents is None:
+                self._values.append(prefix_values(np.concatenate((histories[beam], inputs[beam]))))
+            else:
+                self._values.append(tree_values(histories[beam], inputs[beam], step.parents))
 
     def make_rows(self) -> StepRows:
         ids: list[object] = [kv_cache.id for kv_cache in self.sequences]
         return StepRows(ids, self._beams, self._num_history_tokens, self._values)
+
+
+def _validate_tree(step: Step, beam_width: int, num_input: int) -> None:
+    parents = step.parents
+    assert parents is not None, "no tree to look at"
+    if beam_width != 1:
+        raise ValueError(f"sequence {step.kv_cache.id!r} has {beam_width} beams; a tree of drafts needs one")
+    if len(parents) != num_input:
+        raise ValueError(f"a tree of {num_input} inputs has {len(parents)} parents")
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}; it is one of -1 .. {node - 1}")
 
 
 def _numbers_of_beams(tokens: object, beam_width: int) -> list[Values]:

@@ -63,6 +63,18 @@ def prefix_values(numbers: Values) -> Values:
     return np.cumsum(mixed, dtype=np.uint64)
 
 
+def tree_values(history: Values, nodes: Values, parents: Sequence[int]) -> Values:
+    """Of a history and a tree of drafts behind it: a node's value names the history and its branch, not its place."""
+    num_history = len(history)
+    values = np.empty(num_history + len(nodes), dtype=np.uint64)
+    values[:num_history] = prefix_values(history)
+    branches: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        branches.append([*(branches[parent] if parent >= 0 else []), node])
+        values[num_history + node] = prefix_values(np.concatenate((history, nodes[branches[node]])))[-1]
+    return values
+
+
 def buffer_key(layer_id: int, role: str) -> int:
     """The 64 bits that tell this buffer's values from those of every other layer and role."""
     return int.from_bytes(blake2b(f"{layer_id}/{role}".encode(), digest_size=8).digest(), "little")

@@ -75,6 +75,36 @@ def test_the_next_step_reads_the_accepted_branch() -> None:
         assert not device.races
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_branch_between_others_is_read_by_the_next_step(seed: int) -> None:
+    """Behind 5 tokens 7 nodes of a tree in one step; accepted are those at 6, 9 and 10, each below the one before."""
+    device = SimulatedDevice(seed)
+    config = config_of([None, 6], num_slots=64)
+    with KVCacheManager(config, device=device) as manager, FakeEngine(config, device) as engine:
+        prompt = [1, 2, 3, 4, 5]
+        kv_cache = manager.create_kv_cache()
+        assert kv_cache.resume() and kv_cache.resize(12, 0)
+        engine.execute([Step(kv_cache, prompt, [])])
+        nodes, parents = [20, 21, 22, 23, 24, 25, 26], [-1, -1, 0, 1, 1, 4, 2]
+        engine.execute([Step(kv_cache, nodes, prompt, parents)])
+        kv_cache.commit_tree([*prompt, 21, 24, 25], [0, 1, 2, 3, 4, 6, 9, 10])
+        assert kv_cache.resize(9, 8)
+        engine.execute([Step(kv_cache, [27], [*prompt, 21, 24, 25])])
+        kv_cache.close()
+    assert not device.races
+
+
+def test_a_tree_that_is_none_is_refused() -> None:
+    config = config_of(num_slots=64)
+    device = HostDevice()
+    with KVCacheManager(config, device=device) as manager, FakeEngine(config, device) as engine:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(4, 0)
+            for parents, words in (([-1], "1 parents"), ([-1, 1], "-1 .. 0"), ([-2, 0], "-1 .. -1")):
+                with pytest.raises(ValueError, match=words):
+                    engine.execute([Step(kv_cache, [1, 2], [], parents)])
+
+
 def test_what_the_window_has_passed_is_moved_too() -> None:
     """A window of 2, blocks of 4 tokens, a tree of 11 nodes at 1 to 11 of which all but the first are accepted: 11 tokens, and the
     next one reads from block floor((11 + 1 - 2) / 4) = 2 on. Block 1 is published nevertheless, and a prompt of 7 of these tokens

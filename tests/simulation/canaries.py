@@ -464,6 +464,12 @@ CANARIES = (
         "            allocator.ready[moves.targets[position]] = point\n",
         "            allocator.ready[moves.targets[position]] = 0\n",
     ),
+    Canary(
+        "accepted nodes of a tree stay where they were",
+        "sequence/tree_commit.py",
+        "                if target_slot != BAD_PAGE_INDEX:\n",
+        "                if target_slot != BAD_PAGE_INDEX and position < 0:\n",
+    ),
     # -- failures of the device ---------------------------------------------------------------------------------------
     Canary(
         "copies of a level that could not shrink are not waited for",

@@ -17,6 +17,7 @@ from ...config.layer_config import AttentionLayerConfig, BufferConfig
 from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
+from .draft_trees import grows_trees, without_scratch
 from .policy_scenario import draw_policies
 from .rare_scenarios import BRIMFUL, brimful_blocks, choose_bends, crowd, fill_to_the_brim, fragment, is_fragmented
 from .sharing_scenario import draw_sharing
@@ -71,7 +72,7 @@ class Scenario:
     __slots__ = (
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
         "digest_share", "max_kept_texts", "max_cut", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
-        "spares_writes",
+        "spares_writes", "grows_trees",
     )  # fmt: skip
 
     seed: Final[int]
@@ -95,10 +96,12 @@ class Scenario:
     """Of the actions, before which a failure of the device is planned."""
     spares_writes: Final[bool]
     """No write to a disk is refused: after one, nothing would be written, and so nothing read any more."""
+    grows_trees: Final[bool]
 
     def __init__(self, seed: int, num_actions: int) -> None:
         random = Random(seed)
         self.seed = seed
+        self.grows_trees = grows_trees(seed)
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
         # Mostly no faults, so that refusals can be judged strictly. Drawn apart, as all that came later.
         self.fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.05, 0.15))
@@ -109,7 +112,8 @@ class Scenario:
             config = fill_to_the_brim(config, brimful_blocks(seed))
         elif len(bends) > 0:
             config = crowd(config)
-        config = draw_policies(add_state(config, seed), seed)
+        config = without_scratch(config) if self.grows_trees else add_state(config, seed)
+        config = draw_policies(config, seed)
         if self.fault_share > 0.0:
             config = end_on_disk(config)
             if is_fragmented(seed):

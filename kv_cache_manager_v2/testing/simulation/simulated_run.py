@@ -26,6 +26,7 @@ from ..step_batch import Step
 from . import failures
 from .beams import change_beams, commit_of_beams
 from .commits import commit_batch, commit_some
+from .draft_trees import grow_tree, may_grow_tree
 from .forks import fork_sequence
 from .hints import draw_scope, give_hint
 from .level_changes import change_level, prefetch
@@ -339,7 +340,7 @@ class SimulatedRun:
             left = len(sequence.to_compute)
             num_tokens = min(num_tokens, left) if random.random() < 0.5 else left
         else:
-            num_tokens = min(num_tokens, 4)
+            num_tokens = min(num_tokens, 12 if self._scenario.grows_trees else 4)
         written = len(sequence.text)
         model = sequence.model
         scratch_reuse = self._scenario.config.swa_scratch_reuse
@@ -385,6 +386,10 @@ class SimulatedRun:
             self.num_refused += 1
             return
         self._model.resize(sequence.model, capacity, history, self.manager.describe())
+        if self._scenario.grows_trees and may_grow_tree(sequence, num_tokens):
+            grow_tree(self.manager, self._engine, self._model, self._texts, sequence, num_tokens, random)
+            self._note_early_copies()
+            return
         self._run_kernels([sequence], [num_tokens], random)
         if random.random() < self._scenario.commits_at_once:
             self._commit(sequence, random)

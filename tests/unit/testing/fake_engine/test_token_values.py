@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from kv_cache_manager_v2.testing.token_values import buffer_key, prefix_values, token_numbers
+from kv_cache_manager_v2.testing.token_values import buffer_key, prefix_values, token_numbers, tree_values
 
 MASK = 2**64 - 1
 
@@ -24,6 +24,15 @@ def test_values_are_the_sum_of_mixed_tokens():
         total = (total + x) & MASK
         expected.append(total)
     assert prefix_values(token_numbers(tokens)).tolist() == expected
+
+
+def test_a_node_of_a_tree_has_the_value_of_its_branch_as_a_text():
+    """Behind 7, 8: a, with children b and d, and c below b; written as a b d c."""
+    history, nodes = token_numbers([7, 8]), token_numbers([1, 2, 4, 3])
+    values = tree_values(history, nodes, [-1, 0, 0, 1])
+    chain = prefix_values(token_numbers([7, 8, 1, 2, 3]))
+    fork = prefix_values(token_numbers([7, 8, 1, 4]))
+    assert values.tolist() == [*chain[:4].tolist(), int(fork[3]), int(chain[4])]
 
 
 def test_a_change_anywhere_changes_every_later_value():
