@@ -272,18 +272,21 @@ def _mend_page(
     reads = storage.reads
     if not reads.knows(int(theirs)):
         return mark
-    if is_partial and storage.rows.num_holds(theirs) > 1:
-        expect_reads(state)  # behind the published tokens another holder may have its own
+    if reads.knows(int(ours)) or (is_partial and storage.rows.num_holds(theirs) > 1):
+        # Ours may come from a disk too; and behind a part of a block that is published another holder may have its own tokens.
+        expect_reads(state)
         return mark
     try:
+        # It may have been on its way down, early, by a copy that is given up now.
+        state.shared.order.wait(state.timeline, storage.allocators[pool_group].ready[storage.rows.slot(theirs)])
         copy_page(storage, ours, theirs, pool_group, state.stream)
     except Exception as error:
         _logger.warning("a page was not mended (%s); sequence %s waits for the disk instead", str(error), state.id)
         expect_reads(state)
         return mark
     storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
-    reads.forget(int(theirs))
     new_mark = state.shared.order.mark(state.timeline)
+    reads.note_mended(theirs, state.timeline, new_mark)
     storage.set_ready(theirs, pool_group, new_mark)
     return new_mark
 

@@ -43,7 +43,7 @@ def are_reads_here(state: SequenceState) -> bool:
         for page in pages:
             if storage.reads.is_doubtful(page):
                 return False
-        state.awaits_reads = False
+        _end_awaiting(state)
     return True
 
 
@@ -53,7 +53,14 @@ def wait_for_reads(state: SequenceState) -> None:
         pages = _list_pages(state)
         state.shared.storage.reads.wait_for(pages)
         _require_whole(state, pages)
-        state.awaits_reads = False
+        _end_awaiting(state)
+
+
+def _end_awaiting(state: SequenceState) -> None:
+    """Its pages are whole; some of them, perhaps, because others have put their bytes there since."""
+    for point in state.shared.storage.reads.mends.values():
+        state.note_arrival(point)
+    state.awaits_reads = False
 
 
 def has_lost_page(state: SequenceState) -> bool:

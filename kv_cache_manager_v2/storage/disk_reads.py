@@ -8,7 +8,8 @@ nobody who needs one goes on, and they are dropped as soon as nobody holds them.
     doubtful   settle: the read is done, or failed -> lost; forget: the page is gone
     lost       forget: the page is gone, or its bytes were replaced
 
-A page of this list goes on under its id wherever it is moved or copied meanwhile. Which pages exist, and where, never depends
+A page of this list goes on under its id wherever it is moved or copied meanwhile; only where it lies again in the slot that it was
+read from, that read does not matter any more (`forget_read`). Which pages exist, and where, never depends
 on whether a read is done, only on whether one has failed.
 """
 
@@ -23,6 +24,9 @@ from ..device.stream_order import StreamOrder
 from ..pools.pool_group import PoolGroup
 
 
+_NO_SLOT: Final = -1
+
+
 @final
 @mypyc_attr(native_class=True)
 class _Read:
@@ -31,7 +35,8 @@ class _Read:
     __slots__ = ("point", "pages", "level", "source", "slots")
 
     point: Final[int]
-    pages: Final[dict[int, None]]
+    pages: Final[dict[int, int]]
+    """Each with the slot that it was read from, or _NO_SLOT for a copy of such a page."""
     level: Final[int]
     source: Final[PoolGroup]
     slots: Final[list[int]]
@@ -65,11 +70,14 @@ class _Read:
 class DiskReads:
     """See the module. ``is_idle``: nothing is doubtful or lost, as nearly always; then nothing else here need be asked."""
 
-    __slots__ = ("is_idle", "lost", "_device", "_order", "_reads")
+    __slots__ = ("is_idle", "lost", "mends", "_device", "_order", "_reads")
 
     is_idle: bool
     lost: Final[dict[int, str]]
     """Each lost page, and where it could not be read from and why."""
+    mends: Final[dict[int, int]]
+    """By timeline, the point after the latest copy there that gave a doubtful or lost page its bytes: whoever awaited reads waits
+    for these too, before he goes on with the page."""
     _device: Final[Device]
     _order: Final[StreamOrder]
     _reads: list[_Read]
@@ -77,6 +85,7 @@ class DiskReads:
     def __init__(self, device: Device, order: StreamOrder) -> None:
         self.is_idle = True
         self.lost = {}
+        self.mends = {}
         self._device = device
         self._order = order
         self._reads = []
@@ -86,7 +95,7 @@ class DiskReads:
         read = _Read(point, level, source)
         position: i64 = 0
         while position < count:
-            read.pages[int(pages[position])] = None
+            read.pages[int(pages[position])] = int(slots[position])
             read.slots.append(int(slots[position]))
             position += 1
         self._reads.append(read)
@@ -156,6 +165,19 @@ class DiskReads:
         for read in self._reads:
             read.pages.pop(int(page), None)
 
+    def forget_read(self, page: i64, level: i64, slot: i64) -> None:
+        """The page lies in that slot of that level again, as it did before it was read from there."""
+        if self.is_idle:
+            return
+        for read in self._reads:
+            if read.level == level and read.pages.get(int(page)) == int(slot):
+                del read.pages[int(page)]
+
+    def note_mended(self, page: i64, timeline: i64, point: i64) -> None:
+        """The page has other bytes after ``point``, a mark of ``timeline``."""
+        self.forget(page)
+        self.mends[int(timeline)] = int(point)
+
     def note_copy(self, source_page: i64, target_page: i64) -> None:
         """The target gets the bytes of the source, and is as good as they are."""
         if self.is_idle:
@@ -166,4 +188,4 @@ class DiskReads:
             self.lost[target] = self.lost[source]
         for read in self._reads:
             if source in read.pages:
-                read.pages[target] = None
+                read.pages[target] = _NO_SLOT

@@ -288,12 +288,13 @@ class RoomMaker:
         for page in pages:
             slot = storage.rows.slot(page)
             point = ready[slot]
-            if storage.copies.read_point(page) != NO_POINT:
+            was_written = storage.copies.read_point(page) != NO_POINT
+            target = storage.copies.take(page)
+            if was_written:
                 point = mark
             else:
                 # It came up from there: what a disk may have failed to read is there still.
-                storage.reads.forget(page)
-            target = storage.copies.take(page)
+                storage.reads.forget_read(page, level + 1, target)
             storage.num_evicted[index] += 1
             storage.digest.note(VICTIM, page)
             storage.place_page(page, level + 1, target)

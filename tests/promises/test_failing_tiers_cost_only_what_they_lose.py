@@ -342,3 +342,85 @@ def test_a_level_that_cannot_shrink_is_written_in_order(nth: int) -> None:
         second.close()
         assert manager.resize(0, 4 * 80)
         assert device.races == ()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_page_mended_on_another_stream_is_waited_for(seed: int, is_lost: bool) -> None:
+    """Who was resumed without waiting, before the page was mended, does not read it while its new bytes are on their way."""
+    device = SimulatedDevice(seed)
+    with Bench(tiered_config(12, [("disk", 12)]), device) as bench:
+        one, other = device.create_stream(), device.create_stream()
+        first = bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True, stream=one)
+        bench.suspended(2, 12 * TOKENS_PER_BLOCK, stream=one).close()
+        assert bench.num_copied(0, 1) == 4
+        text = bench.texts.pop(1)
+        again = bench.manager.create_kv_cache(id=1)
+        assert again.resume(other) and bench.write(again, 16)
+        if is_lost:
+            device.faults.fail("disk_read", 1, Refused("unreadable"))
+        assert first.resume(one, wait=False)
+        if is_lost:
+            wait_for_failure(first)
+        again.commit(text)
+        while not first.ready:
+            pass
+        bench.check(first)
+        bench.check(again)
+        first.close()
+        again.close()
+        finish(bench)
+        assert device.races == ()
+
+
+@pytest.mark.parametrize("middle", ["host", "disk"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_read_that_fails_behind_a_page_that_came_up_further(seed: int, middle: str) -> None:
+    """4 pages go from level 2 to level 1 and on to level 0, all without waiting, and leave a clean copy on level 1. When they go
+    down to that copy it is no better than the read from level 2."""
+    device = SimulatedDevice(seed, eager=False)
+    with Bench(tiered_config(4, [(middle, 4), ("disk", 8)]), device) as bench:
+        first = bench.suspended(1, 16, commit=True)
+        second = bench.suspended(2, 16)
+        third = bench.suspended(3, 16)
+        second.close()
+        third.close()
+        assert first.committed_tokens == bench.texts[1] and bench.num_copied(1, 2) == 4
+        device.faults.fail("disk_read", 1, Refused("unreadable"))
+        assert first.prefetch(1)
+        assert first.resume(wait=False)
+        first.suspend()
+        num_copied = bench.num_copied(0, 1)
+        other = bench.manager.create_kv_cache(id=4)
+        assert other.resume() and bench.write(other, 16)
+        assert bench.num_copied(0, 1) == num_copied, "all four were there"
+        other.close()
+        with pytest.raises(StorageIOError, match="are lost"):
+            first.resume()
+        first.close()
+        finish(bench)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_page_that_may_be_lost_mends_none(seed: int) -> None:
+    """The same text twice, once published and once private, both on their way from the disk as the second is committed; only the
+    second read fails."""
+    device = SimulatedDevice(seed, eager=False)
+    with Bench(tiered_config(12, [("disk", 12)]), device) as bench:
+        one, other = device.create_stream(), device.create_stream()
+        first = bench.suspended(1, 16, commit=True, stream=one)
+        text = bench.texts.pop(1)
+        again = bench.suspended(1, 16, stream=other)
+        bench.suspended(2, 12 * TOKENS_PER_BLOCK, stream=one).close()
+        assert bench.num_copied(0, 1) == 8
+        device.faults.fail("disk_read", 2, Refused("unreadable"))
+        assert first.resume(one, wait=False) and again.resume(other, wait=False)
+        again.commit(text)
+        while not first.ready or not again.ready:
+            pass
+        bench.check(first)
+        bench.check(again)
+        finish(bench)
+        first.close()
+        again.close()
+        assert device.races == ()
