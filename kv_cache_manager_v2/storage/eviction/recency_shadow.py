@@ -9,7 +9,8 @@ that comes back says when it was pushed last, from its page or from its ghost; i
     every 512 pages pushed  a page of credit: so much may be lost in the long run
     credit                  fades by a 4096th each part, and is never more than a quarter of the slots: what was won long ago excuses
                             nothing now
-    debt > 3/128 of slots   recency rules, until a quarter of that is forgiven
+    debt > allowance        recency rules, until a quarter of that is forgiven; the allowance is three pages per 1024 pushed so far, at
+                            most 3/128 of the slots. With what is saved these are five per 1024: less than half a point of hit rate
     pages at risk           are gone, and recency would still have them; if all that comes back from now on were of these, so many
                             would be lost. More than four times what credit and debt allow: recency rules, until there are fewer
 
@@ -30,7 +31,10 @@ _SAVED: Final = 2
 _FADE_SHIFT: Final = 12
 _MOST_CREDIT: Final = 256
 """Per slot: a quarter of a page."""
+_DEBT: Final = 3
+"""Per page pushed so far: who has just begun may owe little."""
 _MOST_DEBT: Final = 24
+"""Per slot: reached when the cache was filled eight times."""
 _MOST_RISK: Final = 4
 """Pages at risk for each one that may be lost: that all of them come back is rare."""
 
@@ -44,8 +48,8 @@ class RecencyShadow:
     """
 
     __slots__ = (
-        "num_pages", "num_at_risk", "is_barred", "rules", "is_behind", "_credit", "_most_credit", "_most_debt", "_counts", "_gone",
-        "_oldest",
+        "num_pages", "num_at_risk", "is_barred", "rules", "is_behind", "_credit", "_most_credit", "_debt_allowed", "_most_debt", "_counts",
+        "_gone", "_oldest",
     )  # fmt: skip
 
     num_pages: i64
@@ -55,6 +59,7 @@ class RecencyShadow:
     is_behind: bool
     _credit: i64
     _most_credit: i64
+    _debt_allowed: i64
     _most_debt: i64
     _counts: vec[i64]
     """Ring of parts."""
@@ -71,6 +76,7 @@ class RecencyShadow:
         self.is_behind = False
         self._credit = 0
         self._most_credit = 0
+        self._debt_allowed = 0
         self._most_debt = 0
         self._counts = vec[i64]([0] * NUM_PARTS)
         self._gone = vec[i32]([0] * NUM_PARTS)
@@ -78,7 +84,10 @@ class RecencyShadow:
 
     def set_capacity(self, num_slots: i64) -> None:
         self._most_credit = num_slots * _MOST_CREDIT
+        # What was pushed so far stays counted, as far as it did: who shrinks and grows again may owe a little less.
         self._most_debt = num_slots * _MOST_DEBT
+        if self._debt_allowed > self._most_debt:
+            self._debt_allowed = self._most_debt
 
     def end_part(self, stamp: i64, num_pushed: i64) -> None:
         """In that part, which is over, so many pages were pushed."""
@@ -91,12 +100,17 @@ class RecencyShadow:
         if self._credit > 0:
             self._credit -= self._credit >> _FADE_SHIFT
         self._earn(num_pushed * _SAVED)
-        if self.is_barred and self._credit * 4 >= -3 * self._most_debt:
+        self._allow_debt(num_pushed * _DEBT)
+        if self.is_barred and self._credit * 4 >= -3 * self._debt_allowed:
             self.is_barred = False
 
     def _earn(self, credit: i64) -> None:
         credit += self._credit
         self._credit = credit if credit < self._most_credit else self._most_credit
+
+    def _allow_debt(self, debt: i64) -> None:
+        debt += self._debt_allowed
+        self._debt_allowed = debt if debt < self._most_debt else self._most_debt
 
     def note_come(self, stamp: i64) -> None:
         """A page is counted to that part, without a push."""
@@ -134,7 +148,7 @@ class RecencyShadow:
                 self._gone[at] -= 1
                 self.num_at_risk -= 1
             self._credit -= _PAGE
-            if self._credit < -self._most_debt:
+            if self._credit < -self._debt_allowed:
                 self.is_barred = True
 
     def trim(self, num_pages: i64, now: i64) -> None:
@@ -143,7 +157,7 @@ class RecencyShadow:
         self.is_behind = False
         while self.num_pages > num_pages and self._oldest < now:
             self._drop_oldest()
-        self.rules = self.is_barred or self.num_at_risk * _PAGE > _MOST_RISK * (self._most_debt + self._credit)
+        self.rules = self.is_barred or self.num_at_risk * _PAGE > _MOST_RISK * (self._debt_allowed + self._credit)
 
     def _drop_oldest(self) -> None:
         at = self._oldest & (NUM_PARTS - 1)

@@ -40,69 +40,102 @@ def test_what_recency_would_have(seed: int, num_contents: int) -> None:
     assert wrong <= num_steps // 64
 
 
-def test_debt_makes_recency_rule_and_is_forgiven() -> None:
-    # 3/128 of 640 slots are 15 pages. Debt is forgiven by one page per 512 pushed: from 16 to 11.25 in 4.75 * 512 = 2432.
+def make_shadow(num_parts: int) -> RecencyShadow:
+    """So many parts were pushed."""
     shadow = RecencyShadow()
     shadow.set_capacity(CAPACITY)
-    for miss in range(16):
-        assert not shadow.is_barred, miss
-        shadow.note_miss(0)
-    assert shadow.is_barred
-    parts = 0
+    for part in range(num_parts):
+        shadow.end_part(part, PART)
+    return shadow
+
+
+def count_misses_until_barred(shadow: RecencyShadow, stamp: int) -> int:
+    misses = 0
+    while not shadow.is_barred:
+        shadow.note_miss(stamp)
+        misses += 1
+    return misses
+
+
+@pytest.mark.parametrize("num_parts", [0, 64, 128, 192])
+def test_who_has_just_begun_may_lose_less_than_half_a_point(num_parts: int) -> None:
+    # Per 1024 pages pushed two are saved and three may be owed. (Nothing fades under 4 pages of credit: 205 parts.)
+    shadow = make_shadow(num_parts)
+    assert count_misses_until_barred(shadow, 0) == num_parts * PART * 5 // 1024 + 1
+
+
+def test_most_debt() -> None:
+    # 1,024 parts are 10,240 pages: three per 1,024 were 30, but 3/128 of 640 slots are 15. Of the 20 pages saved a 4096th fades each part,
+    # which leaves 80 * (1 - exp(-1024 / 4096)) = 17.7, and up to 1 more, as what is taken is cut off to 1024ths: 32.7 to 33.7.
+    assert count_misses_until_barred(make_shadow(1024), 1023) in (33, 34)
+
+
+def test_debt_makes_recency_rule_and_is_forgiven() -> None:
+    # In 1024ths of a page: 64 parts have saved 64 * 20 = 1,280 and allow 64 * 30 = 1,920 of debt. The fourth miss makes it 2,816. After
+    # n more parts it is 2,816 - 20 n, and it is forgiven where that is three quarters of 1,920 + 30 n: n = 1376 / 42.5 = 32.4.
+    shadow = make_shadow(64)
+    assert count_misses_until_barred(shadow, 0) == 4
+    parts = 64
     while shadow.is_barred:
         shadow.end_part(parts, PART)
         parts += 1
-    assert parts * PART in range(2432 - PART, 2432 + 2 * PART)
+    assert parts == 64 + 33
 
 
 def test_credit_covers_debt_and_fades() -> None:
-    # At most a quarter of 640 slots is kept as credit: 160 pages, and 15 of debt.
+    # At most a quarter of 640 slots is kept as credit: 160 pages.
     def misses_until_it_rules(num_hits: int, num_parts: int) -> int:
-        shadow = RecencyShadow()
-        shadow.set_capacity(CAPACITY)
-        for part in range(NUM_PARTS // 64):
-            shadow.end_part(part, PART)
+        shadow = make_shadow(NUM_PARTS // 64)
         # Recency has the last 10 parts only.
         shadow.trim(10 * PART, NUM_PARTS // 64)
         for _ in range(num_hits):
             shadow.note_hit(5)
         for part in range(num_parts):
             shadow.end_part(NUM_PARTS // 64 + part, PART)
-        misses = 0
-        while not shadow.is_barred:
-            shadow.note_miss(NUM_PARTS // 64 - 1)
-            misses += 1
-        return misses
+        return count_misses_until_barred(shadow, NUM_PARTS // 64 - 1)
 
-    # 64 parts of 10 pages have saved 640 / 512 = 1.25 pages.
-    assert misses_until_it_rules(0, 0) == 17
-    assert misses_until_it_rules(7, 0) == 24
-    assert misses_until_it_rules(1000, 0) == 176
+    # 64 parts of 10 pages have saved 640 / 512 = 1.25 pages, and allow 3 * 640 / 1024 = 1.875 of debt.
+    assert misses_until_it_rules(0, 0) == 4
+    assert misses_until_it_rules(7, 0) == 11
+    assert misses_until_it_rules(1000, 0) == 162
     # A part takes a 4096th and saves 10 / 512: that leaves 80 + 80 * exp(-1000 / 4096) = 142.7 of 160, and up to 0.5 more, as what
-    # is taken is cut off to 1024ths.
+    # is taken is cut off to 1024ths. By then 3/128 of 640 slots are allowed as debt: 15.
     assert misses_until_it_rules(1000, 1000) in (158, 159)
 
 
 def test_pages_at_risk_make_recency_rule() -> None:
-    # Four times the 15 pages of debt and the 1.25 saved: 65 pages may be at risk.
-    shadow = RecencyShadow()
-    shadow.set_capacity(CAPACITY)
-    for part in range(64):
-        shadow.end_part(part, PART)
+    # Four times the 1.875 pages of debt and the 1.25 saved: 12.5 pages may be at risk.
+    shadow = make_shadow(64)
     shadow.trim(CAPACITY, 64)
-    for page in range(65):
-        shadow.note_gone(page % 64)
+    for part in range(12):
+        shadow.note_gone(part)
     shadow.trim(CAPACITY, 64)
     assert not shadow.rules
     shadow.note_gone(10)
     shadow.trim(CAPACITY, 64)
     assert shadow.rules
-    # Of the first parts two pages each were at risk: gone from recency's cache as well, they are not any more.
+    # Of the first part one page was at risk: gone from recency's cache as well, it is not any more.
     shadow.trim(CAPACITY - PART, 64)
-    assert shadow.num_at_risk == 64
+    assert shadow.num_at_risk == 12
     assert not shadow.rules
-    # One comes back: it is at risk no more, but lost; 4 * 15.25 = 61.
-    shadow.note_miss(20)
+    # One comes back: it is at risk no more, but lost; 4 * (1.875 + 0.25) = 8.5.
+    shadow.note_miss(5)
     shadow.trim(CAPACITY - PART, 64)
-    assert shadow.num_at_risk == 63
+    assert shadow.num_at_risk == 11
     assert shadow.rules
+
+
+def test_recency_rules_at_first() -> None:
+    # Nothing was pushed, so nothing may be lost.
+    shadow = make_shadow(0)
+    shadow.note_gone(0)
+    shadow.trim(0, 0)
+    assert shadow.rules
+
+
+def test_another_capacity() -> None:
+    # Of 64 slots 3/128 are 1.5 pages of debt, and a quarter is 16 pages of credit, of the 17.7 or more that were saved: 17.5.
+    shadow = make_shadow(1024)
+    shadow.set_capacity(64)
+    shadow.end_part(1024, 1)
+    assert count_misses_until_barred(shadow, 1024) == 18
