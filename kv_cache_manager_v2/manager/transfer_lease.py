@@ -40,7 +40,7 @@ class TransferLease:
 
     def __del__(self) -> None:
         lease = self._lease
-        if not lease.is_reported and self._shared.leases.is_open(lease.number):
+        if not lease.is_reported and self._shared.leases.is_open(lease.number) and not self._shared.guard.is_foreign:
             lease.is_reported = True
             text = (
                 f"lease {lease.number} on pages of sequence {lease.sequence_id} was dropped without settle(); its pages stay reserved: "

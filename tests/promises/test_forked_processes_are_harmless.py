@@ -86,6 +86,26 @@ def test_child_leaves_the_parents_bytes_alone(work: Callable[[KVCacheManager, li
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_child_that_forgets_a_lease_hears_nothing(tmp_path: Path) -> None:
+    """The lease is the parent's: no warning says in the child that somebody forgot to settle it."""
+    with Bench(tiered_config(4, [("host", 4)], str(tmp_path)), HostDevice()) as bench:
+        kv_cache = bench.suspended(0, 8)
+        assert kv_cache.resume()
+        leases = [kv_cache.reserve_transfer()]
+
+        def forget() -> None:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                leases.clear()
+                gc.collect()
+            assert len(told) == 0
+
+        assert run_in_child(forget) == 0
+        leases[0].settle()
+        kv_cache.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_child_that_forgets_the_manager(tmp_path: Path) -> None:
     """The last reference goes in the child, as where a pool of workers is forked: neither the file nor the journal notices."""
     journal = tmp_path / "calls.journal"
