@@ -46,6 +46,100 @@ def test_the_same_decisions_as_single_calls(seed: int, form: Any) -> None:
         assert one.state_digest() == other.state_digest()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_that_stops_midway_has_done_what_single_calls_had(seed: int, tmp_path: Any) -> None:
+    """Too few slots, priority callbacks of which one in six raises, histories that move, wrong entries, forks: the same decisions and the
+    same pictures as single calls up to the first that fails; both journals run again."""
+    is_last = [False, False]
+
+    def make_callback(side: int) -> Any:
+        def ask(ordinal: Any, _life_cycle: Any) -> int:
+            if is_last[side]:
+                raise KeyError("not now")
+            return 20 + 7 * int(ordinal) % 30
+
+        return ask
+
+    rng = random.Random(seed)
+    paths = [tmp_path / "singly", tmp_path / "together"]
+    config = config_of(WINDOWS, num_slots=40)
+    outcomes = set()
+    with (
+        KVCacheManager(config, device=HostDevice(), journal=paths[0]) as one,
+        KVCacheManager(config, device=HostDevice(), journal=paths[1]) as other,
+    ):
+        sides: list[list[Any]] = [[], []]
+        for side, manager in enumerate((one, other)):
+            for number in range(6):
+                callback = make_callback(side) if number % 3 == 2 else None
+                sides[side].append(run_prompt(manager, [number] * (number + 2), custom_priority_callback=callback))
+            sides[side].append(sides[side][4].fork())
+        for _ in range(60):
+            chosen = rng.sample(range(7), rng.randrange(1, 8))
+            capacities = [max(0, sides[0][number].capacity + rng.choice((1, 1, 1, 2, 5, -2))) for number in chosen]
+            histories = [min(c, sides[0][number].history_length + rng.randrange(3)) for number, c in zip(chosen, capacities, strict=True)]
+            raises = rng.random() < 1 / 6
+            is_last[:] = [raises, raises]
+            before = other.describe()
+            outcome: Any
+            try:
+                outcome = other.resize_batch([sides[1][number] for number in chosen], capacities, histories)
+            except (ValueError, KeyError) as error:
+                outcome = type(error)
+            if outcome is ValueError:
+                assert other.describe() == before
+            else:
+                done: Any = 0
+                try:
+                    for number, capacity, history in zip(chosen, capacities, histories, strict=True):
+                        if not sides[0][number].resize(capacity, history):
+                            break
+                        done += 1
+                except KeyError:
+                    done = KeyError
+                assert outcome == done
+            is_last[:] = [False, False]
+            outcomes.add(outcome if not isinstance(outcome, int) else outcome == len(chosen))
+            assert one.state_digest() == other.state_digest()
+            assert one.describe() == other.describe()
+            other.check_invariants()
+            if outcome is False or rng.random() < 0.2:
+                for kv_caches in sides:
+                    kv_caches[chosen[0]].suspend()
+                    assert kv_caches[chosen[0]].resume()
+        assert {True, False, ValueError} <= outcomes
+        for kv_caches in sides:
+            for kv_cache in kv_caches:
+                kv_cache.close()
+        digest = one.state_digest()
+        assert other.state_digest() == digest
+    for path in paths:
+        assert rerun(path, HostDevice()).digest == digest
+
+
+@pytest.mark.parametrize("num_slots", [20, 400])
+def test_a_step_that_begins_a_block_decides_as_one_that_is_planned(num_slots: int) -> None:
+    """Where a user's callback is asked for priorities each step is planned, and the default, 35, changes nothing else. One block at a
+    time, with windows and sinks, until the pool is full and beyond: equal slots, equal pictures, equal figures."""
+    settings: Any = {"num_slots": num_slots, "sinks": (None, 4, None)}
+    with manager_of((None, 8, 1), **settings) as plain, manager_of((None, 8, 1), **settings) as planned:
+        opened: list[Any] = []
+        for manager, callback in ((plain, None), (planned, lambda _ordinal, _life_cycle: 35)):
+            prompts = [[number] * (3 + 2 * number) for number in range(3)]
+            kv_caches = [run_prompt(manager, prompt, custom_priority_callback=callback) for prompt in prompts]
+            for step in range(30):
+                kv_cache = kv_caches[step % 3]
+                if kv_cache.resize(kv_cache.capacity + 3, kv_cache.history_length + step % 4):
+                    kv_cache.commit([step] * (step % 5 // 2))
+                manager.check_invariants()
+            opened += kv_caches
+        assert plain.state_digest() == planned.state_digest()
+        assert plain.describe() == planned.describe()
+        assert plain.get_statistics() == planned.get_statistics()
+        for kv_cache in opened:
+            kv_cache.close()
+
+
 def test_room_that_ends_midway_stops_there() -> None:
     """7 slots, 5 of them taken, 4 sequences with a full block each: 2 of them get another. What comes behind the refused one
     stays, small or not."""
