@@ -433,6 +433,13 @@ CANARIES = (
         "                move_page(storage, ours, theirs)\n",
         first_seed=80,
     ),
+    Canary(
+        "a part of a block, published again, takes the place of a held page",
+        "sequence/commit.py",
+        "    if published is not None and _would_replace_a_held_page(state, private, published):\n        return\n",
+        "",
+        first_seed=5374,
+    ),
     # -- batches, plans, policies, early writing ------------------------------------------------------------------------
     Canary(
         "a batch keeps the small steps behind a refusal",
