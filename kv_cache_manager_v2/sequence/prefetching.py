@@ -46,24 +46,25 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
 
 
 def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) -> bool:
-    """The same for the pages of published blocks, whoever has them; they are held meanwhile."""
+    """The same for the pages of published blocks, whoever has them. All of them are held meanwhile, also those that are there
+    already: a prefix whose beginning had to go for its end would be worth nothing."""
     storage = shared.storage
     rows = storage.rows
     if level == storage.last_level:
         return True
     if not storage.reads.is_idle:
         settle_reads(storage)
+    if not _has_page_below(shared, blocks, level):
+        return True
     held: list[int] = []
     for block in blocks:
         life_cycle: i64 = 0
         while life_cycle < shared.num_life_cycles:
             page = block.first_page + life_cycle
-            if rows.has_page(page) and rows.level(page) > level:
+            if rows.has_page(page) and rows.level(page) >= level:
                 storage.hold(page, storage.pool_group_of[life_cycle])
                 held.append(int(page))
             life_cycle += 1
-    if len(held) == 0:
-        return True
     if storage.closed.has_disks:
         storage.closed.look()
     wanted = OnboardList(storage, level)
@@ -83,6 +84,17 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         page = page_id
         storage.release(page, storage.pool_group_of[_life_cycle_of(shared, page)])
     return is_done
+
+
+def _has_page_below(shared: SharedState, blocks: list[Block], level: i64) -> bool:
+    rows = shared.storage.rows
+    for block in blocks:
+        page = block.first_page
+        while page < block.first_page + shared.num_life_cycles:
+            if rows.has_page(page) and rows.level(page) > level:
+                return True
+            page += 1
+    return False
 
 
 def _life_cycle_of(shared: SharedState, page: i64) -> i64:

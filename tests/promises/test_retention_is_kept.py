@@ -171,3 +171,21 @@ def test_wrong_arguments() -> None:
         with pytest.raises(TypeError):
             manager.create_kv_cache(retention=5)  # type: ignore[arg-type]
         assert manager.retain([1, 2], ReuseScope(3)) == HintAnswer(0, 0, 2)
+
+
+@pytest.mark.parametrize("num_host_slots", [2, 4])
+def test_a_prefetch_takes_no_room_from_the_same_prefix(num_host_slots: int) -> None:
+    """4 cached blocks, 4 slots; somebody needs 2, so the path's last two blocks go down. For them to come up again its first
+    two would have to go: there is no room, and all stays where it is."""
+    with manager_of(4, num_host_slots, max_util_for_resume=1.0) as manager:
+        serve(manager, text(1, 4))
+        with manager.create_kv_cache() as other:
+            assert other.resume() and other.resize(2 * T)
+            before = manager.describe()["tree"]
+            assert [block["pages"][0]["level"] for block in before[0]["blocks"]] == [0, 0, 1, 1]
+            assert manager.prefetch(text(1, 4), None, 0) == HintAnswer(0, 4 * T, 0)
+            manager.check_invariants()
+            assert manager.describe()["tree"] == before
+        answer = manager.prefetch(text(1, 4), None, 0)
+        assert answer.num_accepted == 4 * T
+        assert [block["pages"][0]["level"] for block in manager.describe()["tree"][0]["blocks"]] == [0, 0, 0, 0]
