@@ -67,8 +67,9 @@ def test_the_curve_of_a_policy_is_what_a_manager_with_it_has(present, num_open):
         assert curve.policy is policy
         for point in curve.points:
             expected = measure(policy, point.size, num_open)
-            # The present size is what there was on average while room was made: two blocks under what fits.
-            assert abs(point.hit_rate - expected) < 0.02, f"{policy} at {point.size}: {point.hit_rate} and not {expected}"
+            # The present size is what there was on average while room was made: two blocks under what fits. In a cache of 240 blocks
+            # that, and the turn at which LEARNED stops to trust recency, is 2.4 points at most here.
+            assert abs(point.hit_rate - expected) < 0.03, f"{policy} at {point.size}: {point.hit_rate} and not {expected}"
 
 
 def test_another_thread_can_play_it_through():
