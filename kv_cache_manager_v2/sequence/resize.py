@@ -203,7 +203,9 @@ def _resize_blocks(
     plan_resize(state, capacity, history, copies, needed, given_back)
     takes_tail_back = False
     if in_place is None and shared.room_count.find_refusal(needed, given_back):
-        if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):
+        # The one block to be copied may be another one, which a fork or a lease has: only the tail can be taken back.
+        is_tail = len(copies) == 1 and state.tail_is_shared and copies[0] == state.num_published
+        if not is_tail or not can_take_tail_back(state):
             return False
         leave_out_copies(state, copies, capacity, history, needed)
         if shared.room_count.find_refusal(needed, given_back):
