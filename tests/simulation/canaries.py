@@ -154,8 +154,8 @@ CANARIES = (
     Canary(
         "refused resize moves the history",
         "sequence/resize.py",
-        "        if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):\n            return False\n        leave",
-        "        if len(copies) != 1 or not state.tail_is_shared or not can_take_tail_back(state):\n            state.history = history\n            return False\n        leave",
+        "        if not is_tail or not can_take_tail_back(state):\n            return False\n        leave",
+        "        if not is_tail or not can_take_tail_back(state):\n            state.history = history\n            return False\n        leave",
     ),
     Canary(
         "refusal counts what can be evicted twice",
