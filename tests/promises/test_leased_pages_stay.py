@@ -54,6 +54,27 @@ def test_a_private_block_is_kept_and_never_written_in_place() -> None:
             assert used_slots(manager) == 0
 
 
+def test_a_published_tail_makes_no_room_for_the_copy_of_a_leased_block() -> None:
+    """A full pool may take the published tail back rather than copy it; what this step writes is another block, which is lent."""
+    with manager_of(num_slots=4, windows=[4]) as manager, manager.create_kv_cache() as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(16)
+        kv_cache.commit([1, 2, 3, 4, 5, 6])
+        kv_cache.stop_committing()
+        # The window of token 11 is 8 to 11: the tail, block 1, is passed, so nobody holds its page.
+        assert kv_cache.resize(16, 11)
+        lease = kv_cache.reserve_transfer(3)
+        pages = kv_cache.get_base_page_indices(0).tolist()
+        with manager.create_kv_cache() as other:
+            assert other.resume() and other.resize(8) and not other.resize(12)
+            assert not kv_cache.resize(16, 13)
+            assert kv_cache.history_length == 11 and kv_cache.get_base_page_indices(0).tolist() == pages
+            manager.check_invariants()
+            lease.settle()
+            assert kv_cache.resize(16, 13)
+            assert kv_cache.get_base_page_indices(0).tolist() == pages
+            manager.check_invariants()
+
+
 def test_leased_block_outlives_an_equal_one_that_is_dropped_above_it() -> None:
     """The lease keeps its own page of block 0, for which the sequence takes over an equal block; that one is evicted later."""
     with manager_of(num_slots=6) as manager:
