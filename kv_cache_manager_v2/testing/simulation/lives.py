@@ -1,0 +1,115 @@
+"""Sequences come and go: made, resumed, forked, closed, forgotten; and all that was cached is dropped."""
+
+import warnings
+from random import Random
+
+from ...base.errors import LogicError
+from ..reference_pages import ModelDisagreement
+from . import failures
+from .forks import fork_sequence
+from .hints import draw_scope
+from .run_state import RunState
+from .scope_invalidation import invalidate_scope
+from .simulated_sequence import SimulatedSequence
+from .snapshot_judge import draw_positions
+from .state_checks import check_prompt
+from .text_source import draw_token_container
+
+
+def create(run: RunState, random: Random) -> None:
+    if len(run.sequences) >= run.scenario.max_sequences:
+        return
+    run.num_performed += 1
+    scope = draw_scope(random)
+    text = run.texts.draw_text(random, run.scenario.max_tokens)
+    tokens = draw_token_container(random, text)
+    probed = run.manager.probe_reuse(scope, tokens)
+    name = run.next_name
+    run.next_name += 1
+    positions = draw_positions(random, run.model.state.group >= 0, run.scenario.max_tokens)
+    handle = run.manager.create_kv_cache(scope, tokens, name, snapshot_positions=positions)
+    num_matched = handle.num_committed_tokens
+    state_tokens = handle.match_info.state_tokens
+    check_prompt(handle, len(text))
+    if probed != num_matched:
+        raise ModelDisagreement(f"probe_reuse said {probed} tokens, create_kv_cache matched {num_matched}")
+    model = run.model.create(name, (scope.lora_id, scope.salt), text, num_matched, run.manager.describe(), state_tokens)
+    to_compute = list(text[num_matched:])
+    max_committed = len(text) if random.random() < 0.4 else run.scenario.max_tokens * 1000
+    sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), to_compute, max_committed)
+    sequence.state_tokens = state_tokens
+    sequence.prompt_length = len(text)
+    sequence.snapshot_positions = positions
+    run.sequences.append(sequence)
+    if random.random() < 0.6:
+        resume(run, sequence, random)
+
+
+def resume(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
+    is_overused = run.judge.is_overused()
+    need = run.model.slots_of_beams_to_resume(sequence.model)
+    stream = random.choice(run.streams) if random.random() < 0.9 else None
+    waits = random.random() < 0.6
+    passed = sequence.handle.resume(stream, waits)
+    if is_overused and passed:
+        raise ModelDisagreement(f"sequence {sequence.name} was resumed beyond max_util_for_resume")
+    if not is_overused:
+        run.judge.judge(f"resume of sequence {sequence.name}", need, passed)
+    if passed:
+        had_state = sequence.model.has_state
+        run.model.resume(sequence.model, run.manager.describe())
+        for _poll in range(0 if waits else int(random.random() * 4)):
+            if failures.is_ready(sequence.handle):
+                break
+        if sequence.model.has_state and not had_state and sequence.state_tokens < len(sequence.text):
+            # Of these tokens only attention was found: the recurrent layers run them again.
+            if waits or failures.await_ready(sequence.handle):
+                run.engine.replay_states(sequence.handle, list(sequence.text), sequence.state_tokens)
+    else:
+        run.num_refused += 1
+
+
+def close(run: RunState, sequence: SimulatedSequence) -> None:
+    sequence.handle.close()
+    run.model.close(sequence.model)
+    run.note_early_copies()
+    run.sequences.remove(sequence)
+
+
+def fork(run: RunState, sequence: SimulatedSequence) -> None:
+    if len(run.sequences) >= run.scenario.max_sequences:
+        return
+    child, is_refused = fork_sequence(run.model, run.judge, sequence, run.next_name)
+    run.num_refused += is_refused
+    if child is not None:
+        run.next_name += 1
+        run.sequences.append(child)
+
+
+def abandon(run: RunState, sequence: SimulatedSequence) -> None:
+    """The user forgets the sequence; the next call on the manager closes it."""
+    run.model.abandon(sequence.model)
+    run.note_early_copies()
+    run.sequences.remove(sequence)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        sequence.forget_handle()
+    run.manager.probe_reuse()
+
+
+def clear(run: RunState, random: Random) -> None:
+    """Mostly after everything was closed: slots that many streams have read are then soon written again."""
+    run.num_performed += 1
+    if random.random() < 0.7:
+        run.lost.close_all()
+        while run.sequences:
+            close(run, run.sequences[-1])
+            run.check()
+    try:
+        run.manager.clear_reusable_blocks()
+    except LogicError:
+        if not run.sequences and not run.lost.sequences and len(run.leases) == 0:
+            raise
+        invalidate_scope(run.manager, run.model, draw_scope(random))
+        return
+    run.model.clear()

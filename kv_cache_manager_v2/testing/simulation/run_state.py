@@ -1,0 +1,101 @@
+"""What a history consists of: the manager on its device, the fake engine, the model and the judges, and the sequences of now."""
+
+import hashlib
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ...events.event_manager import KVCacheEventManager
+from ...manager.kv_cache_manager import KVCacheManager
+from ..event_follower import EventFollower
+from ..fake_engine import FakeEngine
+from ..reference_model import ReferenceModel
+from ..simulated_device import SimulatedDevice
+from . import failures
+from .lost_sequences import LostSequences
+from .open_leases import OpenLeases
+from .planned_drops import PlannedDrops
+from .pool_group_map import find_pool_groups
+from .room_judge import RoomJudge, count_slots
+from .scenario import Scenario
+from .simulated_sequence import SimulatedSequence
+from .state_checks import check_state
+from .text_source import TextSource
+
+
+@final
+@mypyc_attr(native_class=True)
+class RunState:
+    """``num_performed``: actions that found something to do. ``num_refused``: calls that found no room."""
+
+    __slots__ = (
+        "scenario", "device", "manager", "engine", "model", "judge", "streams", "texts", "sequences", "lost", "drops", "leases",
+        "next_name", "num_performed", "num_refused", "_pool_group_of", "_follower", "_digest",
+    )  # fmt: skip
+
+    scenario: Final[Scenario]
+    device: Final[SimulatedDevice]
+    manager: Final[KVCacheManager]
+    engine: Final[FakeEngine]
+    model: Final[ReferenceModel]
+    judge: Final[RoomJudge]
+    streams: Final[list[int]]
+    texts: Final[TextSource]
+    sequences: Final[list[SimulatedSequence]]
+    lost: Final[LostSequences]
+    drops: Final[PlannedDrops]
+    leases: Final[OpenLeases]
+    next_name: int
+    num_performed: int
+    num_refused: int
+    _pool_group_of: Final[list[int]]
+    _follower: Final[EventFollower]
+
+    def __init__(self, scenario: Scenario) -> None:
+        config = scenario.config
+        self.scenario = scenario
+        self.device = scenario.make_device()
+        events = KVCacheEventManager(scenario.max_event_entries)
+        self.manager = KVCacheManager(config, device=self.device, event_manager=events)
+        self._follower = EventFollower(events)
+        self.engine = FakeEngine(config, self.device)
+        self.model = ReferenceModel(config, self.manager.layer_grouping)
+        statistics = self.manager.get_storage_statistics()
+        slot_sizes = [counts.slot_sizes for counts in statistics]
+        self._pool_group_of = find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
+        num_slots, num_all_slots = count_slots(self.manager)
+        self.judge = RoomJudge(self.model, self._pool_group_of, num_slots, num_all_slots, config.max_util_for_resume)
+        self.streams = [self.device.default_stream()]
+        while len(self.streams) < scenario.num_streams:
+            self.streams.append(self.device.create_stream())
+        self.texts = TextSource(scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts, scenario.max_cut)
+        self.sequences = []
+        self.lost = LostSequences(self.manager, self.model)
+        self.drops = PlannedDrops()
+        self.leases = OpenLeases(self.manager, self.model, self.streams)
+        self.next_name = 0
+        self._digest: Final = hashlib.sha256()
+        self.num_performed = 0
+        self.num_refused = 0
+
+    @property
+    def digest(self) -> str:
+        """Of all pictures so far: equal for equal decisions."""
+        return self._digest.hexdigest()[:16]
+
+    def note_early_copies(self) -> None:
+        """Calls that publish make room for copies of that on the level below."""
+        if self.scenario.config.write_policy == "through":
+            self.model.make_room()
+
+    def check(self) -> None:
+        """Everything that can be checked after an action."""
+        self.manager.check_invariants()
+        picture = self.manager.describe()
+        self._digest.update(failures.decisions_in(picture))
+        self.model.see(picture)
+        check_state(self.manager, self.model, self.judge, self.sequences, self._pool_group_of)
+        if self.num_performed % self.scenario.steps_per_event_check == 0:
+            self._follower.check(picture)
+        if self.device.races:
+            raise self.device.races[0]
