@@ -4,7 +4,8 @@
 come up swap places with others. *Brimful*: texts as long as the only level has room for, which leave earlier ones in the middle of
 the last block: a sequence finds no room for its own copy of that block, and takes it out of the tree. *Restless*: a device that
 fails, and sequences that are suspended and resumed all the time, from a disk. *Fragmented*: a page has a part in several pools, so
-that a device can fail between two of them.
+that a device can fail between two of them. *Lopsided*: some kinds of actions never happen, and others all the time, so that states
+pile up which one stray action of another kind would end: tests that leave things out find what no average history does.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ _SHARE_OF_CROWDED: Final = 0.12
 _SHARE_OF_BRIMFUL: Final = 0.1
 _SHARE_OF_RESTLESS: Final = 0.7
 _SHARE_OF_FRAGMENTED: Final = 0.8
+_SHARE_OF_LOPSIDED: Final = 0.25
 _CROWDED: Final = {
     "commit": 0.05,
     "hint": 0.2,
@@ -59,6 +61,18 @@ def choose_bends(seed: int, can_fail: bool) -> Mapping[str, float]:
     if share < _SHARE_OF_CROWDED:
         return _CROWDED
     return BRIMFUL if Random(23 * seed + 9).random() < _SHARE_OF_BRIMFUL else {}
+
+
+def draw_lopsided(seed: int, weights: Mapping[str, float]) -> Mapping[str, float]:
+    """``weights`` of actions, for some seeds bent far apart. Of what nothing happens without, enough is left."""
+    random = Random(103 * seed + 17)
+    if random.random() >= _SHARE_OF_LOPSIDED:
+        return weights
+    bent: dict[str, float] = {}
+    for kind, weight in weights.items():
+        factor = random.choice((0.0, 0.1, 0.3, 1.0, 1.0, 3.0, 8.0))
+        bent[kind] = weight * (max(factor, 0.3) if kind in ("create", "step") else factor)
+    return bent
 
 
 def crowd(config: KVCacheManagerConfig) -> KVCacheManagerConfig:

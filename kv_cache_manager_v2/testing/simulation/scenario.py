@@ -5,6 +5,7 @@ sequence, how many tokens). So an action means something in every state, and a h
 actions out.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from typing import Final, final
@@ -19,7 +20,7 @@ from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
 from .draft_trees import grows_trees, without_scratch
 from .policy_scenario import draw_policies
-from .rare_scenarios import BRIMFUL, brimful_blocks, choose_bends, crowd, fill_to_the_brim, fragment, is_fragmented
+from .rare_scenarios import BRIMFUL, brimful_blocks, choose_bends, crowd, draw_lopsided, fill_to_the_brim, fragment, is_fragmented
 from .sharing_scenario import draw_sharing
 from .state_scenario import add_state
 
@@ -130,9 +131,12 @@ class Scenario:
         self.max_cut = self.config.tokens_per_block if bends is BRIMFUL else 0
         self.max_kept_texts = 1 if bends is BRIMFUL else max_kept_texts
         self.commits_at_once = 1.0 if bends is BRIMFUL else commits_at_once
-        weights = [likelihood * random.choice((0.3, 1.0, 1.0, 2.0)) for likelihood in _LIKELIHOODS.values()]
-        weights = [weight * bends.get(kind, 1.0) for kind, weight in zip(_LIKELIHOODS, weights)]
-        kinds = draw_sharing(random.choices(list(_LIKELIHOODS), weights, k=num_actions), seed)
+        weights: Mapping[str, float] = {
+            kind: likelihood * random.choice((0.3, 1.0, 1.0, 2.0)) * bends.get(kind, 1.0) for kind, likelihood in _LIKELIHOODS.items()
+        }
+        if len(bends) == 0:
+            weights = draw_lopsided(seed, weights)
+        kinds = draw_sharing(random.choices(list(weights), list(weights.values()), k=num_actions), seed)
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # of its own: whether anybody listens changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))
