@@ -23,7 +23,6 @@ from .misuse import misuse_manager, misuse_sequence
 from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
 from .scenario import Action, Scenario
-from .simulated_sequence import SimulatedSequence
 from .steps import commit, step, step_batch
 
 
