@@ -22,6 +22,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.change_count import ChangeCount
 from ..base.errors import CorruptedError, LogicError
 from ..base.process_bound import ProcessBound
 
@@ -42,7 +43,7 @@ class Abandoned(metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class CallGuard(ProcessBound):
-    __slots__ = ("is_foreign", "_attention", "_busy", "_num_changes", "_reason", "_user_error", "_abandoned", "_process")
+    __slots__ = ("is_foreign", "_attention", "_busy", "_changes", "_reason", "_user_error", "_abandoned", "_process")
 
     is_foreign: bool
     """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
@@ -50,20 +51,20 @@ class CallGuard(ProcessBound):
     _attention: i64
     """0 when a call may go straight on; else the number of reasons to look closer."""
     _busy: bool
-    _num_changes: i64
-    """Changes that have begun and not ended; they nest."""
+    _changes: Final[ChangeCount]
+    """Of the storage, which counts evictions: they change things before the call that needs the room does."""
     _reason: str | None
     _user_error: AssertionError | None
     """An assertion that failed in the user's own code, which says nothing about ours."""
     _abandoned: Final[list[Abandoned]]
     _process: Final[int]
 
-    def __init__(self) -> None:
+    def __init__(self, changes: ChangeCount) -> None:
+        self._changes = changes
         self.is_foreign = False
         self._process = os.getpid()
         self._attention = _IDLE
         self._busy = False
-        self._num_changes = 0
         self._reason = None
         self._user_error = None
         self._abandoned = []
@@ -81,13 +82,13 @@ class CallGuard(ProcessBound):
 
     def begin_change(self) -> None:
         """From here on the call changes things; an exception before `end_change` leaves them half done."""
-        self._num_changes += 1
+        self._changes.num_begun += 1
 
     def end_change(self) -> None:
-        self._num_changes -= 1
+        self._changes.num_begun -= 1
 
     def leave(self) -> None:
-        if self._num_changes > 0:
+        if self._changes.num_begun > 0:
             self._note_interruption()
         self._busy = False
         needs_attention = self._reason is not None or len(self._abandoned) > 0 or self.is_foreign
@@ -122,12 +123,12 @@ class CallGuard(ProcessBound):
         except AssertionError as error:
             raise self.fail(error) from error
         finally:
-            if self._num_changes > 0:
+            if self._changes.num_begun > 0:
                 self._note_interruption()
             self._busy = False
 
     def _note_interruption(self) -> None:
-        self._num_changes = 0
+        self._changes.num_begun = 0
         if self._reason is None:
             error = sys.exc_info()[1]
             self._reason = f"a call was interrupted in the middle of a change: {error!r}"
@@ -152,7 +153,7 @@ class CallGuard(ProcessBound):
             self._reason = str(error) or "an invariant failed without a text"
             _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
         self._attention = 1
-        self._num_changes = 0
+        self._changes.num_begun = 0
         return CorruptedError(f"the manager is broken: {self._reason}")
 
     @property

@@ -134,7 +134,7 @@ class SharedState:
         self.leases = TransferLeases(storage, tree)
         self.retention = RetentionBook(storage, tree, _count_pinnable(storage, config.max_pinned_share))
         self.room.min_offload_priority = config.min_offload_priority
-        self.guard = CallGuard()
+        self.guard = CallGuard(storage.changes)
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)
         self.tokens_per_block = config.tokens_per_block

@@ -22,6 +22,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.change_count import ChangeCount
 from ..device.port import Device
 from ..device.stream_order import NO_POINT, StreamOrder, timeline_of_point
 from ..events.page_events import PageEventSink
@@ -72,33 +73,10 @@ GPU: Final = 0
 @mypyc_attr(native_class=True)
 class PageStorage:
     __slots__ = (
-        "device",
-        "order",
-        "layout",
-        "rows",
-        "pool_groups",
-        "allocators",
-        "queues",
-        "held_queues",
-        "pool_group_of",
-        "num_pool_groups",
-        "num_levels",
-        "last_level",
-        "num_locked",
-        "num_evicted",
-        "counters",
-        "last_cause",
-        "digest",
-        "last_refusal",
-        "sink",
-        "reads",
-        "copies",
-        "closed",
-        "_keys",
-        "_notes",
-        "_num_sentinels_used",
-        "_filler",
-    )
+        "device", "order", "layout", "rows", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
+        "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
+        "last_refusal", "sink", "reads", "copies", "closed", "changes", "_keys", "_notes", "_num_sentinels_used", "_filler",
+    )  # fmt: skip
 
     device: Final[Device]
     order: Final[StreamOrder]
@@ -129,6 +107,8 @@ class PageStorage:
     reads: Final[DiskReads]
     copies: Final[CleanCopies]
     closed: Final[ClosedLevels]
+    changes: Final[ChangeCount]
+    """Changes that cannot be undone, with which a call may be busy: the storage's own are drops, of several pages that go together."""
     _keys: Final[OwnerKeys]
     _notes: Final[PageNotes]
     _num_sentinels_used: int
@@ -168,6 +148,7 @@ class PageStorage:
         self.sink = None
         self.reads = DiskReads(device, order)
         self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups)
+        self.changes = ChangeCount()
         self._keys = OwnerKeys()
         self._notes = PageNotes()
         self._num_sentinels_used = 0
@@ -569,14 +550,18 @@ class PageStorage:
         """As `PageOwner` says."""
         owner = self._keys.owner
         assert owner is not None
+        self.changes.begin()
         owner.drop_victims(level, pool_group, wanted, cause)
+        self.changes.end()
 
     def drop_with_owner(self, page: i64, pool_group: i64, cause: i64) -> None:
         """`drop`, and the owner hears of it: what is useless without the page may go with it."""
+        self.changes.begin()
         self.drop(page, pool_group, cause)
         owner = self._keys.owner
         assert owner is not None
         owner.on_page_dropped(page)
+        self.changes.end()
 
     def is_published(self, page: i64) -> bool:
         """Whether its bytes never change any more."""

@@ -222,3 +222,49 @@ def test_pages_that_change_places(kinds: list[str], num_refused: int) -> None:
         bench.close()
         assert device.races == ()
     assert len(outcomes) > 2
+
+
+def test_pages_that_go_together_when_nobody_may_wait() -> None:
+    """The disk takes no more writes, so cached pages are dropped, several at a time. Their slots wait for the copies that were made
+    while it still did, and for a reader on another stream: to know when both are done takes an event."""
+    outcomes: list[str] = []
+    while outcomes[-1:] != ["done"]:
+        nth = len(outcomes) + 1
+        device = SimulatedDevice(nth)
+        bench = Bench(tiered_config(8, [("disk", 16)], write_policy="through"), device)
+        streams = [device.create_stream() for _ in range(2)]
+        bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True, stream=streams[0]).close()
+        bench.texts[2] = list(bench.texts[1])
+        with bench.manager.create_kv_cache(input_tokens=bench.texts[2], id=2) as reader:
+            assert reader.resume(streams[1])
+            bench.check(reader)
+        device.faults.fail("disk_write", 1, OSError("no space left"))
+        bench.suspended(3, TOKENS_PER_BLOCK, commit=True, stream=streams[0]).close()
+        bench.engine.synchronize()
+        other = bench.manager.create_kv_cache(id=4)
+        assert other.resume(streams[0])
+        plan_refusals(device, ["record", "synchronize"], nth, 1)
+        outcomes.append("passed")
+        try:
+            assert other.resize(7 * TOKENS_PER_BLOCK)
+        except (Refused, CorruptedError) as error:
+            outcomes[-1] = "refused"
+            assert "not now" in str(error)
+        if device.faults.num_fired == 1:
+            outcomes[-1] = "done"
+        device.faults.clear()
+        try:
+            bench.manager.probe_reuse()
+            bench.manager.check_invariants()
+        except CorruptedError as error:
+            outcomes[-1] = "broken"
+            assert "not now" in str(error)
+            bench.engine.close()
+            bench.manager.shutdown()
+            assert (device.num_open_events, device.num_open_streams) == (0, 2)
+            continue
+        assert other.resize(7 * TOKENS_PER_BLOCK)
+        other.close()
+        bench.close()
+        assert device.races == ()
+    assert "broken" in outcomes
