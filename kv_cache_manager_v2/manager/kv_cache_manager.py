@@ -466,8 +466,10 @@ class KVCacheManager(PrefixMatches):
             raise journal.writer.error
 
     def check_invariants(self) -> None:
-        """Evaluate the rules of the books from scratch; `CorruptedError` with the first that does not hold. Slow."""
+        """Evaluate the rules of the books from scratch; `CorruptedError` with the first that does not hold, or with the reason why the
+        manager is broken already. Slow."""
         self._require_open()
+        self._shared.guard.require_sound()
         check_invariants(self._shared, self._open_sequences.states())
 
     def describe(self) -> Picture:

@@ -46,6 +46,7 @@ def test_first_reason_is_repeated_and_others_go_on(caplog: pytest.LogCaptureFixt
             lambda: victim.commit([1]),
             broken.create_kv_cache,
             broken.probe_reuse,
+            broken.check_invariants,
         ):
             with pytest.raises(CorruptedError) as later:
                 call()
