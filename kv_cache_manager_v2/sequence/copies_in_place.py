@@ -177,7 +177,9 @@ class InPlaceCopies:
                 pool_groups = append(pool_groups, copy.pool_group)
                 sources = append(sources, storage.rows.slot(copy.source))
                 targets = append(targets, copy.slot)
-            copy_slots_at_once(storage, pool_groups, sources, targets, state.stream)
+            if len(targets) > 0:
+                # No layer may need any of the blocks any more, as their windows pass them in this step.
+                copy_slots_at_once(storage, pool_groups, sources, targets, state.stream)
         except PartlyCopiedError:
             # Pages that the sequence still has may be overwritten: this cannot be undone.
             shared.guard.begin_change()

@@ -148,3 +148,22 @@ def test_decode_goes_on_where_prefill_ended(from_split: tuple[int, int], to_spli
     device.destroy_stream(stream)
     assert not device.races
     device.close()
+
+
+def test_a_shared_last_block_that_the_window_passes_needs_no_copy() -> None:
+    """The other machine fills what comes behind it; the pool is full, and the step's one page is the one that it gives back."""
+    layer = AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64), BufferConfig("value", 64)], sliding_window_size=2)
+    config = KVCacheManagerConfig(T, [GpuCacheTierConfig(3 * 128)], [layer], max_util_for_resume=1.0)
+    with KVCacheManager(config, device=SimulatedDevice(1)) as manager:
+        first = manager.create_kv_cache()
+        assert first.resume() and first.resize(6)
+        first.commit([1, 2, 3, 4, 5, 6])
+        kv_cache = first.fork()
+        first.close()  # publishes the partial block 1 for both
+        with manager.create_kv_cache() as other:
+            assert other.resume() and other.resize(8)  # the two other slots
+            # Token 17 reads tokens 16 and 17: of blocks 0 to 4 only block 4 has a page.
+            assert kv_cache.resize(17, 17)
+            assert [page >= 0 for page in kv_cache.get_base_page_indices(0)] == [False, False, False, False, True]
+            manager.check_invariants()
+        kv_cache.close()
