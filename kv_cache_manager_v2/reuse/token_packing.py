@@ -9,7 +9,7 @@ table before all tokens are known to be good.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from librt.strings import read_i32_le, read_i64_le
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
@@ -28,6 +28,7 @@ TOKEN_BYTES: Final = 4
 PAIR_BYTES: Final = 8
 MAX_TOKEN_ID: Final = 2**31 - 1
 _NUMPY_FROM: Final = 8192  # from here on numpy's fixed cost is less than our loop's
+_FEW: Final = 16  # up to so many, as accepted drafts are, the fixed cost of two buffers is more than a loop's
 
 
 def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
@@ -55,11 +56,14 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
 
 
 def single_token(tokens: object) -> int:
-    """The token id of a list with nothing else in it, as a decode step gives it; -1 for anything else."""
+    """The token id of a list or tuple with nothing else in it, as a decode step gives it; -1 for anything else."""
+    token: object = None
     if isinstance(tokens, list) and len(tokens) == 1:
-        token: object = tokens[0]
-        if isinstance(token, int) and 0 <= token <= MAX_TOKEN_ID:
-            return token
+        token = tokens[0]
+    elif isinstance(tokens, tuple) and len(tokens) == 1:
+        token = tokens[0]
+    if isinstance(token, int) and 0 <= token <= MAX_TOKEN_ID:
+        return token
     return -1
 
 
@@ -93,7 +97,20 @@ def unpack_tokens(packed: bytes, digests: DigestTable) -> list[TokenIdExt]:
     return tokens
 
 
+def _pack_few(tokens: list[object]) -> bytes | None:
+    """None if one of them is no good id."""
+    packed = BytesWriter()
+    for token in tokens:
+        if not isinstance(token, int) or not 0 <= token <= MAX_TOKEN_ID:
+            return None
+        write_i32_le(packed, token)
+    return packed.getvalue()
+
+
 def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> bytes:
+    if len(tokens) <= _FEW:
+        few = _pack_few(tokens)
+        return _pack_items(tokens, digests, acquire) if few is None else few
     # All of them are good ids nearly always, so what is wrong with one is for a second look.
     try:
         # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i32 is a TypeError there.
