@@ -41,7 +41,7 @@ from .resize_plan import count_new_pages
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
 from .snapshots import leave_last_state
-from .tail_copy import can_take_tail_back, copy_shared_blocks, take_tail_back
+from .tail_copy import can_take_tail_back, copy_shared_blocks, withdraw_tail
 from .usage_books import enter_resume
 
 
@@ -204,12 +204,12 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
         shared.order.leave(timeline)
         shared.guard.end_change()
         raise
-    if takes_tail_back:
-        take_tail_back(state)
     try:
         _activate_all(resumes, stream, waits)
     finally:
         shared.order.leave(timeline)
+    if takes_tail_back:
+        withdraw_tail(state)
     shared.guard.end_change()
     return True
 

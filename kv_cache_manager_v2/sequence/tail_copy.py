@@ -8,7 +8,7 @@ from ..stats.usage_counters import ALLOCATED
 from ..storage.page_bytes import copy_page
 from .forked_blocks import give_up_block
 from .page_users import give_up_page
-from .sequence_state import NO_TIMELINE, SequenceState
+from .sequence_state import SequenceState
 
 
 def copy_shared_blocks(state: SequenceState, copies: list[int], priorities: list[int]) -> None:
@@ -132,17 +132,24 @@ def take_tail_back(state: SequenceState) -> None:
     """The shared last block becomes private again: there is no room for a copy, and the sequence would never go on."""
     shared = state.shared
     block = state.blocks[state.num_published]
+    withdraw_tail(state)
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        # Others have copied it on their streams.
+        if state.holds_page(life_cycle, state.num_published):
+            allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
+            shared.order.wait(state.timeline, allocator.ready[shared.storage.rows.slot(block.first_page + life_cycle)])
+        life_cycle += 1
+
+
+def withdraw_tail(state: SequenceState) -> None:
+    """The same for a sequence that has just locked its pages, and so has waited for whoever copied them."""
+    shared = state.shared
+    block = state.blocks[state.num_published]
     shared.tree.withdraw(block)
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         shared.storage.copies.forget(block.first_page + life_cycle)
-        life_cycle += 1
-    life_cycle = 0
-    while life_cycle < shared.num_life_cycles and state.timeline != NO_TIMELINE:
-        # Others have copied it on their streams; a suspended sequence waits when it locks its pages.
-        if state.holds_page(life_cycle, state.num_published):
-            allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
-            shared.order.wait(state.timeline, allocator.ready[shared.storage.rows.slot(block.first_page + life_cycle)])
         life_cycle += 1
     state.tail_is_shared = False
     state.copies_tail_on_resume = False

@@ -288,3 +288,29 @@ def test_states_of_beams_that_were_written_over() -> None:
     assert kv_cache.resize(7, 6)
     story.write(kv_cache, 100)
     break_in_the_middle(story, lambda: kv_cache.reorder_beams([1, 1, 1]))
+
+
+def test_a_tail_stays_published_where_its_resume_fails() -> None:
+    """Two slots, two blocks that come up into them, and no room for an own copy of the second, which is cached: the sequence takes it
+    out of the tree instead; but not if the device has no stream for what is on its way."""
+    device = SimulatedDevice(1)
+    with Bench(tiered_config(2, [("host", 4)]), device) as bench:
+        manager = bench.manager
+        bench.suspended(1, 6, commit=True).close()
+        tokens = list(bench.texts[1])
+        kv_cache = manager.create_kv_cache(input_tokens=tokens, id=2)
+        bench.texts[2] = list(tokens)
+        bench.suspended(3, 8).close()
+        assert kv_cache.num_committed_tokens == 6 and bench.counts(1) == (4, 2)
+        device.faults.fail("create_stream", 2, Refused("no stream"))
+        with pytest.raises(PageMoveError, match="no stream"):
+            kv_cache.resume(wait=False)
+        assert device.faults.num_fired == 1
+        assert manager.probe_reuse(None, tokens) == 6
+        manager.check_invariants()
+        assert kv_cache.resume(wait=False)
+        assert manager.probe_reuse(None, tokens) == 4
+        kv_cache.suspend()
+        assert kv_cache.resume()
+        bench.check(kv_cache)
+        kv_cache.close()
