@@ -280,8 +280,9 @@ class ReferenceModel(ReferenceRoom):
         """Whether the partial last block need not be published: its text can be had without it.
 
         Either a longer published block has that text and a page for each of its pages; or one with just that text is
-        published, and ours may hold tokens that are not committed and must not be given up for it; or forks have that block
-        too, and will publish it when they end; or another machine has it, and may yet write behind that text.
+        published, and ours may hold tokens that are not committed and must not be given up for it, or its own waits below for a
+        holder who may have such tokens in it; or forks have that block too, and will publish it when they end; or another machine
+        has it, and may yet write behind that text.
         """
         ordinal = len(sequence.path)
         if self.has_other_owners(sequence, ordinal):
@@ -292,6 +293,8 @@ class ReferenceModel(ReferenceRoom):
             tokens = self.tree.tokens(sibling)
             present = [group for group in range(len(self.rules)) if (sibling, group) in self.statuses]
             if tokens == tail and len(present) > 0 and sequence.capacity > len(sequence.committed):
+                return True
+            if tokens == tail and any([self.statuses[sibling, group] == "held" for group in present]):
                 return True
             if len(tokens) > len(tail) and tokens[: len(tail)] == tail and all([group in present for group in groups]):
                 return True
