@@ -195,6 +195,11 @@ class PageStorage:
         """Whether slots are filled with a debug pattern as they are handed out."""
         return self._filler is not None
 
+    def keep_bytes(self, pool_group: i64, slot: i64) -> None:
+        """That slot of level 0 is about to be given back, with bytes of its next owner in it: no debug pattern may go there."""
+        if self._filler is not None:
+            self._filler.keep(pool_group, slot)
+
     # -- making and freeing pages -------------------------------------------------------------------------------------
 
     def make_locked_page(self, page: i64, pool_group: i64, priority: i64, timeline: i64) -> i64:

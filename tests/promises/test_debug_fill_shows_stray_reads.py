@@ -1,4 +1,4 @@
-"""With `debug_fill` every page holds a known pattern when an engine gets it, and again when it is given back."""
+"""With `debug_fill` every page holds a known pattern when an engine gets it, and again when it is given back; it decides nothing."""
 
 import numpy as np
 import pytest
@@ -96,3 +96,30 @@ def test_fills_are_ordered_with_the_sequences_on_many_streams(seed):
 def test_wrong_pattern():
     with pytest.raises(TypeError):
         KVCacheManager(config_of(), device=HostDevice(), debug_fill="nan")  # type: ignore[arg-type]
+
+
+def test_filling_decides_nothing():
+    """A block is copied where the only room is what the same step gives back: its copy stays whole, in the slots it has without."""
+    digests = []
+    for pattern in (None, *DebugFill):
+        with KVCacheManager(config_of([None, 8], num_slots=8), device=HostDevice(), debug_fill=pattern) as manager:
+            pages = [bytes_of(manager, layer) for layer in (0, 1)]
+            kv_cache = manager.create_kv_cache()
+            assert kv_cache.resume() and kv_cache.resize(6)
+            for group in (0, 1):
+                pages[group][kv_cache.get_base_page_indices(group)[1]] = 5 + group
+            kv_cache.commit([1, 2, 3, 4, 5, 6])
+            # Blocks 0 to 3 of both groups fill the pool; then the step at token 6 writes block 1, which is lent, and gives 2 and 3 up.
+            assert kv_cache.resize(16)
+            with kv_cache.reserve_transfer(1, 2) as lease:
+                assert kv_cache.resize(8)
+                for group in (0, 1):
+                    copied = kv_cache.get_base_page_indices(group)[1]
+                    assert copied not in lease.get_page_indices(group) and (pages[group][copied] == 5 + group).all()
+                manager.check_invariants()
+            kv_cache.close()
+            digests.append(manager.state_digest())
+            manager.clear_reusable_blocks()
+            if pattern is not None:
+                assert (pages[0] == pattern).all() and (pages[1] == pattern).all()
+    assert digests == [digests[0]] * 3
