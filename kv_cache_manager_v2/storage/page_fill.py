@@ -66,6 +66,11 @@ class PageFiller:
         self._timeline = _NO_TIMELINE
         self._kept = []
 
+    @property
+    def num_kept(self) -> int:
+        """Slots that were to be given back with other bytes, and were not yet."""
+        return len(self._kept)
+
     def keep(self, pool_group: i64, slot: i64) -> None:
         """The slot is given back once with bytes of its next owner in it."""
         self._kept.append((int(pool_group), int(slot)))

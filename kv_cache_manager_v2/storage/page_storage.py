@@ -200,6 +200,11 @@ class PageStorage:
         if self._filler is not None:
             self._filler.keep(pool_group, slot)
 
+    @property
+    def num_kept_slots(self) -> int:
+        """Of those that `keep_bytes` named, how many were not given back yet; 0 between calls."""
+        return 0 if self._filler is None else self._filler.num_kept
+
     # -- making and freeing pages -------------------------------------------------------------------------------------
 
     def make_locked_page(self, page: i64, pool_group: i64, priority: i64, timeline: i64) -> i64:
