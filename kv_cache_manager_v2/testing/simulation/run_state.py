@@ -7,6 +7,7 @@ from mypy_extensions import mypyc_attr
 
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
+from ...storage.debug_fill import DebugFill
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
 from ..reference_model import ReferenceModel
@@ -56,7 +57,8 @@ class RunState:
         self.scenario = scenario
         self.device = scenario.make_device()
         events = KVCacheEventManager(scenario.max_event_entries)
-        self.manager = KVCacheManager(config, device=self.device, event_manager=events)
+        debug_fill = DebugFill.NAN if scenario.fills_pages else None
+        self.manager = KVCacheManager(config, device=self.device, debug_fill=debug_fill, event_manager=events)
         self._follower = EventFollower(events)
         self.engine = FakeEngine(config, self.device)
         self.model = ReferenceModel(config, self.manager.layer_grouping)

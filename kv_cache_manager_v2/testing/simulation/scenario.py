@@ -24,6 +24,7 @@ from .rare_scenarios import BRIMFUL, brimful_blocks, choose_bends, crowd, draw_l
 from .sharing_scenario import draw_sharing
 from .state_scenario import add_state
 
+_SHARE_OF_FILLED: Final = 0.06
 _LIKELIHOODS: Final = {
     "create": 14.0,
     "resume": 10.0,
@@ -73,7 +74,7 @@ class Scenario:
     __slots__ = (
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
         "digest_share", "max_kept_texts", "max_cut", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
-        "spares_writes", "grows_trees",
+        "spares_writes", "grows_trees", "fills_pages",
     )  # fmt: skip
 
     seed: Final[int]
@@ -98,11 +99,14 @@ class Scenario:
     spares_writes: Final[bool]
     """No write to a disk is refused: after one, nothing would be written, and so nothing read any more."""
     grows_trees: Final[bool]
+    fills_pages: Final[bool]
+    """With a debug pattern, which changes no decision."""
 
     def __init__(self, seed: int, num_actions: int) -> None:
         random = Random(seed)
         self.seed = seed
         self.grows_trees = grows_trees(seed)
+        self.fills_pages = Random(41 * seed + 3).random() < _SHARE_OF_FILLED
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
         # Mostly no faults, so that refusals can be judged strictly. Drawn apart, as all that came later.
         self.fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.05, 0.15))
