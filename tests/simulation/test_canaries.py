@@ -19,6 +19,12 @@ def test_there_are_enough_and_each_has_its_place() -> None:
         assert canary.new != canary.old
 
 
+def test_docs_say_how_many_there_are() -> None:
+    text = (PACKAGE.parent / "docs" / "testing.md").read_text(encoding="utf-8")
+    num_near_a_seed = len([canary for canary in CANARIES if canary.first_seed > 0])
+    assert f"There are {len(CANARIES)} of them; {num_near_a_seed} begin near a seed" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["reader does not wait for the writer", "scopes share"])
 def test_sample_is_found(name: str) -> None:

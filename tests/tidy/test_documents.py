@@ -96,6 +96,19 @@ def test_documents_name_what_exists(document: Path) -> None:
     assert missing == []
 
 
+def test_a_subject_has_one_home() -> None:
+    """No two pages have a section of one name; the other one links to it. Titles of one word ("Policies") aside."""
+    homes: dict[str, list[str]] = {}
+    for document in sorted((ROOT / "docs").glob("*.md")):
+        text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for title in re.findall(r"^##+ (.+)$", text, re.MULTILINE):
+            # What a heading adds behind a comma or a colon is no other subject.
+            subject = re.split(r"[,:]", title)[0].strip().lower()
+            if " " in subject:
+                homes.setdefault(subject, []).append(document.name)
+    assert {subject: pages for subject, pages in homes.items() if len(set(pages)) > 1} == {}
+
+
 @pytest.mark.parametrize("name", MAX_LINES)
 def test_documents_stay_short(name: str) -> None:
     if not (ROOT / name).exists():
