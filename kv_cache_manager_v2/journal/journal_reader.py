@@ -35,6 +35,8 @@ class JournalReader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.position = len(MAGIC) + 1
+        if len(data) == 0:
+            raise JournalError("it is empty: its process was killed early, or its disk was full; nothing can be done again")
         if data[: len(MAGIC)] != MAGIC:
             raise JournalError("this is no journal of a KVCacheManager")
         if len(data) <= len(MAGIC) or data[len(MAGIC)] != VERSION:

@@ -29,13 +29,17 @@ def add_inspect_options(parser: argparse.ArgumentParser) -> None:
         "--tree", type=to_count, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)"
     )
     parser.add_argument("--svg", metavar="FILE", help="draw the slots of a pool group there")
-    parser.add_argument("--level", type=to_count, default=0, metavar="L", help="for --svg (default: 0)")
-    parser.add_argument("--pool-group", type=to_count, default=0, metavar="G", help="for --svg (default: 0)")
+    parser.add_argument("--level", type=to_count, metavar="L", help="for --svg (default: 0)")
+    parser.add_argument("--pool-group", type=to_count, metavar="G", help="for --svg (default: 0)")
 
 
 def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Returns the exit code; usage errors leave through ``parser.error``."""
     require_writable(parser, "--svg", options.svg)
+    if options.svg is None and (options.level is not None or options.pool_group is not None):
+        parser.error("--level and --pool-group say what --svg draws; give --svg FILE, too")
+    level: int = options.level or 0
+    pool_group: int = options.pool_group or 0
     path = Path(options.state)
     try:
         picture = _read_picture(path, options.call)
@@ -43,13 +47,13 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         sys.stderr.write(f"kvcm: {path}: {error}\n")
         return EXIT_BAD_INPUT
     if options.svg is not None:
-        if not 0 <= options.level < len(picture["levels"]):
-            parser.error(f"--level {options.level}: there are {len(picture['levels'])} levels")
-        num_groups = len(picture["levels"][options.level]["pool_groups"])
-        if not 0 <= options.pool_group < num_groups:
-            parser.error(f"--pool-group {options.pool_group}: there are {num_groups} pool groups")
+        if level >= len(picture["levels"]):
+            parser.error(f"--level {level}: there are {len(picture['levels'])} levels")
+        num_groups = len(picture["levels"][level]["pool_groups"])
+        if pool_group >= num_groups:
+            parser.error(f"--pool-group {pool_group}: there are {num_groups} pool groups")
         try:
-            drawing = draw_slots(picture, options.level, options.pool_group)
+            drawing = draw_slots(picture, level, pool_group)
         except ValueError as too_large:  # another name: mypyc gives one name one type
             parser.error(f"--svg: {too_large}")
         write_result(options.svg, drawing)

@@ -61,8 +61,8 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
         "temporary one)",
     )  # fmt: skip
     machine.add_argument(
-        "--write-policy", choices=("back", "through"), default="back",
-        help="with --tiers: back, pages are written below when they have to go; through, early (default: %(default)s)",
+        "--write-policy", choices=("back", "through"),
+        help="with --tiers: back, pages are written below when they have to go; through, early (default: back)",
     )  # fmt: skip
     machine.add_argument(
         "--shrink", type=_shrink, metavar="N",
@@ -130,6 +130,10 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error("give a TRACE or --workload, not both")
     if options.speculate is not None and options.beams is not None:
         parser.error("give --speculate or --beams, not both")
+    if options.write_policy is not None and (options.tiers is None or len(options.tiers.lower) == 0):
+        parser.error("--write-policy is about tiers below the GPU; give some, as in --tiers gpu=64MiB,host=256MiB")
+    if options.skip_bad and options.trace is None:
+        parser.error("--skip-bad is about the lines of a TRACE, and none is given")
     skipped_lines = 0
     workload: Workload
     if options.trace is not None:
@@ -207,7 +211,7 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         ),
         device=options.device,
         lower_tiers=() if tiers is None else tiers.lower,
-        write_policy=options.write_policy,
+        write_policy=options.write_policy or "back",
         decoding=Decoding(options.speculate or 0, options.beams or 1),
         disaggregate=options.disaggregate,
         scratch=options.scratch,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,11 @@ GOOD_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids
         (["plan", "--gpu-memory", "40g", "--host-memory", "0"], "--host-memory"),
         (["inspect", "state.json", "--svg", "/no/such/folder/slots.svg"], "there is no such folder"),
         (["compare-policies", "--workload", "chat", "--json", "/no/such/folder/x"], "there is no such folder"),
+        ([*SMALL, "--write-policy", "through"], "--tiers gpu="),
+        ([*SMALL, "--tiers", "gpu=8GiB", "--write-policy", "back"], "--tiers gpu="),
+        ([*SMALL, "--skip-bad"], "--skip-bad"),
+        (["inspect", "state.json", "--level", "0"], "--svg FILE"),
+        (["inspect", "state.json", "--pool-group", "1"], "--svg FILE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -72,7 +78,28 @@ def test_a_full_disk_costs_the_file_and_not_the_report(option: str, capsys: pyte
     assert main([*SMALL, option, "/dev/full"]) == 3
     captured = capsys.readouterr()
     assert "prompt tokens" in captured.out
-    assert captured.err.startswith("kvcm: /dev/full: ")
+    assert captured.err.startswith("kvcm: /dev/full: No space left on device; ")
+    assert "bytes were to be written" in captured.err
+
+
+def test_no_half_of_a_result_is_left(tmp_path: Path) -> None:
+    """A file may grow to one block here: a report has more. What was written of it goes, and the message has the numbers."""
+    path = tmp_path / "report.json"
+    program = f"import sys; from kv_cache_manager_v2.replay.cli import main; sys.exit(main({[*SMALL, '--json', str(path)]!r}))"
+    command = ["sh", "-c", 'ulimit -f 1; exec "$0" -P -c "$1"', sys.executable, program]
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert result.returncode == 3, result
+    assert "prompt tokens" in result.stdout
+    found = re.fullmatch(rf"kvcm: {path}: File too large; ([\d,]+) bytes were to be written: .*`ulimit -f`\n", result.stderr)
+    assert found is not None and int(found[1].replace(",", "")) > 1024, result.stderr
+    assert not path.exists()
+
+
+def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "calls.journal"
+    path.touch()
+    assert main(["rerun", str(path)]) == 3
+    assert capsys.readouterr().err.startswith(f"kvcm: {path}: it is empty: ")
 
 
 def test_bytes_are_divided_as_far_as_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
