@@ -107,5 +107,24 @@ def _has_room(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
     while pool_group < shared.storage.num_pool_groups:
         if not shared.room_count.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
             return False
+        if level > 0 and wanted.num_below[pool_group] > 0 and not _can_begin(shared, wanted, level, pool_group):
+            return False
         pool_group += 1
     return True
+
+
+def _can_begin(shared: SharedState, wanted: OnboardList, level: i64, pool_group: i64) -> bool:
+    """Whether a first page can come up: victims go down level by level, and on their way may be nothing but what is wanted.
+
+    It leaves a slot that the next victim can go to, so the others follow. Level 0 has no such case: there pages are swapped.
+    """
+    storage = shared.storage
+    at: i64 = level
+    while at <= storage.last_level and at < storage.closed.first:
+        index = at * storage.num_pool_groups + pool_group
+        if storage.allocators[index].num_free > 0 or storage.queues[index].num_pages > 0:
+            return True
+        if storage.held_queues[index].num_pages <= len(wanted.pages[index]) + (wanted.num_here[pool_group] if at == level else 0):
+            return False
+        at += 1
+    return False

@@ -9,6 +9,7 @@ from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostCacheTierConfig,
     HostDevice,
+    KVCacheManager,
     KVCacheManagerConfig,
     LayerId,
     PageMoveError,
@@ -144,4 +145,27 @@ def test_prefetch_brings_pages_nearer_or_changes_nothing() -> None:
             if kv_cache is not first:
                 assert kv_cache.resume()
                 bench.check(kv_cache)
+            kv_cache.close()
+
+
+@pytest.mark.parametrize("num_free_below", [0, 1, 2])
+def test_a_prefetch_to_a_level_in_the_middle_is_refused_where_its_own_pages_block_the_way_down(num_free_below: int) -> None:
+    """Levels of two slots, each full of a suspended sequence, the last one not: level 1's could only go by way of level 2's."""
+    layer = AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64), BufferConfig("value", 64)])
+    lower = HostCacheTierConfig(2 * 128)
+    config = KVCacheManagerConfig(1, [GpuCacheTierConfig(2 * 128), lower, lower, lower], [layer], max_util_for_resume=1.0)
+    with KVCacheManager(config, device=SimulatedDevice(1)) as manager:
+        sequences = []
+        for num_tokens in (2, 2, 2, 2 - num_free_below):
+            kv_cache = manager.create_kv_cache()
+            assert kv_cache.resume() and kv_cache.resize(num_tokens, num_tokens)
+            kv_cache.suspend()
+            sequences.append(kv_cache)
+        # The first is on the last level with a fourth of two pages, half there with one of one, else on level 2.
+        before = manager.describe()
+        if not sequences[0].prefetch(1):
+            assert manager.describe() == before
+        manager.check_invariants()
+        for kv_cache in sequences:
+            assert kv_cache.resume()
             kv_cache.close()
