@@ -487,8 +487,15 @@ def close_beams(state: SequenceState, width: i64) -> None:
 
 def change_stream(state: SequenceState, stream: int) -> None:
     """The sequence goes on on another stream, which waits for the old one if the sequence is active."""
+    _change_stream_of_beam(state, stream)
+    guard = state.shared.guard
+    guard.begin_change()
     for beam in state.beams:
-        change_stream(beam, stream)
+        _change_stream_of_beam(beam, stream)
+    guard.end_change()
+
+
+def _change_stream_of_beam(state: SequenceState, stream: int) -> None:
     old_timeline = state.timeline
     if old_timeline != NO_TIMELINE:
         order = state.shared.order

@@ -268,3 +268,38 @@ def test_pages_that_go_together_when_nobody_may_wait() -> None:
         bench.close()
         assert device.races == ()
     assert "broken" in outcomes
+
+
+def test_beams_change_their_stream_together() -> None:
+    outcomes: list[str] = []
+    while outcomes[-1:] != ["done"]:
+        nth = len(outcomes) + 1
+        device = SimulatedDevice(nth)
+        bench = Bench(tiered_config(8, []), device)
+        old, new = [device.create_stream() for _ in range(2)]
+        kv_cache = bench.manager.create_kv_cache(id=1)
+        assert kv_cache.resume(old) and kv_cache.resize(4)
+        kv_cache.beam_width = 3
+        plan_refusals(device, ["record", "synchronize"], nth, 1)
+        outcomes.append("passed")
+        try:
+            kv_cache.cuda_stream = new
+        except (Refused, CorruptedError) as error:
+            outcomes[-1] = "refused"
+            assert "not now" in str(error)
+        if device.faults.num_fired == 0:
+            outcomes[-1] = "done"
+        device.faults.clear()
+        try:
+            bench.manager.probe_reuse()
+            bench.manager.check_invariants()
+        except CorruptedError as error:
+            outcomes[-1] = "broken"
+            assert "not now" in str(error)
+            bench.engine.close()
+            bench.manager.shutdown()
+            continue
+        assert kv_cache.cuda_stream == (old if outcomes[-1] == "refused" else new)
+        kv_cache.close()
+        bench.close()
+    assert outcomes[0] == "refused" and "broken" in outcomes
