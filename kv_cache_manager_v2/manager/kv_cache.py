@@ -237,9 +237,14 @@ class KVCache(SequenceBeams):
         try:
             if len(state.arrivals) > 0:
                 page_arrivals.settle_arrivals(state)
-            # First: a last block that beams share is then beam 0's alone, and can be published.
-            residency.close_beams(state, 1)
-            commit_steps.stop_committing(state, True)
+            if state.is_wide:
+                # First: a last block that beams share is then beam 0's alone, and can be published.
+                guard.begin_change()
+                residency.close_beams(state, 1)
+                commit_steps.stop_committing(state, True)
+                guard.end_change()
+            else:
+                commit_steps.stop_committing(state, True)
             close_and_remove(state, self._open_sequences)
         except AssertionError as error:
             raise guard.fail(error) from error

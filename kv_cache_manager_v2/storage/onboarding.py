@@ -173,10 +173,12 @@ class Onboarding:
         except BaseException:
             moves.undo(level, pool_group, target_level)
             raise
+        self._storage.changes.begin()
         position = 0
         while position < count:
             moves.settle(position, source_index, target_level, pool_group, point)
             position += 1
+        self._storage.changes.end()
         wanted.points = append(wanted.points, point)
 
     def _verify(self, level: i64, pool_group: i64, count: i64) -> None:

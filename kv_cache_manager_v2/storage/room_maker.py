@@ -232,6 +232,7 @@ class RoomMaker:
             finally:
                 self._put_all_back(to_write, pool_group, count)
             raise
+        storage.changes.begin()
         position = 0
         while position < count:
             page = moves.pages[position]
@@ -240,6 +241,7 @@ class RoomMaker:
             moves.settle(position, index, level + 1, pool_group, point)
             position += 1
         self._put_below(to_write, first_to_write, pool_group)
+        storage.changes.end()
 
     def _put_below(self, pages: vec[i64], first_pages: vec[i64], pool_group: i64) -> None:
         """Into their queues on the level they have come to. What stood before all others does so again, in the same order."""
@@ -285,6 +287,7 @@ class RoomMaker:
         if timeline >= 0:
             # Behind all copies that were written down, and all that the slots wait for.
             mark = self._order.mark(timeline)
+        storage.changes.begin()
         for page in pages:
             slot = storage.rows.slot(page)
             point = ready[slot]
@@ -299,3 +302,4 @@ class RoomMaker:
             storage.digest.note(VICTIM, page)
             storage.place_page(page, level + 1, target)
             storage.free_slot(index, slot, point)
+        storage.changes.end()

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from small_models import config_of, run_prompt
+from tiered_models import tiered_config
 
-from kv_cache_manager_v2 import DebugFill, HostDevice, KVCacheManager, SwaScratchReuseConfig
+from kv_cache_manager_v2 import CorruptedError, DebugFill, HostDevice, KVCacheManager, PageMoveError, SwaScratchReuseConfig
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 
@@ -123,3 +124,32 @@ def test_filling_decides_nothing():
             if pattern is not None:
                 assert (pages[0] == pattern).all() and (pages[1] == pattern).all()
     assert digests == [digests[0]] * 3
+
+
+def test_a_fill_that_nothing_can_be_put_in_order_for():
+    """Pages go down to the host; to fill what they leave takes waits and events, which the device refuses, and the host's wait too."""
+    outcomes = []
+    for kind in ("wait", "record"):
+        for nth in range(1, 12):
+            device = SimulatedDevice(1)
+            manager = KVCacheManager(tiered_config(4, [("host", 8)]), device=device, debug_fill=DebugFill.NAN)
+            run_prompt(manager, list(range(16))).close()
+            kv_cache = manager.create_kv_cache()
+            assert kv_cache.resume(device.create_stream())
+            device.faults.fail(kind, nth, RuntimeError("not today"))
+            device.faults.fail("synchronize", 1, RuntimeError("not today"))
+            try:
+                assert kv_cache.resize(8)
+                outcomes.append("passed")
+            except (RuntimeError, PageMoveError):
+                outcomes.append("refused")
+            device.faults.clear()
+            try:
+                manager.probe_reuse()
+                manager.check_invariants()
+                kv_cache.close()
+            except CorruptedError as error:
+                assert "not today" in str(error)
+                outcomes[-1] = "broken"
+            manager.shutdown()
+    assert {*outcomes} == {"passed", "refused", "broken"}

@@ -303,3 +303,41 @@ def test_beams_change_their_stream_together() -> None:
         kv_cache.close()
         bench.close()
     assert outcomes[0] == "refused" and "broken" in outcomes
+
+
+def test_beams_are_closed_together() -> None:
+    """With a part of a block to publish, which takes an event after the further beams are gone."""
+    outcomes: list[str] = []
+    while outcomes[-1:] != ["done"]:
+        nth = len(outcomes) + 1
+        device = SimulatedDevice(nth)
+        bench = Bench(tiered_config(8, []), device)
+        streams = [device.create_stream() for _ in range(2)]
+        with bench.manager.create_kv_cache() as other:
+            assert other.resume(streams[0])
+        kv_cache = bench.manager.create_kv_cache(id=1)
+        assert kv_cache.resume(streams[1]) and bench.write(kv_cache, 6, commit=True)
+        kv_cache.beam_width = 2
+        plan_refusals(device, ["record", "synchronize"], nth, 1)
+        outcomes.append("passed")
+        try:
+            kv_cache.close()
+        except (Refused, CorruptedError) as error:
+            outcomes[-1] = "refused"
+            assert "not now" in str(error)
+        if device.faults.num_fired == 0:
+            outcomes[-1] = "done"
+        device.faults.clear()
+        try:
+            bench.manager.probe_reuse()
+            bench.manager.check_invariants()
+        except CorruptedError as error:
+            outcomes[-1] = "broken"
+            assert "not now" in str(error)
+            bench.engine.close()
+            bench.manager.shutdown()
+            continue
+        assert outcomes[-1] != "refused" or kv_cache.beam_width == 2
+        kv_cache.close()
+        bench.close()
+    assert "broken" in outcomes
