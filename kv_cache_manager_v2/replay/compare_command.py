@@ -1,6 +1,7 @@
 """The command ``compare-policies``: hit rates of eviction policies on traces and made workloads. See `cli` for exit codes."""
 
 import argparse
+import math
 import sys
 from typing import Final
 
@@ -27,6 +28,7 @@ COMPARE_HELP: Final = "hit rates of eviction policies, beside the optimum, on tr
 DEFAULT_SIZES: Final = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 _DEFAULT_NUM_REQUESTS: Final = 3_000
 _DEFAULT_BLOCK_TOKENS: Final = 64
+_TOO_MANY: Final = 1_000_000_000
 POLICY_NAMES: Final = tuple([policy.value for policy in EvictionPolicy])
 
 
@@ -47,12 +49,11 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         + ",".join([str(size) for size in DEFAULT_SIZES]) + " for traces, 1%%,2%%,5%%,10%%,20%% for workloads)",
     )  # fmt: skip
     parser.add_argument(
-        "--trace-block", type=to_positive, default=BLOCK_TOKENS, metavar="TOKENS",
-        help="tokens per hash id of the traces (default: %(default)s)",
+        "--trace-block", type=to_positive, metavar="TOKENS", help=f"tokens per hash id of the traces (default: {BLOCK_TOKENS})"
     )  # fmt: skip
     parser.add_argument(
-        "--workload-block", type=to_positive, default=_DEFAULT_BLOCK_TOKENS, metavar="TOKENS",
-        help="tokens per block of the workloads (default: %(default)s)",
+        "--workload-block", type=to_positive, metavar="TOKENS",
+        help=f"tokens per block of the workloads (default: {_DEFAULT_BLOCK_TOKENS})",
     )  # fmt: skip
     parser.add_argument(
         "--policies", type=_policies, default=list(EvictionPolicy), metavar="P,P,...",
@@ -66,10 +67,15 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     """Returns the exit code; usage errors leave through ``parser.error``."""
     if len(options.traces) == 0 and len(options.workload) == 0:
         parser.error("give at least one TRACE or --workload")
+    if len(options.traces) == 0 and (options.skip_bad or options.trace_block is not None):
+        parser.error("--skip-bad and --trace-block are about a TRACE, and none is given")
+    if len(options.workload) == 0 and options.workload_block is not None:
+        parser.error("--workload-block is about a --workload, and none is given")
+    trace_block: int = options.trace_block or BLOCK_TOKENS
     require_writable(parser, "--json", options.json)
     traces: list[TraceWorkload] = []
     for path in options.traces:
-        trace = TraceWorkload(path, options.limit, options.trace_block)
+        trace = TraceWorkload(path, options.limit, trace_block)
         if scan_usable(trace, options.skip_bad) is None:
             return EXIT_BAD_INPUT
         traces.append(trace)
@@ -79,12 +85,12 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     results: list[SourceComparison] = []
     try:
         for source in traces:
-            blocks = read_blocks(source, options.trace_block)
+            blocks = read_blocks(source, trace_block)
             sizes = _sizes_for(blocks, options.blocks or [str(size) for size in DEFAULT_SIZES])
             results.append(compare_source(blocks, sizes, options.policies, progress))
         for name in options.workload:
             workload = make_workload(name, options.seed, options.limit or _DEFAULT_NUM_REQUESTS)
-            blocks = read_blocks(workload, options.workload_block)
+            blocks = read_blocks(workload, options.workload_block or _DEFAULT_BLOCK_TOKENS)
             sizes = _sizes_for(blocks, options.blocks or ["1%", "2%", "5%", "10%", "20%"])
             results.append(compare_source(blocks, sizes, options.policies, progress))
     finally:
@@ -132,12 +138,17 @@ def _sizes_for(blocks: BlockRequests, texts: list[str]) -> list[int]:
 def _sizes(text: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
+        unit = "%" if part.endswith("%") else ""
         try:
-            value = float(part[:-1]) if part.endswith("%") else float(int(part))
+            value = float(part[:-1]) if unit == "%" else float(int(part))
         except ValueError:
             value = 0.0
-        if not 0.0 < value < 1e9:
+        except OverflowError:
+            value = math.inf
+        if not value > 0.0:
             raise argparse.ArgumentTypeError(f"{part!r} is no number of blocks; say 5000, or 10% of the working set")
+        if value >= _TOO_MANY:
+            raise argparse.ArgumentTypeError(f"{part[:40]!r} is too much; at most {_TOO_MANY - 1}{unit}")
     return parts
 
 

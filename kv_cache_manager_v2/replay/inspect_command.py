@@ -66,6 +66,8 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
 
 def _read_picture(path: Path, num_calls: int | None) -> dict[str, Any]:
     data = path.read_bytes()
+    if len(data) == 0:
+        raise ValueError("it is empty; a journal is while nothing has been written out, and after its process was killed early")
     if data.startswith(MAGIC):
         # Only the books matter here: no memory is needed, however large the recorded manager was.
         return rerun_to(path, BookkeepingDevice(), num_calls)

@@ -40,8 +40,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     source.add_argument("--skip-bad", action="store_true", help="report bad lines of a trace and serve the others")
     source.add_argument(
-        "--trace-block", type=to_positive, default=BLOCK_TOKENS, metavar="TOKENS",
-        help="tokens per hash id of the trace (default: %(default)s)",
+        "--trace-block", type=to_positive, metavar="TOKENS", help=f"tokens per hash id of the trace (default: {BLOCK_TOKENS})"
     )  # fmt: skip
 
 
@@ -134,10 +133,12 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error("--write-policy is about tiers below the GPU; give some, as in --tiers gpu=64MiB,host=256MiB")
     if options.skip_bad and options.trace is None:
         parser.error("--skip-bad is about the lines of a TRACE, and none is given")
+    if options.trace_block is not None and options.trace is None:
+        parser.error("--trace-block is about the hash ids of a TRACE, and none is given")
     skipped_lines = 0
     workload: Workload
     if options.trace is not None:
-        trace = TraceWorkload(options.trace, options.limit, options.trace_block)
+        trace = TraceWorkload(options.trace, options.limit, options.trace_block or BLOCK_TOKENS)
         scan = scan_usable(trace, options.skip_bad)
         if scan is None:
             return EXIT_BAD_INPUT

@@ -28,9 +28,12 @@ def run_rerun_command(options: argparse.Namespace) -> int:
     except (RerunMismatch, CorruptedError) as finding:  # another name: mypyc gives one name one type
         sys.stderr.write(f"kvcm: {options.journal}: {finding}\n")
         return EXIT_WRONG
-    sys.stdout.write(
-        f"{result.num_calls} calls, digest {result.digest.hex()}: equal at all {result.num_digests} points of comparison\n"
-    )
+    verdict = f"equal at all {result.num_digests} points of comparison"
+    if result.num_digests == 0:
+        verdict = "their results are equal; the journal ends before its first digest, so nothing else was compared"
+    elif result.num_digests == 1:
+        verdict = "equal at the one point of comparison"
+    sys.stdout.write(f"{result.num_calls} calls, digest {result.digest.hex()}: {verdict}\n")
     if result.num_torn_bytes > 0:
         sys.stdout.write(
             f"the journal ends inside a record: its process was killed, or its disk was full; the last {result.num_torn_bytes} bytes are"

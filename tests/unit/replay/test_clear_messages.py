@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_models import config_of
 
+from kv_cache_manager_v2 import HostDevice, KVCacheManager
 from kv_cache_manager_v2.replay.cli import main
 
 SMALL = ["replay", "--limit", "2", "--quiet"]
@@ -31,6 +33,14 @@ GOOD_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids
         ([*SMALL, "--write-policy", "through"], "--tiers gpu="),
         ([*SMALL, "--tiers", "gpu=8GiB", "--write-policy", "back"], "--tiers gpu="),
         ([*SMALL, "--skip-bad"], "--skip-bad"),
+        ([*SMALL, "--trace-block", "16"], "and none is given"),
+        (["compare-policies", "--workload", "chat", "--trace-block", "16"], "and none is given"),
+        (["compare-policies", "--workload", "chat", "--skip-bad"], "and none is given"),
+        (["compare-policies", "trace.jsonl", "--workload-block", "16"], "and none is given"),
+        (["compare-policies", "--workload", "chat", "--blocks", "1000000000000"], "at most 999999999"),
+        (["compare-policies", "--workload", "chat", "--blocks", "9" * 400], "at most 999999999"),
+        (["compare-policies", "--workload", "chat", "--blocks", "1e12%"], "at most 999999999%"),
+        (["compare-policies", "--workload", "chat", "--blocks", "nan%"], "no number of blocks"),
         (["inspect", "state.json", "--level", "0"], "--svg FILE"),
         (["inspect", "state.json", "--pool-group", "1"], "--svg FILE"),
     ],
@@ -55,7 +65,7 @@ def test_a_trace_without_requests_is_no_trace(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_file_that_is_no_state_is_said_to_be_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "state"
-    for content in (b"\xff\xfe\x00", b"{} {}", b"{}", b""):
+    for content in (b"\xff\xfe\x00", b"{} {}", b"{}"):
         path.write_bytes(content)
         assert main(["inspect", str(path)]) == 3
         assert f"{path}: neither a journal nor the JSON of describe()" in capsys.readouterr().err
@@ -100,6 +110,26 @@ def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path, capsys: pytest.Cap
     path.touch()
     assert main(["rerun", str(path)]) == 3
     assert capsys.readouterr().err.startswith(f"kvcm: {path}: it is empty: ")
+
+
+def test_an_empty_file_has_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"")
+    assert main(["inspect", str(path)]) == 3
+    assert f"{path}: it is empty" in capsys.readouterr().err
+
+
+def test_a_journal_without_a_digest_was_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "journal"
+    with KVCacheManager(config_of(), device=HostDevice(), journal=path) as manager:
+        manager.probe_reuse(None, [1, 2, 3])
+    assert main(["rerun", str(path)]) == 0
+    assert "equal at the one point of comparison" in capsys.readouterr().out
+    # The last record is the digest: its number and 8 bytes.
+    path.write_bytes(path.read_bytes()[:-9])
+    assert main(["rerun", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "1 calls" in said and "before its first digest" in said
 
 
 def test_bytes_are_divided_as_far_as_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
