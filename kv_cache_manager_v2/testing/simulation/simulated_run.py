@@ -81,7 +81,11 @@ class SimulatedRun:
         """What a failure prevents has not happened; sequences that lost pages to it can only be closed."""
         run = self._state
         faults = run.device.faults
-        run.lost.close_some(Random(action.number + 3))
+        try:
+            run.lost.close_some(Random(action.number + 3))
+        except failures.FAILURES as error:
+            self._require_broken_by(error)
+            return
         failures.plan_fault(run.device, action, run.scenario.fault_share, run.scenario.spares_writes)
         num_fired = faults.num_fired
         run.judge.excuses_refusals = run.judge.excuses_refusals or faults.num_pending > 0
@@ -100,7 +104,16 @@ class SimulatedRun:
         if self.is_broken:
             return
         run.model.note_failure()
-        run.lost.take_from(run.sequences, Random(action.number + 2))
+        try:
+            run.lost.take_from(run.sequences, Random(action.number + 2))
+        except failures.FAILURES as error:
+            self._require_broken_by(error)
+
+    def _require_broken_by(self, error: Exception) -> None:
+        """To suspend or close a lost sequence may be what a planned fault waited for. Neither fails, but where nobody may wait."""
+        self.is_broken = not failures.settle_failures(self._state.device, self._state.manager)
+        if not self.is_broken:
+            raise error
 
     def _perform(self, kind: str, random: Random) -> None:
         run = self._state
