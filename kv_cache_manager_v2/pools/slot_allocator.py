@@ -250,9 +250,6 @@ class SlotAllocator:
         self._before_shrink = vec[i64]()
         if len(self.ready) > limit:
             self.ready = self.ready[:limit]
-        if self.peak_used > self.num_slots:
-            self._past_peak = self.total_peak
-            self.peak_used = self.num_slots - self.num_free
 
     def collect_free_slots(self) -> list[int]:
         """Ids of all free slots that have been used before, for checks and pictures."""

@@ -62,7 +62,7 @@ def tier_figures(manager: KVCacheManager) -> tuple[TierFigures, ...]:
 
 
 def transfer_figures(manager: KVCacheManager) -> tuple[TransferFigures, ...]:
-    """Only what occurred; copies within a level are those of partly matched blocks."""
+    """Only what occurred; copies within a level are private copies, recurrent states, and pages that moved as it shrank."""
     return tuple([
         TransferFigures(one.source_level, one.target_level, one.pool_group, one.blocks, one.bytes)
         for one in manager.get_statistics().transfers

@@ -8,7 +8,8 @@ from .miss_cause import MissCause
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """Blocks of one layer group. ``allocated == missed + generated + copies of partly reused blocks``."""
+    """Blocks of one layer group. ``allocated == missed + generated + private copies``: of blocks that were
+    found in part, shared by a fork or beam, or published before they were full."""
 
     layer_group_id: int
     pool_group: int
@@ -89,7 +90,7 @@ class UsageStatistics:
     """Lists hold only what occurred. Of a sequence, pages that its calls moved or drove out count as its own."""
 
     requests: int
-    """Sequences that were resumed at least once."""
+    """Sequences that were resumed at least once. Of a sequence 1; 0 of a fork, which goes on with its parent's request."""
     prompts: PromptStatistics
     layer_groups: tuple[BlockStatistics, ...]
     transfers: tuple[TransferStatistics, ...]

@@ -110,6 +110,7 @@ class PoolResizer:
             allocator.ready[self.sources[position]] = point
             position += 1
         allocator.retire(count)
+        storage.counters.note_copied(level, level, pool_group, count)
         return point
 
     def _undo(self, index: i64, level: i64, count: i64) -> None:

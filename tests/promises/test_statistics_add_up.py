@@ -15,6 +15,7 @@ from kv_cache_manager_v2 import (
     KVCacheManager,
     KVCacheManagerConfig,
     LogicError,
+    TransferStatistics,
 )
 from hybrid_models import Rig
 from random_calls import drive
@@ -89,6 +90,31 @@ def test_refused_and_excluded_calls_do_not_count():
         assert (found.requests, found.prompts.tokens, found.allocated, found.suspends, found.resumes) == (1, 12, 0, 0, 1)
         assert blocks_of(dummy.statistics) == (2, 0, 0, 2, 0), "it has an account of its own"
         dummy.close()
+
+
+def test_an_iteration_in_which_a_tier_shrinks_has_its_peak_too() -> None:
+    with manager_of(num_slots=16) as manager:
+        run_prompt(manager, list(range(40))).close()
+        manager.clear_reusable_blocks()
+        # 40 tokens are 10 blocks; 4 slots of 64 bytes are left.
+        assert manager.resize(0, 4 * 64)
+        assert manager.get_iteration_statistics().peak_slots == ((10,),)
+        assert manager.get_iteration_statistics().peak_slots == ((0,),)
+        assert manager.get_statistics().peak_slots == ((10,),)
+
+
+def test_pages_that_move_as_a_tier_shrinks_are_copied() -> None:
+    with manager_of(num_slots=16) as manager:
+        first = manager.create_kv_cache()
+        assert first.resume() and first.resize(16)
+        second = run_prompt(manager, [100 + token for token in range(12)])
+        # Nothing was committed: four slots are free, and those behind them have three pages of 64 bytes.
+        first.close()
+        assert manager.get_statistics().transfers == ()
+        assert manager.resize(0, 4 * 64)
+        assert manager.get_statistics().transfers == (TransferStatistics(0, 0, 0, 3, 192),)
+        assert second.statistics.transfers == (), "it was no call of this sequence"
+        second.close()
 
 
 def test_suspends_resumes_drops_and_peaks():
