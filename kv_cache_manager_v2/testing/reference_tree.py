@@ -159,7 +159,7 @@ class ReferenceTree:
         self, scope: Scope, text: Text, present: Set[Page], with_partial_blocks: bool, lost: Set[Page] = frozenset()
     ) -> ReferenceMatch:
         """What of ``text`` can be reused, given the pages that are present. From the first block with a lost page on the library
-        need not look, though a window may have left that block behind."""
+        need not look, though a window may have left that block behind, or another one may begin like it."""
         size = self._tokens_per_block
         node = self._roots.get(scope)
         path: list[int] = []
@@ -182,10 +182,10 @@ class ReferenceTree:
                             least = position + size
             has_page = [child for child in candidates if self._has_any_page(child, present)]
             num_candidates = max(num_candidates, len(has_page))
+            if before_lost is None and any([self._has_any_page(child, lost) for child in candidates]):
+                before_lost = max([length for length in lengths if length <= position])
             node = self._by_text.get((node, rest)) if len(rest) == size else None
             if node is not None:
-                if before_lost is None and self._has_any_page(node, lost):
-                    before_lost = max([length for length in lengths if length <= position])
                 path.append(node)
                 position += size
         best = max(lengths)
