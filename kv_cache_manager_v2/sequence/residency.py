@@ -41,7 +41,7 @@ from .resize_plan import count_new_pages
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
 from .snapshots import leave_last_state
-from .tail_copy import can_take_tail_back, copy_shared_blocks, withdraw_tail
+from .tail_copy import can_take_tail_back, copy_shared_blocks, forget_copies_of_tail, withdraw_tail
 from .usage_books import enter_resume
 
 
@@ -204,6 +204,8 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
         shared.order.leave(timeline)
         shared.guard.end_change()
         raise
+    if takes_tail_back:
+        forget_copies_of_tail(state)
     try:
         _activate_all(resumes, stream, waits)
     finally:

@@ -132,6 +132,7 @@ def take_tail_back(state: SequenceState) -> None:
     """The shared last block becomes private again: there is no room for a copy, and the sequence would never go on."""
     shared = state.shared
     block = state.blocks[state.num_published]
+    forget_copies_of_tail(state)
     withdraw_tail(state)
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
@@ -142,14 +143,17 @@ def take_tail_back(state: SequenceState) -> None:
         life_cycle += 1
 
 
-def withdraw_tail(state: SequenceState) -> None:
-    """The same for a sequence that has just locked its pages, and so has waited for whoever copied them."""
-    shared = state.shared
-    block = state.blocks[state.num_published]
-    shared.tree.withdraw(block)
+def forget_copies_of_tail(state: SequenceState) -> None:
+    """Its bytes are going to change. Whoever locks or awaits its pages from now on waits for copies that are being written too."""
+    first_page = state.blocks[state.num_published].first_page
     life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
-        shared.storage.copies.forget(block.first_page + life_cycle)
+    while life_cycle < state.shared.num_life_cycles:
+        state.shared.storage.copies.forget(first_page + life_cycle)
         life_cycle += 1
+
+
+def withdraw_tail(state: SequenceState) -> None:
+    """The last block is the sequence's own; its pages have been awaited since their copies were forgotten."""
+    state.shared.tree.withdraw(state.blocks[state.num_published])
     state.tail_is_shared = False
     state.copies_tail_on_resume = False

@@ -314,3 +314,26 @@ def test_a_tail_stays_published_where_its_resume_fails() -> None:
         assert kv_cache.resume()
         bench.check(kv_cache)
         kv_cache.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tail_that_is_taken_back_waits_for_its_early_copy(seed: int, waits: bool) -> None:
+    """It was cached, and is still being copied down when a sequence in a full pool takes it out of the tree, and writes into it."""
+    device = SimulatedDevice(seed)
+    with Bench(tiered_config(2, [("host", 4)], write_policy="through"), device) as bench:
+        streams = [device.create_stream() for _ in range(2)]
+        first = bench.manager.create_kv_cache(id=1)
+        assert first.resume(streams[0]) and bench.write(first, 6, commit=True)
+        first.close()
+        bench.texts[2] = list(bench.texts[1])
+        kv_cache = bench.manager.create_kv_cache(input_tokens=bench.texts[2], id=2)
+        assert kv_cache.num_committed_tokens == 6
+        assert kv_cache.resume(streams[1], waits)
+        assert bench.manager.probe_reuse(None, bench.texts[2]) == 4
+        while not kv_cache.ready:
+            pass
+        assert bench.write(kv_cache, 2)
+        bench.check(kv_cache)
+        kv_cache.close()
+    assert device.races == ()
