@@ -483,7 +483,7 @@ CANARIES = (
         "sequence/level_resizing.py",
         "                    order.wait(state.timeline, mark)\n        shared.guard.end_change()\n",
         "                    pass\n        shared.guard.end_change()\n",
-        850,
+        1670,
     ),
     Canary(
         "lost pages are matched",
