@@ -24,7 +24,12 @@ def describe(shared: SharedState, states: Sequence[SequenceState]) -> Picture:
         "levels": [_describe_level(shared, level) for level in range(shared.storage.num_levels)],
         "sequences": [_describe_sequence(state) for state in states],
         "leases": [
-            {"number": lease.number, "sequence": lease.sequence_id, "slots": [list(slots) for slots in lease.slots]}
+            {
+                "number": lease.number,
+                "sequence": lease.sequence_id,
+                "slots": [list(slots) for slots in lease.slots],
+                "page_slots": [[int(shared.storage.rows.slot(page)) for page in pages] for pages in lease.pages],
+            }
             for lease in shared.leases.open_leases()
         ],
         "tree": [_describe_scope(shared, index) for index in range(len(shared.tree.scopes()))],
@@ -97,7 +102,9 @@ def _describe_sequence(state: SequenceState) -> Picture:
         picture["beams"] = [_describe_sequence(beam) for beam in state.beams]
     if state.shared.has_state:
         life_cycle = state.shared.state_life_cycle
+        picture["state_life_cycle"] = int(life_cycle)
         picture["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.state_blocks]
+        picture["state_levels"] = [int(rows.level(block.first_page + life_cycle)) for block in state.state_blocks]
     return picture
 
 

@@ -17,12 +17,14 @@ STATUSES: Final = (FREE, LOCKED, HELD, DROPPABLE, SCRATCH)
 @final
 @mypyc_attr(native_class=True)
 class SlotOwner:
-    """One slot. ``users``: ids of the sequences that need it; ``is_published``: whether the tree has it."""
+    """One slot. ``users``: ids of the sequences that need it; ``leases``: numbers of those that keep it; ``is_published``: whether
+    the tree has it."""
 
-    __slots__ = ("status", "users", "is_published", "life_cycle", "priority")
+    __slots__ = ("status", "users", "leases", "is_published", "life_cycle", "priority")
 
     status: str
     users: list[int]
+    leases: list[int]
     is_published: bool
     life_cycle: int | None
     priority: int | None
@@ -30,6 +32,7 @@ class SlotOwner:
     def __init__(self) -> None:
         self.status = FREE
         self.users = []
+        self.leases = []
         self.is_published = False
         self.life_cycle = None
         self.priority = None
@@ -37,6 +40,8 @@ class SlotOwner:
     @property
     def label(self) -> str:
         """Who it is, in as few letters as possible."""
+        if len(self.users) == 0 and len(self.leases) > 0 and not self.is_published:
+            return f"l{self.leases[0]}"
         if len(self.users) == 0:
             return "" if self.status == FREE else "t"
         return str(self.users[0]) if len(self.users) == 1 else f"{self.users[0]}+"
@@ -51,6 +56,11 @@ def find_slot_owners(picture: Picture, level: int, pool_group: int) -> list[Slot
             _enter_tree(picture, level, life_cycle, owners)
             for sequence in picture["sequences"]:
                 _enter_sequence(sequence, level, life_cycle, owners)
+                for beam in sequence.get("beams", []):
+                    _enter_sequence(beam, level, life_cycle, owners, sequence["id"])
+            if level == 0:
+                for lease in picture.get("leases", []):
+                    _enter_lease(lease, life_cycle, owners)
     highest = max(owners, default=-1)
     num_slots = max(int(group["slots"]), highest + 1)
     return [owners.get(slot, SlotOwner()) for slot in range(num_slots)]
@@ -68,21 +78,40 @@ def _enter_tree(picture: Picture, level: int, life_cycle: int, owners: dict[int,
                 owner.priority = page["priority"]
 
 
-def _enter_sequence(sequence: Picture, level: int, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
-    is_active = sequence["status"] == "active"
+def _enter_sequence(
+    sequence: Picture, level: int, life_cycle: int, owners: dict[int, SlotOwner], user: int | None = None
+) -> None:
+    """``user``: of a beam, the sequence that it belongs to."""
+    number: int = sequence["id"] if user is None else user
+    status = LOCKED if sequence["status"] == "active" else HELD
     levels = sequence.get("page_levels")
-    slots = list(sequence["page_slots"][life_cycle])
-    for ordinal, slot in enumerate(slots):
+    for ordinal, slot in enumerate(sequence["page_slots"][life_cycle]):
         page_level = 0 if levels is None else levels[life_cycle][ordinal]
         if slot is not None and page_level == level:
-            owner = owners.setdefault(slot, SlotOwner())
-            owner.users.append(sequence["id"])
-            owner.life_cycle = life_cycle
-            if not owner.is_published:
-                owner.status = LOCKED if is_active or owner.status == LOCKED else HELD
+            _enter_user(slot, number, status, life_cycle, owners)
     if level == 0:
         for slot in sequence["scratch"][life_cycle]["slots"]:
-            owner = owners.setdefault(slot, SlotOwner())
-            owner.status = SCRATCH
-            owner.users.append(sequence["id"])
-            owner.life_cycle = life_cycle
+            _enter_user(slot, number, SCRATCH, life_cycle, owners)
+    if sequence.get("state_life_cycle") == life_cycle:
+        for slot, state_level in zip(sequence["state_slots"], sequence["state_levels"], strict=True):
+            if state_level == level:
+                _enter_user(slot, number, status, life_cycle, owners)
+
+
+def _enter_user(slot: int, user: int, status: str, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
+    owner = owners.setdefault(slot, SlotOwner())
+    if user not in owner.users:
+        owner.users.append(user)
+    owner.life_cycle = life_cycle
+    if not owner.is_published and owner.status != LOCKED:
+        owner.status = status
+
+
+def _enter_lease(lease: Picture, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
+    """Its pages are locked on level 0, whatever becomes of the sequence."""
+    slots: list[list[int]] = lease["page_slots"]
+    for slot in slots[life_cycle]:
+        owner = owners.setdefault(slot, SlotOwner())
+        owner.leases.append(lease["number"])
+        owner.life_cycle = life_cycle
+        owner.status = LOCKED

@@ -23,7 +23,7 @@ _PATTERNS: Final = {
     SCRATCH: '<path d="M0,0 l8,8 M8,0 l-8,8" stroke="black" stroke-width="1"/>',
 }
 _MEANINGS: Final = {
-    FREE: "free", LOCKED: "locked by an active sequence", HELD: "held by a suspended one",
+    FREE: "free", LOCKED: "locked by an active sequence or a lease", HELD: "held by a suspended one",
     DROPPABLE: "droppable: kept for reuse", SCRATCH: "scratch of a step",
 }  # fmt: skip
 
@@ -103,4 +103,6 @@ def _explain(slot: int, owner: SlotOwner) -> str:
         words.append(f"published, priority {owner.priority}")
     if len(owner.users) > 0:
         words.append("sequence " + ", ".join([str(user) for user in owner.users]))
+    if len(owner.leases) > 0:
+        words.append("lease " + ", ".join([str(lease) for lease in owner.leases]))
     return ", ".join(words)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_call import EveryCall, config_of_every_kind
 from random_calls import drive
 from small_models import config_of, run_prompt
 
@@ -59,6 +60,40 @@ def test_random_states_have_no_slot_without_owner(tmp_path: Path) -> None:
             assert counts.get("free", 0) == group["free"], f"seed {seed}"
             assert counts.get("locked", 0) + counts.get("scratch", 0) == group["locked"], f"seed {seed}"
             kv_cache.close()
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_beams_states_and_leases_own_their_slots(seed: int, has_state: bool, tmp_path: Path) -> None:
+    """After calls of every kind: what is not free has an owner, on every level."""
+    config = config_of_every_kind(has_state, str(tmp_path), 60)
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        calls = EveryCall(manager, seed)
+        for _ in range(10):
+            calls.run(40)
+            picture = json.loads(json.dumps(manager.describe()))
+            for level, tier in enumerate(picture["levels"]):
+                for pool_group, group in enumerate(tier["pool_groups"]):
+                    owners = find_slot_owners(picture, level, pool_group)
+                    assert len(owners) == group["slots"]
+                    assert [owner.status for owner in owners].count("free") == group["free"], (level, pool_group)
+        calls.finish()
+
+
+def test_a_page_that_only_a_lease_keeps_is_no_free_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with KVCacheManager(config_of(num_slots=4), device=HostDevice()) as manager:
+        kv_cache = manager.create_kv_cache()
+        assert kv_cache.resume() and kv_cache.resize(8)
+        lease = kv_cache.reserve_transfer(0)
+        kv_cache.close()
+        state = tmp_path / "state.json"
+        state.write_text(json.dumps(manager.describe()))
+        drawing = tmp_path / "slots.svg"
+        assert main(["inspect", str(state), "--svg", str(drawing)]) == 0
+        # 8 tokens in blocks of 4, of 4 slots; the lease is the first of this manager.
+        assert "2 free, 2 locked" in capsys.readouterr().out
+        assert drawing.read_text().count("locked, layer group 0, lease 0</title>") == 2
+        lease.settle()
 
 
 def test_held_pages_are_shown_where_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
