@@ -13,6 +13,8 @@ from .. import CacheTier, CopyBatch, Device, HostKernel, LogicError
 _FIRST_ADDRESS: Final = 1 << 40
 _GRANULARITY_BYTES: Final = 2 << 20
 _TOTAL_BYTES: Final = 1 << 60
+_MOST_BETWEEN: Final = 1 << 50
+"""Between the addresses of two ranges, so that those of some thousands fit in 63 bits. Larger ranges overlap: nobody reads there."""
 
 
 @final
@@ -44,7 +46,7 @@ class BookkeepingDevice(Device):
 
     def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
         address = self._next_address
-        self._next_address += num_bytes
+        self._next_address += min(num_bytes, _MOST_BETWEEN)
         self._num_ranges += 1
         return address
 

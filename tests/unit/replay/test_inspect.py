@@ -80,6 +80,16 @@ def test_beams_states_and_leases_own_their_slots(seed: int, has_state: bool, tmp
         calls.finish()
 
 
+def test_a_journal_of_many_pools_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three levels with a pool of pages and two of recurrent states each: nine address ranges of all the memory there could be."""
+    path = tmp_path / "journal"
+    with KVCacheManager(config_of_every_kind(True, str(tmp_path)), device=HostDevice(), journal=path) as manager:
+        picture = manager.describe()
+        assert [len(group["slot_bytes"]) for group in picture["levels"][2]["pool_groups"]] == [1, 2]
+    assert main(["inspect", str(path)]) == 0
+    assert "level 2, DISK" in capsys.readouterr().out
+
+
 def test_a_page_that_only_a_lease_keeps_is_no_free_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with KVCacheManager(config_of(num_slots=4), device=HostDevice()) as manager:
         kv_cache = manager.create_kv_cache()
