@@ -5,7 +5,6 @@ import logging
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from ..base.errors import PageMoveError
 from ..reuse.block import Block
 from ..storage.lost_pages import settle_reads
 from ..storage.onboarding import OnboardList
@@ -37,7 +36,10 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
     shared.guard.begin_change()
     try:
         shared.onboarding.bring_up(wanted, nothing, False)
-    except PageMoveError:
+    except AssertionError:
+        raise
+    except Exception:
+        # All is in its queues again, whatever the device refused.
         shared.guard.end_change()
         raise
     shared.onboarding.put_back(wanted)
@@ -78,7 +80,9 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
             shared.onboarding.bring_up(wanted, nothing, False)
             shared.onboarding.put_back(wanted)
             is_done = True
-    except PageMoveError as error:
+    except AssertionError:
+        raise
+    except Exception as error:
         _logger.warning("a prefetch is left out: %s", str(error))
     for page_id in held:
         page = page_id
