@@ -86,6 +86,15 @@ class Scratch:
         while len(slots) < wanted:
             slots.append(int(storage.take_scratch_slot(pool_group, timeline)))
 
+    def advance_ready(self, timeline: i64, mark: i64) -> None:
+        """Whoever takes the slots over waits for ``mark``, a fresh mark of ``timeline``, too."""
+        storage = self.shared.storage
+        life_cycle: i64 = 0
+        for slots in self.slots:
+            for slot in slots:
+                storage.advance_ready_slot(slot, storage.pool_group_of[life_cycle], timeline, mark)
+            life_cycle += 1
+
     def give_all_back(self, mark: i64) -> None:
         if self.num_blocks == 0:
             return

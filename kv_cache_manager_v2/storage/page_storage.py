@@ -432,7 +432,10 @@ class PageStorage:
 
     def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
-        slot = self.rows.words[page * ROW_WORDS + PLACE] & LOW_MASK
+        self.advance_ready_slot(self.rows.words[page * ROW_WORDS + PLACE] & LOW_MASK, pool_group, timeline, mark)
+
+    def advance_ready_slot(self, slot: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
+        """The same for a slot without a page."""
         allocator = self.allocators[pool_group]
         allocator.ready[slot] = self.order.advance(allocator.ready[slot], timeline, mark)
 

@@ -153,3 +153,31 @@ def test_a_fill_that_nothing_can_be_put_in_order_for():
                 outcomes[-1] = "broken"
             manager.shutdown()
     assert {*outcomes} == {"passed", "refused", "broken"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scratch_slots_that_were_filled_apart(seed):
+    """Their pages are still going down when a sequence takes the slots, without waiting, and gives them back unused."""
+    device = SimulatedDevice(seed)
+    config = tiered_config(6, [("host", 8)], windows=[4], swa_scratch_reuse=SwaScratchReuseConfig())
+    manager = KVCacheManager(config, device=device, debug_fill=DebugFill.NAN)
+    streams = [device.create_stream() for _ in range(2)]
+    kv_cache = manager.create_kv_cache()
+    assert kv_cache.resume(streams[0]) and kv_cache.resize(24, 0)
+    desc = kv_cache.get_scratch_desc(0)
+    assert desc is not None and len(desc.slot_ids) > 0
+    kv_cache.suspend()
+    other = manager.create_kv_cache()
+    other.enable_swa_scratch_reuse = False
+    assert other.resume(streams[1]) and other.resize(24, 0)
+    other.suspend()
+    for _turn in range(3):
+        assert kv_cache.resume(streams[0], wait=False)
+        kv_cache.suspend()
+        assert other.resume(streams[1], wait=False)
+        other.suspend()
+    device.drain()
+    assert device.races == ()
+    for one in (kv_cache, other):
+        one.close()
+    manager.shutdown()
