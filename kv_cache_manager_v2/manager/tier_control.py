@@ -144,12 +144,13 @@ class TierControl(UsageQueries):
 
     def _try_share_anew(self, level: int, weights: list[int], has_changed: bool) -> bool:
         """``has_changed``: another level has, so that the call is not undone for this one."""
+        num_begun = self._shared.storage.changes.num_begun
         try:
             return self._resize(level, self._quotas[level], False, weights)
         except AssertionError:
             raise
         except Exception as refused:
-            if not has_changed:
+            if not has_changed or self._shared.storage.changes.num_begun > num_begun:
                 raise
             _logger.warning("level %d keeps the shares of its pool groups: %s", level, str(refused))
             return False

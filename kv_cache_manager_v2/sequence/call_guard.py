@@ -82,10 +82,10 @@ class CallGuard(ProcessBound):
 
     def begin_change(self) -> None:
         """From here on the call changes things; an exception before `end_change` leaves them half done."""
-        self._changes.num_begun += 1
+        self._changes.begin()
 
     def end_change(self) -> None:
-        self._changes.num_begun -= 1
+        self._changes.end()
 
     def leave(self) -> None:
         if self._changes.num_begun > 0:

@@ -75,6 +75,7 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         wanted.add(page, rows.level(page), storage.pool_group_of[_life_cycle_of(shared, page)], rows.is_queued(page))
     is_done = False
     nothing = vec[i64]([0] * int(storage.num_pool_groups))
+    num_begun = storage.changes.num_begun
     try:
         if _has_room(shared, wanted, level):
             shared.onboarding.bring_up(wanted, nothing, False)
@@ -83,6 +84,8 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
     except AssertionError:
         raise
     except Exception as error:
+        if storage.changes.num_begun > num_begun:
+            raise  # in the middle of a change: the manager is broken, and this is why
         _logger.warning("a prefetch is left out: %s", str(error))
     for page_id in held:
         page = page_id

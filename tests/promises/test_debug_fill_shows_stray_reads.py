@@ -126,7 +126,8 @@ def test_filling_decides_nothing():
     assert digests == [digests[0]] * 3
 
 
-def test_a_fill_that_nothing_can_be_put_in_order_for():
+@pytest.mark.parametrize("call", ["resize", "prefetch"])
+def test_a_fill_that_nothing_can_be_put_in_order_for(call):
     """Pages go down to the host; to fill what they leave takes waits and events, which the device refuses, and the host's wait too."""
     outcomes = []
     for kind in ("wait", "record"):
@@ -134,13 +135,15 @@ def test_a_fill_that_nothing_can_be_put_in_order_for():
             device = SimulatedDevice(1)
             manager = KVCacheManager(tiered_config(4, [("host", 8)]), device=device, debug_fill=DebugFill.NAN)
             run_prompt(manager, list(range(16))).close()
+            if call == "prefetch":
+                run_prompt(manager, list(range(100, 116))).close()
             kv_cache = manager.create_kv_cache()
             assert kv_cache.resume(device.create_stream())
             device.faults.fail(kind, nth, RuntimeError("not today"))
             device.faults.fail("synchronize", 1, RuntimeError("not today"))
             try:
-                assert kv_cache.resize(8)
-                outcomes.append("passed")
+                is_done = kv_cache.resize(8) if call == "resize" else manager.prefetch(list(range(16))).num_accepted == 16
+                outcomes.append("passed" if is_done else "refused")
             except (RuntimeError, PageMoveError):
                 outcomes.append("refused")
             device.faults.clear()

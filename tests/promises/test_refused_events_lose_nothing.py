@@ -150,6 +150,33 @@ def refuse_in_turn(kinds: Sequence[str], num_refused: int, call: str, write_poli
     return outcomes
 
 
+def outcome_with_nobody_waiting(bench: Bench, nth: int, call: Callable[[], object]) -> str:
+    """What becomes of a call whose ``nth`` event is refused, and the host's wait too, as in `refuse`; a broken manager has said why, and
+    has been shut down."""
+    device = bench.device
+    assert isinstance(device, SimulatedDevice)
+    num_fired = device.faults.num_fired
+    plan_refusals(device, ["record", "synchronize"], nth, 1)
+    outcome = "passed"
+    try:
+        call()
+    except (Refused, CorruptedError) as error:
+        outcome = "refused"
+        assert "not now" in str(error)
+    if device.faults.num_fired == num_fired:
+        outcome = "done"
+    device.faults.clear()
+    try:
+        bench.manager.probe_reuse()
+        bench.manager.check_invariants()
+    except CorruptedError as error:
+        outcome = "broken"
+        assert "not now" in str(error)
+        bench.engine.close()
+        bench.manager.shutdown()
+    return outcome
+
+
 @pytest.mark.parametrize("write_policy", ["back", "through"])
 @pytest.mark.parametrize("call", ["grow", "shrink_top", "shrink_host", "come_back"])
 @pytest.mark.parametrize("kind", ["wait", "record"])
@@ -243,24 +270,8 @@ def test_pages_that_go_together_when_nobody_may_wait() -> None:
         bench.engine.synchronize()
         other = bench.manager.create_kv_cache(id=4)
         assert other.resume(streams[0])
-        plan_refusals(device, ["record", "synchronize"], nth, 1)
-        outcomes.append("passed")
-        try:
-            assert other.resize(7 * TOKENS_PER_BLOCK)
-        except (Refused, CorruptedError) as error:
-            outcomes[-1] = "refused"
-            assert "not now" in str(error)
-        if device.faults.num_fired == 1:
-            outcomes[-1] = "done"
-        device.faults.clear()
-        try:
-            bench.manager.probe_reuse()
-            bench.manager.check_invariants()
-        except CorruptedError as error:
-            outcomes[-1] = "broken"
-            assert "not now" in str(error)
-            bench.engine.close()
-            bench.manager.shutdown()
+        outcomes.append(outcome_with_nobody_waiting(bench, nth, lambda: other.resize(7 * TOKENS_PER_BLOCK)))
+        if outcomes[-1] == "broken":
             assert (device.num_open_events, device.num_open_streams) == (0, 2)
             continue
         assert other.resize(7 * TOKENS_PER_BLOCK)
@@ -280,24 +291,8 @@ def test_beams_change_their_stream_together() -> None:
         kv_cache = bench.manager.create_kv_cache(id=1)
         assert kv_cache.resume(old) and kv_cache.resize(4)
         kv_cache.beam_width = 3
-        plan_refusals(device, ["record", "synchronize"], nth, 1)
-        outcomes.append("passed")
-        try:
-            kv_cache.cuda_stream = new
-        except (Refused, CorruptedError) as error:
-            outcomes[-1] = "refused"
-            assert "not now" in str(error)
-        if device.faults.num_fired == 0:
-            outcomes[-1] = "done"
-        device.faults.clear()
-        try:
-            bench.manager.probe_reuse()
-            bench.manager.check_invariants()
-        except CorruptedError as error:
-            outcomes[-1] = "broken"
-            assert "not now" in str(error)
-            bench.engine.close()
-            bench.manager.shutdown()
+        outcomes.append(outcome_with_nobody_waiting(bench, nth, lambda: setattr(kv_cache, "cuda_stream", new)))
+        if outcomes[-1] == "broken":
             continue
         assert kv_cache.cuda_stream == (old if outcomes[-1] == "refused" else new)
         kv_cache.close()
@@ -318,24 +313,8 @@ def test_beams_are_closed_together() -> None:
         kv_cache = bench.manager.create_kv_cache(id=1)
         assert kv_cache.resume(streams[1]) and bench.write(kv_cache, 6, commit=True)
         kv_cache.beam_width = 2
-        plan_refusals(device, ["record", "synchronize"], nth, 1)
-        outcomes.append("passed")
-        try:
-            kv_cache.close()
-        except (Refused, CorruptedError) as error:
-            outcomes[-1] = "refused"
-            assert "not now" in str(error)
-        if device.faults.num_fired == 0:
-            outcomes[-1] = "done"
-        device.faults.clear()
-        try:
-            bench.manager.probe_reuse()
-            bench.manager.check_invariants()
-        except CorruptedError as error:
-            outcomes[-1] = "broken"
-            assert "not now" in str(error)
-            bench.engine.close()
-            bench.manager.shutdown()
+        outcomes.append(outcome_with_nobody_waiting(bench, nth, kv_cache.close))
+        if outcomes[-1] == "broken":
             continue
         assert outcomes[-1] != "refused" or kv_cache.beam_width == 2
         kv_cache.close()

@@ -18,11 +18,11 @@ from . import failures
 from .beams import change_beams
 from .hints import give_hint
 from .level_changes import change_level, prefetch
-from .lives import abandon, clear, close, create, fork, resume
 from .misuse import misuse_manager, misuse_sequence
 from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
 from .scenario import Action, Scenario
+from .sequence_lifetimes import abandon, clear, close, create, fork, resume
 from .steps import commit, step, step_batch
 
 
