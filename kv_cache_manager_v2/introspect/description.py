@@ -148,7 +148,7 @@ def _describe_block(shared: SharedState, block: Block, depth: int) -> Picture:
             found["is_lost"] = True
         pages.append(found)
     tokens = [
-        token if isinstance(token, int) else token.hex() for token in unpack_tokens(block.key, shared.tree.digests)
+        token if isinstance(token, int) else token.hex() for token in unpack_tokens(shared.tree.key_of(block), shared.tree.digests)
     ]
     return {"depth": depth, "tokens": tokens, "pages": pages}
 

@@ -11,7 +11,7 @@ def check_announcements(shared: SharedState) -> None:
     if sink is None:
         return
     for block in shared.tree.pool.all_blocks():
-        is_full = block.parent is not None and len(block.key) == shared.tree.block_bytes
+        is_full = block.parent is not None and shared.tree.is_full(block)
         for life_cycle in range(shared.num_life_cycles):
             page = block.first_page + life_cycle
             expected = is_full and storage.rows.has_page(page)

@@ -8,7 +8,7 @@ difference. Tests call it after every operation; production never pays for it.
 from collections.abc import Sequence
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import CorruptedError
 from ..base.ids import BAD_PAGE_INDEX
@@ -138,24 +138,37 @@ def _check_tree(shared: SharedState, books: _Books) -> None:
             children = tree.children_of(block)
             if block is not root:
                 books.published[int(block.first_page)] = block
-                books.num_digests += _count_digests(block.key)
-                _require(0 < len(block.key) <= tree.block_bytes, f"{_name(block)} has a key of {len(block.key)} bytes")
-                is_full = len(block.key) == tree.block_bytes
+                key = tree.key_of(block)
+                books.num_digests += _count_digests(key)
+                _require(0 < len(key) <= tree.block_bytes, f"{_name(block)} has a key of {len(key)} bytes")
+                is_full = len(key) == tree.block_bytes
+                _check_text(block, tree.block_bytes)
                 _require(is_full or len(children) == 0, f"{_name(block)} is partial and has children")
             needed = tree.pool.has_any_page(block) if block is not root else False
             _require(
                 needed or len(children) > 0 or block.num_pins > 0,
                 f"{_name(block)} is in the tree without pages, children or pins",
             )
-            keys = [child.key for child in children]
+            keys = [tree.key_of(child) for child in children]
             _require(len(set(keys)) == len(keys), f"{_name(block)} has two children with the same tokens")
             if block.children is not None:
                 num_partial = len([key for key in keys if len(key) < tree.block_bytes])
                 _require(block.children.num_partial == num_partial, f"{_name(block)} miscounts its partial children")
             for child in children:
                 _require(child.parent is block, f"{_name(child)} has another parent than the one it hangs on")
-                _require(tree.find_child(block, child.key) is child, f"{_name(child)} is not found by its tokens")
+                _require(tree.find_child(block, tree.key_of(child)) is child, f"{_name(child)} is not found by its tokens")
                 pending.append(child)
+
+
+def _check_text(block: Block, block_bytes: i64) -> None:
+    """A text that several blocks share is that of a path: whoever is in its middle hangs below the block in front."""
+    begin = int(block.text_begin)
+    _require(begin == 0 or begin + block_bytes <= len(block.text), f"{_name(block)} begins at byte {begin} of a text that ends before")
+    parent = block.parent
+    if begin > 0 and parent is not None:
+        is_next = parent.text is block.text and parent.text_begin + block_bytes == begin
+        has_own_text = len(parent.text) == block_bytes
+        _require(is_next or has_own_text, f"{_name(block)} shares a text with a block that it does not hang below")
 
 
 def _check_sequence(state: SequenceState, books: _Books) -> None:
@@ -245,7 +258,7 @@ def _check_path(state: SequenceState, books: _Books) -> None:
             _require(block.parent is above, f"{name}: block {ordinal}, which it shares, is in another place of the tree")
             if ordinal == state.num_published:
                 _require(is_tail, f"{name}: its last block is published, and it is not noted as shared")
-                _require(block.key.startswith(state.tail.packed()), f"{name}: its shared tail has other tokens")
+                _require(state.shared.tree.key_of(block).startswith(state.tail.packed()), f"{name}: its shared tail has other tokens")
             books.pins[first_page] = books.pins.get(first_page, 0) + 1
         else:
             _require(not is_tail, f"{name}: its shared tail is not in the tree")

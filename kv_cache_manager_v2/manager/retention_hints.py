@@ -72,7 +72,7 @@ class RetentionHints(TierControl):
             blocks = shared.tree.find_path(scope, packed)
             num_found = 0
             for block in blocks:
-                num_found += len(block.key) // TOKEN_BYTES
+                num_found += len(shared.tree.key_of(block)) // TOKEN_BYTES
             guard.begin_change()
             num_accepted = self._apply_hint(kind, blocks, value, duration)
             guard.end_change()
@@ -91,12 +91,13 @@ class RetentionHints(TierControl):
     def _apply_hint(self, kind: int, blocks: list[Block], value: int, duration: int) -> int:
         """How many tokens it was done for."""
         book = self._shared.retention
+        tree = self._shared.tree
         num_accepted = 0
         if kind == WARM:
             if not try_prefetch_blocks(self._shared, blocks, value):
                 return 0
             for block in blocks:
-                num_accepted += len(block.key) // TOKEN_BYTES
+                num_accepted += len(tree.key_of(block)) // TOKEN_BYTES
             return num_accepted
         for block in blocks:
             if kind == RETAIN:
@@ -104,7 +105,7 @@ class RetentionHints(TierControl):
                     break
             else:
                 book.release(block, value)
-            num_accepted += len(block.key) // TOKEN_BYTES
+            num_accepted += len(tree.key_of(block)) // TOKEN_BYTES
         return num_accepted
 
     def _to_journal_tokens(

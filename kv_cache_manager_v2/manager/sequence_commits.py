@@ -230,7 +230,7 @@ class SequenceCommits(SequenceTransfers):
         keys: list[bytes] = [state.tail.packed()]
         block = state.path_end
         while block.parent is not None:
-            keys.append(block.key)
+            keys.append(state.shared.tree.key_of(block))
             block = block.parent
         keys.reverse()
         return unpack_tokens(b"".join(keys), state.shared.tree.digests)

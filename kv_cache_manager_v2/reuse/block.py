@@ -21,33 +21,53 @@ from .sorted_keys import SortedKeys
 @final
 @mypyc_attr(native_class=True)
 class Block:
-    __slots__ = ("first_page", "key", "parent", "only_child", "children", "num_pins", "num_co_owners", "_word")
+    __slots__ = ("first_page", "text", "parent", "only_child", "children", "num_pins", "_half", "_word")
 
     first_page: Final[i64]
-    key: bytes
-    """Its tokens as packed int32; empty while private. Fewer than ``tokens_per_block`` in a published partial block."""
+    text: bytes
+    """Its tokens as packed int32, from `text_begin` on, and perhaps those of blocks above and below it (`block_text`); empty while
+    private. Of a published partial block its own tokens alone."""
     parent: Block | None
     only_child: Block | None
     """Found without a dict while there is no second child."""
     children: Children | None
     """All children, from the second one on."""
-    # Two counts in one word, and two numbers that no block has at once in another: a block is 96 bytes, the garbage collector's
-    # 16 included; 97 would be 112.
+    # One word for a count and two numbers that no block has at once, another for two more such numbers: a block is 96 bytes, the
+    # garbage collector's 16 included; 97 would be 112.
     num_pins: i32
     """Open sequences whose published path ends here, or that list the block behind the end of theirs."""
-    num_co_owners: i32
-    """While PRIVATE: open sequences beyond the first that list the block."""
+    _half: i32
     _word: i64
 
     def __init__(self, first_page: i64) -> None:
         self.first_page = first_page
-        self.key = b""
+        self.text = b""
         self.parent = None
         self.only_child = None
         self.children = None
         self.num_pins = 0
-        self.num_co_owners = 0
+        self._half = 0
         self._word = 0
+
+    @property
+    def num_co_owners(self) -> i32:
+        """While PRIVATE: open sequences beyond the first that list the block; else 0."""
+        if self.parent is not None:
+            return 0
+        return self._half
+
+    @num_co_owners.setter
+    def num_co_owners(self, count: i32) -> None:
+        self._half = count
+
+    @property
+    def text_begin(self) -> i64:
+        """While PUBLISHED: the first byte of the block's own tokens in its text."""
+        return i64(self._half)
+
+    @text_begin.setter
+    def text_begin(self, begin: i64) -> None:
+        self._half = i32(begin)
 
     @property
     def num_shared_tokens(self) -> i64:
@@ -85,17 +105,17 @@ class Children:
         self.num_partial = 0
         self._sorted_keys = None
 
-    def add(self, child: Block) -> None:
-        self.by_key[child.key] = child
+    def add(self, key: bytes, child: Block) -> None:
+        self.by_key[key] = child
         sorted_keys = self._sorted_keys
         if sorted_keys is not None:
-            sorted_keys.add(child.key)
+            sorted_keys.add(key)
 
-    def remove(self, child: Block) -> None:
-        del self.by_key[child.key]
+    def remove(self, key: bytes) -> None:
+        del self.by_key[key]
         sorted_keys = self._sorted_keys
         if sorted_keys is not None:
-            sorted_keys.remove(child.key)
+            sorted_keys.remove(key)
 
     def sorted_keys(self) -> SortedKeys:
         sorted_keys = self._sorted_keys

@@ -14,7 +14,6 @@ from ..events.removal_cause import CAPACITY, UNREACHABLE
 from ..stats.reuse_log import ASKED, GIVEN_BACK, HELD
 from ..stats.reuse_sampler import NO_KEY, SAMPLED_MASK, SAMPLED_SHIFT, ReuseSampler
 from ..storage.page_rows import NO_SHIFT, PageRows
-from .block import Block
 from .reuse_scope import ReuseScope
 from .text_hash import EMPTY_TEXT, RUN_WORDS, WORD_BYTES, hash_block, hash_run
 from .text_table import FIRST_DROPPED, IS_HERE, NO_TEXT, SCOPE_MASK, TextTable
@@ -124,11 +123,11 @@ class BlockHistory:
         if sampler is not None and sampler.is_sampled(key_of(text, scope)):
             self._note_sample(sampler, number, text, scope, sample, len(key) == self._block_bytes)
 
-    def note_published_run(self, parent: i64, blocks: list[Block], first_pages: vec[i64], packed: memoryview) -> None:
+    def note_published_run(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
         """Blocks below each other, the first one below ``parent``; ``first_pages`` are theirs, and ``packed`` their texts."""
         num_blocks: i64 = len(first_pages)
         if len(packed) % (WORD_BYTES * RUN_WORDS * num_blocks) != 0:
-            self._note_one_by_one(parent, blocks)
+            self._note_one_by_one(parent, first_pages, packed)
             return
         run_texts = _hash_in_parts(self.text_of(parent), packed, num_blocks)
         scope = self._scope_of_path(parent)
@@ -159,10 +158,13 @@ class BlockHistory:
                 self._block_scopes[number] = scope
                 self._table.note(texts[number], scope, IS_HERE)
 
-    def _note_one_by_one(self, parent: i64, blocks: list[Block]) -> None:
-        for block in blocks:
-            self.note_published(parent, block.first_page, block.key)
-            parent = block.first_page
+    def _note_one_by_one(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
+        block_bytes = len(packed) // len(first_pages)
+        position = 0
+        for first_page in first_pages:
+            self.note_published(parent, first_page, bytes(packed[position : position + block_bytes]))
+            parent = first_page
+            position += block_bytes
 
     def _reach_all(self) -> None:
         """There is an entry for every block that was ever made."""

@@ -81,7 +81,6 @@ class BlockPool:
     def give_back(self, block: Block) -> None:
         """The block has no page, no parent, no child, no pin."""
         assert block.parent is None and block.num_pins == 0 and block.num_co_owners == 0, "a block was recycled that is still in use"
-        block.key = b""
         self._free.append(block)
 
     def block_of_page(self, page: i64) -> Block:

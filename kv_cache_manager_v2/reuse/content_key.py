@@ -11,6 +11,7 @@ from librt.strings import read_i32_le, read_i64_le
 from mypy_extensions import i64
 
 from .block import Block
+from .block_text import count_key_bytes
 
 _FACTOR: Final = 0x1E3779B97F4A7C15
 _FIRST_FACTOR: Final = 0x2545F4914F6CDD1D
@@ -39,20 +40,20 @@ def text_key(data: bytes) -> i64:
     return key
 
 
-def block_key(block: Block) -> i64:
+def block_key(block: Block, block_bytes: i64) -> i64:
     """Of a published block; its root has one."""
     if block.content_key != NO_KEY:
         return block.content_key
     parent = block.parent
     assert parent is not None, "a root without a content key"
     if parent.content_key == NO_KEY:
-        _make_keys_above(parent)
-    key = _continue_key(parent.content_key, block.key, 0, len(block.key))
+        _make_keys_above(parent, block_bytes)
+    key = _continue_key(parent.content_key, block.text, block.text_begin, count_key_bytes(block, block_bytes))
     block.content_key = key
     return key
 
 
-def _make_keys_above(lowest: Block) -> None:
+def _make_keys_above(lowest: Block, block_bytes: i64) -> None:
     path = [lowest]
     above = lowest.parent
     while above is not None and above.content_key == NO_KEY:
@@ -63,13 +64,14 @@ def _make_keys_above(lowest: Block) -> None:
     position: i64 = len(path)
     while position > 0:
         position -= 1
-        key = _continue_key(key, path[position].key, 0, len(path[position].key))
-        path[position].content_key = key
+        block = path[position]
+        key = _continue_key(key, block.text, block.text_begin, block_bytes)
+        block.content_key = key
 
 
 def make_run_keys(parent: Block, blocks: list[Block], packed: bytes, position: i64, block_bytes: i64) -> None:
     """Of full blocks, each below the one before and the first below ``parent``; their texts are those from ``position`` on."""
-    key = block_key(parent) if parent.content_key == NO_KEY else parent.content_key
+    key = block_key(parent, block_bytes) if parent.content_key == NO_KEY else parent.content_key
     if block_bytes < _WORD_BYTES:
         for block in blocks:
             key = _continue_key(key, packed, position, block_bytes)

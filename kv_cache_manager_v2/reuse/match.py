@@ -20,6 +20,7 @@ from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
 from .block import Block, Children
+from .block_text import count_equal_bytes
 from .radix_tree import RadixTree
 from .token_packing import PAIR_BYTES, TOKEN_BYTES
 
@@ -92,19 +93,23 @@ class Matcher:
         num_bytes: i64 = len(packed)
         position: i64 = 0
         node = root
+        text = b""
+        known_end: i64 = 0
         while position + block_bytes <= num_bytes:
-            key = packed[position : position + block_bytes]
             child = node.only_child
-            if child is not None:
-                if child.key != key:
-                    break
-            else:
+            if child is None:
                 children = node.children
                 if children is None:
                     break
-                child = children.by_key.get(key)
+                child = children.by_key.get(packed[position : position + block_bytes])
                 if child is None:
                     break
+            elif child.text is not text or position >= known_end:
+                num_equal = count_equal_bytes(child, packed, position, block_bytes)
+                if num_equal == 0:
+                    break
+                text = child.text
+                known_end = position + num_equal
             if not has_pages(words, child.first_page, unbounded):
                 break
             blocks.append(child)
@@ -173,7 +178,8 @@ class Matcher:
         """Whether ``parent`` has children, and ``rest`` goes on otherwise than they do: none is its beginning or begins with it."""
         only_child = parent.only_child
         if only_child is not None:
-            return not only_child.key.startswith(rest) and not rest.startswith(only_child.key)
+            key = self._tree.key_of(only_child)
+            return not key.startswith(rest) and not rest.startswith(key)
         children = parent.children
         if children is None:
             return False
@@ -186,7 +192,7 @@ class Matcher:
         """The child that shares the most leading tokens with ``rest`` and whose pages can serve them."""
         only_child = parent.only_child
         if only_child is not None:
-            return self._try_partial(only_child, count_shared_tokens(only_child.key, rest), blocks)
+            return self._try_partial(only_child, count_shared_tokens(self._tree.key_of(only_child), rest), blocks)
         children = parent.children
         if children is None:
             return None

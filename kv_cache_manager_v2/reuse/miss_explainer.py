@@ -104,7 +104,7 @@ class MissExplainer:
             if cause == NEVER_SEEN:
                 num_shared: i64 = 0
                 if node is not None and self._checks_parts:
-                    num_shared = _count_shared_with_children(node, key)
+                    num_shared = _count_shared_with_children(self._tree, node, key)
                 elif is_gone_before and end < (ordinal + 1) * size:
                     num_shared = end - ordinal * size
                 shared_end = ordinal * size + num_shared
@@ -124,11 +124,11 @@ class MissExplainer:
         return samples
 
 
-def _count_shared_with_children(node: Block, key: bytes) -> i64:
+def _count_shared_with_children(tree: RadixTree, node: Block, key: bytes) -> i64:
     """The most leading tokens of ``key`` that a child begins with."""
     only_child = node.only_child
     if only_child is not None:
-        return count_shared_tokens(only_child.key, key)
+        return count_shared_tokens(tree.key_of(only_child), key)
     children = node.children
     if children is None:
         return 0

@@ -12,19 +12,19 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.ids import TokenIdExt
-from ..events.page_events import PageEventSink
 from ..events.published_run import PublishedRun
 from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSEDED, UNREACHABLE
 from ..layout.registry import LifeCycleRegistry
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, level_of_place, priority_of_place, standing_of_place
+from ..storage.page_rows import NO_PAGE
 from ..storage.page_runs import drop_run
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
+from .block_announcements import announce_block, list_standings
 from .block_history import BlockHistory
 from .block_pool import BlockPool
+from .block_text import count_key_bytes, key_of, share_texts, shorten_text
 from .content_key import NO_KEY, block_key, make_run_keys, page_key, text_key
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
@@ -135,9 +135,17 @@ class RadixTree(PageOwner):
     def find_child(self, parent: Block, key: bytes) -> Block | None:
         only_child = parent.only_child
         if only_child is not None:
-            return only_child if only_child.key == key else None
+            return only_child if key_of(only_child, self.block_bytes) == key else None
         children = parent.children
         return children.by_key.get(key) if children is not None else None
+
+    def key_of(self, block: Block) -> bytes:
+        """The packed tokens of a published block."""
+        return key_of(block, self.block_bytes)
+
+    def is_full(self, block: Block) -> bool:
+        """Whether a published block has the tokens of a whole block."""
+        return count_key_bytes(block, self.block_bytes) == self.block_bytes
 
     def children_of(self, block: Block) -> list[Block]:
         if block.only_child is not None:
@@ -147,13 +155,15 @@ class RadixTree(PageOwner):
     def attach(self, parent: Block, block: Block, key: bytes) -> None:
         """Publish a private block under ``parent``, which has no child with that key."""
         assert block.parent is None, "a block was published twice"
-        block.key = key
+        block.text = key
+        block.text_begin = 0
         block.parent = parent
         block.content_key = NO_KEY
         if self.history is not None:
             self.history.note_published(parent.first_page, block.first_page, key)
-        if self.storage.sink is not None:
-            self._tell_of_block(self.storage.sink, parent, block)
+        if self.storage.sink is not None and len(key) == self.block_bytes:
+            mixed = unpack_tokens(key, self.digests) if self.has_digests and has_digest(key) else None
+            announce_block(self.storage.rows, self.storage.sink, parent.first_page, block.first_page, key, mixed)
         children = parent.children
         if children is None:
             only_child = parent.only_child
@@ -163,8 +173,8 @@ class RadixTree(PageOwner):
             children = Children()
             parent.children = children
             parent.only_child = None
-            self._add_child(children, only_child)
-        self._add_child(children, block)
+            self._add_child(children, only_child, key_of(only_child, self.block_bytes))
+        self._add_child(children, block, key)
 
     def attach_run(
         self, parent: Block, blocks: list[Block], begin: i64, end: i64, packed: bytes, position: i64
@@ -177,60 +187,28 @@ class RadixTree(PageOwner):
         block_bytes = self.block_bytes
         fresh = blocks[int(begin) : int(end)]
         above = parent
-        at = position
         for block in fresh:
             assert block.parent is None, "a block was published twice"
-            block.key = packed[at : at + block_bytes]
             block.parent = above
             block.content_key = NO_KEY
             above.only_child = block
             above = block
-            at += block_bytes
+        share_texts(fresh, packed, position, block_bytes)
         if self._makes_keys:
             make_run_keys(parent, fresh, packed, position, block_bytes)
         first_pages = vec[i64]([block.first_page for block in fresh])
         if self.history is not None:
-            self.history.note_published_run(parent.first_page, fresh, first_pages, memoryview(packed)[position:at])
+            text = memoryview(packed)[position : position + len(fresh) * block_bytes]
+            self.history.note_published_run(parent.first_page, first_pages, text)
         if self.storage.sink is not None:
-            self._tell_of_run(self.storage.sink, parent, first_pages, packed, position)
+            standings = list_standings(self.storage.rows, first_pages)
+            run = PublishedRun(parent.first_page, first_pages, standings, packed, position, block_bytes)
+            self.storage.sink.on_run_published(run)
         return first_pages
 
-    def _tell_of_run(
-        self, sink: PageEventSink, parent: Block, first_pages: vec[i64], packed: bytes, begin: i64
-    ) -> None:
-        words = self.storage.rows.words
-        width = self.storage.rows.num_life_cycles
-        standings = vec[i64]([0] * (len(first_pages) * width))
-        position: i64 = 0
-        for first_page in first_pages:
-            at = first_page * ROW_WORDS + PLACE
-            end = position + width
-            while position < end:
-                standings[position] = standing_of_place(words[at])
-                at += ROW_WORDS
-                position += 1
-        sink.on_run_published(PublishedRun(parent.first_page, first_pages, standings, packed, begin, self.block_bytes))
-
-    def _tell_of_block(self, sink: PageEventSink, parent: Block, block: Block) -> None:
-        key = block.key
+    def _add_child(self, children: Children, child: Block, key: bytes) -> None:
+        children.add(key, child)
         if len(key) < self.block_bytes:
-            return
-        mixed: list[TokenIdExt] | None = None
-        if self.has_digests and has_digest(key):
-            mixed = unpack_tokens(key, self.digests)
-        sink.on_block_published(block.first_page, parent.first_page, key, mixed)
-        words = self.storage.rows.words
-        page = block.first_page
-        end = page + self.storage.rows.num_life_cycles
-        while page < end:
-            place = words[page * ROW_WORDS + PLACE]
-            if place != NO_PAGE:
-                sink.on_page_published(page, level_of_place(place), priority_of_place(place))
-            page += 1
-
-    def _add_child(self, children: Children, child: Block) -> None:
-        children.add(child)
-        if len(child.key) < self.block_bytes:
             children.num_partial += 1
 
     def withdraw(self, block: Block) -> None:
@@ -248,7 +226,6 @@ class RadixTree(PageOwner):
                 page += 1
         self.storage.last_cause = CAPACITY
         self._unlink(block)
-        block.key = b""
         if parent is not None:
             self.prune(parent)
 
@@ -263,21 +240,28 @@ class RadixTree(PageOwner):
             self.storage.sink.on_block_removed(block.first_page)
         if self.history is not None:
             self.history.note_gone(block.first_page, self.storage.last_cause)
+        text = block.text
+        begin = block.text_begin
         self._cut_off(block, parent)
+        shorten_text(text, begin, parent, self.block_bytes)
 
     def _cut_off(self, block: Block, parent: Block) -> None:
-        block.parent = None
+        """Who does it shortens the text of the blocks that are left."""
         if self.has_digests:
-            self.digests.release(block.key)
+            self.digests.release(key_of(block, self.block_bytes))
         children = parent.children
         if children is None:
             parent.only_child = None
         else:
-            children.remove(block)
-            if len(block.key) < self.block_bytes:
+            key = key_of(block, self.block_bytes)
+            children.remove(key)
+            if len(key) < self.block_bytes:
                 children.num_partial -= 1
             if len(children.by_key) == 0:
                 parent.children = None
+        block.parent = None
+        block.text = b""
+        block.text_begin = 0
 
     def prune(self, block: Block) -> None:
         """Take the block, and then its ancestors, out of the tree as long as nothing needs them."""
@@ -327,7 +311,7 @@ class RadixTree(PageOwner):
     def content_key(self, page: i64) -> i64:
         self._makes_keys = True
         block = self.pool.block_of_page(page)
-        return page_key(block_key(block), page - block.first_page)
+        return page_key(block_key(block, self.block_bytes), page - block.first_page)
 
     def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
         self._makes_keys = True
@@ -349,7 +333,7 @@ class RadixTree(PageOwner):
                 life_cycle = page - first_page
                 key = block.content_key
                 if key == NO_KEY:
-                    key = block_key(block)
+                    key = block_key(block, self.block_bytes)
             keys[position] = page_key(key, life_cycle)
             position += 1
 
@@ -424,14 +408,19 @@ class RadixTree(PageOwner):
         if self.history is not None:
             self.history.note_path_gone(path.blocks, num_blocks, cause)
         block = leaf
+        text = b""
+        text_begin: i64 = 0
         while num_blocks > 0:
             storage.digest.note(VICTIM, block.first_page + life_cycle)
             parent = block.parent
             assert parent is not None, "a victim is in no tree"
+            text = block.text
+            text_begin = block.text_begin
             self._cut_off(block, parent)
             self.pool.give_back(block)
             block = parent
             num_blocks -= 1
+        shorten_text(text, text_begin, block, self.block_bytes)
         self.prune(block)
         return True
 
@@ -506,7 +495,7 @@ class RadixTree(PageOwner):
         if children is None or children.num_partial == 0:
             return
         num_bytes: i64 = TOKEN_BYTES
-        key = fuller.key
+        key = self.key_of(fuller)
         while num_bytes < len(key):
             partial = self.find_child(parent, key[:num_bytes])
             if partial is not None and self.is_covered(partial, fuller) and not self._is_used(partial):

@@ -112,7 +112,7 @@ class StateMatcher:
         only_child = parent.only_child
         children = parent.children
         if only_child is not None:
-            if len(only_child.key) == self._tree.block_bytes:
+            if self._tree.is_full(only_child):
                 return None
         elif children is None or children.num_partial == 0:
             return None
@@ -134,9 +134,10 @@ class StateMatcher:
             snapshot = self._find_partial_snapshot(parent, packed, begin, longest, 1)
             if snapshot is None:
                 return None
-            longest = len(snapshot.key) // TOKEN_BYTES
+            key = self._tree.key_of(snapshot)
+            longest = len(key) // TOKEN_BYTES
             # Whichever child begins like that may serve the attention's part; the snapshot's block need not have any.
-            match = self._matcher.find_partial(parent, snapshot.key, attention.blocks[:int(ordinal)])
+            match = self._matcher.find_partial(parent, key, attention.blocks[:int(ordinal)])
             if match is not None and match.num_tokens == ordinal * self._tokens_per_block + longest:
                 return StateMatch(match, attention.num_tokens, match.num_tokens, snapshot, branch_tokens)
             longest -= 1
@@ -158,7 +159,7 @@ class StateMatcher:
                 begin = ordinal * self._tree.block_bytes
                 snapshot = self._find_partial_snapshot(parent, packed, begin, longest, shortest)
                 if snapshot is not None:
-                    state_tokens = ordinal * size + len(snapshot.key) // TOKEN_BYTES
+                    state_tokens = ordinal * size + len(self._tree.key_of(snapshot)) // TOKEN_BYTES
                     if not self._matcher.moves_window(state_tokens, num_tokens):
                         return StateMatch(attention, num_tokens, state_tokens, snapshot, branch_tokens)
             if ordinal > 0 and ordinal * size >= least:

@@ -215,7 +215,8 @@ def _is_covered_by_longer_sibling(state: SequenceState, parent: Block, key: byte
         sibling = parent.children.by_key[after[0]]
     else:
         return False
-    return len(sibling.key) > len(key) and sibling.key.startswith(key) and tree.is_covered(private, sibling)
+    longer = tree.key_of(sibling)
+    return len(longer) > len(key) and longer.startswith(key) and tree.is_covered(private, sibling)
 
 
 def publish_block(state: SequenceState, key: bytes, mark: i64) -> None:
@@ -295,7 +296,7 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
     shared = state.shared
     storage = shared.storage
     is_active = state.timeline != NO_TIMELINE
-    is_partial = len(published.key) < shared.tree.block_bytes
+    is_partial = not shared.tree.is_full(published)
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         ours = private.first_page + life_cycle

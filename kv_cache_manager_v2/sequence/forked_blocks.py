@@ -150,7 +150,7 @@ def validate_same_tokens(state: SequenceState, packed: bytes) -> None:
     ordinal = state.num_published
     while position < len(text) and ordinal < state.forked_end:
         piece = text[position : position + block_bytes]
-        known = state.blocks[ordinal].key
+        known = state.shared.tree.key_of(state.blocks[ordinal])
         if len(known) == 0:
             for other in _list_owners(state, ordinal):
                 if other is not state and other.num_published == ordinal and other.tail.count * TOKEN_BYTES > len(known):
@@ -183,15 +183,16 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
     block = state.blocks[ordinal]
     if block.parent is not None:
         # Another owner was here first.
-        assert block.key == key, "a fork published a block with other tokens"
+        assert tree.key_of(block) == key, "a fork published a block with other tokens"
         block.num_pins -= 1
         return block
     owners = _list_owners(state, ordinal)
     published = tree.find_child(state.path_end, key)
     if published is None:
-        tree.attach(state.path_end, block, key)
-        block.num_pins += block.num_co_owners
+        num_co_owners = block.num_co_owners
         block.num_co_owners = 0
+        tree.attach(state.path_end, block, key)
+        block.num_pins += num_co_owners
         _note_ready(state, block, mark)
         published = block
     else:

@@ -71,7 +71,7 @@ def hold_match(state: SequenceState, match: Match) -> None:
         num_tail_bytes = (num_tokens - state.num_published * tokens_per_block) * TOKEN_BYTES
         tail_block = match.blocks[state.num_published]
         tail_block.num_pins += 1
-        tail = tail_block.key[:num_tail_bytes]
+        tail = tree.key_of(tail_block)[:num_tail_bytes]
         state.tail.extend(tail)
         if tree.has_digests:
             tree.digests.acquire_again(tail)

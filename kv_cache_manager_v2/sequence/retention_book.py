@@ -11,6 +11,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import PRIORITY_DEFAULT
 from ..reuse.block import Block
+from ..reuse.block_text import own_text
 from ..reuse.radix_tree import RadixTree
 from ..storage.page_storage import PageStorage
 from .retention_plan import FOR_EVER, RetentionPlan
@@ -19,19 +20,19 @@ from .retention_plan import FOR_EVER, RetentionPlan
 @final
 @mypyc_attr(native_class=True)
 class _Retained:
-    __slots__ = ("block", "key", "priority")
+    __slots__ = ("block", "text", "priority")
 
     block: Final[Block]
-    key: Final[bytes]
+    text: Final[bytes]
     priority: Final[int]
 
-    def __init__(self, block: Block, priority: int) -> None:
+    def __init__(self, block: Block, text: bytes, priority: int) -> None:
         self.block = block
-        self.key = block.key
+        self.text = text
         self.priority = priority
 
     def is_there(self) -> bool:
-        return self.block.parent is not None and self.block.key is self.key
+        return self.block.parent is not None and self.block.text is self.text
 
 
 @final
@@ -71,7 +72,7 @@ class RetentionBook:
     def _limit(self, block: Block, priority: int, duration_us: int) -> None:
         number = self._next_number
         self._next_number = number + 1
-        self._entries[number] = _Retained(block, priority)
+        self._entries[number] = _Retained(block, own_text(block, self._tree.block_bytes), priority)
         heapq.heappush(self._ends, (int(self.now_us) + duration_us, number))
 
     def advance(self, microseconds: i64) -> None:
@@ -95,7 +96,7 @@ class RetentionBook:
                 if len(self._pins) >= self._max_pinned:
                     return False
         self._pins.pop(key, None)
-        self._pins[key] = _Retained(block, priority)
+        self._pins[key] = _Retained(block, own_text(block, self._tree.block_bytes), priority)
         self._set_priority(block, priority, -1)
         if duration_us != FOR_EVER:
             self._limit(block, priority, duration_us)

@@ -173,8 +173,20 @@ CANARIES = (
     Canary(
         "only child is taken whatever its tokens are",
         "reuse/match.py",
-        "                if child.key != key:\n                    break\n",
-        "                if len(child.key) != len(key):\n                    break\n",
+        "                num_equal = count_equal_bytes(child, packed, position, block_bytes)\n",
+        "                num_equal = block_bytes\n",
+    ),
+    Canary(
+        "prompt is taken to follow a text beyond what was compared",
+        "reuse/match.py",
+        "                known_end = position + num_equal\n",
+        "                known_end = position + len(text)\n",
+    ),
+    Canary(
+        "text that is shortened loses its last block",
+        "reuse/block_text.py",
+        "    shorter = text[:num_bytes]\n",
+        "    shorter = text[: num_bytes - block_bytes]\n",
     ),
     Canary(
         "scopes share",
@@ -241,7 +253,7 @@ CANARIES = (
     Canary(
         "publishing for a fork forgets its pin",
         "sequence/forked_blocks.py",
-        "        block.num_pins += block.num_co_owners\n",
+        "        block.num_pins += num_co_owners\n",
         "",
     ),
     Canary(

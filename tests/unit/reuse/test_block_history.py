@@ -42,17 +42,17 @@ def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: in
     for ordinal in range(20):
         block = Block(rows.add_block())
         assert other_rows.add_block() == block.first_page
-        block.key = packed[ordinal * size : (ordinal + 1) * size]
         blocks.append(block)
     # First 8 blocks, then 12 below them.
     pages = [block.first_page for block in blocks]
-    at_once.note_published_run(ROOT, blocks[:8], vec[i64](pages[:8]), memoryview(packed)[: 8 * size])
-    at_once.note_published_run(pages[7], blocks[8:], vec[i64](pages[8:]), memoryview(packed)[8 * size :])
+    at_once.note_published_run(ROOT, vec[i64](pages[:8]), memoryview(packed)[: 8 * size])
+    at_once.note_published_run(pages[7], vec[i64](pages[8:]), memoryview(packed)[8 * size :])
     above = ROOT
     text = 0
-    for block in blocks:
-        one_by_one.note_published(above, block.first_page, block.key)
-        text = hash_block(text, block.key)
+    for ordinal, block in enumerate(blocks):
+        key = packed[ordinal * size : (ordinal + 1) * size]
+        one_by_one.note_published(above, block.first_page, key)
+        text = hash_block(text, key)
         assert at_once.text_of(block.first_page) == one_by_one.text_of(block.first_page) == text
         above = block.first_page
     assert at_once.num_blocks == one_by_one.num_blocks == 20
