@@ -281,13 +281,17 @@ class PageStorage:
     # -- scratch slots ------------------------------------------------------------------------------------------------
 
     def take_scratch_slot(self, pool_group: i64, timeline: i64) -> i64:
-        """A free slot without a page; room has been made before."""
+        """A free slot without a page; room has been made before. It stays free if the device refuses to wait for it or to fill it."""
         allocator = self.allocators[pool_group]
         slot = allocator.allocate()
         self.digest.note(SLOT, slot)
-        self.order.wait(timeline, allocator.ready[slot])
-        if self._filler is not None:
-            self._filler.fill_fresh(pool_group, slot, timeline)
+        try:
+            self.order.wait(timeline, allocator.ready[slot])
+            if self._filler is not None:
+                self._filler.fill_fresh(pool_group, slot, timeline)
+        except BaseException:
+            allocator.free(slot, allocator.ready[slot])
+            raise
         self.num_locked[pool_group] += 1
         return slot
 

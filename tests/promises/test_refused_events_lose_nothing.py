@@ -8,9 +8,10 @@ on whether something had changed already.
 from collections.abc import Callable, Sequence
 
 import pytest
+from small_models import config_of
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
 
-from kv_cache_manager_v2 import CacheTier, CorruptedError, PageMoveError
+from kv_cache_manager_v2 import CacheTier, CorruptedError, KVCacheManager, PageMoveError, SwaScratchReuseConfig
 from kv_cache_manager_v2.testing import SimulatedDevice
 
 SLOT_BYTES = 2 * 8 * TOKENS_PER_BLOCK
@@ -365,3 +366,38 @@ def test_a_prefetch_is_refused_as_a_resume_is(asks: str, kind: str) -> None:
         bench.close()
         assert device.races == ()
     assert "refused" in outcomes, outcomes
+
+
+def test_a_resume_that_may_not_wait_for_its_scratch_slots_takes_none() -> None:
+    """Prefill steps of 8 blocks with a window of 4 tokens; whose slots the sequence gets is what another stream gave back last."""
+    outcomes: list[str] = []
+    while outcomes[-1:] != ["done"]:
+        assert len(outcomes) < MAX_CALLS
+        device = SimulatedDevice(len(outcomes))
+        config = config_of((4,), TOKENS_PER_BLOCK, 32, swa_scratch_reuse=SwaScratchReuseConfig())
+        with KVCacheManager(config, device=device) as manager:
+            streams = [device.create_stream() for _ in range(3)]
+            kv_caches = [manager.create_kv_cache(id=number) for number in range(2)]
+            for kv_cache, stream in zip(kv_caches, streams):
+                assert kv_cache.resume(stream) and kv_cache.resize(8 * TOKENS_PER_BLOCK) and kv_cache.has_scratch_slots
+            for kv_cache in kv_caches:
+                kv_cache.suspend()
+            plan_refusals(device, ["wait", "synchronize"], len(outcomes) + 1, 1)
+            outcomes.append("done")
+            try:
+                assert kv_caches[0].resume(streams[2])
+            except Refused:
+                outcomes[-1] = "refused"
+            device.faults.clear()
+            try:
+                manager.check_invariants()
+            except CorruptedError as error:
+                # Its pages come first.
+                assert "not now" in str(error)
+                outcomes[-1] = "broken"
+                continue
+            assert kv_caches[0].is_active or kv_caches[0].resume(streams[2])
+            manager.check_invariants()
+            for kv_cache in kv_caches:
+                kv_cache.close()
+    assert "refused" in outcomes and outcomes[1:] == ["refused"] * (len(outcomes) - 2) + ["done"]
