@@ -32,8 +32,8 @@ class Block:
     """Found without a dict while there is no second child."""
     children: Children | None
     """All children, from the second one on."""
-    # One word for a count and two numbers that no block has at once, another for two more such numbers: a block is 96 bytes, the
-    # garbage collector's 16 included; 97 would be 112.
+    # Numbers that no block has at once share memory: `num_co_owners` and `text_begin`, `num_shared_tokens` and `content_key`. So a block
+    # is 96 bytes, the garbage collector's 16 included; 97 would be 112.
     num_pins: i32
     """Open sequences whose published path ends here, or that list the block behind the end of theirs."""
     _half: i32
@@ -58,6 +58,7 @@ class Block:
 
     @num_co_owners.setter
     def num_co_owners(self, count: i32) -> None:
+        assert self.parent is None, "a published block is owned by the tree"
         self._half = count
 
     @property

@@ -1,9 +1,10 @@
 """The tokens of published blocks: one text for blocks that were published together.
 
-A block's *key* is its tokens as packed int32, at most ``block_bytes`` of them; partial blocks have fewer. A run of full blocks, each
-below the one before, shares texts of up to `MAX_TEXT_BYTES`: a match compares such a text at once, and a text costs less than one bytes
-object for each block. Blocks leave a path from its end on, so what a text is still needed for is its beginning: once that is
-half of it or less, the blocks that are left get a shorter one.
+A block's *key* is its tokens as packed int32, at most ``block_bytes`` of them; partial blocks have fewer. Full blocks that one commit
+publishes below a block without children share texts of up to `MAX_TEXT_BYTES`: a match compares such a text at once, and it costs less than
+a bytes object for each block. Other blocks have a text of their own: those that decoding fills or that are published beside others,
+retained ones, and all that are published after a first digest. Blocks leave a path from its end on, so what a text is still needed for is
+its beginning: once that is half of it or less, the blocks that are left get a shorter one.
 
     text         block 0   block 1   block 2   block 3
     text_begin   0         128       256       384            with 32 tokens in a block

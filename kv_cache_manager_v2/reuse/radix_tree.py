@@ -243,7 +243,14 @@ class RadixTree(PageOwner):
         text = block.text
         begin = block.text_begin
         self._cut_off(block, parent)
+        self._shorten_texts(text, begin, parent)
+
+    def _shorten_texts(self, text: bytes, begin: i64, parent: Block) -> None:
+        """The block at ``begin`` of that text is gone from below ``parent``."""
         shorten_text(text, begin, parent, self.block_bytes)
+        if parent.text is not text and parent.only_child is None and parent.children is None:
+            # One of the two has a text of its own, and nobody is left below who shares that of the other.
+            shorten_text(parent.text, parent.text_begin + self.block_bytes, parent, self.block_bytes)
 
     def _cut_off(self, block: Block, parent: Block) -> None:
         """Who does it shortens the text of the blocks that are left."""
@@ -420,7 +427,7 @@ class RadixTree(PageOwner):
             self.pool.give_back(block)
             block = parent
             num_blocks -= 1
-        shorten_text(text, text_begin, block, self.block_bytes)
+        self._shorten_texts(text, text_begin, block)
         self.prune(block)
         return True
 

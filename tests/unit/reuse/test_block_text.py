@@ -9,7 +9,7 @@ import pytest
 from mypy_extensions import i64
 from small_models import manager_of, run_prompt
 
-from kv_cache_manager_v2 import KVCacheManager
+from kv_cache_manager_v2 import KVCacheManager, RetentionConfig, TokenRangeRetention
 from kv_cache_manager_v2.reuse.block import Block
 from kv_cache_manager_v2.reuse.block_text import MAX_TEXT_BYTES, count_equal_bytes, key_of, own_text, share_texts
 
@@ -154,3 +154,20 @@ def test_retained_blocks_are_found_again() -> None:
         run_prompt(manager, list(range(1000, 1000 + 50 * BLOCK))).close()
         assert manager.probe_reuse(input_tokens=text) == 14 * BLOCK
         manager.check_invariants()
+
+
+def test_texts_go_with_what_was_retained_for_a_while() -> None:
+    """12 prompts of 8 blocks, of which the last 6 have a text of their own; then these alone are evicted."""
+    size = 8 * BLOCK
+    retention = RetentionConfig([TokenRangeRetention(2 * BLOCK, size, 0, 3600.0)])
+    with manager_of(num_slots=12 * 8) as manager:
+        for number in range(12):
+            run_prompt(manager, list(range(1000 * number, 1000 * number + size)), retention=retention, expected_prompt_length=size).close()
+        assert count_text_bytes(manager)[1] == 12 * 8 * BLOCK_BYTES
+        run_prompt(manager, list(range(50_000, 50_000 + 12 * 6 * BLOCK))).close()
+        manager.check_invariants()
+        for number in range(12):
+            assert manager.probe_reuse(input_tokens=list(range(1000 * number, 1000 * number + size))) == 2 * BLOCK
+        num_text_bytes, num_key_bytes = count_text_bytes(manager)
+        # All of it is needed: 2 blocks of each prompt, and the 72 that have driven the others out.
+        assert num_text_bytes == num_key_bytes == (12 * 2 + 72) * BLOCK_BYTES
