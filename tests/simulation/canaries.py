@@ -38,7 +38,7 @@ CANARIES = (
     Canary(
         "scratch slot does not wait for the slot's last use",
         "storage/page_storage.py",
-        "        self.order.wait(timeline, allocator.ready[slot])\n",
+        "            self.order.wait(timeline, allocator.ready[slot])\n",
         "",
     ),
     Canary(
