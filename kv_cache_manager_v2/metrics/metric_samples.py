@@ -1,6 +1,6 @@
 """A manager's statistics as named samples, in the conventions of Prometheus: base units, counters that end in ``_total``.
 
-Raw counters rather than rates: whoever reads them divides, over the time that he wants.
+Raw counters rather than rates: the reader divides, over the interval of their choice.
 """
 
 from typing import Final, final
@@ -47,8 +47,8 @@ class MetricSamples:
         self.samples.append((labels, value))
 
 
-def take_samples(manager: KVCacheManager, event_manager: KVCacheEventManager | None) -> list[MetricSamples]:
-    """All metrics, now. `LogicError` with ``enable_stats=False``."""
+def take_samples(manager: KVCacheManager) -> list[MetricSamples]:
+    """All metrics of the manager, now. `LogicError` with ``enable_stats=False``."""
     usage = manager.get_statistics()
     tiers = name_tiers(manager)
     metrics = _sample_slots(manager, tiers)
@@ -56,14 +56,18 @@ def take_samples(manager: KVCacheManager, event_manager: KVCacheEventManager | N
     metrics += _sample_prompts(usage, tiers)
     metrics += _sample_blocks(usage)
     metrics += _sample_movements(usage, tiers)
+    return metrics
+
+
+def sample_events(event_manager: KVCacheEventManager | None) -> list[MetricSamples]:
+    """Metrics of the KV events; without samples where there is no event manager."""
+    published = MetricSamples("events_published", COUNTER, "KV events taken by the caller, by type", ("type",))
+    dropped = MetricSamples("events_dropped", COUNTER, "KV events dropped because they were not taken in time")
     if event_manager is not None:
-        published = MetricSamples("events_published", COUNTER, "KV events that somebody took, by type", ("type",))
         for kind, number in event_manager.num_published.items():
             published.add((kind,), float(number))
-        dropped = MetricSamples("events_dropped", COUNTER, "KV events that were dropped because nobody took them in time")
         dropped.add((), float(event_manager.num_dropped))
-        metrics += [published, dropped]
-    return metrics
+    return [published, dropped]
 
 
 def name_tiers(manager: KVCacheManager) -> list[str]:

@@ -4,7 +4,9 @@ A scrape comes on a thread of its own, and a manager serves one caller at a time
 manager, once per step or per second; a scrape gets what was taken then.
 """
 
+import re
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
@@ -17,18 +19,28 @@ from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.statistics_clock import StatisticsClock
 from ..storage.transfer_times import TransferTimes
 from .curve_samples import sample_curves
-from .metric_samples import COUNTER, MetricSamples, name_tiers, take_samples
+from .metric_samples import COUNTER, MetricSamples, name_tiers, sample_events, take_samples
+from .registry_collector import RegistryCollector
 from .time_samples import HistogramSamples, sample_times, sample_transfers
+
+_LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+"""Label names of users: those with two leading underscores are Prometheus' own."""
+
+_collectors: Final[dict[Any, RegistryCollector]] = {}
+"""By registry, while it has an exporter."""
+_collectors_lock: Final = Lock()
 
 
 @final
 @mypyc_attr(native_class=True)
 class PrometheusExporter:
-    """A collector of `prometheus_client`: ``registry.register`` was called with it when the constructor returns.
+    """Shows one manager's figures in a registry of `prometheus_client`, from the constructor's return until `close`.
 
     ``registry``: a `CollectorRegistry`; None takes the library's default. ``labels`` are added to every sample (a model's name, a
-    rank). ``event_manager``: to count its events too. ``clock``: what times of blocks are measured with, ``time.monotonic`` by default.
-    `ImportError` without prometheus_client, `LogicError` with ``enable_stats=False``. `close` takes it out of the registry.
+    rank); several exporters may share a registry, each with labels of its own. ``event_manager``: to count its events too.
+    ``clock``: what times of blocks are measured with, ``time.monotonic`` by default. `ImportError` without prometheus_client,
+    `LogicError` with ``enable_stats=False``, `ValueError` for a label name that Prometheus or a metric of the manager's uses, and
+    for labels that another exporter of the registry has.
     """
 
     __slots__ = (
@@ -56,25 +68,42 @@ class PrometheusExporter:
         self._label_values: Final[list[str]] = [] if labels is None else [str(value) for value in labels.values()]
         core: Any = prometheus_client.core
         self._core: Final[Any] = core
-        self._times: Final[BlockTimes | None] = manager.time_blocks(MonotonicClock() if clock is None else clock)
-        self._transfers: Final[TransferTimes] = manager.time_transfers()
         self._tiers: Final = name_tiers(manager)
         self._samples_blocks: Final = manager.init_config.miss_ratio_sampling > 0.0
+        self._times: BlockTimes | None = None
+        self._transfers: TransferTimes | None = None
         self._shown: list[HitRateCurve] = []
         self._metrics: list[MetricSamples] = []
         self._histograms: list[HistogramSamples] = []
-        self.update()
-        self._registry.register(self)
+        described = _describe(manager)
+        _validate_label_names(self._label_names, described)
+        with _collectors_lock:
+            collector = _collectors.get(chosen)
+            if collector is None:
+                collector = RegistryCollector(chosen, [self._make_family(metric) for metric in described])
+            collector.join(self._label_set(), self.collect)
+            _collectors[chosen] = collector
         self._is_open = True
+        try:
+            self._times = manager.time_blocks(MonotonicClock() if clock is None else clock)
+            self._transfers = manager.time_transfers()
+            self.update()
+        except BaseException:
+            self.close()
+            raise
 
     def update(self) -> None:
         """Take the present figures; from the thread that calls the manager. About 0.1 ms, compiled."""
-        metrics = take_samples(self._manager, self._event_manager)
+        metrics = take_samples(self._manager)
+        if self._event_manager is not None:
+            metrics += sample_events(self._event_manager)
         if self._samples_blocks:
             curves = [self._manager.get_hit_rate_curve(level) for level in range(len(self._tiers))]
             metrics.append(sample_curves(curves + self._shown, self._tiers))
         self._metrics = metrics
-        histograms = [sample_transfers(self._transfers, self._tiers)]
+        histograms: list[HistogramSamples] = []
+        if self._transfers is not None:
+            histograms.append(sample_transfers(self._transfers, self._tiers))
         if self._times is not None:
             histograms += sample_times(self._times)
         self._histograms = histograms
@@ -86,25 +115,61 @@ class PrometheusExporter:
                 raise ValueError(f"a curve is of level {curve.level}; there are {len(self._tiers)} cache levels")
         self._shown = list(curves)
 
-    def collect(self) -> list[object]:
-        """What a scrape gets; from any thread."""
-        families: list[object] = []
+    def collect(self) -> list[Any]:
+        """The families of this exporter alone, metrics without samples left out; from any thread."""
+        families: list[Any] = []
         for metric in self._metrics:
-            make = self._core.CounterMetricFamily if metric.kind == COUNTER else self._core.GaugeMetricFamily
-            family = make(metric.name, metric.text, labels=[*self._label_names, *metric.label_names])
-            for labels, value in metric.samples:
-                family.add_metric([*self._label_values, *labels], value)
-            families.append(family)
+            if metric.samples:
+                family = self._make_family(metric)
+                for labels, value in metric.samples:
+                    family.add_metric([*self._label_values, *labels], value)
+                families.append(family)
         for histogram in self._histograms:
-            label_names = [*self._label_names, *histogram.label_names]
-            times = self._core.HistogramMetricFamily(histogram.name, histogram.text, labels=label_names)
+            times = self._make_family(histogram)
             for labels, buckets, total_seconds in histogram.samples:
                 times.add_metric([*self._label_values, *labels], buckets, total_seconds)
             families.append(times)
         return families
 
     def close(self) -> None:
-        """No further scrape gets anything. Twice is fine."""
+        """No further scrape shows this manager. Twice is fine."""
         if self._is_open:
             self._is_open = False
-            self._registry.unregister(self)
+            with _collectors_lock:
+                if _collectors[self._registry].leave(self._label_set()):
+                    del _collectors[self._registry]
+
+    def _label_set(self) -> frozenset[tuple[str, str]]:
+        # An empty value is an absent label to Prometheus.
+        pairs = zip(self._label_names, self._label_values, strict=True)
+        return frozenset([(name, value) for name, value in pairs if value])
+
+    def _make_family(self, metric: MetricSamples | HistogramSamples) -> Any:
+        label_names = [*self._label_names, *metric.label_names]
+        if isinstance(metric, HistogramSamples):
+            return self._core.HistogramMetricFamily(metric.name, metric.text, labels=label_names)
+        make = self._core.CounterMetricFamily if metric.kind == COUNTER else self._core.GaugeMetricFamily
+        return make(metric.name, metric.text, labels=label_names)
+
+
+def _describe(manager: KVCacheManager) -> list[MetricSamples | HistogramSamples]:
+    """One for each metric that any exporter can show, with or without samples. `LogicError` with ``enable_stats=False``."""
+    described: list[MetricSamples | HistogramSamples] = []
+    described += take_samples(manager)
+    described += sample_events(None)
+    described.append(sample_curves([], []))
+    described.append(sample_transfers(None, []))
+    described += sample_times(None)
+    return described
+
+
+def _validate_label_names(names: list[str], described: list[MetricSamples | HistogramSamples]) -> None:
+    taken = {"le": "histograms"}
+    for metric in described:
+        for name in metric.label_names:
+            taken[name] = metric.name
+    for name in names:
+        if _LABEL_NAME.fullmatch(name) is None:
+            raise ValueError(f"labels: {name!r} is no label name: letters, digits and _, no digit first, no two _ first")
+        if name in taken:
+            raise ValueError(f"labels: {name!r} is a label of {taken[name]}; choose another name")

@@ -35,23 +35,27 @@ class HistogramSamples:
         self.samples.append((labels, buckets, histogram.total_seconds))
 
 
-def sample_times(times: BlockTimes) -> list[HistogramSamples]:
+def sample_times(times: BlockTimes | None) -> list[HistogramSamples]:
+    """Histograms of sampled blocks; without samples where no times are measured."""
     lifetime = HistogramSamples("block_lifetime_seconds", "From when a sampled block is published until it is gone")
-    lifetime.add((), times.lifetimes)
     gap = HistogramSamples("block_reuse_gap_seconds", "From the last use of a sampled block until a prompt finds it")
-    gap.add((), times.reuse_gaps)
     idle = HistogramSamples("block_idle_before_evict_seconds", "From the last use of a sampled block until it is gone")
-    idle.add((), times.idle_times)
+    if times is not None:
+        lifetime.add((), times.lifetimes)
+        gap.add((), times.reuse_gaps)
+        idle.add((), times.idle_times)
     return [lifetime, gap, idle]
 
 
-def sample_transfers(times: TransferTimes, tiers: list[str]) -> HistogramSamples:
-    times.collect()
+def sample_transfers(times: TransferTimes | None, tiers: list[str]) -> HistogramSamples:
+    """Histogram of copies between tiers; without samples where no times are measured."""
     transfers = HistogramSamples(
         "transfer_seconds", "How long pages that go together take from one tier to another, on the device's clock", ("src", "dst")
     )
-    for source, source_name in enumerate(tiers):
-        for target, target_name in enumerate(tiers):
-            if source != target:
-                transfers.add((source_name, target_name), times.histogram(source, target))
+    if times is not None:
+        times.collect()
+        for source, source_name in enumerate(tiers):
+            for target, target_name in enumerate(tiers):
+                if source != target:
+                    transfers.add((source_name, target_name), times.histogram(source, target))
     return transfers

@@ -91,6 +91,71 @@ def test_names_follow_the_conventions():
     assert names == NAMES
 
 
+@pytest.mark.parametrize("registry", [None, "own"])
+def test_several_managers_share_a_registry(registry):
+    """``None``: the registry that `prometheus_client` serves by default, where ranks and models of one process meet."""
+    chosen = prometheus_client.REGISTRY if registry is None else prometheus_client.CollectorRegistry()
+    before = scrape(chosen)
+    with manager_of() as first, manager_of() as second, manager_of() as third:
+        given = None if registry is None else chosen
+        exporters = [
+            PrometheusExporter(first, registry=given, labels={"rank": "0"}),
+            PrometheusExporter(second, registry=given, labels={"rank": "1"}, event_manager=KVCacheEventManager(16)),
+            PrometheusExporter(third, registry=given, labels={"rank": "1", "model": "draft"}),
+        ]
+        run_prompt(second, list(range(8))).close()
+        for exporter in exporters:
+            exporter.update()
+        text = scrape(chosen)
+        assert value_of(text, 'kvcm_prefix_tokens_queried_total{rank="0"}') == 0
+        assert value_of(text, 'kvcm_prefix_tokens_queried_total{rank="1"}') == 8
+        assert value_of(text, 'kvcm_prefix_tokens_queried_total{model="draft",rank="1"}') == 0
+        assert value_of(text, 'kvcm_events_dropped_total{rank="1"}') == 0
+        headers = [line for line in text.splitlines() if line.startswith("# TYPE kvcm")]
+        assert len(headers) == len(set(headers)), "a metric is announced once, whatever the number of managers"
+        exporters[1].close()
+        assert '{rank="1"}' not in (text := scrape(chosen)) and value_of(text, 'kvcm_requests_total{rank="0"}') == 0
+        # Its labels are free again.
+        PrometheusExporter(second, registry=given, labels={"rank": "1"}).close()
+        exporters[0].close()
+        exporters[2].close()
+        assert scrape(chosen).count("\n") == before.count("\n")
+        PrometheusExporter(first, registry=given).close()
+
+
+def test_exporters_that_could_not_be_told_apart_are_refused():
+    registry = prometheus_client.CollectorRegistry()
+    with manager_of() as first, manager_of() as second:
+        exporter = PrometheusExporter(first, registry=registry, labels={"model": "small", "rank": "0"})
+        text = scrape(registry)
+        with pytest.raises(ValueError, match=r"labels=.*'rank'"):
+            PrometheusExporter(second, registry=registry, labels={"rank": "0", "model": "small"})
+        for name, wrong in (("tier", "label of"), ("le", "label of"), ("no-dash", "no label name"), ("__x", "no label name"), ("", "no")):
+            with pytest.raises(ValueError, match=wrong):
+                PrometheusExporter(second, registry=registry, labels={name: "0"})
+        untyped: Any = time.monotonic
+        with pytest.raises(TypeError):
+            PrometheusExporter(second, registry=registry, labels={"rank": "1"}, clock=untyped)
+        assert scrape(registry) == text
+        exporter.close()
+    assert scrape(registry) == ""
+
+
+def test_another_collector_with_one_of_the_names_is_refused():
+    registry = prometheus_client.CollectorRegistry(auto_describe=True)
+    with manager_of() as manager:
+        exporter = PrometheusExporter(manager, registry=registry)
+        for name in sorted(NAMES):
+            with pytest.raises(ValueError, match=name.removesuffix("_total")):
+                prometheus_client.Gauge(name.removesuffix("_total"), "taken", registry=registry)
+        exporter.close()
+        taken = prometheus_client.Gauge("kvcm_blocks", "of another library", registry=registry)
+        with pytest.raises(ValueError, match="kvcm_blocks"):
+            PrometheusExporter(manager, registry=registry)
+        registry.unregister(taken)
+        PrometheusExporter(manager, registry=registry).close()
+
+
 class StepClock(StatisticsClock):
     def __init__(self):
         self.now = 1000.0

@@ -50,7 +50,7 @@ DOORS: Final = {
     "time": {"device", "metrics", "publishing", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
-    "threading": {"device", "events", "publishing", "testing", "replay"},
+    "threading": {"device", "events", "metrics", "publishing", "testing", "replay"},
     "weakref": set[str](),
 }
 
