@@ -5,18 +5,28 @@ consumer may drop its tensor at any time, in any thread and while the interprete
 callback would crash. The price: nobody is told when a tensor is dropped, so whoever exports memory keeps it, see
 `PoolView`. A capsule that no consumer takes leaks its block of about a hundred bytes.
 
-Layout after ``dlpack.h``: `DLManagedTensor` (unversioned, every consumer) and `DLManagedTensorVersioned` (from 1.0 on,
-which also says that the memory may be written).
+The structures of ``dlpack.h``, with the byte at which each field begins where pointers have 64 bits::
+
+    DLTensor                  0 void* data          8 int32 device_type    12 int32 device_id    16 int32 ndim
+                             20 uint8 code         21 uint8 bits           22 uint16 lanes
+                             24 int64* shape       32 int64* strides       40 uint64 byte_offset         (48 bytes)
+    DLManagedTensor           0 DLTensor           48 void* manager_ctx    56 deleter                    (64 bytes)
+    DLManagedTensorVersioned  0 uint32 major        4 uint32 minor          8 void* manager_ctx
+                             16 deleter            24 uint64 flags         32 DLTensor                   (80 bytes)
+
+Every consumer takes the unversioned one; the versioned one, from DLPack 1.0 on, also says that the memory may be written.
 """
 
 import ctypes
+import struct
 from typing import Any, Final
 
 CPU: Final = 1
 CUDA: Final = 2
 
 _MAJOR_VERSION: Final = 1
-_MINOR_VERSION: Final = 0
+_FLOAT8_MINOR_VERSION: Final = 1
+"""DLPack 1.1 brought the type codes of 8-bit floats; 1.0 has all others."""
 _LANES: Final = 1
 
 # name: (type code of dlpack.h, bits)
@@ -49,7 +59,14 @@ _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _NAME: Final = b"dltensor"
 _VERSIONED_NAME: Final = b"dltensor_versioned"
 
-_WORD: Final = 8
+_TENSOR_FORMAT: Final = "PiiiBBHPPQ"
+# "@": the alignment of the C compiler. P is a pointer, i an int32, I an uint32, B an uint8, H an uint16, Q an uint64.
+_MANAGED: Final = struct.Struct("@" + _TENSOR_FORMAT + "PP")
+_VERSIONED: Final = struct.Struct("@IIPPQ" + _TENSOR_FORMAT)
+assert _MANAGED.size == 64 and _VERSIONED.size == 80
+
+_EXTENT_BYTES: Final = 8
+"""Of an item of shape or strides."""
 
 
 def make_capsule(
@@ -63,32 +80,19 @@ def make_capsule(
     """A capsule for one consumer; ``strides`` in items. The memory must outlive every tensor made from it."""
     code, bits = DTYPES[dtype]
     num_dimensions = len(shape)
-    # {data; device type, id; ndim, dtype; shape; strides; byte offset}
-    tensor_words = 7
-    # unversioned: {tensor, context, deleter}; versioned: {version, context, deleter, flags, tensor}
-    first_tensor_word = 4 if is_versioned else 0
-    num_header_words = tensor_words + (4 if is_versioned else 2)
-    block: int | None = _malloc(_WORD * (num_header_words + 2 * num_dimensions))
+    header_bytes = _VERSIONED.size if is_versioned else _MANAGED.size
+    num_bytes = header_bytes + 2 * _EXTENT_BYTES * num_dimensions
+    block: int | None = _malloc(num_bytes)
     if block is None:
         raise MemoryError("no memory for a DLPack tensor's header")
-    words: Any = (ctypes.c_int64 * (num_header_words + 2 * num_dimensions)).from_address(block)
+    shape_address = block + header_bytes
+    strides_address = shape_address + _EXTENT_BYTES * num_dimensions
+    tensor = (address, *device, num_dimensions, code, bits, _LANES, shape_address, strides_address, 0)
+    memory: Any = (ctypes.c_char * num_bytes).from_address(block)
     if is_versioned:
-        words[0] = _MAJOR_VERSION | _MINOR_VERSION << 32
-        words[1] = 0
-        words[2] = _free_address
-        words[3] = 0
+        minor_version = _FLOAT8_MINOR_VERSION if dtype.startswith("float8") else 0
+        _VERSIONED.pack_into(memory, 0, _MAJOR_VERSION, minor_version, 0, _free_address, 0, *tensor)
     else:
-        words[tensor_words] = 0
-        words[tensor_words + 1] = _free_address
-    tensor = first_tensor_word
-    words[tensor] = address
-    words[tensor + 1] = device[0] | device[1] << 32
-    words[tensor + 2] = num_dimensions | (code | bits << 8 | _LANES << 16) << 32
-    words[tensor + 3] = block + _WORD * num_header_words
-    words[tensor + 4] = block + _WORD * (num_header_words + num_dimensions)
-    words[tensor + 5] = 0
-    words[tensor + 6] = 0
-    for index in range(num_dimensions):
-        words[num_header_words + index] = shape[index]
-        words[num_header_words + num_dimensions + index] = strides[index]
+        _MANAGED.pack_into(memory, 0, *tensor, 0, _free_address)
+    struct.pack_into(f"@{2 * num_dimensions}q", memory, header_bytes, *shape, *strides)
     return _new_capsule(block, _VERSIONED_NAME if is_versioned else _NAME, None)
