@@ -1,8 +1,8 @@
 """A CUDA kernel compiled at run time: source text in, something to launch out.
 
 NVRTC, the compiler, comes with the package ``nvidia-cuda-nvrtc`` and is imported when the first kernel is compiled. The
-machine code is made for the very GPU; where the compiler is too old to know it, PTX is made for the newest one that it
-knows, and the driver translates that. Compile errors carry the compiler's log.
+machine code is made for the very GPU; where the compiler does not know it, PTX is made for the highest compute capability
+that it knows and the GPU has, and the driver translates that. Compile errors carry the compiler's log.
 """
 
 import ctypes
@@ -43,10 +43,10 @@ class CudaCompiler:
 
     def compile(self, source: str, options: Sequence[str]) -> bytes:
         """A cubin, or PTX, of the source; `CudaError` with the compiler's log if it has mistakes."""
-        targets = [int(target) for target in self._call("nvrtcGetSupportedArchs")]
-        is_known = self._capability in targets
-        target = f"sm_{self._capability}" if is_known else f"compute_{max(targets)}"
-        arguments = [f"--gpu-architecture={target}".encode()]
+        target = self._choose_target()
+        is_known = target == self._capability
+        architecture = f"sm_{target}" if is_known else f"compute_{target}"
+        arguments = [f"--gpu-architecture={architecture}".encode()]
         for option in options:
             arguments.append(option.encode())
         program = self._call("nvrtcCreateProgram", source.encode(), b"kernel.cu", 0, [], [])
@@ -57,6 +57,17 @@ class CudaCompiler:
             return self._read(program, "nvrtcGetCUBIN" if is_known else "nvrtcGetPTX")
         finally:
             self._call("nvrtcDestroyProgram", program)
+
+    def _choose_target(self) -> int:
+        """The highest compute capability that the compiler knows and the GPU has: a GPU runs no PTX of a higher one."""
+        known = [int(target) for target in self._call("nvrtcGetSupportedArchs")]
+        suitable = [target for target in known if target <= self._capability]
+        if not suitable:
+            raise CudaError(
+                f"NVRTC compiles for the compute capabilities {known} (90 is 9.0), and this GPU has {self._capability};"
+                " install a version of nvidia-cuda-nvrtc that knows this GPU"
+            )
+        return max(suitable)
 
     def _log(self, program: Any) -> str:
         return self._read(program, "nvrtcGetProgramLog").rstrip(b"\0").decode("utf-8", "replace")
