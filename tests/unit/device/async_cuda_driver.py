@@ -64,6 +64,19 @@ class AsyncCudaDriver(FakeCudaDriver):
             word = ctypes.c_uint32.from_address(int(addr))
             return self._enqueue(returned, stream, lambda: (word.value - value) % (1 << 32) < 1 << 31)
 
+    def cuStreamWriteValue32(self, stream: Any, addr: Any, value: int, flags: int) -> tuple[Any, ...]:
+        with self._lock:
+            return super().cuStreamWriteValue32(stream, addr, value, flags)
+
+    def _write_value(self, stream: int, address: int, value: int) -> None:
+        word = ctypes.c_uint32.from_address(address)
+
+        def write() -> bool:
+            word.value = value
+            return True
+
+        self._enqueue((CUresult.CUDA_SUCCESS,), stream, write)
+
     def cuEventRecord(self, event: Any, stream: Any) -> tuple[Any, ...]:
         with self._lock:
             returned = super().cuEventRecord(event, stream)

@@ -5,6 +5,7 @@ map, release before unmap), or without the context that it needs raises `DriverM
 is in `live()`. `fail_call(n)` makes the n-th call from then on fail without effect, as a real driver would.
 """
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,7 @@ class FakeCudaDriver:
         self.are_events_done = True
         self.elapsed_milliseconds = 0.25
         self.can_wait_for_values = True
+        self.can_write_values = True
         self.is_initialised = False
         self.calls: list[str] = []
         self.copies: list[tuple[int, int, int]] = []  # destination, source, bytes
@@ -431,6 +433,21 @@ class FakeCudaDriver:
         if not self.can_wait_for_values:
             return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
         return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
+    def cuStreamWriteValue32(self, stream: object, addr: object, value: int, flags: int) -> tuple[Any, ...]:
+        number = self._require_stream(stream)
+        address = require_handle(addr, CUdeviceptr, "addr")
+        require(any(r <= address and address + 4 <= r + n for r, n in self.registrations.items()), "a word that is not pinned")
+        require(0 <= require_int(value, "value") < 1 << 32 and flags == 0 and address % 4 == 0, "value, flags or address")
+        if not self.can_write_values:
+            return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
+        self._write_value(number, address, value)
+        return (CUresult.CUDA_SUCCESS,)
+
+    def _write_value(self, stream: int, address: int, value: int) -> None:
+        """Pinned memory is the host's: this driver, whose streams are always done, writes at once."""
+        ctypes.c_uint32.from_address(address).value = value
 
     # -- work ---------------------------------------------------------------------------------------------------------
 

@@ -254,6 +254,19 @@ static int cuStreamWaitValue32(void *stream, uintptr_t address, unsigned value, 
     }
     return INVALID_VALUE;
 }
+static int cuStreamWriteValue32(void *stream, uintptr_t address, unsigned value, unsigned flags) {
+    if (!is_stream(stream) || flags || address % 4 || !around(REGISTRATION, address, 4)) return INVALID_VALUE;
+    *(volatile unsigned *)address = value;
+    return OK;
+}
+static int cuThreadExchangeStreamCaptureMode(int *mode) {
+    static __thread int current;
+    int before = current;
+    if (*mode < 0 || *mode > 2) return INVALID_VALUE;
+    current = *mode;
+    *mode = before;
+    return OK;
+}
 static int cuMemHostGetDevicePointer(uintptr_t *address, void *p, unsigned flags) {
     *address = (uintptr_t)p;
     return pushed && around(REGISTRATION, (uintptr_t)p, 1) && !flags ? OK : INVALID_VALUE;
@@ -320,6 +333,7 @@ static const struct { const char *name; void *function; } entries[] = {
     ENTRY(cuStreamWaitEvent), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
     ENTRY(cuEventQuery), ENTRY(cuEventElapsedTime), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync),
     ENTRY(cuModuleLoadData), ENTRY(cuModuleUnload), ENTRY(cuModuleGetFunction), ENTRY(cuLaunchKernel),
+    ENTRY(cuThreadExchangeStreamCaptureMode),
 };
 
 int cuGetProcAddress_v2(const char *symbol, void **function, int asked_version, uint64_t flags, int *status) {
@@ -330,6 +344,8 @@ int cuGetProcAddress_v2(const char *symbol, void **function, int asked_version, 
         *function = (void *)cuGetProcAddress_v2;
     else if (!strcmp(symbol, "cuStreamWaitValue32") && version() >= 12090)
         *function = (void *)cuStreamWaitValue32;
+    else if (!strcmp(symbol, "cuStreamWriteValue32") && version() >= 12090)
+        *function = (void *)cuStreamWriteValue32;
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
         if (!strcmp(symbol, entries[i].name)) *function = entries[i].function;
     if (status) *status = *function ? 0 : 1;
