@@ -2,7 +2,7 @@
 
     root     SHA-256 of the reuse scope: `encode_scope`
     block    SHA-256 of the parent's digest, then each token as 4 bytes, little-endian; a multimodal digest as the tag
-             0xFFFFFFFF, which no token id can be, and its bytes
+             0xFFFFFFFF, which no token id can be, its length as 8 bytes, little-endian, and its bytes
 
 A name covers the whole text up to the end of its block, and the scope. Shown as 64 hex digits (``"sha256"``), or as the integer of
 the first 8 bytes, big-endian (``"sha256_64"``), which is what most routers take. The manager itself never compares by it.
@@ -44,11 +44,11 @@ def compute_root_digest(lora_id: int | None, salt: int | str | None) -> bytes:
 
 
 def encode_tokens(tokens: Sequence[TokenIdExt]) -> bytes:
-    """The tokens as they are hashed."""
+    """The tokens as they are hashed. Two different lists of tokens never have the same bytes: each says where it ends."""
     parts: list[bytes] = []
     for token in tokens:
         if isinstance(token, bytes):
-            parts.append(DIGEST_TAG + token)
+            parts.append(DIGEST_TAG + len(token).to_bytes(8, "little") + token)
         else:
             parts.append(token.to_bytes(4, "little"))
     return b"".join(parts)

@@ -154,7 +154,8 @@ def test_what_both_sequences_produce_is_announced_once() -> None:
 def test_hashes_are_chained_sha_256_that_anybody_can_compute() -> None:
     scope = ReuseScope(lora_id=7, salt="a")
     root = hashlib.sha256(b"i7;s1:a").digest()
-    first = hashlib.sha256(root + b"\x01\x00\x00\x00" + b"\xff\xff\xff\xff" + b"cat").digest()
+    length = b"\x03\x00\x00\x00\x00\x00\x00\x00"
+    first = hashlib.sha256(root + b"\x01\x00\x00\x00" + b"\xff\xff\xff\xff" + length + b"cat").digest()
     second = hashlib.sha256(first + b"\x03\x00\x00\x00\x04\x01\x00\x00").digest()
     tokens: list[int | bytes] = [1, b"cat", 3, 260, 5]
     assert compute_block_hashes(tokens, 2, scope) == [first.hex(), second.hex()]
@@ -165,6 +166,21 @@ def test_hashes_are_chained_sha_256_that_anybody_can_compute() -> None:
         data: Any = drained(manager)[1].data
         assert [block.block_hash for block in data.blocks] == expected and data.lora_id == 7
         assert [block.tokens for block in data.blocks] == [[1, b"cat"], [3, 260]]
+
+
+def test_digests_name_their_blocks_apart() -> None:
+    """Where one digest ends and the next begins is in the name, whatever bytes they have."""
+    tag = b"\xff\xff\xff\xff"
+    texts: list[list[int | bytes]] = [
+        [b"aaaa", tag + b"cccc"],
+        [b"aaaa" + tag, b"cccc"],
+        [b"aaaa" + tag + b"cccc", 5],
+        [b"aaaa", b"\x05\x00\x00\x00"],
+        [b"aaaa\x05\x00\x00\x00", 5],
+        [b"aaaa", 5],
+    ]
+    names = [compute_block_hashes(text, len(text))[0] for text in texts]
+    assert len(set(names)) == len(texts)
 
 
 def test_scopes_name_their_blocks_apart() -> None:
