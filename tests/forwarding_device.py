@@ -56,6 +56,9 @@ class ForwardingDevice(Device):
     def destroy_stream(self, stream: int) -> None:
         self._device.destroy_stream(stream)
 
+    def require_stream(self, stream: int) -> None:
+        self._device.require_stream(stream)
+
     def synchronize_stream(self, stream: int) -> None:
         self._device.synchronize_stream(stream)
 

@@ -197,6 +197,10 @@ class HostDevice(Device):
         self._streams.free(stream)
         self._pending.forget_stream(stream)
 
+    def require_stream(self, stream: int) -> None:
+        """`LogicError` unless it is the default stream, or `create_stream` gave it and it was not destroyed."""
+        self._require_stream(stream)
+
     def synchronize_stream(self, stream: int) -> None:
         self._require_stream(stream)
         if self._pending.is_busy:

@@ -202,6 +202,10 @@ class Device(metaclass=ABCMeta):
     def destroy_stream(self, stream: int) -> None:
         """Work already enqueued still runs."""
 
+    def require_stream(self, stream: int) -> None:
+        """`LogicError` if this is no stream's handle, as far as the device can tell; one that cannot tell says nothing."""
+        return
+
     @abstractmethod
     def synchronize_stream(self, stream: int) -> None:
         """Block the host until everything enqueued so far is done."""

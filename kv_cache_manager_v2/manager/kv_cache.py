@@ -31,7 +31,7 @@ from ..sequence.resize import try_resize
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize
-from ..sequence.stream_handle import stream_handle
+from ..sequence.stream_handle import to_stream
 from ..sequence.usage_books import enter_close, enter_fork
 from .open_sequences import OpenSequences
 from .sequence_beams import SequenceBeams
@@ -150,7 +150,7 @@ class KVCache(SequenceBeams):
         guard.enter()
         try:
             self._require(SUSPENDED, "resume")
-            stream = state.stream if cuda_stream is None else stream_handle(cuda_stream)
+            stream = state.stream if cuda_stream is None else to_stream(cuda_stream, state.shared.device)
             if not isinstance(wait, bool):
                 raise TypeError(f"wait must be a bool, not {type(wait).__name__}")
             journal = state.shared.journal
@@ -384,7 +384,7 @@ class KVCache(SequenceBeams):
             self._require_open("cuda_stream")
             if isinstance(cuda_stream, bool) or not isinstance(cuda_stream, int):
                 raise TypeError(f"cuda_stream must be an int handle, not {type(cuda_stream).__name__}")
-            stream = stream_handle(cuda_stream)
+            stream = to_stream(cuda_stream, state.shared.device)
             residency.change_stream(state, stream)
             if state.shared.journal is not None:
                 state.shared.journal.change_stream(state.serial, stream)

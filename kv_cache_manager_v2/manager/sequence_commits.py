@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Final, SupportsIndex
 
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
@@ -24,6 +24,10 @@ from .sequence_transfers import SequenceTransfers
 
 if TYPE_CHECKING:
     from ..reuse.token_packing import Tokens
+
+
+ONE_HEAD: Final[SupportsIndex] = 1
+"""The default of ``num_heads``, which needs no second look."""
 
 
 def _count_tokens(tokens: object) -> int:
@@ -49,7 +53,7 @@ class SequenceCommits(SequenceTransfers):
         self,
         accepted_input_tokens: Tokens,
         beam_search_indices: Sequence[SupportsIndex] | None = None,
-        num_heads: SupportsIndex = 1,
+        num_heads: SupportsIndex = ONE_HEAD,
     ) -> None:
         """The tokens are final, and all writes of theirs are enqueued on the sequence's stream.
 
@@ -63,6 +67,8 @@ class SequenceCommits(SequenceTransfers):
         blocks are beam 0's for all. ``num_heads``: as for `commit_tree`.
         """
         state = self._state
+        if num_heads is not ONE_HEAD:
+            _to_heads(num_heads)
         if state.is_wide or beam_search_indices is not None:
             self._commit_of_beams(accepted_input_tokens, beam_search_indices, num_heads)
             return

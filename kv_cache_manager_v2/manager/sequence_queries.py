@@ -250,10 +250,12 @@ class SequenceQueries:
 
     def _require(self, status: i64, call: str) -> None:
         if self._state.status != status:
+            if self._state.status == CLOSED:
+                self._require_open(call)
             wanted = "ACTIVE" if status == ACTIVE else "SUSPENDED"
             raise LogicError(f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}")
 
     def _require_open(self, call: str) -> None:
         self._state.shared.guard.require_sound()
         if self._state.status == CLOSED:
-            raise LogicError(f"sequence {self._state.id}: {call} after close()")
+            raise LogicError(f"sequence {self._state.id}: {call}() after close(); make a new sequence with create_kv_cache()")

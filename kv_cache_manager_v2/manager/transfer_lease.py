@@ -12,12 +12,13 @@ import warnings
 from types import TracebackType
 from typing import Final, SupportsIndex, final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_int
 from ..base.errors import LogicError
+from ..sequence.sequence_state import NO_TIMELINE
 from ..sequence.shared_state import SharedState
-from ..sequence.stream_handle import stream_handle
+from ..sequence.stream_handle import to_stream
 from ..sequence.transfer_leases import TransferLeaseState
 
 _logger = logging.getLogger("kv_cache_manager_v2")
@@ -92,9 +93,10 @@ class TransferLease:
         try:
             if not self.is_open:
                 raise LogicError(f"settle() of lease {self._lease.number}, which was settled before")
-            stream = None if cuda_stream is None else stream_handle(cuda_stream)
+            stream = None if cuda_stream is None else to_stream(cuda_stream, shared.device)
+            timeline: i64 = NO_TIMELINE if stream is None else shared.order.enter(stream)
             guard.begin_change()
-            shared.leases.settle(self._lease, stream)
+            shared.leases.settle(self._lease, timeline)
             guard.end_change()
             if shared.journal is not None:
                 shared.journal.settle(self._lease.number, stream)

@@ -4,13 +4,19 @@ from mypy_extensions import i64
 
 from ..base.errors import LogicError
 from ..layout.windows import compute_scratch_range
-from .sequence_state import ACTIVE, SequenceState
+from .sequence_state import ACTIVE, CLOSED, SequenceState
+
+
+def _inactive(state: SequenceState, call: str) -> LogicError:
+    if state.status == CLOSED:
+        return LogicError(f"sequence {state.id}: {call}() after close(); make a new sequence with create_kv_cache()")
+    return LogicError(f"sequence {state.id}: {call}() needs an active sequence; resume() it first")
 
 
 def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
     """The caller's mistakes in a resize; changes nothing."""
     if state.status != ACTIVE:
-        raise LogicError(f"sequence {state.id}: resize needs an active sequence; resume() it first")
+        raise _inactive(state, "resize")
     if history < state.history:
         raise ValueError(f"sequence {state.id}: history_length {history} is under the present {state.history}; it never shrinks")
     if capacity < history:
@@ -29,7 +35,7 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
 def validate_next_token(state: SequenceState, call: str) -> None:
     """The caller's mistakes in a batch's commit of one token; changes nothing."""
     if state.status != ACTIVE:
-        raise LogicError(f"sequence {state.id}: {call}() needs an active sequence; resume() it first")
+        raise _inactive(state, call)
     if not state.is_committing:
         raise LogicError(f"sequence {state.id}: {call}() after stop_committing()")
     if state.is_wide:

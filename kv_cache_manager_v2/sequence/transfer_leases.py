@@ -122,15 +122,11 @@ class TransferLeases:
             if int(old_page) in pages:
                 pages[pages.index(int(old_page))] = int(new_page)
 
-    def settle(self, lease: TransferLeaseState, stream: int | None) -> None:
-        """Give everything back. ``stream``: the slots may be touched after what is enqueued there; None: at once."""
+    def settle(self, lease: TransferLeaseState, timeline: i64) -> None:
+        """Free everything. ``timeline``, entered: the slots may be touched after what is enqueued there; -1: at once."""
         storage = self._storage
         life_cycle: i64 = 0
-        timeline: i64 = -1
-        mark: i64 = 0
-        if stream is not None:
-            timeline = self._order.enter(stream)
-            mark = self._order.mark(timeline)
+        mark: i64 = self._order.mark(timeline) if timeline >= 0 else 0
         while life_cycle < storage.rows.num_life_cycles:
             pool_group = storage.pool_group_of[life_cycle]
             for page in lease.pages[life_cycle]:

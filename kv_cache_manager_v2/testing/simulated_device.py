@@ -235,6 +235,11 @@ class SimulatedDevice(Device):
         self._scheduler.destroy_stream(queue)
         self._scheduler.run_some()
 
+    def require_stream(self, stream: int) -> None:
+        """`LogicError` unless it is the default stream, or `create_stream` gave it and it was not destroyed."""
+        self._require_open()
+        self._queue(stream)
+
     def synchronize_stream(self, stream: int) -> None:
         self._require_open()
         queue = self._queue(stream)

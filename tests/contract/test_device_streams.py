@@ -46,6 +46,18 @@ def test_the_default_stream_is_a_stream(bench: DeviceUnderTest) -> None:
         device.destroy_stream(stream)
 
 
+def test_handles_of_streams_are_told_from_others(bench: DeviceUnderTest) -> None:
+    """A device that cannot tell, since streams of others are welcome too, takes any handle."""
+    device = bench.device
+    stream = device.create_stream()
+    device.require_stream(stream)
+    device.require_stream(device.default_stream())
+    device.destroy_stream(stream)
+    if device.is_software:
+        with pytest.raises(LogicError, match=str(stream)):
+            device.require_stream(stream)
+
+
 def test_a_waiting_stream_runs_behind_the_event(bench: DeviceUnderTest) -> None:
     device = bench.device
     a = bench.memory(GPU, 3 * SIZE)

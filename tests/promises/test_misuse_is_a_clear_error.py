@@ -135,6 +135,11 @@ ON_CLOSED: list[tuple[str, Call]] = [
     ("stop_committing", lambda m, s: s.stop_committing()),
     ("committed_tokens", lambda m, s: s.committed_tokens),
     ("indices", lambda m, s: s.get_base_page_indices(0)),
+    ("fork", lambda m, s: s.fork()),
+    ("stream", lambda m, s: setattr(s, "cuda_stream", 0)),
+    ("room", lambda m, s: setattr(s, "capacity", 8)),
+    ("batch", lambda m, s: m.resize_batch([s], [8])),
+    ("batch of tokens", lambda m, s: m.commit_batch([s], [8])),
 ]
 
 
@@ -148,6 +153,17 @@ def test_on_a_closed_sequence(call: Call) -> None:
         with pytest.raises(LogicError):
             call(manager, kv_cache)
         assert manager.describe() == before
+
+
+@pytest.mark.parametrize("call", [row[1] for row in ON_CLOSED], ids=[row[0] for row in ON_CLOSED])
+def test_a_closed_sequence_says_that_it_is_closed(call: Call) -> None:
+    """A new one helps, and nothing else does: `resume` least of all."""
+    with manager_of() as manager:
+        kv_cache = run_prompt(manager, [1, 2, 3, 4, 5, 6])
+        kv_cache.close()
+        with pytest.raises(LogicError) as caught:
+            call(manager, kv_cache)
+        assert "after close()" in str(caught.value) and "create_kv_cache" in str(caught.value)
 
 
 def test_commit_after_stop_committing() -> None:
@@ -221,8 +237,8 @@ def test_every_call_after_shutdown() -> None:
             call()
 
 
-def test_handle_that_is_no_stream() -> None:
-    """The host device knows its streams; a sequence that is given another handle stays as it was."""
+def test_handle_that_is_no_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """The host device knows its streams; a sequence that is given another handle stays as it was, and no log speaks of a device."""
     with manager_of() as manager:
         with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
             before = manager.describe()
@@ -235,9 +251,67 @@ def test_handle_that_is_no_stream() -> None:
                 kv_cache.resume(4711)
             with pytest.raises(TypeError):
                 kv_cache.resume(1.0)
+            with pytest.raises(ValueError, match="cuda_stream is 118"):
+                kv_cache.resume(2**70)
+            with pytest.raises(LogicError):
+                kv_cache.cuda_stream = 4711
             assert manager.describe() == before
             assert kv_cache.resume()
+            lease = kv_cache.reserve_transfer()
+            with pytest.raises(LogicError):
+                lease.settle(4711)
+            assert lease.is_open
+            lease.settle()
             manager.check_invariants()
+    assert caplog.records == []
+
+
+class Stream:
+    def __init__(self, described: Any) -> None:
+        self._described = described
+
+    def __cuda_stream__(self) -> Any:
+        return self._described
+
+
+NO_STREAMS: list[tuple[Any, type[Exception]]] = [
+    (1.0, TypeError),
+    (np.float32(1), TypeError),
+    (np.zeros(1), TypeError),
+    (True, TypeError),
+    ("0", TypeError),
+    (-1, ValueError),
+    (2**63, ValueError),
+    (np.int64(-1), ValueError),
+    (Stream(None), TypeError),
+    (Stream((1, 0)), TypeError),
+    (Stream((0, "0")), TypeError),
+    (Stream((0, -1)), ValueError),
+]
+
+
+@pytest.mark.parametrize(("stream", "error"), NO_STREAMS, ids=range(len(NO_STREAMS)))
+def test_what_is_no_stream(stream: Any, error: type[Exception]) -> None:
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3]) as kv_cache:
+        kv_cache.suspend()
+        with pytest.raises(error, match="cuda_stream"):
+            kv_cache.resume(stream)
+        assert kv_cache.resume(Stream((0, 0)))
+
+
+HEADS: list[tuple[Any, type[Exception]]] = [("x", TypeError), (1.0, TypeError), (True, TypeError), (0, ValueError), (-1, ValueError)]
+
+
+@pytest.mark.parametrize(("heads", "error"), HEADS, ids=range(len(HEADS)))
+@pytest.mark.parametrize("tokens", [[7], [7, 8], np.array([7])], ids=range(3))
+def test_heads_are_a_number_also_where_nothing_is_moved(tokens: Any, heads: Any, error: type[Exception]) -> None:
+    with manager_of() as manager, run_prompt(manager, [1, 2, 3]) as kv_cache:
+        assert kv_cache.resize(8)
+        before = manager.describe()
+        with pytest.raises(error, match="num_heads"):
+            kv_cache.commit(tokens, None, heads)
+        assert manager.describe() == before
+        kv_cache.commit(tokens, None, 2)
 
 
 def test_batch_is_validated_whole_before_it_begins() -> None:
