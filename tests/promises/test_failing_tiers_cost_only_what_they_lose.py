@@ -14,6 +14,7 @@ from kv_cache_manager_v2 import (
     HostDevice,
     KVCache,
     KVCacheEventManager,
+    KVCacheManager,
     KVCacheManagerConfig,
     KVCacheRemovedData,
     LayerId,
@@ -424,3 +425,50 @@ def test_a_page_that_may_be_lost_mends_none(seed: int) -> None:
         first.close()
         again.close()
         assert device.races == ()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_read_that_fails_is_of_its_page_alone_whatever_became_of_that(fails: bool) -> None:
+    """Private pages are awaited from the disk as their text is committed: where the tree has the block without such a page, the page
+    goes over to that block. Who then gets the private block's place for a text of its own awaits no disk, and loses nothing."""
+    device = SimulatedDevice(1, eager=False)
+    config = tiered_config(16, [("disk", 40)], windows=(None, 8))
+    with KVCacheManager(config, device=device) as manager:
+        text = list(range(16))
+        # Computed elsewhere: the windowed layers of blocks 0 and 1 have no pages in the tree.
+        first = manager.create_kv_cache()
+        assert first.resume() and first.resize(16, 16)
+        first.commit(text)
+        first.close()
+        second = manager.create_kv_cache()
+        assert second.resume() and second.resize(16, 0)
+        second.suspend()
+        filler = manager.create_kv_cache()
+        assert filler.resume() and filler.resize(32, 0)
+        filler.close()
+        if fails:
+            device.faults.fail("disk_read", 1, Refused("unreadable"))
+        assert second.resume(wait=False)
+        second.commit(text)
+        manager.check_invariants()
+        others = []
+        for _number in range(2):
+            other = manager.create_kv_cache()
+            assert other.resume() and other.resize(8, 0)
+            manager.check_invariants()
+            others.append(other)
+        if fails:
+            wait_for_failure(second)
+        else:
+            while not second.ready:
+                pass
+        for number, other in enumerate(others):
+            assert other.ready
+            other.suspend()
+            assert other.resume()
+            other.commit([1000 * number + position for position in range(8)])
+            assert manager.probe_reuse(input_tokens=other.committed_tokens) == 8
+            other.close()
+        second.close()
+        manager.check_invariants()
+    device.close()

@@ -214,3 +214,32 @@ def test_leases_are_recorded_and_run_again(tmp_path: Any) -> None:
         first.settle(manager.device.default_stream())
         digest = manager.state_digest()
     assert rerun(path, HostDevice(), True).digest == digest
+
+
+BEGINNINGS: list[tuple[str, tuple[int, int], tuple[int, int | None], tuple[int, int], bool]] = [
+    ("inputs in the leased block, others behind it", (12, 6), (1, 2), (11, 6), True),
+    ("inputs in the leased block alone", (8, 6), (1, 2), (7, 6), True),
+    ("another machine fills the leased last block", (7, 7), (1, 2), (8, 8), True),
+    ("inputs behind the leased block", (12, 8), (1, 2), (11, 8), False),
+]
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize("row", BEGINNINGS, ids=[row[0] for row in BEGINNINGS])
+def test_a_step_that_adds_no_block_never_writes_into_a_leased_page(row: Any, is_batch: bool) -> None:
+    """Numbers move within the blocks that are there, and still the step gets a copy of a leased block that it writes into."""
+    _, begin, blocks, step, is_written = row
+    with manager_of(num_slots=8) as manager, manager.create_kv_cache() as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(*begin)
+        lease = kv_cache.reserve_transfer(*blocks)
+        (leased,) = lease.get_page_indices(0)
+        before = kv_cache.get_base_page_indices(0).tolist()
+        if is_batch:
+            assert manager.resize_batch([kv_cache], [step[0]], [step[1]]) == 1
+        else:
+            assert kv_cache.resize(*step)
+        after = kv_cache.get_base_page_indices(0).tolist()
+        assert lease.get_page_indices(0) == [leased] and (leased not in after) == is_written
+        assert [page for page in after if page != after[1]] == [page for page in before if page != leased]
+        manager.check_invariants()
+        lease.settle()
