@@ -297,6 +297,7 @@ def _collect_queues(queues: Sequence[VictimQueue], name: str, place_of: dict[int
     for index, queue in enumerate(queues):
         pages = queue.collect()
         _require(len(pages) == queue.num_pages, f"{name} {index} miscounts")
+        queue.check()
         for page in pages:
             _require(page not in place_of, f"page {page} is queued twice")
             place_of[page] = index

@@ -115,6 +115,9 @@ class VictimQueue(metaclass=ABCMeta):
     def collect(self) -> list[int]:
         """All queued pages, for checks and pictures; those of lower priority first."""
 
+    def check(self) -> None:
+        """Assert the laws of what the policy counts and remembers beside the pages in line; O(1)."""
+
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class ContentKeys(metaclass=ABCMeta):

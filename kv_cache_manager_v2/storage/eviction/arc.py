@@ -98,6 +98,12 @@ class ArcQueue(ListedQueue):
         other = lists.first(AGAIN, priority)
         return page if other == NO_PAGE else other
 
+    def check(self) -> None:
+        super().check()
+        assert 0 <= self._target <= self._capacity, f"ONCE should be {self._target} long, of {self._capacity} slots"
+        self._ghosts_of_once.check_count()
+        self._ghosts_of_again.check_count()
+
     def set_capacity(self, num_slots: i64) -> None:
         self._capacity = num_slots
         self._target = min(self._target, num_slots)

@@ -191,6 +191,13 @@ class GhostList:
             probe = (probe + 1) & table_mask
         table[hole] = _NOTHING
 
+    def check_count(self) -> None:
+        """Assert the bounds of what is counted; O(1)."""
+        assert 0 <= self.num_keys <= self.limit, f"{self.num_keys} keys where {self.limit} are allowed"
+        size: i64 = len(self._ring)
+        length = self._end - self._begin
+        assert self.num_keys <= length <= size, f"{self.num_keys} keys in {length} places of a ring of {size}"
+
     def check(self) -> None:
         """Evaluate the books from scratch."""
         size: i64 = len(self._ring)

@@ -344,9 +344,20 @@ class LearnedQueue(VictimQueue):
         return self._lines.following(page)
 
     def set_capacity(self, num_slots: i64) -> None:
-        self.rates.set_capacity(num_slots)
+        stamp = self.rates.clock
+        is_part_over = self.rates.set_capacity(num_slots)
         self.shadow.set_capacity(num_slots)
+        if is_part_over:
+            self.shadow.end_part(stamp, self.rates.num_pushed)
+            self.shadow.is_behind = True
         self._ghosts.set_num_buckets(num_slots)
 
     def collect(self) -> list[int]:
         return self._lines.collect()
+
+    def check(self) -> None:
+        lines = self._lines
+        in_line = lines.once.num_pages + lines.again.num_pages + lines.first.num_pages
+        assert in_line == self.num_pages, f"{in_line} pages in line, counted {self.num_pages}"
+        self.rates.check()
+        self.shadow.check(self.rates.clock)

@@ -52,3 +52,7 @@ class ListedQueue(VictimQueue):
 
     def collect(self) -> list[int]:
         return self._lists.collect()
+
+    def check(self) -> None:
+        in_lists = sum([int(count) for count in self._lists.counts])
+        assert in_lists == self.num_pages, f"{in_lists} pages in the lists, counted {self.num_pages}"

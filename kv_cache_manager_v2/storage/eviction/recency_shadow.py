@@ -84,6 +84,7 @@ class RecencyShadow:
 
     def set_capacity(self, num_slots: i64) -> None:
         self._most_credit = num_slots * _MOST_CREDIT
+        self._earn(0)
         # What was pushed so far stays counted, as far as it did: who shrinks and grows again may owe a little less.
         self._most_debt = num_slots * _MOST_DEBT
         if self._debt_allowed > self._most_debt:
@@ -158,6 +159,13 @@ class RecencyShadow:
         while self.num_pages > num_pages and self._oldest < now:
             self._drop_oldest()
         self.rules = self.is_barred or self.num_at_risk * _PAGE > _MOST_RISK * (self._debt_allowed + self._credit)
+
+    def check(self, now: i64) -> None:
+        """Assert the bounds of what is counted; ``now`` is the part that is not over. O(1)."""
+        assert now - NUM_PARTS < self._oldest <= now, f"part {self._oldest} is the oldest known one in part {now}"
+        assert self._credit <= self._most_credit, f"a credit of {self._credit} where {self._most_credit} are allowed"
+        assert 0 <= self._debt_allowed <= self._most_debt, f"a debt of {self._debt_allowed} is allowed, {self._most_debt} at most"
+        assert self.num_at_risk >= 0, f"{self.num_at_risk} pages at risk"
 
     def _drop_oldest(self) -> None:
         at = self._oldest & (NUM_PARTS - 1)

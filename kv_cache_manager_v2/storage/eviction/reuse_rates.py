@@ -39,7 +39,10 @@ _LEAST_SMOOTHING: Final = 64
 @final
 @mypyc_attr(native_class=True)
 class ReuseRates:
-    """``clock`` counts parts of ticks; a stamp is its value when content was pushed."""
+    """``clock`` counts parts of ticks; a stamp is its value when content was pushed.
+
+    Between any two calls ``0 <= num_in_part < pushes per part``, so `num_left_in_part` is at least 1.
+    """
 
     __slots__ = (
         "clock", "last_old", "num_in_part", "num_pushed", "_num_known", "_pushes_per_part", "_smoothing", "_num_ticks_done",
@@ -95,11 +98,16 @@ class ReuseRates:
         self._smoothing = _ONE
         self._evaluate()
 
-    def set_capacity(self, num_slots: i64) -> None:
+    def set_capacity(self, num_slots: i64) -> bool:
+        """Whether the part of now is over with that: a smaller cache has shorter parts, and so much was pushed already."""
         part = num_slots // (TICKS_PER_CACHE << PART_SHIFT)
         self._pushes_per_part = part if part > _LEAST_PART else _LEAST_PART
         self._smoothing = (num_slots // 12 + _LEAST_SMOOTHING) * _ONE
         self._evaluate()
+        if self.num_in_part < self._pushes_per_part:
+            return False
+        self._end_part()
+        return True
 
     def worth(self, kind: i64, stamp: i64) -> i64:
         return self._worth[kind * _NUM_BUCKETS + self._bucket(stamp)]
@@ -114,7 +122,7 @@ class ReuseRates:
 
     @property
     def num_left_in_part(self) -> i64:
-        """How many pushes from now on have the stamp of the next one."""
+        """How many pushes from now on have the stamp of the next one; at least 1."""
         return self._pushes_per_part - self.num_in_part
 
     def note_pushes(self, count: i64, num_known: i64) -> i64:
@@ -161,6 +169,13 @@ class ReuseRates:
             self._pushed[(self._num_ticks_done & (_NUM_TICKS - 1)) * NUM_KINDS + kind] = 0
             kind += 1
         self._evaluate()
+
+    def check(self) -> None:
+        """Evaluate the laws from scratch."""
+        assert 0 <= self.num_in_part < self._pushes_per_part, f"{self.num_in_part} pushes in a part of {self._pushes_per_part}"
+        assert 0 <= self._num_known <= self.num_in_part, f"{self._num_known} of {self.num_in_part} pushes are known content"
+        assert self._num_ticks_done == self.clock >> PART_SHIFT, f"{self._num_ticks_done} ticks at a clock of {self.clock}"
+        assert self.last_old == self.clock - (1 << PART_SHIFT), f"{self.last_old} is the last old stamp at a clock of {self.clock}"
 
     def _chance(self, at: i64, bucket: i64) -> i64:
         """To come back in the bucket, once there."""

@@ -123,5 +123,11 @@ class S3FifoQueue(ListedQueue):
         self._most_in_small = num_slots // SMALL_SHARE
         self._ghosts.set_limit(max(num_slots - self._most_in_small, 1))
 
+    def check(self) -> None:
+        # Pages in use stay in line until they are at its head.
+        in_lists = self._lists.counts[SMALL] + self._lists.counts[MAIN]
+        assert in_lists >= self.num_pages, f"{in_lists} pages in the lists, {self.num_pages} of them not in use"
+        self._ghosts.check_count()
+
     def collect(self) -> list[int]:
         return [page for page in self._lists.collect() if self._lists.note(page) & _IN_USE == 0]

@@ -50,6 +50,9 @@ class NaiveQueue(ABC):
         line.insert(line.index(below) + 1, page)
         self.priority[page] = priority
 
+    def set_capacity(self, num_slots: int) -> None:
+        self.capacity = num_slots
+
     @abstractmethod
     def push(self, page: int, priority: int) -> None: ...
 
@@ -149,6 +152,13 @@ class NaiveArc(NaiveQueue):
         self.known: dict[int, bool] = {}
         """Pages that have been pushed and are still there: whether they go to the second line."""
 
+    def set_capacity(self, num_slots: int) -> None:
+        super().set_capacity(num_slots)
+        self.target = min(self.target, num_slots)
+        self.limits = [max(num_slots, 1)] * 2
+        for ghosts in self.ghosts:
+            del ghosts[: max(0, len(ghosts) - max(num_slots, 1))]
+
     def learn(self, page: int) -> None:
         if page in self.known:
             return
@@ -208,6 +218,11 @@ class NaiveS3Fifo(NaiveQueue):
         super().__init__(2, capacity)
         self.ghosts: list[int] = []
         self.uses: dict[int, int] = {}
+
+    def set_capacity(self, num_slots: int) -> None:
+        super().set_capacity(num_slots)
+        most = max(num_slots - num_slots // 10, 1)
+        del self.ghosts[: max(0, len(self.ghosts) - most)]
 
     def push(self, page: int, priority: int) -> None:
         if page in self.in_use:
@@ -291,6 +306,18 @@ class NaiveLearned(NaiveQueue):
     def leave(self, page: int) -> int:
         self.old.discard(page)
         return super().leave(page)
+
+    def set_capacity(self, num_slots: int) -> None:
+        """Ghosts of another number of buckets are forgotten; a part that has more pushes than one of the new size is over."""
+        if num_slots != self.capacity:
+            self.ghosts.clear()
+        super().set_capacity(num_slots)
+        stamp = int(self.rates.clock)
+        self.rates.set_capacity(num_slots)
+        self.shadow.set_capacity(num_slots)
+        if self.rates.clock > stamp:
+            self.shadow.end_part(stamp, self.rates.num_pushed)
+            self.shadow.is_behind = True
 
     def learn(self, page: int) -> bool:
         """Whether it is known by now."""

@@ -1,6 +1,7 @@
 """Each eviction policy against itself written down plainly: any history of calls, the same victims in the same order."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from librt.vecs import vec
@@ -9,6 +10,7 @@ from unit.storage.naive_queues import NaiveArc, NaiveLearned, NaiveLfu, NaiveLru
 
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.storage.eviction.arc import ArcQueue
+from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
 from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
@@ -32,10 +34,10 @@ def naive_queue(policy: str, capacity: int) -> NaiveQueue:
 class History:
     """Random calls that a storage could make, on a queue and on its naive twin."""
 
-    def __init__(self, policy: str, seed: int, capacity: int, num_priorities: int) -> None:
+    def __init__(self, policy: str, seed: int, capacity: int, num_priorities: int, num_pages: int = NUM_PAGES) -> None:
         self.random = Random(seed)
         self.rows = PageRows(1, MOST_SENTINELS)
-        self.pages = [self.rows.add_block() for _ in range(NUM_PAGES)]
+        self.pages = [self.rows.add_block() for _ in range(num_pages)]
         self.queue: VictimQueue = make_queue(EvictionPolicy(policy), self.rows, 0, PageNumbers(), capacity)
         self.twin = naive_queue(policy, capacity)
         self.capacity = capacity
@@ -160,12 +162,26 @@ class History:
         self.queued.difference_update(others)
         self.away.update(pages + others)
 
+    def resize(self, capacity: int) -> None:
+        """As a level of another size: what is too much goes first. Nothing where more is in use than would be left."""
+        if len(self.used) > capacity:
+            return
+        while len(self.queued) + len(self.used) > capacity:
+            self.evict()
+        self.capacity = capacity
+        self.queue.set_capacity(capacity)
+        self.twin.set_capacity(capacity)
+
     def choose(self, among: set[int]) -> list[int]:
         pages = sorted(among)
         self.random.shuffle(pages)
         return pages[: self.random.randint(1, len(pages))]
 
     def check(self) -> None:
+        self.queue.check()
+        if isinstance(self.queue, LearnedQueue):
+            shadow: Any = self.queue.shadow
+            assert sum(shadow._counts) == shadow.num_pages and sum(shadow._gone) == shadow.num_at_risk
         assert self.queue.num_pages == len(self.queued)
         assert set(self.queue.collect()) == self.queued == set(self.twin.queued())
         for page in self.pages:
@@ -199,6 +215,27 @@ def test_runs_are_as_page_by_page(policy: str, capacity: int, num_priorities: in
                 history.step_by_runs()
             else:
                 history.step()
+            history.check()
+
+
+@pytest.mark.parametrize("policy", ["learned", *sorted(NAIVE)])
+@pytest.mark.parametrize(("num_pages", "num_priorities", "num_steps"), [(40, 1, 250), (40, 3, 250), (900, 1, 120), (900, 2, 120)])
+def test_same_victims_at_other_sizes(policy: str, num_pages: int, num_priorities: int, num_steps: int) -> None:
+    """Sizes on both sides of every threshold in `set_capacity`; the laws hold after each call, between two resizes as well."""
+    for seed in range(3):
+        history = History(policy, seed, num_pages // 2, num_priorities, num_pages)
+        for _ in range(num_steps):
+            kind = history.random.random()
+            if kind < 0.15:
+                history.resize(history.random.choice((num_pages // 8, num_pages // 3, num_pages // 2, num_pages)))
+            elif kind < 0.2:
+                history.resize(history.random.randint(1, num_pages))
+            elif kind < 0.6:
+                history.step_by_runs()
+            else:
+                history.step()
+                for page in sorted(history.away)[: history.random.randint(0, num_pages // 40)]:
+                    history.come(page)
             history.check()
 
 

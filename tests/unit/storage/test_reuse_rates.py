@@ -69,6 +69,23 @@ def test_the_worth_is_hits_per_tick() -> None:
     assert rates.worth(0, rates.clock) / (1 << 24) == pytest.approx(expected, rel=0.15)
 
 
+@pytest.mark.parametrize("before", [128, 260, 768, 5461])
+@pytest.mark.parametrize("after", [1, 64, 318, 768, 6000])
+def test_a_part_is_never_overfull(before: int, after: int) -> None:
+    """At each place in a part: a size whose parts are shorter than what was pushed ends the part of now, and no other does."""
+    for num_pushed in range(max(before // 64, 2)):
+        rates = ReuseRates()
+        rates.set_capacity(before)
+        for _ in range(num_pushed):
+            rates.note_pushes(1, num_pushed % 2)
+        clock = rates.clock
+        is_over = num_pushed >= max(after // 64, 2)
+        assert rates.set_capacity(after) == is_over
+        assert rates.clock == clock + is_over
+        assert rates.num_left_in_part == max(after // 64, 2) - (0 if is_over else num_pushed)
+        rates.check()
+
+
 def test_what_was_learned_fades() -> None:
     rates = ReuseRates()
     rates.set_capacity(CAPACITY)
