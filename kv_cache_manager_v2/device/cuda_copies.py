@@ -1,17 +1,22 @@
-"""Copies among GPU and pinned host memory, given to the driver as one batch where driver and cuda-python can, else one by one.
+"""Copies among GPU and pinned host memory, given to the driver as one batch where the driver can, else one by one.
 
 No copy may cross from one piece of memory that was made apart into the next: pieces may be neighbours, but are no unit.
 """
 
 import logging
-from typing import Any, Final, final
+from typing import Final, final
 
-from mypy_extensions import mypyc_attr
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import CudaError, PartlyCopiedError
 from ..base.ids import CacheTier
+from .copy_arrays import CopyArrays
+from .copy_runs import CopyRuns
+from .cuda_batch_copy import CudaBatchCopy, find_batch_copy
 from .cuda_driver import NOT_SUPPORTED, SUCCESS, CudaDriver
 from .cuda_host_memory import CudaHostMemory
+from .port import CopyBatch
 from .range_table import RangeTable
 
 _logger: Final = logging.getLogger(__name__)
@@ -24,20 +29,26 @@ _LAST_LEGACY_STREAM: Final = 1
 class CudaCopies:
     """The caller has made the GPU's context current."""
 
-    __slots__ = ("_driver", "_gpu_ranges", "_host_memory", "_attributes", "_has_batches")
+    __slots__ = ("_driver", "_gpu_ranges", "_host_memory", "_arrays", "_batch_copy")
 
     _driver: Final[CudaDriver]
     _gpu_ranges: Final[RangeTable]
     _host_memory: Final[CudaHostMemory]
-    _attributes: Final[list[Any]]
-    _has_batches: bool
+    _arrays: Final[CopyArrays]
+    _batch_copy: CudaBatchCopy | None
 
     def __init__(self, driver: CudaDriver, gpu_ranges: RangeTable, host_memory: CudaHostMemory) -> None:
         self._driver = driver
         self._gpu_ranges = gpu_ranges
         self._host_memory = host_memory
-        self._attributes = [_make_attributes(driver.module)]
-        self._has_batches = _has_batches(driver)
+        self._arrays = CopyArrays()
+        self._batch_copy = find_batch_copy(driver)
+
+    def enqueue_batch(self, stream: int, batch: CopyBatch) -> None:
+        """All copies of the batch, neither tier of which is DISK; at least one."""
+        runs = CopyRuns(batch)
+        self._cut(batch.dst_tier, batch.src_tier, runs.dst_addresses, runs.src_addresses, runs.sizes, runs.count)
+        self._enqueue_pieces(stream)
 
     def enqueue(
         self,
@@ -49,68 +60,66 @@ class CudaCopies:
         sizes: list[int],
     ) -> None:
         """``dst_addresses[i] <- src_addresses[i]``, ``sizes[i]`` bytes; at least one."""
-        pointer = self._driver.module.CUdeviceptr
-        dsts: list[Any] = []
-        srcs: list[Any] = []
-        piece_sizes: list[int] = []
-        for index in range(len(sizes)):
-            dst = dst_addresses[index]
-            src = src_addresses[index]
+        self._cut(
+            dst_tier, src_tier, vec[i64](dst_addresses), vec[i64](src_addresses), vec[i64](sizes), len(sizes)
+        )
+        self._enqueue_pieces(stream)
+
+    def _cut(
+        self, dst_tier: CacheTier, src_tier: CacheTier, dsts: vec[i64], srcs: vec[i64], sizes: vec[i64], count: i64
+    ) -> None:
+        """Fill the arrays with these copies, cut where pieces of memory end. The piece of the copy before is tried first."""
+        arrays = self._arrays
+        arrays.clear()
+        dst_beg: i64 = 0
+        dst_end: i64 = 0
+        src_beg: i64 = 0
+        src_end: i64 = 0
+        index: i64 = 0
+        while index < count:
+            dst = dsts[index]
+            src = srcs[index]
             left = sizes[index]
             while left > 0:
-                num_bytes = min(left, self._piece_end(dst_tier, dst) - dst, self._piece_end(src_tier, src) - src)
-                dsts.append(pointer(dst))
-                srcs.append(pointer(src))
-                piece_sizes.append(num_bytes)
+                if dst < dst_beg or dst >= dst_end:
+                    dst_beg, dst_end = self._piece_around(dst_tier, dst)
+                if src < src_beg or src >= src_end:
+                    src_beg, src_end = self._piece_around(src_tier, src)
+                num_bytes = left
+                if num_bytes > dst_end - dst:
+                    num_bytes = dst_end - dst
+                if num_bytes > src_end - src:
+                    num_bytes = src_end - src
+                arrays.add(dst, src, num_bytes)
                 dst += num_bytes
                 src += num_bytes
                 left -= num_bytes
-        self._enqueue_pieces(stream, dsts, srcs, piece_sizes)
+            index += 1
 
-    def _enqueue_pieces(self, stream: int, dsts: list[Any], srcs: list[Any], sizes: list[int]) -> None:
-        count = len(sizes)
+    def _enqueue_pieces(self, stream: int) -> None:
+        arrays = self._arrays
         # The driver takes no batch on the legacy default stream.
-        if count > 1 and self._has_batches and stream > _LAST_LEGACY_STREAM:
-            status = self._driver.status_of(
-                "cuMemcpyBatchAsync", dsts, srcs, sizes, count, self._attributes, [0], 1, stream
-            )
-            number = int(status)
+        if arrays.count > 1 and self._batch_copy is not None and stream > _LAST_LEGACY_STREAM:
+            number = self._batch_copy.enqueue(stream, arrays)
             if number == SUCCESS:
                 return
             if number != NOT_SUPPORTED:
-                raise self._driver.make_error("cuMemcpyBatchAsync", status)
+                raise self._driver.make_error_of_number("cuMemcpyBatchAsync", number)
             _logger.info("the CUDA driver takes no batches of copies; they are enqueued one by one")
-            self._has_batches = False
-        for index in range(count):
+            self._batch_copy = None
+        index: i64 = 0
+        while index < arrays.count:
             try:
-                self._driver.call("cuMemcpyAsync", dsts[index], srcs[index], sizes[index], stream)
+                self._driver.call(
+                    "cuMemcpyAsync", int(arrays.dst(index)), int(arrays.src(index)), int(arrays.num_bytes(index)), stream
+                )
             except CudaError as error:
                 if index == 0:
                     raise
-                raise PartlyCopiedError(f"of {count} copies {index} were enqueued, then {error}") from error
+                raise PartlyCopiedError(f"of {arrays.count} copies {index} were enqueued, then {error}") from error
+            index += 1
 
-    def _piece_end(self, tier: CacheTier, address: int) -> int:
+    def _piece_around(self, tier: CacheTier, address: i64) -> tuple[i64, i64]:
         if tier == CacheTier.GPU_MEM:
-            return self._gpu_ranges.mapped_end(address)
-        return self._host_memory.registration_end(address)
-
-
-def _make_attributes(module: Any) -> Any:
-    """Sources are read in stream order; None where this cuda-python has no batches."""
-    if not hasattr(module, "CUmemcpyAttributes"):
-        return None
-    attributes = module.CUmemcpyAttributes()
-    attributes.srcAccessOrder = module.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-    return attributes
-
-
-def _has_batches(driver: CudaDriver) -> bool:
-    """Whether cuda-python and the driver both have `cuMemcpyBatchAsync`, and the same form of it.
-
-    CUDA 12.8 brought it and 13.0 changed its form. cuda-python hides the difference, but not from an older driver.
-    """
-    if not hasattr(driver.module, "cuMemcpyBatchAsync"):
-        return False
-    driver_version: int = driver.call("cuDriverGetVersion")
-    bindings_version: int = driver.module.CUDA_VERSION
-    return driver_version >= (13000 if bindings_version >= 13000 else 12080)
+            return self._gpu_ranges.mapped_interval(address)
+        return self._host_memory.registration(address)

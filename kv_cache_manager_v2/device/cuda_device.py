@@ -18,7 +18,6 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.checks import to_int
 from ..base.errors import KVCacheManagerError, LogicError, StorageIOError
 from ..base.ids import CacheTier
-from .copy_runs import CopyRuns
 from .cuda_context import CudaContext
 from .cuda_copies import CudaCopies
 from .cuda_disk import CudaDisk
@@ -398,18 +397,8 @@ class CudaDevice(Device):
         if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
             self._disk.copy(stream, batch)
             return
-        runs = CopyRuns(batch)
-        dsts: list[int] = []
-        srcs: list[int] = []
-        sizes: list[int] = []
-        index: i64 = 0
-        while index < runs.count:
-            dsts.append(runs.dst_addresses[index])
-            srcs.append(runs.src_addresses[index])
-            sizes.append(runs.sizes[index])
-            index += 1
         with self._context:
-            self._copies.enqueue(stream, batch.dst_tier, batch.src_tier, dsts, srcs, sizes)
+            self._copies.enqueue_batch(stream, batch)
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._require_open()

@@ -16,6 +16,7 @@ from ..base.errors import CudaError, KVCacheManagerError, OutOfMemoryError
 SUCCESS: Final = 0
 OUT_OF_MEMORY: Final = 2
 OPERATING_SYSTEM: Final = 304
+NOT_FOUND: Final = 500
 NOT_READY: Final = 600
 NOT_SUPPORTED: Final = 801
 
@@ -83,6 +84,19 @@ class CudaDriver:
         except RuntimeError as error:
             raise _make_unreachable_error(name, error) from error
 
+    def find_function(self, name: str, version: int) -> int:
+        """The address of the driver's function, in the form of that CUDA version; 0 where the driver has none."""
+        try:
+            returned = self.module.cuGetProcAddress(name.encode(), version, 0)
+        except RuntimeError as error:
+            raise _make_unreachable_error("cuGetProcAddress", error) from error
+        number = int(returned[0])
+        if number == NOT_FOUND:
+            return 0
+        if number != SUCCESS:
+            raise self.make_error("cuGetProcAddress", returned[0])
+        return int(returned[1])
+
     def record_event(self, event: Any, stream: int) -> None:
         status = self._record(event, stream)[0]
         if status is not self._success and int(status) != SUCCESS:
@@ -115,6 +129,15 @@ class CudaDriver:
         if text:
             message += f": {text}"
         return OutOfMemoryError(message) if number == OUT_OF_MEMORY else CudaError(message)
+
+    def make_error_of_number(self, name: str, number: int) -> KVCacheManagerError:
+        """The exception for a function that was called by its address and returned ``number``."""
+        try:
+            status = self.module.CUresult(number)
+        except ValueError:
+            # A driver newer than cuda-python has errors that cuda-python has no name for.
+            return CudaError(f"{name} failed with error {number}")
+        return self.make_error(name, status)
 
     def _describe(self, name: str, status: Any) -> str:
         returned = getattr(self.module, name)(status)

@@ -4,7 +4,7 @@ asynchronously.
 A *registration* is a piece that was registered in one call, at most ``max_registration_bytes`` long: some kernels fail
 to pin more than 2 GiB at a time. CUDA unregisters only whole registrations, so taking back a part of one waits for the
 device, unregisters it and registers what stays. A copy may not cross from one registration to the next:
-`registration_end`.
+`registration`.
 
 Every call runs in the GPU's context, made current by the caller.
 """
@@ -13,7 +13,8 @@ import logging
 from bisect import bisect_right
 from typing import Any, Final, final
 
-from mypy_extensions import mypyc_attr
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
 from .cuda_driver import OPERATING_SYSTEM, OUT_OF_MEMORY, SUCCESS, CudaDriver
@@ -29,18 +30,22 @@ _PORTABLE_AND_MAPPED: Final = 1 | 2
 class CudaHostMemory:
     """Law: registrations are disjoint, sorted, and cover exactly what is mapped."""
 
-    __slots__ = ("_driver", "_max_registration_bytes", "_begs", "_ends")
+    __slots__ = ("_driver", "_max_registration_bytes", "_begs", "_ends", "_beg_words", "_end_words")
 
     _driver: Final[CudaDriver]
     _max_registration_bytes: Final[int]
     _begs: Final[list[int]]
     _ends: Final[list[int]]
+    _beg_words: vec[i64]  # the same once more: what each copy is looked up in
+    _end_words: vec[i64]
 
     def __init__(self, driver: CudaDriver, max_registration_bytes: int) -> None:
         self._driver = driver
         self._max_registration_bytes = max_registration_bytes
         self._begs = []
         self._ends = []
+        self._beg_words = vec[i64]()
+        self._end_words = vec[i64]()
 
     def map(self, address: int, num_bytes: int) -> None:
         """All of it or nothing."""
@@ -80,9 +85,18 @@ class CudaHostMemory:
             self._restore(begs, ends)
             raise
 
-    def registration_end(self, address: int) -> int:
-        """Where the registration that contains ``address`` ends."""
-        return self._ends[bisect_right(self._begs, address) - 1]
+    def registration(self, address: i64) -> tuple[i64, i64]:
+        """The beginning and end of the registration that contains ``address``."""
+        begs = self._beg_words
+        low: i64 = 0
+        high: i64 = len(begs)
+        while low < high:
+            middle = (low + high) // 2
+            if begs[middle] <= address:
+                low = middle + 1
+            else:
+                high = middle
+        return begs[low - 1], self._end_words[low - 1]
 
     def _register(self, beg: int, end: int) -> None:
         """All of ``[beg, end)`` or nothing."""
@@ -104,6 +118,7 @@ class CudaHostMemory:
             self._driver.call("cuMemHostUnregister", self._begs[index])
             self._begs.pop(index)
             self._ends.pop(index)
+            self._copy_bounds()
             index -= 1
 
     def _try_unregister(self, beg: int, end: int) -> None:
@@ -134,6 +149,11 @@ class CudaHostMemory:
         index = bisect_right(self._begs, beg)
         self._begs.insert(index, beg)
         self._ends.insert(index, end)
+        self._copy_bounds()
+
+    def _copy_bounds(self) -> None:
+        self._beg_words = vec[i64](self._begs)
+        self._end_words = vec[i64](self._ends)
 
     def _make_register_error(self, status: Any, number: int, num_bytes: int, asked_bytes: int) -> KVCacheManagerError:
         error = self._driver.make_error("cuMemHostRegister", status)

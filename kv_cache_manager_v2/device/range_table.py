@@ -146,11 +146,12 @@ class RangeTable:
         if self._find(address) is None:
             raise LogicError(f"no reserved range of {self._tier.name} contains {address:#x}; reserve one first")
 
-    def mapped_end(self, address: int) -> int:
-        """Where the mapped bytes that ``address``, which is mapped, lies in come to an end; never beyond its range."""
+    def mapped_interval(self, address: int) -> tuple[i64, i64]:
+        """The beginning and end of the mapped bytes around ``address``, which is mapped; never beyond its range."""
         reserved = self._find(address)
         assert reserved is not None
-        return reserved.mapped.end(reserved.mapped.find(address))
+        interval = reserved.mapped.find(address)
+        return reserved.mapped.beg(interval), reserved.mapped.end(interval)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

@@ -22,17 +22,23 @@ from .fake_cuda_types import (
     CUmemAccessDesc,
     CUmemAllocationGranularity_flags,
     CUmemAllocationProp,
-    CUmemcpySrcAccessOrder,
     CUmemGenericAllocationHandle,
     CUmodule,
     CUresult,
     CUstream,
+    DriverMisuse,
     require,
     require_handle,
     require_int,
 )
 
 GRANULARITY_BYTES = 2 << 20
+
+_WORDS = ctypes.POINTER(ctypes.c_uint64)
+_BATCH = (_WORDS, _WORDS, _WORDS, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int32), _WORDS, ctypes.c_size_t)
+BATCH_OF_12 = ctypes.CFUNCTYPE(ctypes.c_int, *_BATCH, _WORDS, ctypes.c_void_p)
+BATCH_OF_13 = ctypes.CFUNCTYPE(ctypes.c_int, *_BATCH, ctypes.c_void_p)
+"""``cuMemcpyBatchAsync`` in C: the form of CUDA 12.8 also says which copy failed."""
 
 Method = Callable[..., tuple[Any, ...]]
 
@@ -97,6 +103,8 @@ class FakeCudaDriver:
         self.events: dict[int, int] = {}  # event -> times recorded
         self.timed_events: set[int] = set()
         self.modules: set[int] = set()
+        self.misuses: list[str] = []  # by calls from C, which cannot raise
+        self._c_functions: dict[Any, Any] = {}  # kept alive
 
     # -- for tests ----------------------------------------------------------------------------------------------------
 
@@ -108,6 +116,7 @@ class FakeCudaDriver:
 
     def live(self) -> dict[str, int]:
         """What was made and not given back."""
+        require(not self.misuses, f"misused by address: {self.misuses}")
         counts = {
             "contexts": self.num_retained,
             "current contexts": len(self.context_stack),
@@ -459,33 +468,56 @@ class FakeCudaDriver:
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
+    def cuGetProcAddress(self, symbol: object, version: int, flags: int) -> tuple[Any, ...]:
+        """The address of a function that C may call; only the batch of copies is to be had that way."""
+        require(type(symbol) is bytes and flags == 0, "symbol or flags")
+        require(require_int(version, "version") <= self.driver_version, "a form newer than the driver")
+        if symbol != b"cuMemcpyBatchAsync" or version < 12080:
+            return (CUresult.CUDA_ERROR_NOT_FOUND, 0, 1)
+        form = BATCH_OF_12 if version < 13000 else BATCH_OF_13
+        if form not in self._c_functions:
+            self._c_functions[form] = form(self._batch_of_12 if version < 13000 else self._batch_of_13)
+        return (CUresult.CUDA_SUCCESS, ctypes.cast(self._c_functions[form], ctypes.c_void_p).value, 0)
+
+    def _batch_of_12(self, *arguments: Any) -> int:
+        # The index of a copy that failed; the driver writes it.
+        arguments[7][0] = (1 << 64) - 1
+        return self._batch_of_13(*arguments[:7], arguments[8])
+
+    def _batch_of_13(self, *arguments: Any) -> int:
+        """Called by address, where an exception would be printed and forgotten."""
+        dsts, srcs, sizes, count, attributes, indices, num_attributes, stream = arguments
+        try:
+            lists = [[int(word) for word in words[:count]] for words in (dsts, srcs, sizes)]
+            returned = self.cuMemcpyBatchAsync(*lists, count, attributes[:6], indices[:1], num_attributes, stream or 0)
+        except DriverMisuse as misuse:
+            self.misuses.append(str(misuse))
+            return int(CUresult.CUDA_ERROR_INVALID_VALUE)
+        return int(returned[0])
+
+    @driver_call
     def cuMemcpyBatchAsync(
         self,
-        dsts: object,
-        srcs: object,
-        sizes: object,
+        dsts: list[int],
+        srcs: list[int],
+        sizes: list[int],
         count: int,
-        attributes: object,
-        indices: object,
+        attributes: list[int],
+        indices: list[int],
         num_attributes: int,
-        stream: object,
+        stream: int,
     ) -> tuple[Any, ...]:
+        """Not as cuda-python has it: what the C function was given."""
         self._require_context()
         require(self._require_stream(stream) > 1, "a batch on the legacy default stream")
-        assert isinstance(dsts, list) and isinstance(srcs, list) and isinstance(sizes, list)
-        assert isinstance(attributes, list) and isinstance(indices, list)
         require(len(dsts) == len(srcs) == len(sizes) == count > 0, "lengths")
-        require(all(type(pointer) is CUdeviceptr for pointer in dsts + srcs), "a pointer is no CUdeviceptr")
-        require(num_attributes == len(attributes) == 1 and indices == [0], "attributes")
-        order = attributes[0].srcAccessOrder
-        require(order is CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, "order of the source's reads")
-        # cuda-python of CUDA 12 returns the index of a failed copy as well.
-        more: tuple[Any, ...] = () if self.CUDA_VERSION >= 13000 else (0,)
+        require(num_attributes == 1 and indices == [0], "attributes")
+        require(attributes == [1, 0, 0, 0, 0, 0], "sources are read in stream order; no hints, no flags")
         if not self.takes_batches:
-            return (CUresult.CUDA_ERROR_NOT_SUPPORTED, *more)
+            return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
         for dst, src, size in zip(dsts, srcs, sizes, strict=True):
-            self._copy(int(dst), int(src), size)
-        return (CUresult.CUDA_SUCCESS, *more)
+            self._copy(dst, src, size)
+        return (CUresult.CUDA_SUCCESS,)
 
     def _copy(self, dst: int, src: int, size: int) -> None:
         require(require_int(size, "size") > 0, "a copy of no bytes")

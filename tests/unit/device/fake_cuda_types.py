@@ -15,6 +15,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
     CUDA_ERROR_OPERATING_SYSTEM = 304
+    CUDA_ERROR_NOT_FOUND = 500
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_NOT_SUPPORTED = 801
     CUDA_ERROR_UNKNOWN = 999
@@ -34,10 +35,6 @@ class CUmemAccess_flags(IntEnum):
 
 class CUmemAllocationGranularity_flags(IntEnum):
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
-
-
-class CUmemcpySrcAccessOrder(IntEnum):
-    CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1
 
 
 class CUdevice_attribute(IntEnum):
@@ -114,23 +111,16 @@ class CUmemAccessDesc:
         self.flags: Any = None
 
 
-class CUmemcpyAttributes:
-    def __init__(self) -> None:
-        self.srcAccessOrder: Any = None
-
-
 KINDS: tuple[type, ...] = (
     CUresult,
     CUmemAllocationType,
     CUmemLocationType,
     CUmemAccess_flags,
     CUmemAllocationGranularity_flags,
-    CUmemcpySrcAccessOrder,
     CUdevice_attribute,
     CUdeviceptr,
     CUmemAllocationProp,
     CUmemAccessDesc,
-    CUmemcpyAttributes,
 )
 
 

@@ -409,9 +409,16 @@ def scattered(gpu: int, host: int, count: int) -> CopyBatch:
 
 @pytest.mark.parametrize(
     ("driver_version", "bindings_version", "is_batched"),
-    [(13000, 13000, True), (12080, 12090, True), (12080, 13000, False), (12040, 12090, False), (13010, 12080, True)],
+    [
+        (13000, 13000, True),
+        (12080, 12090, True),
+        (12080, 13000, True),
+        (12040, 12090, False),
+        (13010, 12080, True),
+        (14000, 13050, True),
+    ],
 )
-def test_batches_where_driver_and_bindings_have_them(
+def test_batches_where_the_driver_has_them_whatever_cuda_python_is(
     driver_version: int, bindings_version: int, is_batched: bool
 ) -> None:
     driver = FakeCudaDriver(driver_version=driver_version, bindings_version=bindings_version)

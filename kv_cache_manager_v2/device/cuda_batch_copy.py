@@ -1,0 +1,82 @@
+"""The driver's `cuMemcpyBatchAsync`, called by its address: cuda-python would want a Python object for each number.
+
+The driver gives the address for a CUDA version that one asks for, and with it one of two forms:
+
+    12.8   (dsts, srcs, sizes, count, attributes, attribute indices, number of attributes, index of a failed copy, stream)
+    13.0   (dsts, srcs, sizes, count, attributes, attribute indices, number of attributes, stream)
+
+The version of cuda-python does not matter. Calls let other Python threads run.
+"""
+
+import ctypes
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .copy_arrays import CopyArrays
+from .cuda_driver import CudaDriver
+
+_FUNCTION: Final = "cuMemcpyBatchAsync"
+_FIRST_VERSION: Final = 12080
+_VERSION_WITHOUT_FAILED_INDEX: Final = 13000
+
+_COMMON_ARGUMENTS: Final = (
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+)
+
+# CUmemcpyAttributes: {source access order; place of the source: kind, number; of the destination: kind, number; flags}.
+_SOURCES_IN_STREAM_ORDER: Final = (1, 0, 0, 0, 0, 0)
+
+
+@final
+@mypyc_attr(native_class=True)
+class CudaBatchCopy:
+    """Made by `find_batch_copy`."""
+
+    __slots__ = ("_function", "_has_failed_index", "_attributes", "_first_indices", "_failed_index")
+
+    _function: Final[Any]
+    _has_failed_index: Final[bool]
+    _attributes: Final[Any]
+    _first_indices: Final[Any]  # the first copy of each attribute: all copies have the one
+    _failed_index: Final[Any]
+
+    def __init__(self, address: int, has_failed_index: bool) -> None:
+        more = (ctypes.c_void_p,) if has_failed_index else ()
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int, *_COMMON_ARGUMENTS, *more, ctypes.c_void_p)(address)
+        self._has_failed_index = has_failed_index
+        self._attributes = (ctypes.c_int32 * len(_SOURCES_IN_STREAM_ORDER))(*_SOURCES_IN_STREAM_ORDER)
+        self._first_indices = (ctypes.c_size_t * 1)(0)
+        self._failed_index = (ctypes.c_size_t * 1)(0)
+
+    def enqueue(self, stream: int, arrays: CopyArrays) -> int:
+        """Give the driver all copies of ``arrays``, which it has read when this returns; the driver's status."""
+        status: int
+        if self._has_failed_index:
+            status = self._function(
+                arrays.dst_array, arrays.src_array, arrays.size_array, int(arrays.count),
+                self._attributes, self._first_indices, 1, self._failed_index, stream,
+            )  # fmt: skip
+        else:
+            status = self._function(
+                arrays.dst_array, arrays.src_array, arrays.size_array, int(arrays.count),
+                self._attributes, self._first_indices, 1, stream,
+            )  # fmt: skip
+        return status
+
+
+def find_batch_copy(driver: CudaDriver) -> CudaBatchCopy | None:
+    """None where the driver is too old: CUDA 12.8 brought batches."""
+    driver_version: int = driver.call("cuDriverGetVersion")
+    if driver_version < _FIRST_VERSION:
+        return None
+    has_failed_index = driver_version < _VERSION_WITHOUT_FAILED_INDEX
+    version = _FIRST_VERSION if has_failed_index else _VERSION_WITHOUT_FAILED_INDEX
+    address = driver.find_function(_FUNCTION, version)
+    return None if address == 0 else CudaBatchCopy(address, has_failed_index)

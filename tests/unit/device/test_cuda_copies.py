@@ -1,0 +1,161 @@
+"""How copies reach the driver: as arrays, in either form of its batch call, cut where pieces of memory end."""
+
+import ctypes
+import random
+
+import pytest
+
+from kv_cache_manager_v2.base.errors import CudaError
+from kv_cache_manager_v2.base.ids import CacheTier
+from kv_cache_manager_v2.device.copy_arrays import CopyArrays
+from kv_cache_manager_v2.device.cuda_device import CudaDevice
+from kv_cache_manager_v2.device.memory_range import MemoryRange
+from kv_cache_manager_v2.device.port import CopyBatch
+
+from .fake_cuda_driver import FakeCudaDriver
+from .fake_cuda_types import CUresult
+
+GPU, HOST = CacheTier.GPU_MEM, CacheTier.HOST_MEM
+GRANULE = 2 << 20
+PAGE = 64 << 10
+
+
+def words_at(address: int, count: int) -> list[int]:
+    return list((ctypes.c_int64 * count).from_address(address))
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 128, 129, 1000])
+def test_arrays_lie_where_they_say(count: int) -> None:
+    arrays = CopyArrays()
+    for _ in range(2):
+        arrays.clear()
+        for index in range(count):
+            arrays.add((1 << 46) + 3 * index, (1 << 45) + 5 * index, 7 + index)
+        assert arrays.count == count
+        assert words_at(arrays.dst_array, count) == [(1 << 46) + 3 * index for index in range(count)]
+        assert words_at(arrays.src_array, count) == [(1 << 45) + 5 * index for index in range(count)]
+        assert words_at(arrays.size_array, count) == [7 + index for index in range(count)]
+        assert [arrays.dst(i) for i in range(count)] == words_at(arrays.dst_array, count)
+        assert [arrays.src(i) for i in range(count)] == words_at(arrays.src_array, count)
+        assert [arrays.num_bytes(i) for i in range(count)] == words_at(arrays.size_array, count)
+
+
+@pytest.mark.parametrize("driver_version", [12040, 12080, 12090, 13000, 13050])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_batches_arrive_whole_and_in_pieces_that_are_units(seed: int, driver_version: int) -> None:
+    """The fake driver takes no copy that lies in two registrations or two ranges; byte for byte, all of them arrive."""
+    generator = random.Random(seed)
+    driver = FakeCudaDriver(driver_version=driver_version)
+    device = CudaDevice(driver=driver, max_registration_bytes=generator.choice([1, 2, 4]) * GRANULE)
+    pools: dict[CacheTier, list[MemoryRange]] = {GPU: [], HOST: []}
+    for tier, ranges in pools.items():
+        for _ in range(3):
+            pool = MemoryRange(device, tier, 8 * GRANULE)
+            ranges.append(pool)
+            # In steps, so that registrations have odd sizes.
+            for granules in sorted(generator.sample(range(1, 9), 2)):
+                pool.resize(granules * GRANULE)
+    stream = device.create_stream()
+    for _ in range(20):
+        dst_tier, src_tier = generator.choice([(GPU, HOST), (HOST, GPU), (GPU, GPU), (HOST, HOST)])
+        batch = CopyBatch(dst_tier, src_tier, PAGE)
+        expected: list[tuple[int, int]] = []
+        dst = src = 0
+        for _ in range(generator.randint(1, 80)):
+            if dst == 0 or generator.random() < 0.5:
+                dst, src = (place(generator, pools[tier]) for tier in (dst_tier, src_tier))
+            else:
+                dst += PAGE
+                src += PAGE
+                if not (is_mapped(pools[dst_tier], dst) and is_mapped(pools[src_tier], src)):
+                    dst, src = (place(generator, pools[tier]) for tier in (dst_tier, src_tier))
+            batch.add(dst, src)
+            expected.append((dst, src))
+        driver.copies.clear()
+        device.copy_batch(stream, batch)
+        found: list[tuple[int, int]] = []
+        for dst, src, num_bytes in driver.copies:
+            assert num_bytes % PAGE == 0
+            found += [(dst + offset, src + offset) for offset in range(0, num_bytes, PAGE)]
+        assert found == expected
+    for pool in pools[GPU] + pools[HOST]:
+        pool.close()
+    device.close()
+    assert driver.live() == {}
+    assert ("cuMemcpyBatchAsync" in driver.calls) == (driver_version >= 12080)
+
+
+def place(generator: random.Random, pools: list[MemoryRange]) -> int:
+    pool = generator.choice(pools)
+    return pool.address + generator.randrange(pool.mapped_bytes // PAGE) * PAGE
+
+
+def is_mapped(pools: list[MemoryRange], address: int) -> bool:
+    return any(pool.address <= address < pool.address + pool.mapped_bytes for pool in pools)
+
+
+@pytest.mark.parametrize("failure", [CUresult.CUDA_ERROR_INVALID_VALUE, CUresult.CUDA_ERROR_UNKNOWN])
+def test_a_batch_that_the_driver_refuses(failure: CUresult) -> None:
+    driver = FakeCudaDriver()
+    device = CudaDevice(driver=driver)
+    gpu, host = MemoryRange(device, GPU, GRANULE), MemoryRange(device, HOST, GRANULE)
+    gpu.resize(GRANULE)
+    host.resize(GRANULE)
+    stream = device.create_stream()
+    batch = CopyBatch(GPU, HOST, PAGE)
+    for index in range(3):
+        batch.add(gpu.address + 2 * index * PAGE, host.address + 3 * index * PAGE)
+    driver.fail_call(2, failure)  # the first call makes the context current
+    with pytest.raises(CudaError) as caught:
+        device.copy_batch(stream, batch)
+    assert driver.failed_call == "cuMemcpyBatchAsync" and driver.copies == []
+    for part in ("cuMemcpyBatchAsync", str(int(failure)), failure.name):
+        assert part in str(caught.value)
+    device.copy_batch(stream, batch)
+    assert len(driver.copies) == 3 and driver.calls.count("cuMemcpyBatchAsync") == 2
+    gpu.close()
+    host.close()
+    device.close()
+    assert driver.live() == {}
+
+
+def test_a_batch_makes_as_many_calls_as_one_copy() -> None:
+    """Nothing is asked of the driver copy by copy."""
+    driver = FakeCudaDriver()
+    device = CudaDevice(driver=driver)
+    gpu, host = MemoryRange(device, GPU, 64 * GRANULE), MemoryRange(device, HOST, 64 * GRANULE)
+    gpu.resize(64 * GRANULE)
+    host.resize(64 * GRANULE)
+    stream = device.create_stream()
+    batch = CopyBatch(GPU, HOST, PAGE)
+    for index in range(1000):
+        batch.add(gpu.address + 2 * index * PAGE, host.address + (index * 7 % 2000) * PAGE)
+    driver.calls.clear()
+    device.copy_batch(stream, batch)
+    assert driver.calls == ["cuCtxPushCurrent", "cuMemcpyBatchAsync", "cuCtxPopCurrent"]
+    assert len(driver.copies) == 1000
+    gpu.close()
+    host.close()
+    device.close()
+
+
+@pytest.mark.parametrize("order", ["srcAccessOrder", "srcLocHint", "dstLocHint", "flags"])
+def test_the_attributes_lie_as_cuda_python_lays_them(order: str) -> None:
+    """Six words of 32 bits, the first of which is the order: as `CUmemcpyAttributes` of the installed cuda-python has them."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        pytest.skip("cuda-python is not installed")
+    attributes = driver.CUmemcpyAttributes()
+    location = driver.CUmemLocation()
+    location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    location.id = 5
+    stream_order = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    setattr(attributes, order, {"srcAccessOrder": stream_order, "flags": 9}.get(order, location))
+    expected = {
+        "srcAccessOrder": [1, 0, 0, 0, 0, 0],
+        "srcLocHint": [0, 1, 5, 0, 0, 0],
+        "dstLocHint": [0, 0, 0, 1, 5, 0],
+        "flags": [0, 0, 0, 0, 0, 9],
+    }
+    assert list((ctypes.c_int32 * 6).from_address(int(attributes.getPtr()))) == expected[order]
