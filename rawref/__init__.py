@@ -15,8 +15,13 @@ What a ref promises:
   `ReferenceError`;
 - while a target is torn down its ref is dead; during ``__del__`` it is alive until `invalidate`;
 - after `invalidate` the ref stays dead; ``ref(target)`` makes a new one (for objects that are recycled).
+
+What a compiled ``__del__`` needs besides, because mypyc's finalizers neither save nor report exceptions:
+- it calls `invalidate` first, also where there is no ref: an exception that another object's finalizer left set goes to
+  `sys.unraisablehook` then, instead of making the next call fail;
+- it raises nothing: what it catches goes to `write_unraisable`.
 """
 
-from ._rawref import NULL, invalidate, ref
+from ._rawref import NULL, invalidate, ref, write_unraisable
 
-__all__ = ["NULL", "invalidate", "ref"]
+__all__ = ["NULL", "invalidate", "ref", "write_unraisable"]

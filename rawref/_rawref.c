@@ -149,8 +149,25 @@ ref_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 /* -- the module ------------------------------------------------------------------------------------------------- */
 
 static PyObject *
+module_write_unraisable(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 2 || !PyExceptionInstance_Check(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "write_unraisable(error, place) takes an exception and the object that it is about");
+        return NULL;
+    }
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(args[0])), Py_NewRef(args[0]), PyException_GetTraceback(args[0]));
+    PyErr_WriteUnraisable(args[1]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 module_invalidate(PyObject *module, PyObject *target)
 {
+    if (PyErr_Occurred()) {
+        /* The collector runs finalizers one after the other, and mypyc's leave their exceptions set. Python code under an
+         * exception that is not its own fails at its first call, so it is reported before the target's `__del__` goes on. */
+        PyErr_WriteUnraisable((PyObject *)Py_TYPE(target));
+    }
     ModuleState *state = PyModule_GetState(module);
     PyObject *attribute = NULL;
     PyTypeObject *owner = NULL;
@@ -189,6 +206,8 @@ module_invalidate(PyObject *module, PyObject *target)
 static PyMethodDef module_methods[] = {
     {"invalidate", module_invalidate, METH_O,
      "Cut the ref of target, if it has one. For its class to call where it lets go: in close() and in __del__."},
+    {"write_unraisable", (PyCFunction)(void (*)(void))module_write_unraisable, METH_FASTCALL,
+     "Hand an exception that nobody can catch to sys.unraisablehook, with the object that it is about."},
     {NULL},
 };
 

@@ -25,4 +25,7 @@ NULL: Final[ref[Never]]
 """A ref that is always dead."""
 
 def invalidate(target: object, /) -> None:
-    """Cut the target's ref, if it has one."""
+    """Cut the target's ref, if it has one. Reports an exception that another finalizer has left set."""
+
+def write_unraisable(error: BaseException, place: object, /) -> None:
+    """Hand an exception that nobody can catch to `sys.unraisablehook`."""

@@ -7,9 +7,11 @@
 
 from typing import Final, final
 
+import rawref
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
+from ..base.finalizers import report_failure
 from ..sequence.call_guard import Abandoned
 from ..sequence.shared_state import SharedState
 
@@ -56,8 +58,16 @@ class CommittedBlockDrop:
         self._is_done = False
 
     def __del__(self) -> None:
-        if not self._is_done and self._shared.drop_plans.is_open(self._number):
-            self._shared.guard.add_abandoned(AbandonedPlan(self._shared, self._number))
+        rawref.invalidate(self)
+        # Compiled, `__new__` may have been refused before there was a plan, and only `getattr` notices.
+        shared = getattr(self, "_shared", None)
+        if not isinstance(shared, SharedState) or self._is_done:
+            return
+        try:
+            if shared.drop_plans.is_open(self._number):
+                shared.guard.add_abandoned(AbandonedPlan(shared, self._number))
+        except BaseException as error:
+            report_failure(error, CommittedBlockDrop)
 
     @property
     def is_done(self) -> bool:

@@ -13,7 +13,6 @@ One caller at a time per manager.
 from __future__ import annotations
 
 import logging
-import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 
@@ -22,6 +21,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import MAX_COUNT, to_count, to_int
 from ..base.errors import LogicError, OutOfPagesError
+from ..base.finalizers import report_failure, warn_of_leak
 from ..base.ids import GPU_LEVEL
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, prefetching, residency
@@ -100,14 +100,15 @@ class KVCache(SequenceBeams):
 
     def __del__(self) -> None:
         rawref.invalidate(self)
-        state = self._state
-        if state.status != CLOSED and not state.shared.guard.is_foreign:
+        # Compiled, `__new__` may have been refused before there was a state, and only `getattr` notices.
+        state = getattr(self, "_state", None)
+        if not isinstance(state, SequenceState) or state.status == CLOSED or state.shared.guard.is_foreign:
+            return
+        try:
             state.shared.guard.add_abandoned(AbandonedSequence(state, self._open_sequences))
-            warnings.warn(
-                f"sequence {state.id} was dropped without close(); the next call on its manager closes it",
-                ResourceWarning,
-                stacklevel=2,
-            )
+            warn_of_leak(f"sequence {state.id} was dropped without close(); the next call on its manager closes it")
+        except BaseException as error:
+            report_failure(error, KVCache)
 
     def __enter__(self) -> KVCache:
         return self

@@ -13,15 +13,16 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import warnings
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, SupportsIndex, final
 
+import rawref
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count, to_int, to_list
 from ..base.errors import LogicError
+from ..base.finalizers import report_failure, warn_of_leak
 from ..base.process_bound import bind_to_process, release_from_process
 from ..config.config_codec import encode_config, encode_value
 from ..config.manager_config import KVCacheManagerConfig
@@ -57,7 +58,7 @@ from ..storage.slot_statistics import compute_statistics
 from .batch_step import BatchStep
 from .event_groups import list_layer_groups
 from .kernel_addresses import KernelAddresses
-from .kv_cache import KVCache
+from .kv_cache import AbandonedSequence, KVCache
 from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
 from .open_storage import open_storage, plan_levels
@@ -192,11 +193,17 @@ class KVCacheManager(PrefixMatches):
             _logger.exception("shutting down the manager after an error failed")
 
     def __del__(self) -> None:
-        # Compiled, arguments of a wrong type are refused before the constructor has set anything.
-        if getattr(self, "_is_open", False):
-            if not self._shared.guard.is_foreign:
-                warnings.warn("a KVCacheManager was dropped without shutdown()", ResourceWarning, stacklevel=2)
+        rawref.invalidate(self)
+        # Compiled, arguments of a wrong type are refused before the constructor has set anything, and only `getattr` notices.
+        shared = getattr(self, "_shared", None)
+        if not isinstance(shared, SharedState) or not self._is_open:
+            return
+        try:
+            if not shared.guard.is_foreign:
+                warn_of_leak("a KVCacheManager was dropped without shutdown()")
             self._release_memory()
+        except BaseException as error:
+            report_failure(error, KVCacheManager)
 
     def clear_reusable_blocks(self) -> None:
         """Forget everything that is kept for reuse. `LogicError` while sequences are open."""
@@ -270,6 +277,8 @@ class KVCacheManager(PrefixMatches):
         self._lease.close()
 
     def _require_no_sequences(self, call: str) -> None:
+        for state in self._open_sequences.forgotten():
+            AbandonedSequence(state, self._open_sequences).close_abandoned()
         count = len(self._open_sequences)
         if count > 0:
             raise LogicError(f"{call}: {count} sequence{'s are' if count > 1 else ' is'} still open; close() them first")

@@ -1,7 +1,8 @@
 """The open sequences of one manager. Owns their states; only observes the users' handles.
 
 Conservation: a state is here from `add` until `remove`, which its close calls. A handle that dies first queues its state at
-the call guard, and the state stays here until the next call closes it.
+the call guard, and the state stays here until the next call closes it. A destructor that could not even do that (interrupted
+before its first line, no memory) leaves a state without a handle, which `forgotten` lists.
 """
 
 from typing import Final, final
@@ -40,12 +41,21 @@ class OpenSequences:
         self._handles[state.serial] = rawref.ref(handle)
 
     def remove(self, state: SequenceState) -> None:
-        del self._states[state.serial]
-        del self._handles[state.serial]
+        self._states.pop(state.serial, None)
+        self._handles.pop(state.serial, None)
 
     def states(self) -> list[SequenceState]:
         """In the order of creation."""
         return list(self._states.values())
+
+    def forgotten(self) -> list[SequenceState]:
+        """Those whose handle is gone, in the order of creation."""
+        states: list[SequenceState] = []
+        for serial, state in self._states.items():
+            reference = self._handles.get(serial)
+            if reference is None or not reference.is_valid:
+                states.append(state)
+        return states
 
     def handles(self) -> list[object]:
         """The handles that are still alive, in the order of creation."""

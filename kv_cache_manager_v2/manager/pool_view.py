@@ -18,9 +18,11 @@ not used any more.
 import sys
 from typing import Any, Final, final
 
+import rawref
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
+from ..base.finalizers import report_failure
 from ..device.dlpack import CPU, CUDA, DTYPES, make_capsule
 from .memory_lease import MemoryLease
 
@@ -89,9 +91,16 @@ class PoolView:
         return f"<PoolView {self.shape} {self.dtype} at {self.address:#x}{', released' if self._is_released else ''}>"
 
     def __del__(self) -> None:
-        # At the interpreter's end the memory goes with the process; other destructors may still come.
-        if not self._is_released and not self._was_exported and not sys.is_finalizing():
+        rawref.invalidate(self)
+        # Compiled, `__new__` may have been refused before the view had a lease, and only `getattr` notices.
+        lease = getattr(self, "_lease", None)
+        if not isinstance(lease, MemoryLease) or self._is_released or self._was_exported or sys.is_finalizing():
+            # At the interpreter's end the memory goes with the process; other destructors may still come.
+            return
+        try:
             self._give_back()
+        except BaseException as error:
+            report_failure(error, PoolView)
 
     def release(self) -> None:
         """No array or tensor made from this view is used any more: the memory may go when the manager shuts down, or

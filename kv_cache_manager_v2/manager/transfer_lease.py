@@ -8,14 +8,15 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from types import TracebackType
 from typing import Final, SupportsIndex, final
 
+import rawref
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_int
 from ..base.errors import LogicError
+from ..base.finalizers import report_failure, warn_of_leak
 from ..sequence.sequence_state import NO_TIMELINE
 from ..sequence.shared_state import SharedState
 from ..sequence.stream_handle import to_stream
@@ -40,15 +41,23 @@ class TransferLease:
         self._lease = lease
 
     def __del__(self) -> None:
+        rawref.invalidate(self)
+        # Compiled, `__new__` may have been refused before there was a lease, and only `getattr` notices.
+        shared = getattr(self, "_shared", None)
+        if not isinstance(shared, SharedState):
+            return
         lease = self._lease
-        if not lease.is_reported and self._shared.leases.is_open(lease.number) and not self._shared.guard.is_foreign:
-            lease.is_reported = True
-            text = (
-                f"lease {lease.number} on pages of sequence {lease.sequence_id} was dropped without settle(); its pages stay reserved: "
-                f"settle it through open_leases once the other side is done"
-            )
-            _logger.warning("%s", text)
-            warnings.warn(text, ResourceWarning, stacklevel=2)
+        try:
+            if not lease.is_reported and shared.leases.is_open(lease.number) and not shared.guard.is_foreign:
+                lease.is_reported = True
+                text = (
+                    f"lease {lease.number} on pages of sequence {lease.sequence_id} was dropped without settle(); its pages stay "
+                    f"reserved: settle it through open_leases once the other side is done"
+                )
+                _logger.warning("%s", text)
+                warn_of_leak(text)
+        except BaseException as error:
+            report_failure(error, TransferLease)
 
     def __enter__(self) -> TransferLease:
         return self

@@ -91,8 +91,10 @@ class CallGuard(ProcessBound):
         if self._changes.num_begun > 0:
             self._note_interruption()
         self._busy = False
-        needs_attention = self._reason is not None or len(self._abandoned) > 0 or self.is_foreign
-        self._attention = 1 if needs_attention else _IDLE
+        # In this order: a handle that another thread drops between the two sets it again.
+        self._attention = _IDLE
+        if self._reason is not None or len(self._abandoned) > 0 or self.is_foreign:
+            self._attention = 1
 
     def become_foreign(self) -> None:
         self.is_foreign = True
@@ -162,5 +164,5 @@ class CallGuard(ProcessBound):
 
     def add_abandoned(self, abandoned: Abandoned) -> None:
         """Called from a destructor, at any moment; only queues."""
-        self._abandoned.append(abandoned)
         self._attention = 1
+        self._abandoned.append(abandoned)

@@ -69,6 +69,45 @@ class Rising:
 
 
 @mypyc_attr(native_class=True)
+class Failing:
+    """Raises in ``__del__``. Compiled, the collector goes on to the next object with that exception set."""
+
+    __slots__ = ("peer",)
+
+    peer: object
+
+    def __init__(self) -> None:
+        self.peer = self
+
+    def __del__(self) -> None:
+        raise ValueError("from a finalizer")
+
+
+@mypyc_attr(native_class=True)
+class Cautious:
+    """Goes on in ``__del__`` whatever was raised before, and raises nothing itself."""
+
+    __slots__ = ("peer", "ends", "__rawref__")
+
+    peer: object
+    ends: list[str]
+    __rawref__: object
+
+    def __init__(self, ends: list[str]) -> None:
+        self.peer = self
+        self.ends = ends
+        self.__rawref__ = None
+
+    def __del__(self) -> None:
+        rawref.invalidate(self)
+        try:
+            self.ends.append("".join(["reach", "ed"]))
+            raise KeyError("of its own")
+        except BaseException as error:
+            rawref.write_unraisable(error, "a place")
+
+
+@mypyc_attr(native_class=True)
 class Undeclared:
     """No attribute for rawref."""
 

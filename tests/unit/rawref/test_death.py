@@ -72,6 +72,58 @@ def test_a_hook_that_fails_and_looks(targets: ModuleType, capfd: pytest.CaptureF
     assert "from the hook" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("has_ref", [False, True])
+def test_finalizers_of_one_collection(targets: ModuleType, has_ref: bool) -> None:
+    """What one leaves behind neither stops the next one nor gets lost."""
+    seen: list[tuple[type[BaseException], object]] = []
+
+    def hook(unraisable: Any) -> None:
+        seen.append((unraisable.exc_type, unraisable.object))
+
+    ends: list[str] = []
+    previous = sys.unraisablehook
+    sys.unraisablehook = hook
+    try:
+        gc.collect()
+        for _ in range(3):
+            targets.Failing()
+            cautious = targets.Cautious(ends)
+            if has_ref:
+                rawref.ref(cautious)
+            del cautious
+        gc.collect()
+    finally:
+        sys.unraisablehook = previous
+    assert ends == ["reached"] * 3
+    assert sorted(error.__name__ for error, _ in seen) == ["KeyError"] * 3 + ["ValueError"] * 3
+    assert [place for error, place in seen if error is KeyError] == ["a place"] * 3
+
+
+def test_an_exception_to_report_keeps_its_traceback() -> None:
+    seen: list[Any] = []
+    previous = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: seen.append((unraisable.exc_value, unraisable.exc_traceback))
+    try:
+        raised = KeyError("the one")
+        try:
+            raise raised
+        except KeyError as error:
+            rawref.write_unraisable(error, None)
+        unraised = ValueError("never raised")
+        rawref.write_unraisable(unraised, None)
+    finally:
+        sys.unraisablehook = previous
+    assert seen[0] == (raised, raised.__traceback__) and raised.__traceback__ is not None
+    assert raised.__context__ is None
+    assert seen[1][0] is unraised
+
+
+@pytest.mark.parametrize("arguments", [(), (KeyError(),), (KeyError, None), ("text", None), (KeyError(), None, None)])
+def test_wrong_arguments_of_write_unraisable(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        rawref.write_unraisable(*arguments)
+
+
 @pytest.mark.parametrize("attribute", ["before", "after"])
 def test_the_ref_is_dead_while_its_target_is_torn_down(targets: ModuleType, reports: Any, attribute: str) -> None:
     target = targets.Forgetful()
