@@ -1,15 +1,17 @@
 """A strict stand-in for `cuda.bindings.driver`: it moves no bytes, it checks every call.
 
-A call with an argument of the wrong type, on something that was not made or was given back, out of order (access before
-map, release before unmap), or without the context that it needs raises `DriverMisuse`. What was made and not given back
-is in `live()`. `fail_call(n)` makes the n-th call from then on fail without effect, as a real driver would.
+A call with an argument of the wrong type, on something that was not made or was given back, or out of order (access before
+map, release before unmap) raises `DriverMisuse`. One that the driver refuses by itself returns the driver's status and is in
+`refusals`: without a context, with a stream or event of another one, in a capture, after a fault (`fake_cuda_contexts`). What was
+made and not given back is in `live()`. `fail_call(n)` makes the n-th call from then on fail without effect.
 """
 
 import ctypes
-import functools
-from collections.abc import Callable
+from bisect import bisect_left
+from itertools import pairwise
 from typing import Any
 
+from .fake_cuda_contexts import FIRST_CONTEXT, LAST_SPECIAL_STREAM, FakeCudaContexts, driver_call
 from .fake_cuda_types import (
     KINDS,
     CUcontext,
@@ -27,12 +29,14 @@ from .fake_cuda_types import (
     CUresult,
     CUstream,
     DriverMisuse,
+    Refused,
     require,
     require_handle,
     require_int,
 )
 
 GRANULARITY_BYTES = 2 << 20
+FIRST_VERSION_WITH_WORDS = 11070
 
 _WORDS = ctypes.POINTER(ctypes.c_uint64)
 _BATCH = (_WORDS, _WORDS, _WORDS, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int32), _WORDS, ctypes.c_size_t)
@@ -40,26 +44,8 @@ BATCH_OF_12 = ctypes.CFUNCTYPE(ctypes.c_int, *_BATCH, _WORDS, ctypes.c_void_p)
 BATCH_OF_13 = ctypes.CFUNCTYPE(ctypes.c_int, *_BATCH, ctypes.c_void_p)
 """``cuMemcpyBatchAsync`` in C: the form of CUDA 12.8 also says which copy failed."""
 
-Method = Callable[..., tuple[Any, ...]]
 
-
-def driver_call(method: Method) -> Method:
-    @functools.wraps(method)
-    def checked(self: "FakeCudaDriver", *args: Any) -> tuple[Any, ...]:
-        self.calls.append(method.__name__)
-        if method.__name__ not in ("cuInit", "cuGetErrorName", "cuGetErrorString"):
-            require(self.is_initialised, f"{method.__name__} before cuInit")
-        if self._calls_until_failure > 0:
-            self._calls_until_failure -= 1
-            if self._calls_until_failure == 0:
-                self.failed_call = method.__name__
-                return (self._failure, None)
-        return method(self, *args)
-
-    return checked
-
-
-class FakeCudaDriver:
+class FakeCudaDriver(FakeCudaContexts):
     """Like the module ``cuda.bindings.driver``, with ``num_devices`` GPUs of ``total_bytes``, one of them in use."""
 
     def __init__(
@@ -71,6 +57,7 @@ class FakeCudaDriver:
         bindings_version: int = 13000,
         num_devices: int = 1,
     ) -> None:
+        super().__init__()
         for kind in KINDS:
             setattr(self, kind.__name__, kind)
         self.CUDA_VERSION = bindings_version
@@ -83,17 +70,9 @@ class FakeCudaDriver:
         self.elapsed_milliseconds = 0.25
         self.can_wait_for_values = True
         self.can_write_values = True
-        self.is_initialised = False
-        self.calls: list[str] = []
         self.copies: list[tuple[int, int, int]] = []  # destination, source, bytes
-        self.failed_call = ""
-        self._calls_until_failure = 0
-        self._failure = CUresult.CUDA_ERROR_UNKNOWN
-        self._next_handle = 0x1000
         self._next_address = 1 << 40
         self.ordinal = 0  # of the GPU that was asked for last
-        self.num_retained = 0
-        self.context_stack: list[int] = []
         self.ranges: dict[int, int] = {}  # address -> bytes
         self.allocations: dict[int, int] = {}  # handle -> bytes
         self.mappings: dict[int, int] = {}  # granule address -> handle
@@ -105,6 +84,7 @@ class FakeCudaDriver:
         self.modules: set[int] = set()
         self.misuses: list[str] = []  # by calls from C, which cannot raise
         self._c_functions: dict[Any, Any] = {}  # kept alive
+        self.functions: dict[int, tuple[int, str]] = {}  # function -> module, name
 
     # -- for tests ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +99,7 @@ class FakeCudaDriver:
         require(not self.misuses, f"misused by address: {self.misuses}")
         counts = {
             "contexts": self.num_retained,
-            "current contexts": len(self.context_stack),
+            "current contexts": self.num_current(),
             "ranges": len(self.ranges),
             "allocations": len(self.allocations),
             "mappings": len(self.mappings),
@@ -140,16 +120,12 @@ class FakeCudaDriver:
             dict(self.registrations),
         )
 
-    def _make_handle(self) -> int:
-        self._next_handle += 16
-        return self._next_handle
-
     def _require_context(self) -> None:
-        require(len(self.context_stack) > 0, f"{self.calls[-1]} without a current context")
+        self._current_context()
 
     def _require_stream(self, stream: object) -> int:
         number = require_handle(stream, CUstream, "stream")
-        if number <= 2:
+        if number <= LAST_SPECIAL_STREAM:
             self._require_context()
         else:
             require(number in self.streams, f"stream {number:#x} does not exist")
@@ -160,6 +136,13 @@ class FakeCudaDriver:
         number = require_handle(event, CUevent, "event")
         require(number in self.events, f"event {number:#x} does not exist")
         return number
+
+    def _is_accessible(self, address: int, num_bytes: int) -> bool:
+        """Whether the GPU may touch all of it now."""
+        if any(beg <= address and address + num_bytes <= beg + length for beg, length in self.registrations.items()):
+            return True
+        first = address // GRANULARITY_BYTES * GRANULARITY_BYTES
+        return all(granule in self.accessible for granule in range(first, address + num_bytes, GRANULARITY_BYTES))
 
     def _require_copyable(self, address: int, num_bytes: int) -> None:
         for beg, length in self.registrations.items():
@@ -222,22 +205,25 @@ class FakeCudaDriver:
 
     @driver_call
     def cuDevicePrimaryCtxRetain(self, device: CUdevice) -> tuple[Any, ...]:
-        self.num_retained += 1
-        return (CUresult.CUDA_SUCCESS, CUcontext(0x77 + int(device)))
+        context = FIRST_CONTEXT + int(device)
+        self.retained[context] = self.retained.get(context, 0) + 1
+        return (CUresult.CUDA_SUCCESS, CUcontext(context))
 
     @driver_call
     def cuDevicePrimaryCtxRelease(self, device: CUdevice) -> tuple[Any, ...]:
-        require(self.num_retained > 0, "the context is not retained")
-        is_current = 0x77 + int(device) in self.context_stack
-        is_last = self.num_retained == 1 and self.failed_call != "cuCtxPopCurrent"
-        require(not (is_current and is_last), "a context is released while current")
-        self.num_retained -= 1
+        context = FIRST_CONTEXT + int(device)
+        require(self.retained.get(context, 0) > 0, "the context is not retained")
+        is_last = self.retained[context] == 1 and self.failed_call != "cuCtxPopCurrent"
+        require(not (self.is_current_anywhere(context) and is_last), "a context is released while current")
+        self.retained[context] -= 1
+        if self.retained[context] == 0:
+            del self.retained[context]
+            self.fault = None
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuCtxPushCurrent(self, context: CUcontext) -> tuple[Any, ...]:
-        require(self.num_retained > 0, "the context is not retained")
-        self.context_stack.append(require_handle(context, CUcontext, "context"))
+        self.context_stack.append(self._require_retained(context))
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
@@ -246,18 +232,31 @@ class FakeCudaDriver:
         return (CUresult.CUDA_SUCCESS, CUcontext(self.context_stack.pop()))
 
     @driver_call
+    def cuCtxSetCurrent(self, context: CUcontext) -> tuple[Any, ...]:
+        """In place of the top of the thread's stack; NULL pops it."""
+        if self.context_stack:
+            self.context_stack.pop()
+        if int(context) != 0:
+            self.context_stack.append(self._require_retained(context))
+        return (CUresult.CUDA_SUCCESS,)
+
+    @driver_call
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
         return (CUresult.CUDA_SUCCESS, CUcontext(self.context_stack[-1] if self.context_stack else 0))
 
     @driver_call
     def cuCtxGetDevice(self) -> tuple[Any, ...]:
-        self._require_context()
-        return (CUresult.CUDA_SUCCESS, CUdevice(self.context_stack[-1] - 0x77))
+        return (CUresult.CUDA_SUCCESS, CUdevice(self._current_context() - FIRST_CONTEXT))
 
     @driver_call
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
         self._require_context()
         return (CUresult.CUDA_SUCCESS,)
+
+    def _require_retained(self, context: object) -> int:
+        number = require_handle(context, CUcontext, "context")
+        require(number in self.retained, "the context is not retained")
+        return number
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -343,7 +342,8 @@ class FakeCudaDriver:
         self._require_context()
         beg = require_int(p, "p")
         require(require_int(size, "size") > 0 and flags == 3, "size or flags")
-        require(not any(beg < r + n and r < beg + size for r, n in self.registrations.items()), "registered already")
+        if any(beg < r + n and r < beg + size for r, n in self.registrations.items()):
+            raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
         if sum(self.registrations.values()) + size > self.pinnable_bytes:
             return (CUresult.CUDA_ERROR_OUT_OF_MEMORY,)
         self.registrations[beg] = size
@@ -352,7 +352,8 @@ class FakeCudaDriver:
     @driver_call
     def cuMemHostUnregister(self, p: int) -> tuple[Any, ...]:
         self._require_context()
-        require(require_int(p, "p") in self.registrations, "not the beginning of a registration")
+        if require_int(p, "p") not in self.registrations:
+            raise Refused(CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
         del self.registrations[p]
         return (CUresult.CUDA_SUCCESS,)
 
@@ -367,37 +368,43 @@ class FakeCudaDriver:
 
     @driver_call
     def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
-        self._require_context()
+        context = self._current_context()
         require(flags == 1, "a stream that is not non-blocking")
         handle = self._make_handle()
         self.streams.add(handle)
+        self.context_of[handle] = context
         return (CUresult.CUDA_SUCCESS, CUstream(handle))
 
     @driver_call
     def cuStreamDestroy(self, stream: object) -> tuple[Any, ...]:
         self._require_context()
-        self.streams.remove(self._require_stream(stream))
+        number = self._require_stream(stream)
+        require(number > LAST_SPECIAL_STREAM, "a default stream is destroyed")
+        require(number not in self.captures, "a stream is destroyed while it captures")
+        self.streams.remove(number)
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuStreamSynchronize(self, stream: object) -> tuple[Any, ...]:
-        self._require_stream(stream)
+        self._require_stream_outside(self._require_stream(stream))
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> tuple[Any, ...]:
-        self._require_stream(stream)
-        require(self.events[self._require_event(event)] > 0 and flags == 0, "an event that was never recorded")
+        number, handle = self._require_stream(stream), self._require_event(event)
+        require(self.events[handle] > 0 and flags == 0, "an event that was never recorded")
+        self._note_wait(number, handle)
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuEventCreate(self, flags: int) -> tuple[Any, ...]:
-        self._require_context()
+        context = self._current_context()
         require(flags in (0, 2), "flags of an event")
         handle = self._make_handle()
         if flags == 0:
             self.timed_events.add(handle)
         self.events[handle] = 0
+        self.context_of[handle] = context
         return (CUresult.CUDA_SUCCESS, CUevent(handle))
 
     @driver_call
@@ -410,49 +417,62 @@ class FakeCudaDriver:
 
     @driver_call
     def cuEventRecord(self, event: object, stream: object) -> tuple[Any, ...]:
-        self._require_stream(stream)
-        self.events[self._require_event(event)] += 1
+        number, handle = self._require_stream(stream), self._require_event(event)
+        if self._context_of_stream(number) != self.context_of[handle]:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_HANDLE)
+        self._note_record(number, handle)
+        self.events[handle] += 1
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuEventQuery(self, event: object) -> tuple[Any, ...]:
-        require(self.events[self._require_event(event)] > 0, "an event that was never recorded")
+        handle = self._require_event(event)
+        require(self.events[handle] > 0, "an event that was never recorded")
+        self._require_event_outside(handle)
         return (CUresult.CUDA_SUCCESS if self.are_events_done else CUresult.CUDA_ERROR_NOT_READY,)
 
     @driver_call
     def cuEventElapsedTime(self, start: object, end: object) -> tuple[Any, ...]:
-        for event in (start, end):
-            handle = self._require_event(event)
+        handles = [self._require_event(start), self._require_event(end)]
+        for handle in handles:
             require(handle in self.timed_events and self.events[handle] > 0, "an event without timing, or never recorded")
+            self._require_event_outside(handle)
+        if self.context_of[handles[0]] != self.context_of[handles[1]]:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_HANDLE)
         if not self.are_events_done:
             return (CUresult.CUDA_ERROR_NOT_READY, 0.0)
         return (CUresult.CUDA_SUCCESS, self.elapsed_milliseconds)
 
     @driver_call
     def cuEventSynchronize(self, event: object) -> tuple[Any, ...]:
-        require(self.events[self._require_event(event)] > 0, "an event that was never recorded")
+        handle = self._require_event(event)
+        require(self.events[handle] > 0, "an event that was never recorded")
+        self._require_event_outside(handle)
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuStreamWaitValue32(self, stream: object, addr: object, value: int, flags: int) -> tuple[Any, ...]:
-        self._require_stream(stream)
-        address = require_handle(addr, CUdeviceptr, "addr")
-        require(any(r <= address and address + 4 <= r + n for r, n in self.registrations.items()), "a word that is not pinned")
-        require(0 <= require_int(value, "value") < 1 << 32 and flags == 0 and address % 4 == 0, "value, flags or address")
-        if not self.can_wait_for_values:
-            return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
-        return (CUresult.CUDA_SUCCESS,)
+        self._check_word(stream, addr, value, flags)
+        return (CUresult.CUDA_SUCCESS if self.can_wait_for_values else CUresult.CUDA_ERROR_NOT_SUPPORTED,)
 
     @driver_call
     def cuStreamWriteValue32(self, stream: object, addr: object, value: int, flags: int) -> tuple[Any, ...]:
-        number = self._require_stream(stream)
-        address = require_handle(addr, CUdeviceptr, "addr")
-        require(any(r <= address and address + 4 <= r + n for r, n in self.registrations.items()), "a word that is not pinned")
-        require(0 <= require_int(value, "value") < 1 << 32 and flags == 0 and address % 4 == 0, "value, flags or address")
+        number, address = self._check_word(stream, addr, value, flags)
         if not self.can_write_values:
             return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
         self._write_value(number, address, value)
         return (CUresult.CUDA_SUCCESS,)
+
+    def _check_word(self, stream: object, addr: object, value: int, flags: int) -> tuple[int, int]:
+        """This form of both came with CUDA 11.7 and has no device attribute; the driver says NOT_SUPPORTED where it cannot."""
+        if self.driver_version < FIRST_VERSION_WITH_WORDS:
+            raise RuntimeError(f"cuda-python finds no {self.calls[-1]} in this driver")
+        number = self._require_stream(stream)
+        address = require_handle(addr, CUdeviceptr, "addr")
+        require(any(r <= address and address + 4 <= r + n for r, n in self.registrations.items()), "a word that is not pinned")
+        require(0 <= require_int(value, "value") < 1 << 32 and flags == 0 and address % 4 == 0, "value, flags or address")
+        self._open_capture_of(number)
+        return number, address
 
     def _write_value(self, stream: int, address: int, value: int) -> None:
         """Pinned memory is the host's: this driver, whose streams are always done, writes at once."""
@@ -463,7 +483,7 @@ class FakeCudaDriver:
     @driver_call
     def cuMemcpyAsync(self, dst: object, src: object, size: int, stream: object) -> tuple[Any, ...]:
         self._require_context()
-        self._require_stream(stream)
+        self._open_capture_of(self._require_stream(stream))
         self._copy(require_handle(dst, CUdeviceptr, "dst"), require_handle(src, CUdeviceptr, "src"), size)
         return (CUresult.CUDA_SUCCESS,)
 
@@ -509,7 +529,9 @@ class FakeCudaDriver:
     ) -> tuple[Any, ...]:
         """Not as cuda-python has it: what the C function was given."""
         self._require_context()
-        require(self._require_stream(stream) > 1, "a batch on the legacy default stream")
+        number = self._require_stream(stream)
+        require(number > 1, "a batch on the legacy default stream")
+        self._require_stream_outside(number)
         require(len(dsts) == len(srcs) == len(sizes) == count > 0, "lengths")
         require(num_attributes == 1 and indices == [0], "attributes")
         require(attributes == [1, 0, 0, 0, 0, 0], "sources are read in stream order; no hints, no flags")
@@ -517,6 +539,7 @@ class FakeCudaDriver:
             return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
         for dst, src, size in zip(dsts, srcs, sizes, strict=True):
             self._copy(dst, src, size)
+        require_independent(dsts, srcs, sizes)
         return (CUresult.CUDA_SUCCESS,)
 
     def _copy(self, dst: int, src: int, size: int) -> None:
@@ -528,7 +551,7 @@ class FakeCudaDriver:
     @driver_call
     def cuMemsetD8Async(self, dst: object, value: int, size: int, stream: object) -> tuple[Any, ...]:
         self._require_context()
-        self._require_stream(stream)
+        self._open_capture_of(self._require_stream(stream))
         require(0 <= require_int(value, "value") <= 255, "value of a fill")
         self._require_copyable(require_handle(dst, CUdeviceptr, "dst"), require_int(size, "size"))
         return (CUresult.CUDA_SUCCESS,)
@@ -550,17 +573,34 @@ class FakeCudaDriver:
     @driver_call
     def cuModuleGetFunction(self, module: object, name: object) -> tuple[Any, ...]:
         self._require_context()
-        require(type(name) is bytes, "name of a function")
+        assert isinstance(name, bytes), "name of a function"
         number = require_handle(module, CUmodule, "module")
         require(number in self.modules, "a module that was unloaded")
-        return (CUresult.CUDA_SUCCESS, CUfunction(number))
+        handle = self._make_handle()
+        self.functions[handle] = (number, name.decode())
+        return (CUresult.CUDA_SUCCESS, CUfunction(handle))
 
     @driver_call
     def cuLaunchKernel(self, function: object, *args: Any) -> tuple[Any, ...]:
-        self._require_context()
-        require(require_handle(function, CUfunction, "function") in self.modules, "a function that was unloaded")
+        context = self._current_context()
+        handle = require_handle(function, CUfunction, "function")
+        require(self.functions[handle][0] in self.modules, "a function that was unloaded")
         sizes, stream, parameters, extra = args[:7], args[7], args[8], args[9]
         require(all(type(size) is int for size in sizes) and min(sizes[:6]) > 0, "grid or block")
-        self._require_stream(stream)
+        number = self._require_stream(stream)
+        if self._context_of_stream(number) != context:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_HANDLE)
+        self._open_capture_of(number)
         require(require_int(parameters, "parameters") > 0 and extra == 0, "parameters")
         return (CUresult.CUDA_SUCCESS,)
+
+
+def require_independent(dsts: list[int], srcs: list[int], sizes: list[int]) -> None:
+    """Copies of a batch run in any order, so none may write what another one writes or reads (cuMemcpyBatchAsync)."""
+    writes = sorted((dst, dst + size) for dst, size in zip(dsts, sizes, strict=True))
+    for (_, end), (beg, _) in pairwise(writes):
+        require(end <= beg, f"two copies of one batch write to {beg:#x}")
+    begs = [beg for beg, _ in writes]
+    for src, size in zip(srcs, sizes, strict=True):
+        index = bisect_left(begs, src + size) - 1
+        require(index < 0 or writes[index][1] <= src, f"a copy of a batch reads what another one writes, at {src:#x}")

@@ -7,18 +7,50 @@ from typing import Any
 
 
 class DriverMisuse(Exception):
-    """A call that the real driver would refuse, crash on, or leave undefined."""
+    """A call that the real driver would crash on or leave undefined, or that cuda-python would not take."""
 
 
 class CUresult(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_OPERATING_SYSTEM = 304
+    CUDA_ERROR_INVALID_HANDLE = 400
+    CUDA_ERROR_ILLEGAL_STATE = 401
     CUDA_ERROR_NOT_FOUND = 500
     CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712
+    CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713
+    CUDA_ERROR_LAUNCH_FAILED = 719
     CUDA_ERROR_NOT_SUPPORTED = 801
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905
+    CUDA_ERROR_CAPTURED_EVENT = 907
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD = 908
     CUDA_ERROR_UNKNOWN = 999
+
+
+class Refused(Exception):
+    """The driver returns this status, and has done nothing."""
+
+    def __init__(self, status: CUresult) -> None:
+        super().__init__(status.name)
+        self.status = status
+
+
+class CUstreamCaptureMode(IntEnum):
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2
+
+
+class CUstreamCaptureStatus(IntEnum):
+    CU_STREAM_CAPTURE_STATUS_NONE = 0
+    CU_STREAM_CAPTURE_STATUS_ACTIVE = 1
+    CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2
 
 
 class CUmemAllocationType(IntEnum):
@@ -117,6 +149,8 @@ KINDS: tuple[type, ...] = (
     CUmemLocationType,
     CUmemAccess_flags,
     CUmemAllocationGranularity_flags,
+    CUstreamCaptureMode,
+    CUstreamCaptureStatus,
     CUdevice_attribute,
     CUdeviceptr,
     CUmemAllocationProp,

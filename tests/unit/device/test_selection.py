@@ -64,7 +64,7 @@ def test_the_threads_current_gpu_is_taken_when_none_is_named() -> None:
     driver = FakeCudaDriver(num_devices=3)
     driver.is_initialised = True
     # As an engine leaves it that serves GPU 1.
-    driver.num_retained = 1
+    driver.retained[0x77 + 1] = 1
     driver.context_stack.append(0x77 + 1)
     assert chosen_name(driver) == "cuda:1 Fake"
     assert driver.live() == {"contexts": 1, "current contexts": 1}
