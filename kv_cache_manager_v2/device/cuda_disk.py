@@ -315,6 +315,8 @@ class CudaDisk:
                     if slot.event is not None:
                         self._free_events.append(slot.event)
                         slot.event = None
+                # Streams may still copy from the slots: nobody had to wait for them.
+                self._driver.call("cuCtxSynchronize")
                 self._staging.close()
                 self._staging = None
             while self._free_events:

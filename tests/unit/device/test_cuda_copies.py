@@ -60,6 +60,8 @@ def test_random_batches_arrive_whole_and_in_pieces_that_are_units(seed: int, dri
         dst_tier, src_tier = generator.choice([(GPU, HOST), (HOST, GPU), (GPU, GPU), (HOST, HOST)])
         batch = CopyBatch(dst_tier, src_tier, PAGE)
         expected: list[tuple[int, int]] = []
+        used: set[int] = set()
+        written: set[int] = set()
         dst = src = 0
         for _ in range(generator.randint(1, 80)):
             if dst == 0 or generator.random() < 0.5:
@@ -69,6 +71,10 @@ def test_random_batches_arrive_whole_and_in_pieces_that_are_units(seed: int, dri
                 src += PAGE
                 if not (is_mapped(pools[dst_tier], dst) and is_mapped(pools[src_tier], src)):
                     dst, src = (place(generator, pools[tier]) for tier in (dst_tier, src_tier))
+            if dst in used or src in written or dst == src:
+                continue  # no copy of a batch may depend on another one
+            used |= {dst, src}
+            written.add(dst)
             batch.add(dst, src)
             expected.append((dst, src))
         driver.copies.clear()

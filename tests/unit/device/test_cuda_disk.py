@@ -153,6 +153,7 @@ def test_a_failed_read_that_nobody_asked_for_is_logged_at_the_end(caplog: pytest
     bench = Bench()
     bench.files.fail(errno.EIO, reads=True)
     bench.copy(bench.device.default_stream(), GPU, DISK, [(0, 0)])
+    bench.driver.run_to_end()
     with caplog.at_level(logging.ERROR):
         bench.close()
     assert [record.levelname for record in caplog.records] == ["ERROR"] and os.strerror(errno.EIO) in caplog.text
