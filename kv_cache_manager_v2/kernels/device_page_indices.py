@@ -183,13 +183,18 @@ class DevicePageIndices:
         places = self._fill(staging, states, width)
         batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.HOST_MEM, _WORD * places[-1])
         batch.add(staging.device.address, staging.host.address)
-        self._device.copy_batch(stream, batch)
         addresses = [staging.device.address + _WORD * place for place in places[:-1]]
         num_threads = len(self._rules) * len(states) * width
         arguments = [*addresses, self._output.address, len(self._rules), len(states), width]
         grid = (int(ceil_div(num_threads, _THREADS)), 1, 1)
-        self._kernel.launch(stream, grid, (_THREADS, 1, 1), to_word_arguments(arguments))
-        staging.event = self._device.record_event(stream)
+        try:
+            self._device.copy_batch(stream, batch)
+            self._kernel.launch(stream, grid, (_THREADS, 1, 1), to_word_arguments(arguments))
+            staging.event = self._device.record_event(stream)
+        except BaseException:
+            # The copy may be enqueued, and no event says when it has read the staging memory, which is used again.
+            self._device.synchronize_stream(stream)
+            raise
 
     def _validate(self, states: list[SequenceState]) -> None:
         if len(states) > self._max_num_rows:
