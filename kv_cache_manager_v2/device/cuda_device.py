@@ -21,7 +21,7 @@ from ..base.ids import CacheTier
 from .cuda_context import CudaContext
 from .cuda_copies import CudaCopies
 from .cuda_disk import CudaDisk
-from .cuda_driver import CudaDriver, load_driver_module
+from .cuda_driver import CudaDriver, load_driver_module, name_stream
 from .cuda_host_memory import CudaHostMemory
 from .cuda_kernel import CudaCompiler, CudaKernel, load_nvrtc_module
 from .cuda_memory import CudaMemory
@@ -37,7 +37,7 @@ from .range_table import RangeTable
 
 _DEFAULT_STREAM: Final = 0
 _LAST_SPECIAL_STREAM: Final = 2
-"""0, 1 and 2 name the default streams of whichever context is current; every other stream knows its own."""
+"""1 and 2 name the default streams of whichever context is current; every other stream knows its own. 0 is taken for 1."""
 
 _STREAM_NON_BLOCKING: Final = 1
 _EVENT_DISABLE_TIMING: Final = 2
@@ -303,6 +303,7 @@ class CudaDevice(Device):
 
     def synchronize_stream(self, stream: int) -> None:
         self._require_open()
+        stream = name_stream(stream)
         is_busy = self._disk.is_busy
         if is_busy:
             self._disk.wait_before_stream(stream)
@@ -313,6 +314,7 @@ class CudaDevice(Device):
 
     def record_event(self, stream: int) -> int:
         self._require_open()
+        stream = name_stream(stream)
         handle = self._events.allocate()
         try:
             index = handle_index(handle)
@@ -333,6 +335,7 @@ class CudaDevice(Device):
 
     def wait_event(self, stream: int, event: int) -> None:
         self._require_open()
+        stream = name_stream(stream)
         event_object = self._event_object(event)
         if stream <= _LAST_SPECIAL_STREAM:
             with self._context:
@@ -370,11 +373,11 @@ class CudaDevice(Device):
 
     def start_timer(self, stream: int) -> int:
         self._require_open()
-        return self._timers.start(stream)
+        return self._timers.start(name_stream(stream))
 
     def stop_timer(self, stream: int, timer: int) -> None:
         self._require_open()
-        self._timers.stop(stream, timer)
+        self._timers.stop(name_stream(stream), timer)
 
     def read_timer(self, timer: int) -> float:
         self._require_open()
@@ -388,6 +391,7 @@ class CudaDevice(Device):
 
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         self._require_open()
+        stream = name_stream(stream)
         if batch.num_bytes <= 0:
             raise ValueError(f"a batch of copies of {batch.num_bytes} bytes each: it must be positive")
         self._ranges(batch.dst_tier).require_accessible(batch.dst_addresses, batch.count, batch.num_bytes)
@@ -402,6 +406,7 @@ class CudaDevice(Device):
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._require_open()
+        stream = name_stream(stream)
         if value < 0 or value > 255:
             raise ValueError(f"a fill with {value}: a byte is 0 to 255")
         self._gpu_ranges.require_filled_range(address, num_bytes)

@@ -15,10 +15,36 @@ from ..base.errors import CudaError, KVCacheManagerError, OutOfMemoryError
 
 SUCCESS: Final = 0
 OUT_OF_MEMORY: Final = 2
+NO_DEVICE: Final = 100
 OPERATING_SYSTEM: Final = 304
 NOT_FOUND: Final = 500
 NOT_READY: Final = 600
 NOT_SUPPORTED: Final = 801
+
+LEGACY_DEFAULT_STREAM: Final = 1
+
+_BROKEN_CONTEXT: Final = frozenset(
+    (
+        214,  # ECC_UNCORRECTABLE
+        220,  # NVLINK_UNCORRECTABLE
+        226,  # CONTAINED
+        700,  # ILLEGAL_ADDRESS
+        702,  # LAUNCH_TIMEOUT
+        709,  # CONTEXT_IS_DESTROYED
+        710,  # ASSERT
+        714,  # HARDWARE_STACK_ERROR
+        715,  # ILLEGAL_INSTRUCTION
+        716,  # MISALIGNED_ADDRESS
+        717,  # INVALID_ADDRESS_SPACE
+        718,  # INVALID_PC
+        719,  # LAUNCH_FAILED
+        721,  # TENSOR_MEMORY_LEAK
+        810,  # MPS_CLIENT_TERMINATED
+    )
+)
+"""Errors of work that ran earlier, the manager's or the engine's: every later call returns the same until the process ends."""
+
+NO_GPU_SEEN: Final = "the CUDA driver sees no GPU"
 
 _DRIVER_MODULE: Final = "cuda.bindings.driver"
 
@@ -34,16 +60,29 @@ def load_driver_module() -> Any:
 
 
 def find_cuda_obstacle(driver_module: Any = None) -> str:
-    """Why CUDA cannot be used in this process, or an empty text if it can."""
+    """Why CUDA cannot be used in this process, or an empty text if it can.
+
+    Initialises the driver: children that this process forks afterwards cannot use it.
+    """
     try:
         driver = CudaDriver(load_driver_module() if driver_module is None else driver_module)
-        driver.call("cuInit", 0)
+        status = driver.status_of("cuInit", 0)
+        if int(status) == NO_DEVICE:
+            return NO_GPU_SEEN
+        if int(status) != SUCCESS:
+            raise driver.make_error("cuInit", status)
         num_devices: int = driver.call("cuDeviceGetCount")
     except KVCacheManagerError as error:
         return str(error)
-    if num_devices == 0:
-        return "the CUDA driver sees no GPU"
-    return ""
+    return NO_GPU_SEEN if num_devices == 0 else ""
+
+
+def name_stream(stream: int) -> int:
+    """The stream by a handle that means the same in every process.
+
+    0 is CUDA's legacy default stream, unless ``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM`` makes it the thread's own.
+    """
+    return LEGACY_DEFAULT_STREAM if stream == 0 else stream
 
 
 @final
@@ -128,6 +167,8 @@ class CudaDriver:
         text = self._describe("cuGetErrorString", status)
         if text:
             message += f": {text}"
+        if number in _BROKEN_CONTEXT:
+            message += "; the CUDA context is broken, perhaps by an earlier kernel or copy: restart the process"
         return OutOfMemoryError(message) if number == OUT_OF_MEMORY else CudaError(message)
 
     def make_error_of_number(self, name: str, number: int) -> KVCacheManagerError:

@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, LogicError
 from .cuda_context import CudaContext
-from .cuda_driver import CudaDriver
+from .cuda_driver import CudaDriver, name_stream
 
 _NVRTC_MODULE: Final = "cuda.bindings.nvrtc"
 
@@ -152,7 +152,7 @@ class CudaKernel:
                 block[1],
                 block[2],
                 shared_bytes,
-                stream,
+                name_stream(stream),
                 ctypes.addressof(addresses),
                 0,
             )

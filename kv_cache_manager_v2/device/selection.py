@@ -2,7 +2,10 @@
 
 CUDA if there is a usable driver, else the host; the log says which and why. ``KV_CACHE_MANAGER_V2_DEVICE`` overrides
 it: ``host``, ``cuda`` (the calling thread's current GPU, or the first) or ``cuda:1``. Asking for CUDA where it cannot
-be had is an error, never a silent fall-back.
+be had is an error, never a silent fall-back. What is probably not meant is a warning: a GPU that is not used because its
+driver is broken, and the first of several GPUs taken without being named.
+
+Where no GPU is seen, the CUDA driver is not initialised, so that the process may fork and its children use CUDA.
 """
 
 import logging
@@ -11,7 +14,8 @@ from typing import Any, Final
 
 from ..base.errors import CudaError
 from .cuda_device import CudaDevice
-from .cuda_driver import CudaDriver, find_cuda_obstacle, load_driver_module
+from .cuda_driver import NO_GPU_SEEN, CudaDriver, find_cuda_obstacle, load_driver_module
+from .gpu_presence import find_gpu_absence
 from .host_device import HostDevice
 from .port import Device
 
@@ -20,21 +24,40 @@ DEVICE_VARIABLE: Final = "KV_CACHE_MANAGER_V2_DEVICE"
 _logger: Final = logging.getLogger(__name__)
 
 
-def default_device(driver: Any = None) -> Device:
-    """A new device, chosen as the module says; the caller closes it. ``driver``: in place of `cuda.bindings.driver`."""
+def default_device(driver: Any = None, *, gpu_folder: str | None = None) -> Device:
+    """A new device, chosen as the module says; the caller closes it.
+
+    ``driver``: in place of `cuda.bindings.driver`. ``gpu_folder``: where the files of GPUs are looked for before the driver
+    is asked; without it, in ``/dev`` if no ``driver`` is given.
+    """
     choice = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
     if choice == "host":
         return _use(HostDevice(), f"{DEVICE_VARIABLE}={choice}")
     ordinal = _parse_ordinal(choice)
+    if choice == "" and (driver is None or gpu_folder is not None):
+        absence = find_gpu_absence("/dev" if gpu_folder is None else gpu_folder)
+        if absence:
+            return _use(HostDevice(), absence)
     obstacle = find_cuda_obstacle(driver)
     if obstacle:
         if choice:
             raise CudaError(f"{DEVICE_VARIABLE}={choice}, but CUDA cannot be used: {obstacle}")
-        return _use(HostDevice(), f"no CUDA: {obstacle}")
+        return _use_host_without_cuda(obstacle)
     if ordinal is None:
         ordinal = _find_current_ordinal(load_driver_module() if driver is None else driver)
     reason = f"{DEVICE_VARIABLE}={choice}" if choice else "the CUDA driver is usable"
     return _use(CudaDevice(ordinal, driver=driver), reason)
+
+
+def _use_host_without_cuda(obstacle: str) -> Device:
+    if obstacle != NO_GPU_SEEN:
+        _logger.warning(
+            "there is a GPU, or should be one, but CUDA cannot be used, so the cache lies in host memory: %s;"
+            " repair that, or set %s=host if the host is meant",
+            obstacle,
+            DEVICE_VARIABLE,
+        )
+    return _use(HostDevice(), f"no CUDA: {obstacle}")
 
 
 def _parse_ordinal(choice: str) -> int | None:
@@ -51,6 +74,13 @@ def _find_current_ordinal(driver_module: Any) -> int:
     """The GPU whose context is current on this thread, as an engine that serves one of several has set it; else 0."""
     driver = CudaDriver(driver_module)
     if int(driver.call("cuCtxGetCurrent")) == 0:
+        num_devices: int = driver.call("cuDeviceGetCount")
+        if num_devices > 1:
+            _logger.warning(
+                "cuda:0 is taken of %d GPUs, because none is current on this thread; make one current first, or set %s=cuda:N",
+                num_devices,
+                DEVICE_VARIABLE,
+            )
         return 0
     return int(driver.call("cuCtxGetDevice"))
 

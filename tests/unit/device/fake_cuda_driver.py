@@ -66,6 +66,7 @@ class FakeCudaDriver(FakeCudaContexts):
         self.driver_version = driver_version
         self.num_devices = num_devices
         self.takes_batches = True
+        self.is_stream_0_renamed = False
         self.are_events_done = True
         self.elapsed_milliseconds = 0.25
         self.can_wait_for_values = True
@@ -125,6 +126,7 @@ class FakeCudaDriver(FakeCudaContexts):
 
     def _require_stream(self, stream: object) -> int:
         number = require_handle(stream, CUstream, "stream")
+        require(number != 0 or not self.is_stream_0_renamed, "stream 0 is the thread's own; the legacy one is 1")
         if number <= LAST_SPECIAL_STREAM:
             self._require_context()
         else:

@@ -114,6 +114,16 @@ def test_an_error_names_call_number_and_the_drivers_text(device: CudaDevice, dri
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize("status", [CUresult.CUDA_ERROR_ILLEGAL_ADDRESS])
+def test_a_broken_context_is_said_to_be_one(device: CudaDevice, driver: FakeCudaDriver, status: CUresult) -> None:
+    """An engine's kernel went astray: the manager's next call is told of it, and the user what it means."""
+    driver.fail_call(1, status)
+    with pytest.raises(CudaError) as caught:
+        device.record_event(device.create_stream())
+    for part in ("cuCtxPushCurrent", "700", "the CUDA context is broken", "restart the process"):
+        assert part in str(caught.value)
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -395,6 +405,30 @@ def test_recording_on_a_stream_of_its_own_is_one_driver_call(device: CudaDevice,
     device.wait_event(stream, event)
     device.release_event(event)
     assert driver.calls == ["cuEventRecord", "cuStreamWaitEvent"]
+
+
+STREAM_CALLS: dict[str, Callable[[CudaDevice, int, int, int], object]] = {
+    "record": lambda device, stream, gpu, host: device.release_event(device.record_event(stream)),
+    "wait": lambda device, stream, gpu, host: device.wait_event(stream, device.record_event(device.create_stream())),
+    "synchronize": lambda device, stream, gpu, host: device.synchronize_stream(stream),
+    "timer": lambda device, stream, gpu, host: device.stop_timer(stream, device.start_timer(stream)),
+    "copy": lambda device, stream, gpu, host: device.copy_batch(stream, scattered(gpu, host, 3)),
+    "fill": lambda device, stream, gpu, host: device.fill(stream, gpu, 100, 1),
+    "launch": lambda device, stream, gpu, host: device.compile("code", "store").launch(stream, (1, 1, 1), (1, 1, 1), []),
+}
+
+
+@pytest.mark.parametrize("name", STREAM_CALLS)
+def test_the_default_stream_goes_by_the_handle_that_nothing_renames(
+    name: str, device: CudaDevice, driver: FakeCudaDriver
+) -> None:
+    """``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM`` makes stream 0 the thread's own."""
+    driver.is_stream_0_renamed = True
+    gpu, host = mapped(device, GPU, 1), mapped(device, HOST, 1)
+    for stream in (0, 1, 2, device.default_stream(), device.create_stream()):
+        STREAM_CALLS[name](device, stream, gpu, host)
+    give_back(device, GPU, gpu, 1)
+    give_back(device, HOST, host, 1)
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """`default_device`: CUDA where it can be used, the host otherwise, and what the user asks for or an error."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from kv_cache_manager_v2.base.errors import CudaError
 from kv_cache_manager_v2.device.cuda_driver import find_cuda_obstacle
+from kv_cache_manager_v2.device.gpu_presence import VISIBLE_DEVICES_VARIABLE, find_gpu_absence
 from kv_cache_manager_v2.device.selection import DEVICE_VARIABLE, default_device
 
 from .fake_cuda_driver import FakeCudaDriver
@@ -15,6 +17,7 @@ from .fake_cuda_types import CUresult
 @pytest.fixture(autouse=True)
 def no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DEVICE_VARIABLE, raising=False)
+    monkeypatch.delenv(VISIBLE_DEVICES_VARIABLE, raising=False)
 
 
 def chosen_name(driver: FakeCudaDriver) -> str:
@@ -38,12 +41,83 @@ def test_without_a_gpu_it_is_the_host_and_the_log_says_why(caplog: pytest.LogCap
     assert "host" in caplog.text and "no GPU" in caplog.text
 
 
-def test_a_driver_that_does_not_start_is_no_usable_driver() -> None:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_a_driver_that_does_not_start_is_no_usable_driver(caplog: pytest.LogCaptureFixture) -> None:
+    """A GPU that is there and not used costs the user its memory and bandwidth: a warning, with the way out."""
     driver = FakeCudaDriver()
     driver.fail_call(1, CUresult.CUDA_ERROR_UNKNOWN)
     assert "cuInit" in find_cuda_obstacle(driver)
     driver.fail_call(1, CUresult.CUDA_ERROR_UNKNOWN)
     assert chosen_name(driver) == "host"
+    (warning,) = warnings(caplog)
+    assert "cuInit" in warning and f"{DEVICE_VARIABLE}=host" in warning
+
+
+@pytest.mark.parametrize("fails_in_init", [False, True])
+def test_a_driver_that_sees_no_gpu_is_no_reason_to_warn(fails_in_init: bool, caplog: pytest.LogCaptureFixture) -> None:
+    driver = FakeCudaDriver(num_devices=0)
+    if fails_in_init:
+        driver.fail_call(1, CUresult.CUDA_ERROR_NO_DEVICE)
+    assert chosen_name(driver) == "host"
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("choice", ["", "cuda"])
+def test_the_first_of_several_gpus_taken_unasked_is_a_warning(
+    choice: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(DEVICE_VARIABLE, choice)
+    assert chosen_name(FakeCudaDriver(num_devices=8)) == "cuda:0 Fake"
+    (warning,) = warnings(caplog)
+    assert "cuda:0" in warning and "8 GPUs" in warning and f"{DEVICE_VARIABLE}=cuda:N" in warning
+    caplog.clear()
+    # Named, current, or the only one: nothing to warn of.
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda:0")
+    assert chosen_name(FakeCudaDriver(num_devices=8)) == "cuda:0 Fake"
+    monkeypatch.setenv(DEVICE_VARIABLE, choice)
+    assert chosen_name(FakeCudaDriver(num_devices=1)) == "cuda:0 Fake"
+    driver = FakeCudaDriver(num_devices=8)
+    driver.is_initialised = True
+    driver.retained[0x77] = 1
+    driver.context_stack.append(0x77)
+    assert chosen_name(driver) == "cuda:0 Fake"
+    assert warnings(caplog) == []
+
+
+def test_where_there_is_no_gpu_the_driver_is_not_initialised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that called `cuInit` cannot use CUDA in children that it forks; one without a GPU stays free to fork."""
+    driver = FakeCudaDriver()
+    for name in ("null", "nvidia-caps", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    device = default_device(driver, gpu_folder=str(tmp_path))
+    assert device.name == "host" and driver.calls == []
+    device.close()
+    assert "nvidia0" in find_gpu_absence(str(tmp_path)) and warnings(caplog) == []
+    (tmp_path / "nvidia3").touch()
+    assert find_gpu_absence(str(tmp_path)) == ""
+    device = default_device(driver, gpu_folder=str(tmp_path))
+    assert device.name == "cuda:0 Fake"
+    device.close()
+    for hidden in ("", " ", "-1", "-1,0"):
+        monkeypatch.setenv(VISIBLE_DEVICES_VARIABLE, hidden)
+        driver = FakeCudaDriver()
+        device = default_device(driver, gpu_folder=str(tmp_path))
+        assert device.name == "host" and driver.calls == []
+        device.close()
+    # Who asks for a GPU by name gets the driver's own answer.
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
+    device = default_device(driver, gpu_folder=str(tmp_path))
+    assert device.name == "cuda:0 Fake"
+    device.close()
+
+
+def test_where_such_files_are_unknown_the_driver_is_asked() -> None:
+    assert find_gpu_absence("/no such folder") == ""
 
 
 @pytest.mark.parametrize("choice", ["host", " HOST "])
