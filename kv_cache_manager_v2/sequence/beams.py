@@ -22,7 +22,7 @@ from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_slots_at_once
 from ..storage.token_copy import TokenCopies
 from .fork import try_fork
-from .forked_blocks import add_owner, give_up_block, list_copies
+from .forked_blocks import add_owner, give_up_block
 from .page_users import give_up_page
 from .sequence_state import SequenceState
 
@@ -44,26 +44,6 @@ def add_beam(state: SequenceState) -> bool:
     state.beams.append(beam)
     state.is_wide = True
     return True
-
-
-# -- room -----------------------------------------------------------------------------------------------------------------
-
-
-def list_copies_of_beam(beams: list[SequenceState], position: i64, capacity: i64, history: i64) -> list[int]:
-    """What that beam will have to copy once the beams before it have gone through the same resize."""
-    state = beams[position]
-    copies: list[int] = []
-    for ordinal in list_copies(state, capacity, history):
-        block = state.blocks[ordinal]
-        num_gone: i64 = 0
-        earlier: i64 = 0
-        while earlier < position:
-            if beams[earlier].blocks[ordinal] is block:
-                num_gone += 1
-            earlier += 1
-        if block.parent is not None or i64(block.num_co_owners) > num_gone:
-            copies.append(ordinal)
-    return copies
 
 
 # -- committing -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""Copies of shared blocks for which the only room is what the step itself gives back.
+"""Copy-on-write into slots that this resize frees.
 
-They go right into the slots of pages that the step is about to give up, before anything changes and as one batch, which the device
-takes or refuses as a whole. Refused, nothing has changed, for nothing was written. Taken, the rest is bookkeeping:
+The copies go right into the slots of pages that the resize is about to release, before anything changes and as one batch, which the
+device takes or refuses as a whole. Refused, nothing has changed, for nothing was written. Taken, the rest is bookkeeping:
 
-    add        a copy, and the page that gives its slot (its *donor*); it gets a free slot where there is none
-    suffices   whether everybody has room in his turn that way
+    add        a copy, and the page that lends its slot (its *donor*); the copy gets a free slot where there is no donor
+    suffices   whether each sequence or beam has room in its turn that way
     enqueue    one batch for all copies, of a sequence and its beams
-    settle     in the change, once one of them has given its pages up: the slots of donors become those of the copies
+    settle     in the change, once a sequence or beam has released its pages: the slots of donors become those of the copies
 """
 
 from typing import Final, final
@@ -15,13 +15,17 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PartlyCopiedError
+from ..base.ids import PRIORITY_DEFAULT
 from ..events.removal_cause import CAPACITY
 from ..reuse.block import Block
 from ..storage.decision_digest import VICTIM
 from ..storage.page_bytes import copy_slots_at_once
 from ..storage.room_count import RoomCount
+from .forked_blocks import NO_ORDINALS
+from .page_users import count_given_back
+from .resize_plan import ResizePlan, TurnPlan, add_slots, will_hold_page
 from .sequence_state import SequenceState
-from .tail_copy import go_on_with_copies
+from .staged_copies import take_copies
 
 _NO_DONOR: Final = -1
 
@@ -92,8 +96,8 @@ class InPlaceCopies:
         self._states.append(state)
         self._ordinals.append(ordinals)
         self._targets.append([])
-        self._needed.append(needed[:])
-        self._given_back.append(given_back[:])
+        self._needed.append(needed)
+        self._given_back.append(given_back)
 
     def add_donor(self, page: i64, pool_group: i64) -> None:
         """A page that only the present one holds, and gives up."""
@@ -215,4 +219,54 @@ class InPlaceCopies:
             if copy.turn == turn:
                 storage.make_locked_page_at(copy.page, copy.pool_group, copy.slot, copy.priority)
                 storage.reads.note_copy(copy.source, copy.page)
-        go_on_with_copies(state, self._ordinals[turn], self._targets[turn], self._mark)
+        take_copies(state, self._ordinals[turn], self._targets[turn], self._mark)
+
+
+def plan_in_place(plan: ResizePlan) -> InPlaceCopies | None:
+    """Where each copy goes; None if what the resize releases is more than pages, so that not all copies find a slot."""
+    shared = plan.turns[0].state.shared
+    needed = vec[i64]([0] * shared.storage.num_pool_groups)
+    released = vec[i64]([0] * shared.storage.num_pool_groups)
+    in_place = InPlaceCopies(shared.storage.num_pool_groups)
+    priorities = plan.priorities
+    for turn in plan.turns:
+        needed = add_slots(needed, turn.needed)
+        released = add_slots(released, turn.released)
+        in_place.begin_turn(turn.state, turn.copies, needed, released)
+        # Private pages first: no later prompt could use their bytes.
+        _add_donors(in_place, plan, turn, False)
+        _add_donors(in_place, plan, turn, True)
+        position = 0
+        for copied in turn.copies:
+            in_place.begin_block()
+            life_cycle = 0
+            while life_cycle < shared.num_life_cycles:
+                if will_hold_page(turn.state, life_cycle, copied, plan.capacity, plan.history):
+                    in_place.add_copy(life_cycle, PRIORITY_DEFAULT if len(priorities) == 0 else priorities[position])
+                position += 1
+                life_cycle += 1
+        priorities = NO_ORDINALS
+    if in_place.suffices(shared.room_count):
+        return in_place
+    in_place.give_up()
+    return None
+
+
+def _add_donors(in_place: InPlaceCopies, plan: ResizePlan, turn: TurnPlan, published: bool) -> None:
+    """Pages that the turn releases, and that no other sequence holds."""
+    state = turn.state
+    shared = state.shared
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        ordinal: i64 = 0
+        while ordinal < state.num_blocks:
+            if (
+                (ordinal >= plan.num_blocks or not will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history))
+                and state.is_published(ordinal) == published
+                and int(ordinal) not in turn.copies
+                and count_given_back(state, life_cycle, ordinal, ordinal + 1) == 1
+            ):
+                page = state.blocks[ordinal].first_page + life_cycle
+                in_place.add_donor(page, shared.storage.pool_group_of[life_cycle])
+            ordinal += 1
+        life_cycle += 1

@@ -38,10 +38,11 @@ from .recurrent_state import (
     unlock_state,
 )
 from .resize_plan import count_new_pages
+from .published_tail import can_take_tail_back, forget_copies_of_tail, withdraw_tail
 from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
 from .snapshots import leave_last_state
-from .tail_copy import can_take_tail_back, copy_shared_blocks, forget_copies_of_tail, withdraw_tail
+from .staged_copies import copy_shared_blocks
 from .usage_books import enter_resume
 
 

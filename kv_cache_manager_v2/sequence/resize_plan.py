@@ -1,45 +1,190 @@
-"""What a resize takes and gives back: slots per pool group, counted before anything changes.
+"""The plan of one `resize`: a value that says what joins, what is released and what is copied, made before anything changes.
 
-A step is the capacity and the history that it asks for. A block holds a page of a life cycle after it if the next token reads the
-block (a sink, or from the window's beginning on) and it is not among the step's scratch blocks.
+`plan_resize` works it out for a sequence, or for all beams of one, and finds out whether the slots are to be had; a refusal changes
+nothing. `resize.try_resize` applies it. A block holds a page of a life cycle after the resize if the next token reads the block (a
+sink, or from the window's beginning on) and the block is not among the step's scratch blocks.
 """
 
+from enum import Enum
+from typing import Final, final
+
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
+from .forked_blocks import NO_ORDINALS, find_first_written, list_copies
 from .page_users import count_given_back
+from .published_tail import can_take_tail_back
 from .sequence_state import SequenceState
+from .shared_state import NEVER, SharedState
 
 
-def plan_resize(
-    state: SequenceState, capacity: i64, history: i64, copies: list[int], needed: vec[i64], given_back: vec[i64]
-) -> None:
-    """Add, per pool group, the slots that the resize takes and gives back."""
+NO_SLOTS: Final = vec[i64]()
+
+
+class CopyWay(Enum):
+    """How shared blocks that the step writes become private ones."""
+
+    NONE = "no shared block is written"
+    FIRST = "copied into free slots before anything changes"
+    IN_PLACE = "copied into slots of pages that the resize releases, before it releases them"
+    LAST = "copied into slots that the resize has released"
+    WITHDRAWN = "not copied: the published tail leaves the tree and is written in place"
+
+
+@final
+@mypyc_attr(native_class=True)
+class TurnPlan:
+    """What the resize does to one sequence, or to one beam, which have their turns in order. Slots are per pool group."""
+
+    __slots__ = ("state", "copies", "first_written", "needed", "copied", "released")
+
+    state: Final[SequenceState]
+    copies: Final[list[int]]
+    """Ordinals of the shared blocks that the step writes."""
+    first_written: Final[i64]
+    """The first block that the step writes; NEVER where no block can be shared."""
+    needed: Final[vec[i64]]
+    """Slots for new pages, scratch blocks and copies."""
+    copied: vec[i64]
+    """Of these, slots for the pages of copied blocks that the sequence still holds after the resize; empty where there are no copies."""
+    released: Final[vec[i64]]
+    """Slots that become free or evictable. A page that another beam holds too is not among them."""
+
+    def __init__(self, state: SequenceState, copies: list[int], first_written: i64) -> None:
+        self.state = state
+        self.copies = copies
+        self.first_written = first_written
+        num_pool_groups = state.shared.storage.num_pool_groups
+        self.needed = vec[i64]([0] * num_pool_groups)
+        self.copied = vec[i64]([0] * num_pool_groups) if len(copies) > 0 else vec[i64]()
+        self.released = vec[i64]([0] * num_pool_groups)
+
+
+@final
+@mypyc_attr(native_class=True)
+class ResizePlan:
+    """One `resize` to ``capacity`` and ``history``, in tokens: a turn for the sequence, or one for each of its beams."""
+
+    __slots__ = ("capacity", "history", "num_blocks", "turns", "way", "priorities")
+
+    capacity: Final[i64]
+    history: Final[i64]
+    num_blocks: Final[i64]
+    """Of each sequence or beam, after the resize."""
+    turns: Final[list[TurnPlan]]
+    way: CopyWay
+    """WITHDRAWN or NONE from the start; else chosen when everything that can be evicted beforehand has been."""
+    priorities: list[int]
+    """Of the first turn's pages, as `ask_priorities` says; empty where all have the default."""
+
+    def __init__(self, capacity: i64, history: i64, num_blocks: i64) -> None:
+        self.capacity = capacity
+        self.history = history
+        self.num_blocks = num_blocks
+        self.turns = []
+        self.way = CopyWay.NONE
+        self.priorities = NO_ORDINALS
+
+    def __repr__(self) -> str:
+        turns = [
+            f"sequence {turn.state.id}: blocks {turn.state.num_blocks} to {self.num_blocks}, copies {turn.copies}, slots "
+            f"+{list(turn.needed)}, of which {list(turn.copied)} for copies, -{list(turn.released)} released"
+            for turn in self.turns
+        ]
+        return f"<ResizePlan to {self.capacity}, history {self.history}; {self.way.value}; {'; '.join(turns)}>"
+
+
+def plan_resize(states: list[SequenceState], capacity: i64, history: i64) -> ResizePlan | None:
+    """None, with `PageStorage.last_refusal` set and nothing changed, if the slots are not to be had.
+
+    Each beam is planned after the ones before it: of a block that only beams share the last one writes in place.
+    """
+    shared = states[0].shared
+    plan = ResizePlan(capacity, history, (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block)
+    needed = NO_SLOTS
+    released = NO_SLOTS
+    position: i64 = 0
+    for state in states:
+        copies = NO_ORDINALS
+        first_written: i64 = NEVER
+        if state.tail_is_shared or state.forked_end > 0:
+            first_written = find_first_written(state, capacity, history)
+            copies = list_copies(state, capacity, history)
+            if position > 0:
+                copies = _leave_out_last_owned(states, position, copies)
+        turn = plan_turn(state, copies, first_written, plan)
+        if len(copies) > 0:
+            plan.way = CopyWay.FIRST
+        needed = turn.needed if position == 0 else add_slots(needed, turn.needed)
+        released = turn.released if position == 0 else add_slots(released, turn.released)
+        if shared.room_count.find_refusal(needed, released):
+            return _plan_without_copy(plan, turn) if len(states) == 1 else None
+        plan.turns.append(turn)
+        position += 1
+    return plan
+
+
+def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: list[int]) -> list[int]:
+    """Without the blocks that are the beam's alone once the beams before it have copied them: it writes these in place."""
+    left: list[int] = []
+    for ordinal in copies:
+        block = beams[position].blocks[ordinal]
+        num_gone: i64 = 0
+        earlier: i64 = 0
+        while earlier < position:
+            if beams[earlier].blocks[ordinal] is block:
+                num_gone += 1
+            earlier += 1
+        if block.parent is not None or i64(block.num_co_owners) > num_gone:
+            left.append(ordinal)
+    return left
+
+
+def _plan_without_copy(plan: ResizePlan, turn: TurnPlan) -> ResizePlan | None:
+    """There is no slot for the copy of the published tail; where no other sequence uses the tail, it can be withdrawn instead."""
+    state = turn.state
+    # The one block to be copied may be another one, which a fork or a lease has: only the tail can be withdrawn.
+    is_tail = len(turn.copies) == 1 and state.tail_is_shared and turn.copies[0] == state.num_published
+    if not is_tail or not can_take_tail_back(state):
+        return None
+    withdrawn = plan_turn(state, NO_ORDINALS, turn.first_written, plan)
+    if state.shared.room_count.find_refusal(withdrawn.needed, withdrawn.released):
+        return None
+    plan.way = CopyWay.WITHDRAWN
+    plan.turns.append(withdrawn)
+    return plan
+
+
+def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan: ResizePlan) -> TurnPlan:
+    """The slots that one sequence or beam takes and releases, given what the beams before it have done so far."""
     shared = state.shared
-    num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
-    moves_scratch = state.scratch.is_enabled and capacity != state.capacity
+    turn = TurnPlan(state, copies, first_written)
+    moves_scratch = state.scratch.is_enabled and plan.capacity != state.capacity
     life_cycle: i64 = 0
     while life_cycle < shared.num_life_cycles:
         pool_group = shared.storage.pool_group_of[life_cycle]
         begin = state.window_begins[life_cycle]
-        new_begin = shared.compute_window_begin(life_cycle, history)
-        needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, num_blocks, new_begin)
+        new_begin = shared.compute_window_begin(life_cycle, plan.history)
+        turn.needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, plan.num_blocks, new_begin)
         if moves_scratch:
-            _plan_scratch(state, life_cycle, capacity, history, needed, given_back)
-        needed[pool_group] += _count_copies(state, life_cycle, copies, capacity, history)
+            _plan_scratch(turn, life_cycle, plan.capacity, plan.history)
+        for ordinal in copies:
+            if will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history):
+                turn.copied[pool_group] += 1
+                turn.needed[pool_group] += 1
         # Below, what remains of the present blocks; a window may have moved past their end.
-        kept = state.num_blocks if state.num_blocks < num_blocks else num_blocks
+        kept = state.num_blocks if state.num_blocks < plan.num_blocks else plan.num_blocks
         if new_begin > begin:
             end = new_begin if new_begin < kept else kept
-            given_back[pool_group] += count_given_back(state, life_cycle, begin, end)
-        given_back[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
+            turn.released[pool_group] += count_given_back(state, life_cycle, begin, end)
+        turn.released[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
         life_cycle += 1
+    return turn
 
 
-def _plan_scratch(
-    state: SequenceState, life_cycle: i64, capacity: i64, history: i64, needed: vec[i64], given_back: vec[i64]
-) -> None:
-    """What the next step's scratch range changes: slots taken and given back, and pages that its blocks do without."""
+def _plan_scratch(turn: TurnPlan, life_cycle: i64, capacity: i64, history: i64) -> None:
+    """What the next step's scratch range changes: slots taken and released, and pages that its blocks do without."""
+    state = turn.state
     scratch = state.scratch
     pool_group = state.shared.storage.pool_group_of[life_cycle]
     begin = scratch.compute_begin(life_cycle, history, capacity)
@@ -47,14 +192,15 @@ def _plan_scratch(
     num_slots: i64 = len(scratch.slots[life_cycle])
     wanted = scratch.count_slots(life_cycle, end - begin)
     if wanted > num_slots:
-        needed[pool_group] += wanted - num_slots
+        turn.needed[pool_group] += wanted - num_slots
     else:
-        given_back[pool_group] += num_slots - wanted
+        turn.released[pool_group] += num_slots - wanted
     # All of the range is at or after the new window's beginning, so count_new_pages counted its new blocks.
     first_new = begin if begin > state.num_blocks else state.num_blocks
     if end > first_new:
-        needed[pool_group] -= end - first_new
-    given_back[pool_group] += count_given_back(state, life_cycle, begin, end if end < state.num_blocks else state.num_blocks)
+        turn.needed[pool_group] -= end - first_new
+    kept = end if end < state.num_blocks else state.num_blocks
+    turn.released[pool_group] += count_given_back(state, life_cycle, begin, kept)
 
 
 def count_new_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64, window_begin: i64) -> i64:
@@ -70,17 +216,8 @@ def count_new_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64,
     return count + num_sinks_among if num_sinks_among > 0 else count
 
 
-def _count_copies(state: SequenceState, life_cycle: i64, copies: list[int], capacity: i64, history: i64) -> i64:
-    """Pages that copies of shared blocks need, where the window and the scratch range of the coming step are in force."""
-    count: i64 = 0
-    for ordinal in copies:
-        if will_hold_page(state, life_cycle, ordinal, capacity, history):
-            count += 1
-    return count
-
-
 def will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity: i64, history: i64) -> bool:
-    """Whether that block has a page of the life cycle after the step."""
+    """Whether that block has a page of the life cycle after the resize."""
     window_begin = state.shared.compute_window_begin(life_cycle, history)
     if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 0:
         return False
@@ -90,20 +227,57 @@ def will_hold_page(state: SequenceState, life_cycle: i64, ordinal: i64, capacity
     return ordinal >= scratch.compute_end(life_cycle, history, capacity)
 
 
-def leave_out_copies(state: SequenceState, copies: list[int], capacity: i64, history: i64, needed: vec[i64]) -> None:
-    """Take the slots of copies, which `plan_resize` has counted, out of ``needed`` again: they are made already, or not at all."""
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        pool_group = state.shared.storage.pool_group_of[life_cycle]
-        needed[pool_group] -= _count_copies(state, life_cycle, copies, capacity, history)
-        life_cycle += 1
+def count_staged_copies(turns: list[TurnPlan], num_pool_groups: i64) -> vec[i64]:
+    """Slots that copies take which are made first: one for each page that the copied blocks have now."""
+    needed = vec[i64]([0] * num_pool_groups)
+    for turn in turns:
+        storage = turn.state.shared.storage
+        life_cycle: i64 = 0
+        while life_cycle < turn.state.shared.num_life_cycles:
+            for ordinal in turn.copies:
+                if turn.state.holds_page(life_cycle, ordinal):
+                    needed[storage.pool_group_of[life_cycle]] += 1
+            life_cycle += 1
+    return needed
 
 
-def add_held_copies(state: SequenceState, copies: list[int], needed: vec[i64]) -> None:
-    """Add, per pool group, the slots that copies of blocks as they are now take."""
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        for ordinal in copies:
-            if state.holds_page(life_cycle, ordinal):
-                needed[state.shared.storage.pool_group_of[life_cycle]] += 1
-        life_cycle += 1
+def count_peak(plan: ResizePlan, copies_first: bool) -> vec[i64]:
+    """The most slots that the resize takes at any moment beyond those that it has released by then, per pool group.
+
+    ``copies_first``: all copies are made before anything is released, those of later turns included.
+    """
+    num_pool_groups = plan.turns[0].state.shared.storage.num_pool_groups
+    staged = count_staged_copies(plan.turns, num_pool_groups) if copies_first else vec[i64]([0] * num_pool_groups)
+    peak = staged[:]
+    taken = vec[i64]([0] * num_pool_groups)
+    later = staged
+    for position, turn in enumerate(plan.turns):
+        if copies_first:
+            later = count_staged_copies(plan.turns[position + 1 :], num_pool_groups)
+        pool_group: i64 = 0
+        while pool_group < num_pool_groups:
+            taken[pool_group] += turn.needed[pool_group] - turn.released[pool_group]
+            if taken[pool_group] + later[pool_group] > peak[pool_group]:
+                peak[pool_group] = taken[pool_group] + later[pool_group]
+            pool_group += 1
+    return peak
+
+
+def has_room(shared: SharedState, needed: vec[i64]) -> bool:
+    """Whether so many slots per pool group are to be had now."""
+    pool_group: i64 = 0
+    while pool_group < shared.storage.num_pool_groups:
+        if not shared.room_count.has_room(pool_group, needed[pool_group]):
+            return False
+        pool_group += 1
+    return True
+
+
+def add_slots(first: vec[i64], second: vec[i64]) -> vec[i64]:
+    """Per pool group."""
+    return vec[i64]([first[pool_group] + second[pool_group] for pool_group in range(len(first))])
+
+
+def subtract_slots(first: vec[i64], second: vec[i64]) -> vec[i64]:
+    """Per pool group."""
+    return vec[i64]([first[pool_group] - second[pool_group] for pool_group in range(len(first))])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hybrid_models import hybrid_config
-from small_models import config_of, manager_of, run_prompt, used_slots
+from small_models import config_of, free_slots, manager_of, run_prompt, used_slots
 
 from kv_cache_manager_v2 import (
     BatchPageTable,
@@ -67,6 +67,58 @@ def test_no_room_for_one_beam_is_no_room_for_any() -> None:
 def token_of(view: Any, manager: KVCacheManager, kv_cache: Any, beam: int, position: int) -> Any:
     (index,) = manager.get_page_index_converter(LayerId(0), "key")([kv_cache.get_base_page_indices(0, beam)[position // 4]])
     return np.asarray(view)[index].reshape(4, 8)[position % 4]
+
+
+def test_beams_that_share_unequally_have_room_in_their_turns() -> None:
+    """Seven beams of a window of four tokens, of which 0, 1 and 6 share their blocks, and 3 and 4 theirs, in a step that adds a block to
+    each and releases four blocks of each. A shared block has to be copied for all its beams but one: three copies.
+
+    Slots taken after each turn, with pages that beams share not counted as released: 2, 4, 1, 3, 4, 1, 2. So 4 free slots do, if
+    beam 3's copy does not take one before its turn.
+    """
+    for num_free in range(10):
+        with manager_of(windows=[4], num_slots=64, max_util_for_resume=1.0) as manager:
+            kv_cache = run_prompt(manager, [1, 2, 3, 4])
+            kv_cache.beam_width = 7
+            assert kv_cache.resize(28, 4)
+            kv_cache.reorder_beams([0, 0, 2, 3, 3, 5, 0])
+            with run_prompt(manager, [9]) as other:
+                assert other.resize(4 * (free_slots(manager) - num_free + 1), 1)
+                assert free_slots(manager) == num_free
+                before = manager.describe()
+                assert kv_cache.resize(29, 26) is (num_free >= 4)
+                manager.check_invariants()
+                assert num_free >= 4 or manager.describe() == before
+            kv_cache.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_however_beams_share_a_resize_is_done_or_refused(seed: int) -> None:
+    """With every number of free slots up to a few: never broken, and a refusal changes nothing."""
+    random_source = random.Random(seed)
+    for _ in range(12):
+        windows: list[int | None] = random_source.choice([[4], [4], [8], [None, 4]])
+        width = random_source.randint(2, 8)
+        parents = [random_source.choice((own, 0, width // 2)) for own in range(width)]
+        length = random_source.randint(8, 40)
+        capacity = random_source.randint(length - 3, length + 6)
+        history = random_source.randint(5, capacity)
+        room = None
+        for num_free in range(9):
+            with manager_of(windows=windows, num_slots=256, max_util_for_resume=1.0) as manager:
+                kv_cache = run_prompt(manager, [1, 2, 3, 4, 5])
+                kv_cache.beam_width = width
+                assert kv_cache.resize(length, 5)
+                kv_cache.reorder_beams(parents)
+                with run_prompt(manager, [9]) as other:
+                    # The filler's blocks have a page in each layer group.
+                    assert other.resize(4 * (1 + (free_slots(manager) - num_free) // len(windows)), 1)
+                    before = manager.describe()
+                    is_done = kv_cache.resize(capacity, history)
+                    manager.check_invariants()
+                    assert is_done or (manager.describe() == before and room is None), "refused with more room than was enough"
+                    room = num_free if is_done and room is None else room
+                kv_cache.close()
 
 
 @pytest.mark.parametrize("seed", range(10))

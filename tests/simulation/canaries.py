@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Canary:
     """``old`` occurs once in ``file`` (from the package's folder) and is replaced by ``new``.
 
-    ``first_seed``: where the search begins; for bugs that few scenarios can show, one of these. ``worlds``: of seeds, small or large ones.
+    ``first_seed``: where the search begins; for bugs that few scenarios can show, one of these.
     """
 
     name: str
@@ -19,7 +19,6 @@ class Canary:
     old: str
     new: str
     first_seed: int = 0
-    worlds: str = "small"
 
 
 CANARIES = (
@@ -154,9 +153,9 @@ CANARIES = (
     ),
     Canary(
         "refused resize moves the history",
-        "sequence/resize.py",
-        "        if not is_tail or not can_take_tail_back(state):\n            return False\n        leave",
-        "        if not is_tail or not can_take_tail_back(state):\n            state.history = history\n            return False\n        leave",
+        "sequence/resize_plan.py",
+        "    if not is_tail or not can_take_tail_back(state):\n        return None\n",
+        "    if not is_tail or not can_take_tail_back(state):\n        state.history = plan.history\n        return None\n",
     ),
     Canary(
         "refusal counts what can be evicted twice",
@@ -209,15 +208,15 @@ CANARIES = (
     ),
     Canary(
         "private copy of a partial block is not copied",
-        "sequence/tail_copy.py",
+        "sequence/staged_copies.py",
         "            copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)\n",
         "",
     ),
     Canary(
         "owner goes on writing into its published partial block",
-        "sequence/resize.py",
-        "    if state.tail_is_shared or state.forked_end > 0:\n",
-        "    if state.forked_end > 0:\n",
+        "sequence/resize_plan.py",
+        "        if state.tail_is_shared or state.forked_end > 0:\n",
+        "        if state.forked_end > 0:\n",
     ),
     # -- scratch ------------------------------------------------------------------------------------------------------
     Canary(
@@ -416,7 +415,7 @@ CANARIES = (
     # -- beams ----------------------------------------------------------------------------------------------------------
     Canary(
         "the last beams but one write a block that they share",
-        "sequence/beams.py",
+        "sequence/resize_plan.py",
         "i64(block.num_co_owners) > num_gone:",
         "i64(block.num_co_owners) > num_gone + 1:",
     ),
@@ -489,13 +488,6 @@ CANARIES = (
         "sequence/tree_commit.py",
         "                if target_slot != BAD_PAGE_INDEX:\n",
         "                if target_slot != BAD_PAGE_INDEX and position < 0:\n",
-    ),
-    Canary(
-        "a smaller cache stays in a part that is longer than its own",
-        "storage/eviction/reuse_rates.py",
-        "            return False\n        self._end_part()\n        return True\n",
-        "            return False\n        return False\n",
-        worlds="large",
     ),
     # -- failures of the device ---------------------------------------------------------------------------------------
     Canary(

@@ -5,7 +5,6 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ...device.port import Device
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
 from ...storage.debug_fill import DebugFill
@@ -31,14 +30,12 @@ class RunState:
     """``num_performed``: actions that found something to do. ``num_refused``: calls that found no room."""
 
     __slots__ = (
-        "scenario", "device", "simulated", "manager", "engine", "model", "judge", "streams", "texts", "sequences", "lost", "drops",
-        "leases", "next_name", "num_performed", "num_refused", "_pool_group_of", "_follower", "_digest",
+        "scenario", "device", "manager", "engine", "model", "judge", "streams", "texts", "sequences", "lost", "drops", "leases",
+        "next_name", "num_performed", "num_refused", "_pool_group_of", "_follower", "_digest",
     )  # fmt: skip
 
     scenario: Final[Scenario]
-    device: Final[Device]
-    simulated: Final[SimulatedDevice | None]
-    """The same device, where it is one that looks for races and can be made to fail."""
+    device: Final[SimulatedDevice]
     manager: Final[KVCacheManager]
     engine: Final[FakeEngine]
     model: Final[ReferenceModel]
@@ -55,13 +52,10 @@ class RunState:
     _pool_group_of: Final[list[int]]
     _follower: Final[EventFollower]
 
-    def __init__(self, scenario: Scenario, device: Device | None = None) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         config = scenario.config
         self.scenario = scenario
-        self.device = scenario.make_device() if device is None else device
-        self.simulated = self.device if isinstance(self.device, SimulatedDevice) else None
-        if self.simulated is None and scenario.fault_share > 0.0:
-            raise ValueError(f"scenario {scenario.seed} plans failures, and {self.device.name} cannot be made to fail")
+        self.device = scenario.make_device()
         events = KVCacheEventManager(scenario.max_event_entries)
         debug_fill = DebugFill.NAN if scenario.fills_pages else None
         self.manager = KVCacheManager(config, device=self.device, debug_fill=debug_fill, event_manager=events)
@@ -76,9 +70,7 @@ class RunState:
         self.streams = [self.device.default_stream()]
         while len(self.streams) < scenario.num_streams:
             self.streams.append(self.device.create_stream())
-        self.texts = TextSource(
-            scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts, scenario.max_cut, scenario.share_of_repeated
-        )
+        self.texts = TextSource(scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts, scenario.max_cut)
         self.sequences = []
         self.lost = LostSequences(self.manager, self.model)
         self.drops = PlannedDrops()
@@ -87,11 +79,6 @@ class RunState:
         self._digest: Final = hashlib.sha256()
         self.num_performed = 0
         self.num_refused = 0
-
-    @property
-    def num_faults(self) -> int:
-        """Planned failures of the device that have happened."""
-        return 0 if self.simulated is None else self.simulated.faults.num_fired
 
     @property
     def digest(self) -> str:
@@ -104,14 +91,13 @@ class RunState:
             self.model.make_room()
 
     def check(self) -> None:
-        """Everything that can be checked after an action; what takes longest in large worlds not after each."""
-        if self.num_performed % self.scenario.steps_per_invariants == 0:
-            self.manager.check_invariants()
+        """Everything that can be checked after an action."""
+        self.manager.check_invariants()
         picture = self.manager.describe()
-        self._digest.update(failures.decisions_in(picture, self.streams))
+        self._digest.update(failures.decisions_in(picture))
         self.model.see(picture)
         check_state(self.manager, self.model, self.judge, self.sequences, self._pool_group_of)
         if self.num_performed % self.scenario.steps_per_event_check == 0:
             self._follower.check(picture)
-        if self.simulated is not None and self.simulated.races:
-            raise self.simulated.races[0]
+        if self.device.races:
+            raise self.device.races[0]

@@ -11,7 +11,6 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ...base.errors import CorruptedError, StorageIOError
-from ...device.port import Device
 from ...manager.kv_cache_manager import KVCacheManager
 from ..reference_pages import ModelDisagreement
 from ..simulated_device import SimulatedDevice
@@ -30,10 +29,7 @@ from .steps import commit, step, step_batch
 @final
 @mypyc_attr(native_class=True)
 class SimulatedRun:
-    """Performs actions; `finish` ends the history and checks that nothing is left over.
-
-    ``device``: in place of the scenario's simulated one, for scenarios that plan no failure; `finish` closes it.
-    """
+    """Performs actions; `finish` ends the history and checks that nothing is left over."""
 
     __slots__ = ("is_broken", "_state")
 
@@ -41,15 +37,13 @@ class SimulatedRun:
     """The device failed where nothing can be undone: nothing more is performed."""
     _state: Final[RunState]
 
-    def __init__(self, scenario: Scenario, device: Device | None = None) -> None:
-        self._state = RunState(scenario, device)
+    def __init__(self, scenario: Scenario) -> None:
+        self._state = RunState(scenario)
         self.is_broken = False
 
     @property
     def device(self) -> SimulatedDevice:
-        simulated = self._state.simulated
-        assert simulated is not None, "this run is on a device of its own"
-        return simulated
+        return self._state.device
 
     @property
     def manager(self) -> KVCacheManager:
@@ -86,14 +80,13 @@ class SimulatedRun:
     def _perform_with_faults(self, action: Action) -> None:
         """What a failure prevents has not happened; sequences that lost pages to it can only be closed."""
         run = self._state
-        device = self.device
-        faults = device.faults
+        faults = run.device.faults
         try:
             run.lost.close_some(Random(action.number + 3))
         except failures.FAILURES as error:
             self._require_broken_by(error)
             return
-        failures.plan_fault(device, action, run.scenario.fault_share, run.scenario.spares_writes)
+        failures.plan_fault(run.device, action, run.scenario.fault_share, run.scenario.spares_writes)
         num_fired = faults.num_fired
         run.judge.excuses_refusals = run.judge.excuses_refusals or faults.num_pending > 0
         try:
@@ -107,7 +100,7 @@ class SimulatedRun:
         else:
             if faults.num_fired == num_fired:
                 return
-        self.is_broken = not failures.settle_failures(device, run.manager)
+        self.is_broken = not failures.settle_failures(run.device, run.manager)
         if self.is_broken:
             return
         run.model.note_failure()
@@ -118,7 +111,7 @@ class SimulatedRun:
 
     def _require_broken_by(self, error: Exception) -> None:
         """To suspend or close a lost sequence may be what a planned fault waited for. Neither fails, but where nobody may wait."""
-        self.is_broken = not failures.settle_failures(self.device, self._state.manager)
+        self.is_broken = not failures.settle_failures(self._state.device, self._state.manager)
         if not self.is_broken:
             raise error
 
@@ -133,7 +126,7 @@ class SimulatedRun:
             run.drops.carry_one_out(run.manager, run.model, random)
         elif kind == "resize_level":
             run.num_performed += 1
-            change_level(run.manager, run.scenario.config, run.model, run.judge, random, run.scenario.is_large)
+            change_level(run.manager, run.scenario.config, run.model, run.judge, random)
         elif kind == "settle":
             run.num_performed += 1
             run.leases.settle_one(random)
@@ -213,8 +206,7 @@ class SimulatedRun:
         if self.is_broken:
             self._finish_broken()
             return
-        if run.simulated is not None:
-            run.simulated.faults.clear()
+        run.device.faults.clear()
         run.lost.close_all()
         while run.sequences:
             close(run, run.sequences[-1])
@@ -238,7 +230,7 @@ class SimulatedRun:
         run = self._state
         for sequence in [*run.sequences, *run.lost.sequences]:
             failures.require_broken(sequence.handle, run.manager)
-        self.device.faults.clear()
+        run.device.faults.clear()
         run.engine.close()
         run.manager.shutdown()
         self._close_device()
@@ -247,9 +239,8 @@ class SimulatedRun:
         run = self._state
         for stream in run.streams[1:]:
             run.device.destroy_stream(stream)
-        simulated = run.simulated
-        if simulated is not None and (simulated.num_open_events > 0 or simulated.num_open_streams > 0):
+        if run.device.num_open_events > 0 or run.device.num_open_streams > 0:
             raise ModelDisagreement(
-                f"{simulated.num_open_events} events and {simulated.num_open_streams} streams were not given back"
+                f"{run.device.num_open_events} events and {run.device.num_open_streams} streams were not given back"
             )
         run.device.close()

@@ -1,0 +1,54 @@
+"""The published tail: a partial last block that the tree has, of which only the leading tokens are the sequence's.
+
+Where there is no slot for a copy to write into, and no other sequence uses the block, it leaves the tree and is written in place.
+"""
+
+from mypy_extensions import i64
+
+from .sequence_state import SequenceState
+
+
+def can_take_tail_back(state: SequenceState) -> bool:
+    """Whether nobody else could miss the shared last block if this sequence took it out of the tree."""
+    block = state.blocks[state.num_published]
+    if block.num_pins > 1 or block.only_child is not None or block.children is not None:
+        return False
+    rows = state.shared.storage.rows
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        page = block.first_page + life_cycle
+        if rows.has_page(page) and (not state.holds_page(life_cycle, state.num_published) or rows.num_holds(page) > 1):
+            return False
+        life_cycle += 1
+    return True
+
+
+def take_tail_back(state: SequenceState) -> None:
+    """The shared last block becomes private again: there is no room for a copy, and the sequence would never go on."""
+    shared = state.shared
+    block = state.blocks[state.num_published]
+    forget_copies_of_tail(state)
+    withdraw_tail(state)
+    life_cycle: i64 = 0
+    while life_cycle < shared.num_life_cycles:
+        # Others have copied it on their streams.
+        if state.holds_page(life_cycle, state.num_published):
+            allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
+            shared.order.wait(state.timeline, allocator.ready[shared.storage.rows.slot(block.first_page + life_cycle)])
+        life_cycle += 1
+
+
+def forget_copies_of_tail(state: SequenceState) -> None:
+    """Its bytes are going to change. Whoever locks or awaits its pages from now on waits for copies that are being written too."""
+    first_page = state.blocks[state.num_published].first_page
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        state.shared.storage.copies.forget(first_page + life_cycle)
+        life_cycle += 1
+
+
+def withdraw_tail(state: SequenceState) -> None:
+    """The last block is the sequence's own; its pages have been awaited since their copies were forgotten."""
+    state.shared.tree.withdraw(state.blocks[state.num_published])
+    state.tail_is_shared = False
+    state.copies_tail_on_resume = False

@@ -1,0 +1,148 @@
+"""Private copies of shared blocks: the sequence is going to write there, and neither published bytes nor a fork's may change.
+
+    add      copies of one sequence's or beam's blocks are enqueued; no sequence has them yet
+    finish   all are enqueued: later work on the stream may be ordered behind them
+    settle   in the change: the sequence takes its copies and releases the shared blocks
+    free     instead of `finish` and `settle`, where the device refused one: nothing has changed
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
+from ..reuse.block import Block
+from ..stats.usage_counters import ALLOCATED
+from ..storage.page_bytes import copy_page
+from .forked_blocks import give_up_block
+from .page_users import give_up_page
+from .sequence_state import SequenceState
+from .shared_state import SharedState
+
+
+@final
+@mypyc_attr(native_class=True)
+class StagedCopies:
+    """Of one sequence, or of several beams. A slot has been made free for each page that the copied blocks have."""
+
+    __slots__ = ("_shared", "_states", "_ordinals", "_targets", "_digest", "_mark")
+
+    _shared: Final[SharedState]
+    _states: Final[list[SequenceState]]
+    _ordinals: Final[list[list[int]]]  # by state, as the next
+    _targets: Final[list[list[Block]]]
+    _digest: Final[i64]
+    """Of decisions, before the first copy."""
+    _mark: i64
+    """Of the timeline, after the copies."""
+
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
+        self._states = []
+        self._ordinals = []
+        self._targets = []
+        self._digest = shared.storage.digest.value
+        self._mark = 0
+
+    def add(self, state: SequenceState, ordinals: list[int], priorities: list[int]) -> None:
+        """``priorities``: for each block, one entry per life cycle; empty: the default. The device's error calls for `free`."""
+        if len(ordinals) == 0:
+            return
+        targets: list[Block] = []
+        self._states.append(state)
+        self._ordinals.append(ordinals)
+        self._targets.append(targets)
+        for ordinal in ordinals:
+            targets.append(self._shared.tree.pool.take())
+            _copy_pages(state, ordinal, targets[-1], priorities, (len(targets) - 1) * self._shared.num_life_cycles)
+
+    def finish(self) -> None:
+        if len(self._states) > 0:
+            self._mark = self._shared.order.mark(self._states[0].timeline)
+
+    def free(self) -> None:
+        position = len(self._states) - 1
+        # The last slot taken is the first on the stack again: the next call takes the same ones.
+        while position >= 0:
+            targets = self._targets[position]
+            while len(targets) > 0:
+                _free_copy(self._states[position], targets.pop())
+            position -= 1
+        self._shared.storage.digest.value = self._digest
+
+    def settle(self, state: SequenceState) -> None:
+        """What the device refuses here, and the host cannot wait for, leaves it half done: call it in a change."""
+        for position, one in enumerate(self._states):
+            if one is state:
+                take_copies(state, self._ordinals[position], self._targets[position], self._mark)
+
+
+def copy_shared_blocks(state: SequenceState, ordinals: list[int], priorities: list[int]) -> None:
+    """All steps in one. If a copy cannot be enqueued, nothing has changed and the device's error is raised."""
+    staged = StagedCopies(state.shared)
+    try:
+        staged.add(state, ordinals, priorities)
+        staged.finish()
+    except BaseException:
+        staged.free()
+        raise
+    state.shared.guard.begin_change()
+    staged.settle(state)
+    state.shared.guard.end_change()
+
+
+def take_copies(state: SequenceState, ordinals: list[int], targets: list[Block], mark: i64) -> None:
+    """The sequence has the copies instead of the shared blocks. ``mark``: of its timeline, after the copies."""
+    position = 0
+    for ordinal in ordinals:
+        _take_copy(state, ordinal, targets[position], mark)
+        position += 1
+
+
+def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: list[int], first: i64) -> None:
+    storage = state.shared.storage
+    source = state.blocks[ordinal]
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, ordinal):
+            pool_group = storage.pool_group_of[life_cycle]
+            page = target.first_page + life_cycle
+            priority: i64 = PRIORITY_DEFAULT if len(priorities) == 0 else priorities[first + life_cycle]
+            storage.make_locked_page(page, pool_group, priority, state.timeline)
+            copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
+        life_cycle += 1
+
+
+def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64) -> None:
+    storage = state.shared.storage
+    life_cycle: i64 = 0
+    while life_cycle < state.shared.num_life_cycles:
+        if state.holds_page(life_cycle, ordinal):
+            state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
+            give_up_page(state, life_cycle, ordinal, mark)
+            storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1)
+            if state.counters is not None:
+                state.counters.add_blocks(life_cycle, ALLOCATED, 1)
+        life_cycle += 1
+    give_up_block(state, ordinal)
+    state.blocks[ordinal] = target
+    if ordinal == state.num_published:
+        state.tail_is_shared = False
+        state.copies_tail_on_resume = False
+
+
+def _free_copy(state: SequenceState, target: Block) -> None:
+    """The copies may be under way: their slots may be touched again when this stream is done with them."""
+    storage = state.shared.storage
+    guard = state.shared.guard
+    guard.begin_change()
+    mark = state.shared.order.mark(state.timeline)
+    # The last slot taken is the first on the stack again: the next call takes the same ones.
+    life_cycle = state.shared.num_life_cycles - 1
+    while life_cycle >= 0:
+        page = target.first_page + life_cycle
+        if storage.rows.has_page(page):
+            storage.free_unfinished_page(page, storage.pool_group_of[life_cycle], state.timeline, mark)
+        life_cycle -= 1
+    state.shared.tree.pool.give_back(target)
+    guard.end_change()
