@@ -1,6 +1,6 @@
 """The page lists of FlashInfer's paged wrappers: all rows behind one another, nothing between them."""
 
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from .page_family import PageRule
 from .row_writer import convert_pages, fill_scratch_pages
 from .table_output import TableOutput
 
-Pages = npt.NDArray[np.int32]
+Pages: TypeAlias = npt.NDArray[np.int32]
 
 _UNCHANGED: Final = 0
 _GREW: Final = 1
