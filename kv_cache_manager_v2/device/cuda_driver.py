@@ -55,7 +55,7 @@ def load_driver_module() -> Any:
         return importlib.import_module(_DRIVER_MODULE)
     except ImportError as error:
         raise CudaError(
-            f"cannot import {_DRIVER_MODULE}: {error}; install cuda-python, or use the host device"
+            f"cannot import {_DRIVER_MODULE}: {error}; pip install cuda-python, or use the host device"
         ) from error
 
 

@@ -24,7 +24,7 @@ def load_nvrtc_module() -> Any:
     try:
         return importlib.import_module(_NVRTC_MODULE)
     except ImportError as error:
-        raise CudaError(f"cannot import {_NVRTC_MODULE}: {error}; install cuda-python and nvidia-cuda-nvrtc") from error
+        raise CudaError(f"cannot import {_NVRTC_MODULE}: {error}; pip install cuda-python nvidia-cuda-nvrtc") from error
 
 
 @final
@@ -83,7 +83,7 @@ class CudaCompiler:
         try:
             returned = getattr(self._module, name)(*args)
         except RuntimeError as error:
-            raise CudaError(f"{name} could not be called: {error}; install nvidia-cuda-nvrtc") from error
+            raise CudaError(f"{name} could not be called: {error}; pip install nvidia-cuda-nvrtc") from error
         if int(returned[0]) != 0:
             raise CudaError(f"{name} failed: {self._text_of(returned[0])}")
         return returned[1] if len(returned) > 1 else None

@@ -1,4 +1,4 @@
-"""Metrics of a manager for Prometheus, through `prometheus_client` (extra ``metrics``).
+"""Metrics of a manager for Prometheus, through the package prometheus-client.
 
 A scrape comes on a thread of its own, and a manager serves one caller at a time. So the engine calls `update` where it calls the
 manager, once per step or per second; a scrape gets what was taken then.
@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.missing_package import missing_package
 from ..device.monotonic_clock import MonotonicClock
 from ..events.event_manager import KVCacheEventManager
 from ..manager.kv_cache_manager import KVCacheManager
@@ -57,8 +58,11 @@ class PrometheusExporter:
         event_manager: KVCacheEventManager | None = None,
         clock: StatisticsClock | None = None,
     ) -> None:
-        import prometheus_client
-        import prometheus_client.core
+        try:
+            import prometheus_client
+            import prometheus_client.core
+        except ImportError as error:
+            raise missing_package("PrometheusExporter", "prometheus-client", error) from error
 
         self._manager: Final = manager
         self._event_manager: Final = event_manager

@@ -27,6 +27,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_count, to_int
 from ..base.errors import LogicError
+from ..base.missing_package import missing_package
 from ..events.event_manager import KVCacheEventManager
 from .replay_buffer import PublishedBatch, ReplayBuffer
 from .wire_event import AllBlocksCleared, WireEvent
@@ -53,7 +54,7 @@ class KVCacheEventPublisher:
     grow over restarts. ``buffer_batches``: how many are remembered for replays. ``lora_names``: by LoRA id. ``linger_ms``: how long
     `close` waits for slow consumers.
 
-    `ImportError` without the extra ``events``; `LogicError` unless the event manager has been given to a manager, and is on.
+    `ImportError` without pyzmq or msgspec; `LogicError` unless the event manager has been given to a manager, and is on.
     """
 
     __slots__ = (
@@ -119,7 +120,11 @@ class KVCacheEventPublisher:
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a str, not {type(topic).__name__}")
         rank = None if data_parallel_rank is None else int(to_count(data_parallel_rank, "data_parallel_rank"))
-        import msgspec
+        try:
+            import msgspec
+        except ImportError as error:
+            raise missing_package("KVCacheEventPublisher", "msgspec", error) from error
+        _load_zmq()  # fails before anything is open
 
         self._event_manager = event_manager
         self._topic = topic.encode()
@@ -144,8 +149,7 @@ class KVCacheEventPublisher:
         thread.start()
 
     def _open(self, high_water_mark: int) -> None:
-        import zmq
-
+        zmq = _load_zmq()
         rank = 0 if self._rank is None else self._rank
         self._context = zmq.Context()
         try:
@@ -321,14 +325,20 @@ def offset_port(endpoint: str, rank: int) -> str:
     return f"{host}:{int(port) + rank}"
 
 
+def _load_zmq() -> Any:
+    try:
+        import zmq
+    except ImportError as error:
+        raise missing_package("KVCacheEventPublisher", "pyzmq", error) from error
+    return zmq
+
+
 def _attach(socket: Any, endpoint: str) -> str:
     """Bind or connect; where the socket is then."""
-    import zmq
-
     is_ours = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
     if not is_ours:
         socket.connect(endpoint)
         return endpoint
     socket.bind(endpoint)
-    last: bytes = socket.getsockopt(zmq.LAST_ENDPOINT)
+    last: bytes = socket.getsockopt(_load_zmq().LAST_ENDPOINT)
     return last.rstrip(b"\0").decode()

@@ -5,6 +5,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.missing_package import missing_package
 from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
 
 _STORED_FIELDS: Final = (
@@ -33,8 +34,10 @@ class WireBatch:
 
 def read_batch(payload: bytes) -> WireBatch:
     """A batch in either dialect. `ValueError` says what is wrong with the bytes; fields and tags unknown here are passed over."""
-    import msgspec
-
+    try:
+        import msgspec
+    except ImportError as missing:
+        raise missing_package("read_batch", "msgspec", missing) from missing
     try:
         batch: object = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:

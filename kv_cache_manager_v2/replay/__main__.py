@@ -1,4 +1,4 @@
-"""``python -m kv_cache_manager_v2.replay ARGS`` is ``kvcm replay ARGS``."""
+"""``python -m kv_cache_manager_v2.replay COMMAND ...`` is ``kvcm COMMAND ...``; without a command it is ``kvcm replay ...``."""
 
 import sys
 

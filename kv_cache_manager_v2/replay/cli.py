@@ -1,4 +1,4 @@
-"""The command line: ``kvcm COMMAND ...``, and ``python -m kv_cache_manager_v2.replay ...`` for ``kvcm replay ...``.
+"""The command line: ``kvcm COMMAND ...``, or ``python -m kv_cache_manager_v2.replay COMMAND ...``, which replays by default.
 
 Exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 a trace that has bad lines (and no
 ``--skip-bad``) or cannot be read, or an output that cannot be written; 130 ended by Ctrl-C, with the report so far.
@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from .. import __version__
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
@@ -19,6 +20,7 @@ from .replayer import PlanError
 from .rerun_command import RERUN_HELP, add_rerun_options, run_rerun_command
 
 _REPLAY_HELP = "serve a trace or a made workload through the manager, and report"
+_COMMANDS: Final = ("replay", "rerun", "plan", "inspect", "compare-policies")
 _EXIT_CODES = (
     "exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 bad lines in the trace "
     "(without --skip-bad), or a file that cannot be read or written; 130 ended by Ctrl-C, with the report so far"
@@ -102,5 +104,8 @@ def _flush(code: int) -> int:
 
 
 def replay_main(argv: Sequence[str] | None = None) -> int:
-    """``kvcm replay``, by another name."""
-    return main(["replay", *(sys.argv[1:] if argv is None else argv)])
+    """``kvcm`` for arguments that begin with one of its commands, ``kvcm replay`` for all others."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if len(arguments) > 0 and arguments[0] in _COMMANDS:
+        return main(arguments)
+    return main(["replay", *arguments])

@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from ..base.missing_package import missing_package
 from .console import Console, make_console, make_live_console
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
@@ -230,8 +231,8 @@ def _make_console(options: argparse.Namespace, parser: argparse.ArgumentParser) 
         parser.error("--live and --quiet do not go together")
     try:
         return make_live_console()
-    except ImportError:
-        parser.error("--live needs rich: pip install 'kv-cache-manager-v2[cli]'")
+    except ImportError as error:
+        parser.error(str(missing_package("--live", "rich", error)))
 
 
 def _memory(text: str) -> int:

@@ -1,5 +1,6 @@
 """Writing the page of a replay, where the library for its plots is installed."""
 
+from ..base.missing_package import missing_package
 from .replayer import PlanError
 from .report import ReplayReport
 from .result_file import write_result
@@ -10,8 +11,8 @@ def require_plots() -> None:
     """`PlanError` before anything is served if the page could not be made."""
     try:
         import plotly  # type: ignore[import-untyped]
-    except ImportError:
-        raise PlanError("--report needs plotly: pip install 'kv-cache-manager-v2[report]'") from None
+    except ImportError as error:
+        raise PlanError(str(missing_package("--report", "plotly", error))) from None
     assert plotly is not None
 
 

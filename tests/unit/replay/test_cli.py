@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from unit.replay.serving import SilentConsole, request_of
 
-from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.cli import main, replay_main
 from kv_cache_manager_v2.replay.plan import ReplayPlan
 from kv_cache_manager_v2.replay.presets import PRESETS
 from kv_cache_manager_v2.replay.replay_command import exit_code
@@ -101,6 +101,24 @@ def test_the_module_is_the_command() -> None:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["requests"] == 2
+
+
+def test_the_module_takes_the_other_commands_too() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "kv_cache_manager_v2.replay", "plan", "--gpu-memory", "40g"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "tokens" in ran.stdout
+
+
+@pytest.mark.parametrize("command", ["replay", "rerun", "plan", "inspect", "compare-policies"])
+def test_every_command_is_one_of_the_module(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else it would be taken for the name of a trace."""
+    assert main(["--help"]) == 0
+    assert f"\n    {command}" in capsys.readouterr().out
+    assert replay_main([command, "--help"]) == 0
+    assert f"usage: kvcm {command} " in capsys.readouterr().out
 
 
 class InterruptingConsole(SilentConsole):

@@ -1,0 +1,101 @@
+"""A package that only some calls need may be missing: each of them says which one, and how to install it; the rest works."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
+OPTIONAL = {"prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda"}
+
+# Modules that need their package from the first line on: nothing but a module with a guarded import may import them.
+NEED_IT_AT_ONCE = {"replay/plots.py", "replay/html_report.py", "replay/rich_console.py", "replay/live_console.py"}
+
+BEGINNING = """
+import sys
+sys.path[:] = {path!r}
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+sys.meta_path.insert(0, Absent())
+import kv_cache_manager_v2 as library
+from kv_cache_manager_v2.replay import cli
+def make_manager(events=None):
+    layers = [library.AttentionLayerConfig(library.LayerId(0), [library.BufferConfig("key", 64)])]
+    config = library.KVCacheManagerConfig(tokens_per_block=4, cache_tiers=[library.GpuCacheTierConfig(1 << 20)], layers=layers)
+    return library.KVCacheManager(config, device=library.HostDevice(), event_manager=events)
+def kvcm(*arguments):
+    code = cli.main(list(arguments))
+    print("exit code", code)
+"""
+EXPORTER = "library.PrometheusExporter(make_manager())"
+PUBLISHER = """
+events = library.KVCacheEventManager(100)
+manager = make_manager(events)
+library.KVCacheEventPublisher(events, endpoint="tcp://127.0.0.1:*")
+"""
+REPLAY = "kvcm('replay', '--limit', '2', '--device', 'host'{})"
+NVRTC = "from kv_cache_manager_v2.device.cuda_kernel import load_nvrtc_module; load_nvrtc_module()"
+
+
+def run_without(absent: str, program: str) -> str:
+    """What a process prints in which this package cannot be imported."""
+    begin = BEGINNING.format(path=sys.path, absent={absent})
+    result = subprocess.run([sys.executable, "-P", "-c", begin + program], capture_output=True, text=True, timeout=120)
+    return result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("absent", "program", "said"),
+    [
+        ("prometheus_client", EXPORTER, "PrometheusExporter needs the package prometheus-client: pip install prometheus-client"),
+        ("zmq", PUBLISHER, "ImportError: KVCacheEventPublisher needs the package pyzmq: pip install pyzmq"),
+        ("msgspec", PUBLISHER, "ImportError: KVCacheEventPublisher needs the package msgspec: pip install msgspec"),
+        ("msgspec", "library.read_batch(b'')", "ImportError: read_batch needs the package msgspec: pip install msgspec"),
+        ("plotly", REPLAY.format(", '--report', '/dev/null'"), "kvcm: --report needs the package plotly: pip install plotly"),
+        ("rich", REPLAY.format(", '--live'"), "error: --live needs the package rich: pip install rich"),
+        ("cuda", "kvcm('replay', '--limit', '2', '--device', 'cuda')", "pip install cuda-python"),
+        ("cuda", NVRTC, "pip install cuda-python nvidia-cuda-nvrtc"),
+    ],
+    ids=lambda value: value if value in OPTIONAL else "",
+)  # fmt: skip
+def test_what_needs_it_says_how_to_install_it(absent: str, program: str, said: str) -> None:
+    output = run_without(absent, program)
+    assert said in output
+
+
+@pytest.mark.parametrize("absent", sorted(OPTIONAL))
+def test_all_else_works_without_it(absent: str) -> None:
+    assert "exit code 0" in run_without(absent, REPLAY.format(""))
+
+
+def test_every_optional_import_is_guarded() -> None:
+    """Whichever package comes next: an import of it stands in a `try` that names the package."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        guarded = {
+            node
+            for attempt in ast.walk(tree)
+            if isinstance(attempt, ast.Try) and any(ast.unparse(h.type or ast.Constant(0)) == "ImportError" for h in attempt.handlers)
+            for statement in attempt.body
+            for node in ast.walk(statement)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Import | ast.ImportFrom) or node in guarded or name in NEED_IT_AT_ONCE:
+                continue
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and node.level:
+                continue
+            found += [f"{name}:{node.lineno}: {module}" for module in modules if module.partition(".")[0] in OPTIONAL]
+    assert found == []
+
+
+def test_hints_name_packages_that_can_be_installed() -> None:
+    """Not this one with its extras: it is installed from a checkout or a wheel."""
+    texts = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    assert [path.name for path, text in texts.items() if "pip install 'kv-cache" in text or "pip install kv-cache" in text] == []
