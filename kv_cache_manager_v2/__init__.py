@@ -30,6 +30,8 @@ from .base.ids import (
     LifeCycleId,
     MemAddress,
     PageIndexMode,
+    PoolGroupIndex,
+    PoolIndex,
     Priority,
     SlotId,
     TokenId,
@@ -50,6 +52,7 @@ from .config.rebalance_config import RebalanceConfig
 from .config.retention import RetentionConfig, TokenRangeRetention
 from .config.scratch_reuse_config import SwaScratchReuseConfig
 from .config.snapshot_policy import SnapshotPolicy
+from .device.file_port import FilePort
 from .device.host_device import HostDevice
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .device.selection import default_device
@@ -85,7 +88,9 @@ from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_t
 from .metrics.prometheus_exporter import PrometheusExporter
 from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
+from .manager.sequence_queries import SequenceStatus
 from .sequence.matched_tokens import MatchedTokens
+from .sequence.priority_callback import PriorityCallback
 from .sequence.reuse_sample import ReuseSample
 from .stats.block_times import BlockTimes
 from .stats.drop_reason import DropReason
@@ -112,9 +117,10 @@ if TYPE_CHECKING:
     from .kernels.csr_table import CsrTable
     from .kernels.device_page_indices import DevicePageIndices
     from .kernels.offset_table import OffsetTable
-    from .kernels.page_family import DensePages, StridedPages
+    from .kernels.page_family import DensePages, PageFamily, StridedPages
     from .kernels.slot_mapping import SlotMapping
     from .publishing.event_publisher import KVCacheEventPublisher
+    from .reuse.token_forms import Tokens
     from .publishing.wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
     from .publishing.wire_reader import WireBatch, read_batch
 
@@ -129,8 +135,10 @@ _ON_FIRST_USE: Final = {
     "DevicePageIndices": "kernels.device_page_indices",
     "KVCacheEventPublisher": "publishing.event_publisher",
     "OffsetTable": "kernels.offset_table",
+    "PageFamily": "kernels.page_family",
     "SlotMapping": "kernels.slot_mapping",
     "StridedPages": "kernels.page_family",
+    "Tokens": "reuse.token_forms",
     "WireBatch": "publishing.wire_reader",
     "WireEvent": "publishing.wire_event",
     "read_batch": "publishing.wire_reader",
@@ -193,6 +201,7 @@ __all__ = [
     "DropStatistics",
     "EvictionPolicy",
     "ExpandedBuffer",
+    "FilePort",
     "GPU_LEVEL",
     "GpuCacheTierConfig",
     "HalfOpenRange",
@@ -235,14 +244,18 @@ __all__ = [
     "OffsetTable",
     "OutOfMemoryError",
     "OutOfPagesError",
+    "PageFamily",
     "PageIndexConverter",
     "PageIndexMode",
     "PageMoveError",
     "PoolDesc",
     "PoolGroupCapacity",
     "PoolGroupDesc",
+    "PoolGroupIndex",
+    "PoolIndex",
     "PoolView",
     "Priority",
+    "PriorityCallback",
     "PrometheusExporter",
     "PromptStatistics",
     "Refusal",
@@ -251,6 +264,7 @@ __all__ = [
     "ReuseSample",
     "ReuseScope",
     "ScratchDesc",
+    "SequenceStatus",
     "SlotDesc",
     "SlotDescVariant",
     "SlotId",
@@ -264,9 +278,11 @@ __all__ = [
     "StorageStatistics",
     "StridedPages",
     "SwaScratchReuseConfig",
+    "TimeHistogram",
     "TokenId",
     "TokenIdExt",
     "TokenRangeRetention",
+    "Tokens",
     "TransferStatistics",
     "TransferTimes",
     "UsageStatistics",

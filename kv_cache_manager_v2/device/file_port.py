@@ -24,7 +24,8 @@ class FilePort(metaclass=ABCMeta):
         """A new empty file without a name in the folder ``path``; direct: past the page cache, or `OSError`."""
 
     @abstractmethod
-    def close_file(self, file: int) -> None: ...
+    def close_file(self, file: int) -> None:
+        """Close the file; its room on the disk is free."""
 
     @abstractmethod
     def become_buffered(self, file: int) -> None:

@@ -7,14 +7,12 @@ block was removed, how many events were dropped before this one.
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
 from .block_digest import BlockHash
-
-Json: TypeAlias = dict[str, Any]
 
 
 @final
@@ -34,7 +32,7 @@ class KVCacheEventDiff:
     def __repr__(self) -> str:
         return f"{self.old_value} -> {self.new_value}"
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, Any]:
         """As plain values, in TensorRT-LLM's form."""
         return {"type": "event_diff", "new_value": self.new_value, "old_value": self.old_value}
 
@@ -46,7 +44,7 @@ class KVCacheEventData(metaclass=ABCMeta):
     __slots__ = ()
 
     @abstractmethod
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, Any]:
         """As plain values, in TensorRT-LLM's form."""
 
     def __repr__(self) -> str:
@@ -69,7 +67,7 @@ class KVCacheCreatedData(KVCacheEventData):
     def __init__(self, num_blocks_per_cache_level: list[int]) -> None:
         self.num_blocks_per_cache_level = num_blocks_per_cache_level
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, Any]:
         return {"type": "created", "num_blocks_per_cache_level": list(self.num_blocks_per_cache_level)}
 
 
@@ -98,7 +96,7 @@ class KVCacheStoredBlockData:
             f"priority={self.priority})"
         )
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, Any]:
         """As plain values, in TensorRT-LLM's form."""
         tokens = [
             {"type": "unique_token", "token_id": token if isinstance(token, int) else token.hex(), "token_extra_id": 0}
@@ -136,8 +134,8 @@ class KVCacheStoredData(KVCacheEventData):
         lora = "" if self.lora_id is None else f", lora_id={self.lora_id}"
         return f"KVCacheStoredData(parent_hash={self.parent_hash!r}, blocks={self.blocks}{lora})"
 
-    def to_json(self) -> Json:
-        found: Json = {
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
             "type": "stored",
             "parent_hash": self.parent_hash,
             "blocks": [block.to_json() for block in self.blocks],
@@ -161,7 +159,7 @@ class KVCacheRemovedData(KVCacheEventData):
         self.block_hashes = block_hashes
         self.reason = reason
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, Any]:
         return {"type": "removed", "block_hashes": list(self.block_hashes), "reason": self.reason}
 
 
@@ -183,7 +181,7 @@ class KVCacheUpdatedData(KVCacheEventData):
         self.cache_level = cache_level
         self.priority = priority
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, Any]:
         return {
             "type": "updated",
             "block_hash": self.block_hash,
@@ -235,9 +233,9 @@ class KVCacheEvent:
             f"layer_group_id={self.layer_group_id}{dropped})"
         )
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, Any]:
         """As plain values, in TensorRT-LLM's form."""
-        found: Json = {
+        found: dict[str, Any] = {
             "event_id": self.event_id,
             "data": self.data.to_json(),
             "window_size": self.window_size,

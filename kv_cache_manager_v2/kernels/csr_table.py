@@ -76,9 +76,9 @@ class CsrTable(TableOutput):
         "_max_num_pages",
     )
 
-    indptr: Final[Pages]
-    indices: Final[Pages]
-    last_page_len: Final[Pages]
+    indptr: Final[npt.NDArray[np.int32]]
+    indices: Final[npt.NDArray[np.int32]]
+    last_page_len: Final[npt.NDArray[np.int32]]
     _rule: Final[PageRule]
     _rows: Final[BatchRows]
     _starts: vec[i64]

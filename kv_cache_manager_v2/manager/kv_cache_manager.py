@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 
 import rawref
 from mypy_extensions import i64, mypyc_attr
@@ -31,7 +31,7 @@ from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
 from ..events.event_manager import KVCacheEventManager
-from ..introspect.description import Picture, describe
+from ..introspect.description import describe
 from ..introspect.invariants import check_invariants
 from ..journal.call_journal import CallJournal
 from ..journal.journal_writer import JournalWriter
@@ -66,7 +66,7 @@ from .prefix_matches import PrefixMatches
 from .transfer_lease import TransferLease
 
 if TYPE_CHECKING:
-    from ..reuse.token_packing import Tokens
+    from ..reuse.token_forms import Tokens
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
@@ -481,7 +481,7 @@ class KVCacheManager(PrefixMatches):
         self._shared.guard.require_sound()
         check_invariants(self._shared, self._open_sequences.states())
 
-    def describe(self) -> Picture:
+    def describe(self) -> dict[str, Any]:
         """A plain, JSON-able picture of the present state."""
         guard = self._shared.guard
         guard.enter()

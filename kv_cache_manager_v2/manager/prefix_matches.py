@@ -15,7 +15,7 @@ from ..storage.lost_pages import settle_reads
 from .scope_control import ScopeControl
 
 if TYPE_CHECKING:
-    from ..reuse.token_packing import Tokens
+    from ..reuse.token_forms import Tokens
 
 
 @mypyc_attr(native_class=True)

@@ -20,7 +20,7 @@ from ..stats.hint_answer import HintAnswer
 from .tier_control import TierControl
 
 if TYPE_CHECKING:
-    from ..reuse.token_packing import Tokens
+    from ..reuse.token_forms import Tokens
 
 @mypyc_attr(native_class=True)
 class RetentionHints(TierControl):

@@ -23,7 +23,7 @@ from ..storage.token_copy import TokenCopies
 from .sequence_transfers import SequenceTransfers
 
 if TYPE_CHECKING:
-    from ..reuse.token_packing import Tokens
+    from ..reuse.token_forms import Tokens
 
 
 ONE_HEAD: Final[SupportsIndex] = 1

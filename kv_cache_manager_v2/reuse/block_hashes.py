@@ -21,7 +21,7 @@ from .reuse_scope import ReuseScope, to_scope
 from .token_packing import TOKEN_BYTES, has_digest, pack_tokens, unpack_tokens
 
 if TYPE_CHECKING:
-    from .token_packing import Tokens
+    from .token_forms import Tokens
 
 
 def compute_block_hashes(

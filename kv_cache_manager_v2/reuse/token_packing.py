@@ -7,7 +7,7 @@ table before all tokens are known to be good.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le
 from librt.vecs import vec
@@ -15,14 +15,6 @@ from mypy_extensions import i32, i64
 
 from ..base.ids import TokenIdExt
 from .digest_table import DigestTable
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Tokens: TypeAlias = (
-        Sequence[TokenIdExt] | npt.NDArray[np.int32] | npt.NDArray[np.int64] | memoryview[int] | Sequence[int]
-    )
 
 TOKEN_BYTES: Final = 4
 PAIR_BYTES: Final = 8
