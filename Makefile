@@ -39,29 +39,41 @@ setup: .venv/ready ## Make .venv with all that the other targets need; they do t
 		$(EXTRAS) > .venv/requirements.txt
 	@$(VENV_PYTHON) -m pip install --quiet --upgrade pip
 	@$(VENV_PYTHON) -m pip install --quiet --requirement .venv/requirements.txt
+	@printf '%s\n' "$$KVCM" > .venv/bin/kvcm; chmod +x .venv/bin/kvcm
 	@touch $@
+
+# Nothing is installed into .venv but what the package needs: this command runs what `make compiled` has built.
+define KVCM
+#!/usr/bin/env bash
+project=$$(cd "$$(dirname "$$0")" && cd ../.. && pwd)
+test -d "$$project/build/compiled" || { echo "kvcm: there is no build/compiled; make it with: make compiled" >&2; exit 2; }
+PYTHONPATH="$$project/build/compiled" exec "$$project/.venv/bin/python" -P \
+	-c 'import sys; from kv_cache_manager_v2.replay.cli import main; sys.exit(main())' "$$@"
+endef
+export KVCM
 
 # What a build was made from: it is made again exactly when this changes, also when a file was deleted or checked out anew.
 fingerprint = { $(VENV_PYTHON) -c 'import sys, mypy.version as m; print(sys.version, m.__version__, "$(KV_CACHE_MANAGER_V2_OPT_LEVEL)")'; \
-	find $(1) setup_mypyc.py -type f '(' -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' ')' | LC_ALL=C sort | xargs cksum; }
+	find $(1) setup_mypyc.py compiled_docstrings.py -type f '(' -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' ')' | LC_ALL=C sort | xargs cksum; }
 
-# $(1): the folder under build; $(2): the sources; $(3): arguments.
+# $(1): the folder under build; $(2): the sources; $(3): arguments; $(4): how long it takes.
 define build_tree
 	@mkdir -p build && $(call fingerprint,$(2)) > build/$(1).sources.new
 	@if ! cmp -s build/$(1).sources.new build/$(1).sources; then \
 		rm -rf build/$(1) build/$(1).sources; \
-		echo "building build/$(1) (log: build/$(1).log)"; \
-		$(VENV_PYTHON) setup_mypyc.py --quiet $(3) build --build-lib build/$(1) > build/$(1).log 2>&1 \
+		echo "building build/$(1): $(4) (log: build/$(1).log)"; \
+		set -o pipefail; $(VENV_PYTHON) setup_mypyc.py --quiet $(3) build --build-lib build/$(1) 2>&1 \
+			| tee build/$(1).log | sed -u -n 's/^progress: /  /p' \
 			|| { cat build/$(1).log; rm -rf build/$(1); exit 1; }; \
 		mv build/$(1).sources.new build/$(1).sources; \
 	else rm build/$(1).sources.new; fi
 endef
 
 interpreted: setup # Only rawref: the rest runs from the sources.
-	$(call build_tree,interpreted,rawref,--package rawref)
+	$(call build_tree,interpreted,rawref,--package rawref,some seconds)
 
 compiled: setup ## Compile the package into build/compiled, if anything has changed.
-	$(call build_tree,compiled,kv_cache_manager_v2 rawref,)
+	$(call build_tree,compiled,kv_cache_manager_v2 rawref,,3 to 6 minutes on two cores)
 
 demo: compiled ## Serve a generated workload through the manager and the fake engine, every byte checked.
 	$(COMPILED) $(VENV_PYTHON) -P -m kv_cache_manager_v2.replay --verify $(REPLAY)
@@ -117,11 +129,22 @@ fuzz: interpreted ## Whatever comes from outside, through atheris: 60 s for each
 LIBASAN = $(shell $(CC) -print-file-name=libasan.so)
 rawref-asan: setup ## Test rawref under AddressSanitizer; says so if the compiler has none.
 	@if ! test -f "$(LIBASAN)"; then echo "skipped: $(CC) has no libasan"; else set -e; \
-		CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g -UNDEBUG" \
+		CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g -UNDEBUG" KV_CACHE_MANAGER_V2_SYMBOLS=1 \
 			$(VENV_PYTHON) setup_mypyc.py --quiet --package rawref build --force --build-base build/asan-objects --build-lib build/asan \
 			> build/asan.log 2>&1 || { cat build/asan.log; exit 1; }; \
 		LD_PRELOAD="$(LIBASAN)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/asan:$(CURDIR) \
 			$(VENV_PYTHON) -P -m pytest -q tests/unit/rawref; fi
+
+PYTHONS ?=
+.PHONY: wheels docs
+wheels: setup ## The source distribution, and wheels for each Python of this machine, into dist (PYTHONS="python3.12 python3.13").
+	$(VENV_PYTHON) -P build_wheels.py $(PYTHONS)
+
+docs: interpreted ## The reference of all public names, from their docstrings, into build/docs.
+	@$(VENV_PYTHON) -c 'import pdoc' 2>/dev/null || $(VENV_PYTHON) -m pip install --quiet 'pdoc>=15,<17'
+	$(INTERPRETED) $(VENV_PYTHON) -P -m pdoc --output-directory build/docs --no-show-source --docformat markdown \
+		--footer-text "kv_cache_manager_v2" kv_cache_manager_v2 '!kv_cache_manager_v2\..*' kv_cache_manager_v2.testing '!kv_cache_manager_v2.testing\..*'
+	@echo "open build/docs/index.html"
 
 clean: ## Remove what was built; .venv stays.
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .hypothesis
