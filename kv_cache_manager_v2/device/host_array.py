@@ -1,21 +1,29 @@
 """Host memory as an array by its address, and an array's address in host memory."""
 
-import ctypes
-from typing import Any
+from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import ctypes
+from typing import TYPE_CHECKING, Any
+
 from librt.vecs import vec
 from mypy_extensions import i64
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def host_words(address: int, num_words: int) -> npt.NDArray[np.int64]:
     """``num_words`` words of 64 bits from ``address`` on, no copy. Valid as long as the memory is mapped."""
     memory: Any = (ctypes.c_int64 * num_words).from_address(address)
-    words: npt.NDArray[np.int64] = np.frombuffer(memory, dtype=np.int64)
+    import numpy  # not at the top: a manager on the host device starts without it
+
+    words: npt.NDArray[np.int64] = numpy.frombuffer(memory, dtype=numpy.int64)
     return words
 
 
 def word_array_address(words: vec[i64]) -> int:
     """Where the words of a vec lie; the same as long as this vec is not appended to."""
-    return int(np.frombuffer(memoryview(words), dtype=np.int64).ctypes.data)
+    import numpy
+
+    return int(numpy.frombuffer(memoryview(words), dtype=numpy.int64).ctypes.data)

@@ -78,7 +78,7 @@ def pack_wheel(distribution: importlib.metadata.Distribution, folder: Path) -> N
         for file in distribution.files or []
         if ".." not in file.parts and "__pycache__" not in file.parts and file.name not in made_by_pip
     ]
-    (metadata,) = [file for file in files if file.name == "METADATA" and file.parent.name.endswith(".dist-info")]
+    (metadata,) = [file for file in files if file.name == "METADATA" and len(file.parts) == 2]
     tag = re.search(r"^Tag: (\S+)$", distribution.read_text("WHEEL") or "", re.MULTILINE)
     assert tag is not None
     record = metadata.parent / "RECORD"
