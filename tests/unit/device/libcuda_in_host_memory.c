@@ -9,6 +9,7 @@
  * The one kernel that it can run has parameters (u64 address, u32 value) and stores the value there.
  */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@
 #include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
-       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713 };
+       ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
+       CAPTURE_WRONG_THREAD = 908 };
 #define GRANULARITY (2UL << 20)
 #define MAX_THINGS 4096
 #define DEVICE_BYTES (1UL << 30)
@@ -27,8 +29,26 @@ typedef enum { NONE, RANGE, ALLOCATION, MAPPING, REGISTRATION, STREAM, EVENT, MO
 typedef struct { Kind kind; uintptr_t address; size_t num_bytes; int file; int has_access; uintptr_t handle; } Thing;
 
 static Thing things[MAX_THINGS];
-static int retained, pushed, was_initialised;
+static int retained, was_initialised;
+static __thread int pushed; /* each thread has a stack of contexts of its own */
 static size_t used_bytes;
+
+/* Rules of captures, as cuThreadExchangeStreamCaptureMode has them. */
+enum { GLOBAL = 0, RELAXED = 2 };
+static void *captured;
+static int capture_mode, is_capture_valid;
+static pthread_t capture_thread;
+static __thread int mode_of_thread;
+
+/* For calls that are not enqueued on a stream: whether a capture forbids them; then it is invalid from now on. */
+static int is_prohibited(void) {
+    if (!captured || mode_of_thread == RELAXED) return 0;
+    int is_own = pthread_equal(capture_thread, pthread_self());
+    int forbids = is_own ? capture_mode != RELAXED : mode_of_thread == GLOBAL && capture_mode == GLOBAL;
+    if (forbids) is_capture_valid = 0;
+    return forbids;
+}
+#define UNLESS_CAPTURING if (is_prohibited()) return CAPTURE_UNSUPPORTED
 
 static Thing *add(Kind kind, uintptr_t address, size_t num_bytes) {
     for (int i = 0; i < MAX_THINGS; i++)
@@ -116,7 +136,7 @@ static int cuCtxPushCurrent(void *context) { pushed++; return context == &retain
 static int cuCtxPopCurrent(void **context) { *context = &retained; return pushed-- > 0 ? OK : INVALID_CONTEXT; }
 static int cuCtxGetCurrent(void **context) { *context = pushed ? &retained : NULL; return OK; }
 static int cuCtxGetDevice(int *device) { *device = 0; return pushed ? OK : INVALID_CONTEXT; }
-static int cuCtxSynchronize(void) { return pushed ? OK : INVALID_CONTEXT; }
+static int cuCtxSynchronize(void) { UNLESS_CAPTURING; return pushed ? OK : INVALID_CONTEXT; }
 
 typedef struct { int type, id; } Location;
 typedef struct { int type, handle_types; Location location; void *win32; unsigned char flags[8]; } Properties;
@@ -149,6 +169,7 @@ static int cuMemAddressFree(uintptr_t address, size_t num_bytes) {
     return OK;
 }
 static int cuMemCreate(unsigned long long *handle, size_t num_bytes, const Properties *p, unsigned long long flags) {
+    UNLESS_CAPTURING;
     if (num_bytes % GRANULARITY || !num_bytes || flags) return INVALID_VALUE;
     if (p->type != 1 || p->location.type != 1 || p->location.id) return INVALID_VALUE;
     if (used_bytes + num_bytes > DEVICE_BYTES) return OUT_OF_MEMORY;
@@ -161,6 +182,7 @@ static int cuMemCreate(unsigned long long *handle, size_t num_bytes, const Prope
     return OK;
 }
 static int cuMemRelease(unsigned long long handle) {
+    UNLESS_CAPTURING;
     Thing *allocation = object(ALLOCATION, (void *)(uintptr_t)handle);
     if (!allocation) return INVALID_VALUE;
     for (int i = 0; i < MAX_THINGS; i++) /* a real driver would wait for the unmapping; CudaDevice unmaps first */
@@ -172,6 +194,7 @@ static int cuMemRelease(unsigned long long handle) {
 }
 static int cuMemMap(uintptr_t address, size_t num_bytes, size_t offset, unsigned long long handle,
                     unsigned long long flags) {
+    UNLESS_CAPTURING;
     Thing *allocation = object(ALLOCATION, (void *)(uintptr_t)handle);
     if (!allocation || allocation->num_bytes != num_bytes) return INVALID_VALUE;
     if (offset || flags || address % GRANULARITY) return INVALID_VALUE;
@@ -182,6 +205,7 @@ static int cuMemMap(uintptr_t address, size_t num_bytes, size_t offset, unsigned
     return OK;
 }
 static int cuMemSetAccess(uintptr_t address, size_t num_bytes, const Access *access, size_t count) {
+    UNLESS_CAPTURING;
     if (count != 1 || access->location.type != 1 || access->location.id || access->flags != 3) return INVALID_VALUE;
     for (uintptr_t granule = address; granule < address + num_bytes; granule += GRANULARITY)
         if (!at(MAPPING, granule)) return INVALID_VALUE;
@@ -191,6 +215,7 @@ static int cuMemSetAccess(uintptr_t address, size_t num_bytes, const Access *acc
     return OK;
 }
 static int cuMemUnmap(uintptr_t address, size_t num_bytes) {
+    UNLESS_CAPTURING;
     Thing *mapping = at(MAPPING, address);
     if (!mapping || mapping->num_bytes != num_bytes) return INVALID_VALUE;
     mmap((void *)address, num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -198,6 +223,7 @@ static int cuMemUnmap(uintptr_t address, size_t num_bytes) {
     return OK;
 }
 static int cuMemHostRegister(void *p, size_t num_bytes, unsigned flags) {
+    UNLESS_CAPTURING;
     if (!pushed) return INVALID_CONTEXT;
     if (flags != 3 || !num_bytes) return INVALID_VALUE;
     if (overlaps(REGISTRATION, (uintptr_t)p, num_bytes)) return ALREADY_REGISTERED;
@@ -206,6 +232,7 @@ static int cuMemHostRegister(void *p, size_t num_bytes, unsigned flags) {
     return OK;
 }
 static int cuMemHostUnregister(void *p) {
+    UNLESS_CAPTURING;
     Thing *registration = at(REGISTRATION, (uintptr_t)p);
     if (!pushed) return INVALID_CONTEXT;
     if (!registration) return NOT_REGISTERED;
@@ -225,7 +252,7 @@ static int destroy(Kind kind, void *handle) {
     return OK;
 }
 static int cuStreamDestroy(void *stream) { return destroy(STREAM, stream); }
-static int cuStreamSynchronize(void *stream) { return is_stream(stream) ? OK : INVALID_HANDLE; }
+static int cuStreamSynchronize(void *stream) { UNLESS_CAPTURING; return is_stream(stream) ? OK : INVALID_HANDLE; }
 static int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     return is_stream(stream) && object(EVENT, event) && !flags ? OK : INVALID_HANDLE;
 }
@@ -238,15 +265,21 @@ static int cuEventDestroy(void *event) { return destroy(EVENT, event); }
 static int cuEventRecord(void *event, void *stream) {
     return object(EVENT, event) && is_stream(stream) ? OK : INVALID_HANDLE;
 }
-static int cuEventQuery(void *event) { return object(EVENT, event) ? OK : INVALID_HANDLE; }
+static int cuEventQuery(void *event) { UNLESS_CAPTURING; return object(EVENT, event) ? OK : INVALID_HANDLE; }
 static int cuEventElapsedTime(float *milliseconds, void *begin, void *end) {
     *milliseconds = 0.5f;
     return object(EVENT, begin) && object(EVENT, end) ? OK : INVALID_HANDLE;
 }
-static int cuEventSynchronize(void *event) { return object(EVENT, event) ? OK : INVALID_HANDLE; }
+static int cuEventSynchronize(void *event) { UNLESS_CAPTURING; return object(EVENT, event) ? OK : INVALID_HANDLE; }
 
-/* Streams are eager, so the wait is one here and now; for a flag that nobody raises it is an error. From 12090 on. */
+/* Streams are eager, so the wait is one here and now; for a flag that nobody raises it is an error. The driver has both calls in
+ * this form from 11.7 on, whatever the GPU; FAKE_CUDA_WORDS=0 is a machine where it says that it cannot (some virtual ones). */
+static int has_words(void) {
+    const char *text = getenv("FAKE_CUDA_WORDS");
+    return !text || strcmp(text, "0");
+}
 static int cuStreamWaitValue32(void *stream, uintptr_t address, unsigned value, unsigned flags) {
+    if (!has_words()) return NOT_SUPPORTED;
     if (!is_stream(stream) || flags || address % 4 || !around(REGISTRATION, address, 4)) return INVALID_VALUE;
     for (int i = 0; i < 1000000; i++) {
         if ((int)(*(volatile unsigned *)address - value) >= 0) return OK;
@@ -255,16 +288,39 @@ static int cuStreamWaitValue32(void *stream, uintptr_t address, unsigned value, 
     return INVALID_VALUE;
 }
 static int cuStreamWriteValue32(void *stream, uintptr_t address, unsigned value, unsigned flags) {
+    if (!has_words()) return NOT_SUPPORTED;
     if (!is_stream(stream) || flags || address % 4 || !around(REGISTRATION, address, 4)) return INVALID_VALUE;
     *(volatile unsigned *)address = value;
     return OK;
 }
 static int cuThreadExchangeStreamCaptureMode(int *mode) {
-    static __thread int current;
-    int before = current;
+    int before = mode_of_thread;
     if (*mode < 0 || *mode > 2) return INVALID_VALUE;
-    current = *mode;
+    mode_of_thread = *mode;
     *mode = before;
+    return OK;
+}
+/* One capture at a time. What is enqueued on its stream does not run, and the graph is no graph. */
+static int cuStreamBeginCapture_v2(void *stream, int mode) {
+    if (!object(STREAM, stream)) return CAPTURE_UNSUPPORTED;
+    if (captured || mode < 0 || mode > 2) return INVALID_VALUE;
+    captured = stream;
+    capture_mode = mode;
+    capture_thread = pthread_self();
+    is_capture_valid = 1;
+    return OK;
+}
+static int cuStreamIsCapturing(void *stream, int *status) {
+    *status = stream != captured ? 0 : is_capture_valid ? 1 : 2;
+    return is_stream(stream) ? OK : INVALID_HANDLE;
+}
+static int cuStreamEndCapture(void *stream, void **graph) {
+    *graph = NULL;
+    if (!captured || stream != captured) return INVALID_VALUE;
+    if (capture_mode != RELAXED && !pthread_equal(capture_thread, pthread_self())) return CAPTURE_WRONG_THREAD;
+    captured = NULL;
+    if (!is_capture_valid) return CAPTURE_INVALIDATED;
+    *graph = stream;
     return OK;
 }
 static int cuMemHostGetDevicePointer(uintptr_t *address, void *p, unsigned flags) {
@@ -274,12 +330,14 @@ static int cuMemHostGetDevicePointer(uintptr_t *address, void *p, unsigned flags
 
 static int cuMemsetD8Async(uintptr_t address, unsigned char value, size_t num_bytes, void *stream) {
     if (!pushed || !is_stream(stream) || !is_copyable(address, num_bytes)) return INVALID_VALUE;
+    if (stream == captured) return is_capture_valid ? OK : CAPTURE_INVALIDATED;
     memset((void *)address, value, num_bytes);
     return OK;
 }
 static int cuMemcpyAsync(uintptr_t dst, uintptr_t src, size_t num_bytes, void *stream) {
     if (!pushed || !is_stream(stream)) return INVALID_VALUE;
     if (!is_copyable(dst, num_bytes) || !is_copyable(src, num_bytes)) return INVALID_VALUE;
+    if (stream && stream == captured) return is_capture_valid ? OK : CAPTURE_INVALIDATED;
     memcpy((void *)dst, (void *)src, num_bytes);
     return OK;
 }
@@ -287,6 +345,7 @@ typedef struct { int order; Location src, dst; unsigned flags; } CopyAttributes;
 static int copy_batch(uintptr_t *dsts, uintptr_t *srcs, size_t *sizes, size_t count, CopyAttributes *attributes,
                       size_t *indices, size_t num_attributes, void *stream) {
     if ((uintptr_t)stream <= 1 || !count) return INVALID_VALUE;
+    if (stream == captured) return is_capture_valid = 0, CAPTURE_UNSUPPORTED; /* a batch cannot be captured */
     if (num_attributes != 1 || indices[0] || attributes->order != 1) return INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         int status = cuMemcpyAsync(dsts[i], srcs[i], sizes[i], stream);
@@ -302,11 +361,12 @@ static int cuMemcpyBatchAsync_v1(uintptr_t *dsts, uintptr_t *srcs, size_t *sizes
 }
 
 static int cuModuleLoadData(void **module, const void *image) {
+    UNLESS_CAPTURING;
     if (!pushed || !image) return INVALID_VALUE;
     *module = add(MODULE, 0, 0);
     return OK;
 }
-static int cuModuleUnload(void *module) { return destroy(MODULE, module); }
+static int cuModuleUnload(void *module) { UNLESS_CAPTURING; return destroy(MODULE, module); }
 static int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = module;
     return !object(MODULE, module) ? INVALID_HANDLE : strcmp(name, "store") ? NOT_FOUND : OK;
@@ -333,7 +393,8 @@ static const struct { const char *name; void *function; } entries[] = {
     ENTRY(cuStreamWaitEvent), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
     ENTRY(cuEventQuery), ENTRY(cuEventElapsedTime), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync),
     ENTRY(cuModuleLoadData), ENTRY(cuModuleUnload), ENTRY(cuModuleGetFunction), ENTRY(cuLaunchKernel),
-    ENTRY(cuThreadExchangeStreamCaptureMode),
+    ENTRY(cuThreadExchangeStreamCaptureMode), ENTRY(cuStreamIsCapturing), ENTRY(cuStreamEndCapture),
+    {"cuStreamBeginCapture", (void *)cuStreamBeginCapture_v2},
 };
 
 int cuGetProcAddress_v2(const char *symbol, void **function, int asked_version, uint64_t flags, int *status) {
@@ -342,9 +403,9 @@ int cuGetProcAddress_v2(const char *symbol, void **function, int asked_version, 
         *function = asked_version >= 13000 ? (void *)copy_batch : (void *)cuMemcpyBatchAsync_v1;
     else if (!strcmp(symbol, "cuGetProcAddress"))
         *function = (void *)cuGetProcAddress_v2;
-    else if (!strcmp(symbol, "cuStreamWaitValue32") && version() >= 12090)
+    else if (!strcmp(symbol, "cuStreamWaitValue32") && asked_version >= 11070)
         *function = (void *)cuStreamWaitValue32;
-    else if (!strcmp(symbol, "cuStreamWriteValue32") && version() >= 12090)
+    else if (!strcmp(symbol, "cuStreamWriteValue32") && asked_version >= 11070)
         *function = (void *)cuStreamWriteValue32;
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
         if (!strcmp(symbol, entries[i].name)) *function = entries[i].function;

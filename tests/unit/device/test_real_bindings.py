@@ -94,12 +94,14 @@ def test_everything_that_the_device_made_goes_back(environment: dict[str, str]) 
     assert result.stdout.strip() == "fine", result.stderr
 
 
-@pytest.mark.parametrize("driver_version", [12080, 13000])
-def test_the_contract_suite(environment: dict[str, str], driver_version: int) -> None:
-    """A driver of 12.8 has batches of copies in a form that cuda-python 13 cannot call; one of 13.0 has its form."""
+@pytest.mark.parametrize(("driver_version", "words"), [(12080, "1"), (12080, "0"), (13000, "1")])
+def test_the_contract_suite(environment: dict[str, str], driver_version: int, words: str) -> None:
+    """A driver of 12.8 has batches of copies in a form that cuda-python 13 cannot call; one of 13.0 has its form. Where streams cannot
+    wait for words, the call that copies from or to a disk waits.
+    """
     only_cuda = ["-k", "[cuda and not fake"]
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *only_cuda, str(CONTRACT)]
-    environment = {**environment, "FAKE_CUDA_VERSION": str(driver_version)}
+    environment = {**environment, "FAKE_CUDA_VERSION": str(driver_version), "FAKE_CUDA_WORDS": words}
     result = subprocess.run(command, env=environment, cwd=CONTRACT.parent, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout and "no CUDA" not in result.stdout
