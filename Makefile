@@ -119,6 +119,11 @@ digests: interpreted compiled ## The same calls decide alike: builds, hash seeds
 soak: compiled ## A million random calls, a million streams; the memory of the process must stay flat (SOAK="--calls 100000").
 	$(COMPILED) $(VENV_PYTHON) -P tests/simulation/soak.py $(SOAK)
 
+GPU ?=
+.PHONY: gpu
+gpu: compiled ## What only a card can show, and one table, appended to docs/performance.md; without a card all is skipped by name (GPU="--only capture").
+	$(COMPILED) $(VENV_PYTHON) -P tests/gpu/gpu_report.py $(GPU)
+
 FUZZ ?=
 .PHONY: fuzz
 fuzz: interpreted ## Whatever comes from outside, through atheris: 60 s for each target (FUZZ="--only journal --seconds 600").
