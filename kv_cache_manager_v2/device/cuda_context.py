@@ -2,7 +2,8 @@
 
 `create` retains it, `close` gives it back. ``with context:`` makes it the calling thread's current context and restores
 the one before: the calling thread may be working with another GPU. Calls that name a stream or an event of a context
-need none.
+need none. Inside, the thread may make calls that a graph capture under way would forbid (`RelaxedCaptures`): an engine may
+capture a graph on one thread while the manager works on another.
 """
 
 import logging
@@ -18,26 +19,55 @@ _logger: Final = logging.getLogger(__name__)
 
 @final
 @mypyc_attr(native_class=True)
+class RelaxedCaptures:
+    """Inside, the thread may make calls that a graph capture under way would forbid; for calls that need no context."""
+
+    __slots__ = ("_driver", "_modes")
+
+    _driver: Final[CudaDriver]
+    _modes: Final[list[Any]]  # what to restore, the innermost last
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._modes = []
+
+    def __enter__(self) -> None:
+        self._modes.append(self._driver.relax_captures())
+
+    def __exit__(self, error_type: object, error: object, traceback: object) -> None:
+        self._driver.restore_captures(self._modes.pop())
+
+
+@final
+@mypyc_attr(native_class=True)
 class CudaContext:
     """Retained from construction until `close`."""
 
-    __slots__ = ("_driver", "_device", "_context", "_is_closed")
+    __slots__ = ("_driver", "_device", "_context", "_captures", "_is_closed")
 
     _driver: Final[CudaDriver]
     _device: Final[Any]
     _context: Final[Any]
+    _captures: Final[RelaxedCaptures]
     _is_closed: bool
 
     def __init__(self, driver: CudaDriver, device: Any) -> None:
         self._driver = driver
         self._device = device
+        self._captures = RelaxedCaptures(driver)
         self._is_closed = False
         self._context = driver.call("cuDevicePrimaryCtxRetain", device)
 
     def __enter__(self) -> None:
-        self._driver.call("cuCtxPushCurrent", self._context)
+        self._captures.__enter__()
+        try:
+            self._driver.call("cuCtxPushCurrent", self._context)
+        except BaseException:
+            self._captures.__exit__(None, None, None)
+            raise
 
     def __exit__(self, error_type: object, error: object, traceback: object) -> None:
+        self._captures.__exit__(None, None, None)
         try:
             self._driver.call("cuCtxPopCurrent")
         except KVCacheManagerError as pop_error:

@@ -18,7 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.checks import to_int
 from ..base.errors import KVCacheManagerError, LogicError, StorageIOError
 from ..base.ids import CacheTier
-from .cuda_context import CudaContext
+from .cuda_context import CudaContext, RelaxedCaptures
 from .cuda_copies import CudaCopies
 from .cuda_disk import CudaDisk
 from .cuda_driver import CudaDriver, load_driver_module, name_stream
@@ -76,7 +76,9 @@ class CudaDevice(Device):
     ``granularity_bytes`` is the smallest unit in which memory is mapped; a GPU whose driver has a larger one uses that.
     Host memory is pinned in pieces of ``max_registration_bytes`` at most. ``files``: in place of the operating system's.
     ``num_disk_threads`` transfers from and to disks are under way at a time; what they move between disk and GPU passes
-    through ``staging_bytes`` of pinned memory, which is taken with the first range of the DISK tier.
+    through ``staging_bytes`` of pinned memory, which is taken with the first range of the DISK tier. ``streams_wait_for_disk=False``: no
+    stream waits for a disk, the call that copies does; for engines that launch kernels without letting other Python threads run, or
+    with CUDA_DEVICE_MAX_CONNECTIONS=1.
     """
 
     __slots__ = (
@@ -86,6 +88,7 @@ class CudaDevice(Device):
         "_nvrtc_module",
         "_capability",
         "_total_bytes",
+        "_captures",
         "_context",
         "_disk",
         "_host_granularity_bytes",
@@ -109,6 +112,7 @@ class CudaDevice(Device):
     _nvrtc_module: Final[Any]  # None: cuda.bindings.nvrtc, when first needed
     _capability: Final[int]
     _total_bytes: Final[int]
+    _captures: Final[RelaxedCaptures]
     _context: Final[CudaContext]
     _disk: Final[CudaDisk]
     _host_granularity_bytes: Final[int]
@@ -135,8 +139,11 @@ class CudaDevice(Device):
         files: FilePort | None = None,
         num_disk_threads: int = _DEFAULT_DISK_THREADS,
         staging_bytes: int = _DEFAULT_STAGING_BYTES,
+        streams_wait_for_disk: bool = True,
     ) -> None:
         _validate_sizes(granularity_bytes, max_registration_bytes, num_disk_threads, staging_bytes)
+        if not isinstance(streams_wait_for_disk, bool):
+            raise TypeError(f"streams_wait_for_disk must be a bool, not {type(streams_wait_for_disk).__name__}")
         checked = CudaDriver(load_driver_module() if driver is None else driver)
         checked.call("cuInit", 0)
         num_devices: int = checked.call("cuDeviceGetCount")
@@ -157,6 +164,7 @@ class CudaDevice(Device):
         device_name: bytes = checked.call("cuDeviceGetName", 256, device)
         gpu_memory = CudaMemory(checked, ordinal, granularity_bytes)
         self._driver = checked
+        self._captures = RelaxedCaptures(checked)
         self.ordinal = ordinal
         self._name = f"cuda:{ordinal} {device_name.split(bytes(1))[0].decode('utf-8', 'replace')}"
         self._nvrtc_module = nvrtc
@@ -185,6 +193,7 @@ class CudaDevice(Device):
             granularity_bytes,
             num_disk_threads,
             staging_bytes // STAGING_SLOT_BYTES,
+            streams_wait_for_disk,
         )
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -216,7 +225,8 @@ class CudaDevice(Device):
             raise ValueError("a range of DISK needs a folder for its file; use reserve_disk_range")
         ranges.validate_num_bytes(num_bytes)
         if self._is_gpu(tier):
-            address = self._gpu_memory.reserve(num_bytes)
+            with self._captures:
+                address = self._gpu_memory.reserve(num_bytes)
         else:
             address = reserve_addresses(num_bytes, self._host_granularity_bytes)
         ranges.add(address, num_bytes)
@@ -242,7 +252,8 @@ class CudaDevice(Device):
         ranges = self._ranges(tier)
         ranges.require_releasable(address, num_bytes)
         if self._is_gpu(tier):
-            self._gpu_memory.release(address, num_bytes)
+            with self._captures:
+                self._gpu_memory.release(address, num_bytes)
         else:
             release_addresses(address, num_bytes)
         ranges.remove(address)
@@ -254,7 +265,8 @@ class CudaDevice(Device):
             return
         reserved = self._ranges(tier).require_unmapped(address, num_bytes)
         if self._is_gpu(tier):
-            self._gpu_memory.map(address, num_bytes)
+            with self._captures:
+                self._gpu_memory.map(address, num_bytes)
         else:
             with self._context:
                 self._host_memory.map(address, num_bytes)
@@ -271,7 +283,8 @@ class CudaDevice(Device):
             return
         reserved = self._ranges(tier).require_mapped(address, num_bytes)
         if self._is_gpu(tier):
-            self._gpu_memory.unmap(address, num_bytes)
+            with self._captures:
+                self._gpu_memory.unmap(address, num_bytes)
         else:
             with self._context:
                 self._host_memory.unmap(address, num_bytes)
@@ -358,7 +371,8 @@ class CudaDevice(Device):
         is_busy = self._disk.is_busy
         if is_busy:
             self._disk.wait_before_event(event)
-        self._driver.call("cuEventSynchronize", event_object)
+        with self._captures:
+            self._driver.call("cuEventSynchronize", event_object)
         if is_busy:
             self._disk.tell_event(event)
 
@@ -450,7 +464,8 @@ class CudaDevice(Device):
             for stream in list(self._streams):
                 self._driver.call("cuStreamDestroy", self._streams[stream])
                 del self._streams[stream]
-        self._gpu_memory.close()
+        with self._captures:
+            self._gpu_memory.close()
         self._context.close()
         self._is_closed = True
 

@@ -1,11 +1,15 @@
 """The DISK tier of a GPU: worker threads move bytes between files and pinned memory, in the order of CUDA's streams.
 
-- A worker begins when an event recorded on the stream is done (`EventGate`), and raises a flag when it is through; the stream
-  waits for the flag (`CudaFlags`), so nobody on the host waits. Everything is enqueued at once, in program order, and waits
+- A worker begins when the stream has raised a flag, and raises another when it is through, for which the stream waits
+  (`CudaFlags`): so nobody on the host waits, and no worker calls the driver. Everything is enqueued at once, in program order, and waits
   only for what was enqueued before: so nothing can wait in a circle.
 - Host memory is pinned and the host's: workers read and write it in place. What goes from or to the GPU passes through the
   slots of `CudaStaging`, copied by the stream.
-- Where streams cannot wait for flags, the copy call itself waits for the disk.
+- Where streams cannot wait for flags, or are not to, the copy call itself waits for the disk; where they cannot raise them, for the stream.
+- What the driver refuses in the middle of a call leaves nothing running that nobody waits for: the stream, or else the host, waits for
+  the jobs that were started, and who uses a staging slot next waits for the GPU.
+- A job whose flag the stream never raises, for the context is broken, is lost: it reads nothing, and what it should have written can
+  never be read (`RescueTable`).
 
 Nothing here relies on the driver's calls letting other threads run: whoever is going to wait for the GPU waits for the
 workers first.
@@ -16,13 +20,13 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.errors import KVCacheManagerError, StorageIOError
+from ..base.errors import CudaError, KVCacheManagerError, PartlyCopiedError, StorageIOError
 from ..base.ids import CacheTier
 from .copy_runs import CopyRuns
 from .cuda_context import CudaContext
 from .cuda_copies import CudaCopies
-from .cuda_driver import CudaDriver
-from .cuda_flags import CudaFlag, EventGate
+from .cuda_driver import NOT_READY, SUCCESS, CudaDriver
+from .cuda_flags import CudaFlag, FlagGate
 from .cuda_host_memory import CudaHostMemory
 from .cuda_staging import STAGING_SLOT_BYTES, CudaStaging, StagingSlot
 from .disk_extent import DiskExtent
@@ -33,45 +37,65 @@ from .disk_ranges import DiskRanges
 from .disk_trail import DiskTrail, tell_first
 from .disk_workers import DiskWorkers
 from .file_port import FilePort
-from .job_gate import JobGate
+from .job_gate import GateWatch
 from .port import CopyBatch
 
 _logger: Final = logging.getLogger(__name__)
 
-_EVENT_DISABLE_TIMING: Final = 2
+_STREAM_NON_BLOCKING: Final = 1
+_NUM_ATTEMPTS: Final = 3
+"""A broken context refuses every call; one that is refused once may be another's doing."""
 
 
 @final
 @mypyc_attr(native_class=True)
-class _OpenBatch:
-    """What one copy call has under way, and the events that its gates look at."""
+class _ContextWatch(GateWatch):
+    """Tells whether the context is broken, by a stream on which nothing ever runs. `close` destroys the stream."""
 
-    __slots__ = ("jobs", "flags", "events")
+    __slots__ = ("_driver", "_context", "_stream")
 
-    jobs: Final[list[DiskJob]]
-    flags: Final[list[CudaFlag]]  # one for each job
-    events: Final[list[Any]]
+    _driver: Final[CudaDriver]
+    _context: Final[CudaContext]
+    _stream: Any
 
-    def __init__(self) -> None:
-        self.jobs = []
-        self.flags = []
-        self.events = []
+    def __init__(self, driver: CudaDriver, context: CudaContext) -> None:
+        self._driver = driver
+        self._context = context
+        self._stream = driver.call("cuStreamCreate", _STREAM_NON_BLOCKING)
 
-    def is_done(self) -> bool:
-        for job in self.jobs:
-            if not job.is_done:
-                return False
-        return True
+    def find_obstacle(self) -> str:
+        obstacle = ""
+        for _attempt in range(_NUM_ATTEMPTS):
+            obstacle = self._ask()
+            if not obstacle:
+                return ""
+        return obstacle
+
+    def _ask(self) -> str:
+        try:
+            with self._context:
+                status = self._driver.status_of("cuStreamQuery", self._stream)
+        except KVCacheManagerError as error:
+            return str(error)
+        if int(status) in (SUCCESS, NOT_READY):
+            return ""
+        return str(self._driver.make_error("cuStreamQuery", status))
+
+    def close(self) -> None:
+        """The context is current."""
+        if self._stream is not None:
+            self._driver.call("cuStreamDestroy", self._stream)
+            self._stream = None
 
 
 @final
 @mypyc_attr(native_class=True)
 class CudaDisk:
-    """Law: ``is_busy`` while any batch is under way or any failure was not told. Who creates it calls `close`."""
+    """Law: ``is_busy`` while any job is under way or any failure was not told. Who creates it calls `close`."""
 
     __slots__ = (
-        "ranges", "is_busy", "_driver", "_context", "_host_memory", "_copies", "_workers", "_num_staging_slots", "_staging",
-        "_trail", "_open", "_free_events",
+        "ranges", "is_busy", "_driver", "_context", "_host_memory", "_copies", "_workers", "_num_staging_slots", "_streams_may_wait",
+        "_staging", "_watch", "_trail", "_open", "_flags_of_streams",
     )  # fmt: skip
 
     ranges: Final[DiskRanges]
@@ -82,10 +106,12 @@ class CudaDisk:
     _copies: Final[CudaCopies]
     _workers: Final[DiskWorkers]
     _num_staging_slots: Final[int]
+    _streams_may_wait: Final[bool]
     _staging: CudaStaging | None  # from the first range on
+    _watch: _ContextWatch | None  # the same
     _trail: Final[DiskTrail]
-    _open: list[_OpenBatch]
-    _free_events: Final[list[Any]]
+    _open: list[DiskJob]  # each with its flag
+    _flags_of_streams: list[CudaFlag]  # which streams were told to raise
 
     def __init__(
         self,
@@ -97,6 +123,7 @@ class CudaDisk:
         granularity_bytes: int,
         num_threads: int,
         num_staging_slots: int,
+        streams_may_wait: bool,
     ) -> None:
         self.ranges = DiskRanges(files, granularity_bytes)
         self.is_busy = False
@@ -106,90 +133,123 @@ class CudaDisk:
         self._copies = copies
         self._workers = DiskWorkers(num_threads)
         self._num_staging_slots = num_staging_slots
+        self._streams_may_wait = streams_may_wait
         self._staging = None
+        self._watch = None
         self._trail = DiskTrail()
         self._open = []
-        self._free_events = []
+        self._flags_of_streams = []
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def reserve(self, path: str, num_bytes: int) -> int:
         if self._staging is None:
             with self._context:
-                self._staging = CudaStaging(self._driver, self._host_memory, self._num_staging_slots)
+                if self._watch is None:
+                    self._watch = _ContextWatch(self._driver, self._context)
+                self._staging = CudaStaging(
+                    self._driver, self._host_memory, self._num_staging_slots, self._streams_may_wait
+                )
+            self._workers.watch = self._watch
         return self.ranges.reserve(path, num_bytes)
 
     def unmap(self, address: int, num_bytes: int) -> None:
         self.ranges.unmap(address, num_bytes)
-        self._workers.transfers.rescued.forget(address, num_bytes)
+        self._workers.transfers.rescued.forget_unmapped(address, num_bytes)
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def copy(self, stream: int, batch: CopyBatch) -> None:
         """``batch`` has at least one copy, all its addresses are mapped, and one of its tiers is DISK."""
         assert self._staging is not None
+        self.is_busy = True
         self.poll()
         self.is_busy = True
-        open_batch = _OpenBatch()
-        self._open.append(open_batch)
+        started: list[DiskJob] = []
         with self._context:
-            begin = self._record(stream)
-            open_batch.events.append(begin)
-            gate = EventGate(self._driver, begin)
-            if batch.src_tier == CacheTier.GPU_MEM:
-                self._write_from_gpu(stream, plan_extents(CopyRuns(batch), self.ranges, True), open_batch)
-            elif batch.dst_tier == CacheTier.GPU_MEM:
-                self._read_to_gpu(stream, plan_extents(CopyRuns(batch), self.ranges, False), open_batch, gate)
-            else:
-                job = plan_job(batch, self.ranges)
-                self._start(stream, job, [gate], [], open_batch)
-                self._make_wait(stream, job)
-
-    def _write_from_gpu(self, stream: int, extents: list[DiskExtent], open_batch: _OpenBatch) -> None:
-        jobs: list[DiskJob] = []
-        for group in _pack(extents):
-            slot = self._next_slot()
-            if slot.job is not None and not slot.job.is_done:
-                self._make_wait(stream, slot.job)
-            if slot.event is not None:
-                self._driver.wait_event(stream, slot.event)
-                self._free_events.append(slot.event)
-                slot.event = None
-            staged = _stage(group, slot.address)
             try:
-                self._copy_staged(stream, group, staged, True)
-                copied = self._record(stream)
-            except KVCacheManagerError:
-                # Copies that were enqueued still write to the slot, and its next user knows nothing of them.
-                self._driver.status_of("cuStreamSynchronize", stream)
+                if batch.src_tier == CacheTier.GPU_MEM:
+                    self._write_from_gpu(stream, plan_extents(CopyRuns(batch), self.ranges, True), started)
+                elif batch.dst_tier == CacheTier.GPU_MEM:
+                    self._read_to_gpu(stream, plan_extents(CopyRuns(batch), self.ranges, False), started)
+                else:
+                    job = plan_job(batch, self.ranges)
+                    self._start(stream, job, self._raise_behind(stream), [])
+                    started.append(job)
+            except BaseException as error:
+                # Of what was started, no byte moves after anything that is enqueued from now on.
+                self._make_wait(stream, started)
+                if started and isinstance(error, CudaError) and not isinstance(error, PartlyCopiedError):
+                    raise PartlyCopiedError(f"a part of the copies was started, then {error}") from error
                 raise
-            open_batch.events.append(copied)
+            self._make_wait(stream, started)
+
+    def _write_from_gpu(self, stream: int, extents: list[DiskExtent], started: list[DiskJob]) -> None:
+        assert self._staging is not None
+        for group in _pack(extents):
+            slot = self._staging.next_slot()
+            self._clear_doubt(slot)
+            if slot.job is not None:
+                self._make_wait(stream, [slot.job])
+            if slot.copied is not None:
+                self._wait_for_copies(stream, slot.copied)
+            slot.is_in_doubt = True
+            staged = _stage(group, slot.address)
+            self._copy_staged(stream, group, staged, True)
+            gates = self._raise_behind(stream)
             job = DiskJob([], staged)
             slot.job = job
-            self._start(stream, job, [EventGate(self._driver, copied)], [], open_batch)
-            jobs.append(job)
-        for job in jobs:
-            self._make_wait(stream, job)
+            slot.copied = None
+            self._start(stream, job, gates, [])
+            started.append(job)
+            slot.is_in_doubt = False
 
-    def _read_to_gpu(
-        self, stream: int, extents: list[DiskExtent], open_batch: _OpenBatch, begin: EventGate
-    ) -> None:
+    def _read_to_gpu(self, stream: int, extents: list[DiskExtent], started: list[DiskJob]) -> None:
+        assert self._staging is not None
+        begin = self._raise_behind(stream)
         for group in _pack(extents):
-            slot = self._next_slot()
-            gates: list[JobGate] = [begin]
-            earlier_jobs = [slot.job] if slot.job is not None else []
-            if slot.event is not None:
-                gates.append(EventGate(self._driver, slot.event))
-                open_batch.events.append(slot.event)
-                slot.event = None
+            slot = self._staging.next_slot()
+            self._clear_doubt(slot)
+            gates = list(begin)
+            if slot.copied is not None:
+                gates.append(slot.copied)
             staged = _stage(group, slot.address)
             job = DiskJob(staged, [])
+            earlier_jobs = [slot.job] if slot.job is not None else []
+            slot.is_in_doubt = True
             slot.job = job
-            self._start(stream, job, gates, earlier_jobs, open_batch)
-            self._make_wait(stream, job)
+            slot.copied = None
+            self._start(stream, job, gates, earlier_jobs)
+            started.append(job)
+            self._make_wait(stream, [job])
             self._copy_staged(stream, group, staged, False)
-            slot.event = self._record(stream)
+            copied = self._raise_behind(stream)
+            if copied:
+                slot.copied = copied[0]
             slot.job = None
+            slot.is_in_doubt = False
+
+    def _clear_doubt(self, slot: StagingSlot) -> None:
+        """Where the slot's last user was refused or interrupted, wait until nothing can use it any more."""
+        if not slot.is_in_doubt:
+            return
+        if slot.job is not None:
+            self._workers.wait(slot.job)
+        self.drain()
+        self._driver.call("cuCtxSynchronize")
+        slot.job = None
+        slot.copied = None
+        slot.is_in_doubt = False
+
+    def _wait_for_copies(self, stream: int, copied: CudaFlag) -> None:
+        """What is enqueued on the stream from now on runs when the slot's bytes are on the GPU."""
+        assert self._staging is not None
+        if copied.is_raised():
+            return
+        if self._staging.flags.can_wait:
+            self._staging.flags.enqueue_wait(stream, copied)
+        else:
+            self._driver.call("cuCtxSynchronize")
 
     def _copy_staged(self, stream: int, group: list[DiskExtent], staged: list[DiskExtent], from_gpu: bool) -> None:
         gpu_addresses: list[int] = []
@@ -212,31 +272,46 @@ class CudaDisk:
                 stream, CacheTier.GPU_MEM, CacheTier.HOST_MEM, gpu_addresses, staging_addresses, sizes
             )
 
-    def _start(
-        self,
-        stream: int,
-        job: DiskJob,
-        gates: list[JobGate],
-        earlier_jobs: list[DiskJob],
-        open_batch: _OpenBatch,
-    ) -> None:
-        flag = self._take_flag()
-        job.signal = flag
-        job.gates.extend(gates)
-        open_batch.jobs.append(job)
-        open_batch.flags.append(flag)
-        self._trail.add(stream, job)
-        self._workers.start(job, earlier_jobs)
-
-    def _make_wait(self, stream: int, job: DiskJob) -> None:
-        """What is enqueued on the stream from now on runs when the job is done."""
+    def _raise_behind(self, stream: int) -> list[CudaFlag]:
+        """A flag that the stream raises behind all that was enqueued so far; none where all of that is done on return."""
         assert self._staging is not None
         flags = self._staging.flags
-        flag = job.signal
-        if flags.can_wait and isinstance(flag, CudaFlag):
-            flags.enqueue_wait(stream, flag)
-        else:
-            self._workers.wait(job)
+        if not flags.can_raise:
+            self._driver.call("cuStreamSynchronize", stream)
+            return []
+        flag = self._take_flag()
+        try:
+            flags.enqueue_raise(stream, flag)
+        except KVCacheManagerError:
+            flags.give_back(flag)
+            raise
+        self._flags_of_streams.append(flag)
+        return [flag]
+
+    def _start(self, stream: int, job: DiskJob, gates: list[CudaFlag], earlier_jobs: list[DiskJob]) -> None:
+        """First it is known here, then the workers have it: whatever interrupts this, what a worker has is waited for."""
+        job.signal = self._take_flag()
+        for gate in gates:
+            job.gates.append(FlagGate(gate))
+        self._trail.add(stream, job)
+        self._open.append(job)
+        self._workers.start(job, earlier_jobs)
+
+    def _make_wait(self, stream: int, jobs: list[DiskJob]) -> None:
+        """What is enqueued on the stream from now on runs when the jobs are done."""
+        assert self._staging is not None
+        flags = self._staging.flags
+        for job in jobs:
+            if not job.is_done:
+                flag = job.signal
+                if not flags.can_wait or not isinstance(flag, CudaFlag):
+                    self._workers.wait(job)
+                else:
+                    try:
+                        flags.enqueue_wait(stream, flag)
+                    except KVCacheManagerError as error:
+                        _logger.warning("the device refused to let a stream wait for the disk, the host waits instead: %s", str(error))
+                        self._workers.wait(job)
 
     # -- streams and events; only while busy --------------------------------------------------------------------------
 
@@ -284,22 +359,22 @@ class CudaDisk:
 
     def drain(self) -> None:
         """Block until the workers are through with everything."""
-        for open_batch in self._open:
-            for job in open_batch.jobs:
-                self._workers.wait(job)
+        for job in self._open:
+            self._workers.wait(job)
         self.poll()
 
     def poll(self) -> None:
-        """Give back what finished batches held, and note what failed."""
+        """Give back what finished jobs held, and note what failed."""
         if not self.is_busy:
             return
-        still_open: list[_OpenBatch] = []
-        for open_batch in self._open:
-            if open_batch.is_done():
-                self._finish(open_batch)
+        still_open: list[DiskJob] = []
+        for job in self._open:
+            if job.is_done:
+                self._finish(job)
             else:
-                still_open.append(open_batch)
+                still_open.append(job)
         self._open = still_open
+        self._collect_flags()
         is_anything_left = self._trail.settle()
         self.is_busy = len(still_open) > 0 or is_anything_left
 
@@ -311,58 +386,50 @@ class CudaDisk:
         self._workers.close()
         with self._context:
             if self._staging is not None:
-                for slot in self._staging.slots:
-                    if slot.event is not None:
-                        self._free_events.append(slot.event)
-                        slot.event = None
-                # Streams may still copy from the slots: nobody had to wait for them.
+                self._flags_of_streams.clear()
+                # Streams may still copy from the slots, or look at flags: nobody had to wait for that.
                 self._driver.call("cuCtxSynchronize")
                 self._staging.close()
                 self._staging = None
-            while self._free_events:
-                self._driver.call("cuEventDestroy", self._free_events[-1])
-                self._free_events.pop()
+            if self._watch is not None:
+                self._watch.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _finish(self, open_batch: _OpenBatch) -> None:
-        assert self._staging is not None
-        for job in open_batch.jobs:
-            job.note_failed_writes()
-        for flag in open_batch.flags:
+    def _finish(self, job: DiskJob) -> None:
+        job.note_failed_writes()
+        flag = job.signal
+        # First it is nobody's: two would have it, if it was given back twice where this is interrupted.
+        job.signal = None
+        if self._staging is not None and isinstance(flag, CudaFlag):
             self._staging.flags.give_back(flag)
-        self._free_events.extend(open_batch.events)
+
+    def _collect_flags(self) -> None:
+        """Give back those that streams have raised. Whoever looks at one later still finds it raised."""
+        assert self._staging is not None
+        waiting = self._flags_of_streams
+        self._flags_of_streams = []
+        for flag in waiting:
+            if flag.is_raised():
+                self._staging.flags.give_back(flag)
+            else:
+                self._flags_of_streams.append(flag)
 
     def _take_flag(self) -> CudaFlag:
-        """Waits for the oldest job where a thousand are under way."""
+        """Where a thousand flags are in use: waits for the oldest job, or for what raises them."""
         assert self._staging is not None
         flag = self._staging.flags.take()
-        while flag is None:
-            num_open = len(self._open)
-            self._workers.wait(self._open[0].jobs[0])
-            for job in self._open[0].jobs:
-                self._workers.wait(job)
+        while flag is None and self._open:
+            self._workers.wait(self._open[0])
             self.poll()
-            assert len(self._open) < num_open, "a batch that is done stays open"
             flag = self._staging.flags.take()
+        if flag is None:
+            self._driver.call("cuCtxSynchronize")
+            self._collect_flags()
+            flag = self._staging.flags.take()
+        if flag is None:
+            raise CudaError("no flag is left for copies of the DISK tier, though none is under way: calls were interrupted too often")
         return flag
-
-    def _next_slot(self) -> StagingSlot:
-        assert self._staging is not None
-        return self._staging.next_slot()
-
-    def _record(self, stream: int) -> Any:
-        """An event behind what was enqueued so far, from the pool."""
-        if self._free_events:
-            event = self._free_events.pop()
-        else:
-            event = self._driver.call("cuEventCreate", _EVENT_DISABLE_TIMING)
-        try:
-            self._driver.record_event(event, stream)
-        except KVCacheManagerError:
-            self._free_events.append(event)
-            raise
-        return event
 
 
 def _pack(extents: list[DiskExtent]) -> list[list[DiskExtent]]:

@@ -7,11 +7,14 @@ brings its own.
 """
 
 import importlib
+import logging
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, OutOfMemoryError
+
+_logger: Final = logging.getLogger(__name__)
 
 SUCCESS: Final = 0
 OUT_OF_MEMORY: Final = 2
@@ -90,10 +93,12 @@ def name_stream(stream: int) -> int:
 class CudaDriver:
     """``call`` for what is rare; a method of its own for what a step does often."""
 
-    __slots__ = ("module", "_success", "_record", "_wait", "_query")
+    __slots__ = ("module", "_success", "_relaxed", "_exchange", "_record", "_wait", "_query")
 
     module: Final[Any]
     _success: Final[Any]
+    _relaxed: Final[Any]
+    _exchange: Final[Any]
     _record: Final[Any]
     _wait: Final[Any]
     _query: Final[Any]
@@ -101,6 +106,8 @@ class CudaDriver:
     def __init__(self, module: Any) -> None:
         self.module = module
         self._success = module.CUresult.CUDA_SUCCESS
+        self._relaxed = module.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._exchange = module.cuThreadExchangeStreamCaptureMode
         self._record = module.cuEventRecord
         self._wait = module.cuStreamWaitEvent
         self._query = module.cuEventQuery
@@ -136,6 +143,20 @@ class CudaDriver:
             raise self.make_error("cuGetProcAddress", returned[0])
         return int(returned[1])
 
+    def relax_captures(self) -> Any:
+        """The calling thread may make calls that a graph capture under way, of its own or another thread's, would forbid, and which
+        would end the capture. Returns the mode before, for `restore_captures`.
+
+        Nothing that this library enqueues belongs into an engine's graph. To record events and to wait for them needs no such leave.
+        """
+        returned = self._exchange(self._relaxed)
+        # Where a driver refuses that, calls are as they would be without.
+        return returned[1] if int(returned[0]) == SUCCESS else self._relaxed
+
+    def restore_captures(self, mode: Any) -> None:
+        if mode is not self._relaxed:
+            self._exchange(mode)
+
     def record_event(self, event: Any, stream: int) -> None:
         status = self._record(event, stream)[0]
         if status is not self._success and int(status) != SUCCESS:
@@ -147,7 +168,11 @@ class CudaDriver:
             raise self.make_error("cuStreamWaitEvent", status)
 
     def is_event_done(self, event: Any) -> bool:
-        status = self._query(event)[0]
+        mode = self.relax_captures()
+        try:
+            status = self._query(event)[0]
+        finally:
+            self.restore_captures(mode)
         if status is self._success:
             return True
         number = int(status)

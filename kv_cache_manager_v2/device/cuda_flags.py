@@ -1,10 +1,12 @@
-"""Words of pinned memory that a worker thread raises and a stream waits for: so a stream runs on when a disk is done.
+"""Words of pinned memory by which streams and worker threads tell each other how far they are, without a call of the driver in a thread.
 
-A flag is one use of a word: the word's value only grows, and a stream waits until it is at least the flag's. So a word may be
-used again as soon as its job is done, even if a stream has yet to look at it.
+A flag is one use of a word: the word's value only grows, and a flag is raised once the value is at least the flag's. It is raised by one
+side, a worker (`CudaFlag.give`) or a stream (`enqueue_raise`: `cuStreamWriteValue32`, behind all that was enqueued before), and seen by
+the other: a stream waits for it (`enqueue_wait`: `cuStreamWaitValue32`), a worker reads the word (`FlagGate`). A word may be used again
+as soon as its flag is raised, even if a stream has yet to look at it.
 
-Where the GPU or its driver lacks `cuStreamWaitValue32`, `can_wait` is False and whoever would make a stream wait has to wait
-himself.
+Where the GPU or its driver lacks one of the two calls, `can_raise` or `can_wait` is False, and the caller who would enqueue it waits
+instead.
 """
 
 import ctypes
@@ -20,15 +22,17 @@ from .job_gate import JobGate, JobSignal
 _logger: Final = logging.getLogger(__name__)
 
 _AT_LEAST: Final = 0
+_BEHIND_EVERYTHING: Final = 0
 _WORD_BYTES: Final = 4
 _WORD_MASK: Final = (1 << 32) - 1
+_HALF: Final = 1 << 31
 _STREAM_NON_BLOCKING: Final = 1
 
 
 @final
 @mypyc_attr(native_class=True)
 class CudaFlag(JobSignal):
-    """Raised by the job's last worker."""
+    """As a signal: raised by the job's last worker."""
 
     __slots__ = ("index", "value", "_address")
 
@@ -44,27 +48,25 @@ class CudaFlag(JobSignal):
     def give(self) -> None:
         ctypes.c_uint32.from_address(self._address).value = self.value
 
+    def is_raised(self) -> bool:
+        value: int = ctypes.c_uint32.from_address(self._address).value
+        return (value - self.value) & _WORD_MASK < _HALF
+
 
 @final
 @mypyc_attr(native_class=True)
-class EventGate(JobGate):
-    """Open once the event is done. Seen open, it never looks at the event again, which may serve somebody else by then."""
+class FlagGate(JobGate):
+    """Open once a stream has raised the flag."""
 
-    __slots__ = ("_driver", "_event", "_is_seen_open")
+    __slots__ = ("_flag",)
 
-    _driver: Final[CudaDriver]
-    _event: Final[Any]
-    _is_seen_open: bool
+    _flag: Final[CudaFlag]
 
-    def __init__(self, driver: CudaDriver, event: Any) -> None:
-        self._driver = driver
-        self._event = event
-        self._is_seen_open = False
+    def __init__(self, flag: CudaFlag) -> None:
+        self._flag = flag
 
     def is_open(self) -> bool:
-        if not self._is_seen_open:
-            self._is_seen_open = self._driver.is_event_done(self._event)
-        return self._is_seen_open
+        return self._flag.is_raised()
 
 
 @final
@@ -75,23 +77,26 @@ class CudaFlags:
     The caller has made the GPU's context current.
     """
 
-    __slots__ = ("can_wait", "_driver", "_address", "_gpu_address", "_values", "_free")
+    __slots__ = ("can_raise", "can_wait", "_driver", "_address", "_pointers", "_values", "_free")
 
+    can_raise: Final[bool]
     can_wait: Final[bool]
     _driver: Final[CudaDriver]
     _address: Final[int]
-    _gpu_address: Final[int]
+    _pointers: Final[list[Any]]  # by word: as the GPU knows it
     _values: Final[list[int]]  # by word: of its latest flag
     _free: Final[list[int]]
 
-    def __init__(self, driver: CudaDriver, address: int, num_bytes: int) -> None:
+    def __init__(self, driver: CudaDriver, address: int, num_bytes: int, streams_may_wait: bool) -> None:
         num_words = num_bytes // _WORD_BYTES
         self._driver = driver
         self._address = address
-        self._gpu_address = int(driver.call("cuMemHostGetDevicePointer", address, 0))
+        gpu_address = int(driver.call("cuMemHostGetDevicePointer", address, 0))
+        self._pointers = [driver.module.CUdeviceptr(gpu_address + index * _WORD_BYTES) for index in range(num_words)]
         self._values = [0] * num_words
         self._free = list(range(num_words - 1, -1, -1))
-        self.can_wait = _can_wait(driver, self._gpu_address)
+        self.can_raise = _can_order(driver, self._pointers[0], "cuStreamWriteValue32")
+        self.can_wait = streams_may_wait and self.can_raise and _can_order(driver, self._pointers[0], "cuStreamWaitValue32")
 
     def take(self) -> CudaFlag | None:
         """A flag that is not raised; None while all words are in use."""
@@ -103,24 +108,30 @@ class CudaFlags:
         return CudaFlag(index, value, self._address + index * _WORD_BYTES)
 
     def give_back(self, flag: CudaFlag) -> None:
-        """It is raised."""
+        """It is raised, or nobody will raise it."""
         self._free.append(flag.index)
 
     def enqueue_wait(self, stream: int, flag: CudaFlag) -> None:
-        address = self._driver.module.CUdeviceptr(self._gpu_address + flag.index * _WORD_BYTES)
-        self._driver.call("cuStreamWaitValue32", stream, address, flag.value, _AT_LEAST)
+        """What is enqueued on the stream from now on runs when the flag is raised."""
+        self._driver.call("cuStreamWaitValue32", stream, self._pointers[flag.index], flag.value, _AT_LEAST)
+
+    def enqueue_raise(self, stream: int, flag: CudaFlag) -> None:
+        """The flag is raised, and the bytes are visible to the host, when all that was enqueued on the stream is done."""
+        self._driver.call("cuStreamWriteValue32", stream, self._pointers[flag.index], flag.value, _BEHIND_EVERYTHING)
 
 
-def _can_wait(driver: CudaDriver, gpu_address: int) -> bool:
-    """Let a stream wait for what is so already, to see whether it can."""
+def _can_order(driver: CudaDriver, word: Any, call: str) -> bool:
+    """Let a stream wait for what is so already, or write what is there already, to see whether it can."""
     stream = driver.call("cuStreamCreate", _STREAM_NON_BLOCKING)
     obstacle = ""
     try:
-        driver.call("cuStreamWaitValue32", stream, driver.module.CUdeviceptr(gpu_address), 0, _AT_LEAST)
+        driver.call(call, stream, word, 0, _AT_LEAST)
+        # Nothing writes to the word when it is used.
+        driver.call("cuStreamSynchronize", stream)
     except KVCacheManagerError as error:
         # A driver or a GPU without it; anything worse shows with the next call.
         obstacle = str(error)
     driver.call("cuStreamDestroy", stream)
     if obstacle:
-        _logger.info("copies from and to a disk block the caller, as streams cannot wait for threads: %s", obstacle)
+        _logger.info("copies from and to a disk block the caller, as streams and threads cannot wait for each other: %s", obstacle)
     return not obstacle

@@ -1,15 +1,16 @@
 """Pinned memory between disk and GPU: slots used in turn, and the words of the flags.
 
-State of a slot: what its next user has to wait for. ``job``: a job that writes its bytes to a disk (or, after a failure, one
-that reads into it); ``event``: behind the copies that took its bytes to the GPU. Both None: free at once.
+State of a slot: what its next user has to wait for. ``job``: a job that writes its bytes to a disk, or reads into it; ``copied``: a flag
+that the stream raises behind the copies that took its bytes to the GPU. Both None: free at once. ``is_in_doubt``: somebody was refused or
+interrupted in the middle of using it, and copies may be under way that nothing tells of; the next user waits for the whole GPU.
 """
 
-from typing import Any, Final, final
+from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
 from .cuda_driver import CudaDriver
-from .cuda_flags import CudaFlags
+from .cuda_flags import CudaFlag, CudaFlags
 from .cuda_host_memory import CudaHostMemory
 from .disk_extent import MAX_EXTENT_BYTES
 from .disk_job import DiskJob
@@ -21,16 +22,18 @@ STAGING_SLOT_BYTES: Final = MAX_EXTENT_BYTES
 @final
 @mypyc_attr(native_class=True)
 class StagingSlot:
-    __slots__ = ("address", "job", "event")
+    __slots__ = ("address", "job", "copied", "is_in_doubt")
 
     address: Final[int]
     job: DiskJob | None
-    event: Any
+    copied: CudaFlag | None
+    is_in_doubt: bool
 
     def __init__(self, address: int) -> None:
         self.address = address
         self.job = None
-        self.event = None
+        self.copied = None
+        self.is_in_doubt = False
 
 
 @final
@@ -47,14 +50,16 @@ class CudaStaging:
     _num_bytes: Final[int]
     _next: int
 
-    def __init__(self, driver: CudaDriver, host_memory: CudaHostMemory, num_slots: int) -> None:
+    def __init__(
+        self, driver: CudaDriver, host_memory: CudaHostMemory, num_slots: int, streams_may_wait: bool
+    ) -> None:
         num_bytes = num_slots * STAGING_SLOT_BYTES + PAGE_BYTES
         address = reserve_addresses(num_bytes, PAGE_BYTES)
         is_mapped = False
         try:
             host_memory.map(address, num_bytes)
             is_mapped = True
-            flags = CudaFlags(driver, address + num_bytes - PAGE_BYTES, PAGE_BYTES)
+            flags = CudaFlags(driver, address + num_bytes - PAGE_BYTES, PAGE_BYTES, streams_may_wait)
         except BaseException:
             if is_mapped:
                 host_memory.unmap(address, num_bytes)

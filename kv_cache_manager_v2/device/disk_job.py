@@ -22,14 +22,15 @@ _logger: Final = logging.getLogger(__name__)
 @final
 @mypyc_attr(native_class=True)
 class DiskJob:
-    """A task is a run of extents. The fields from ``num_left`` on belong to `DiskWorkers` and its lock until it is done."""
+    """A task is a run of extents. The fields from ``is_accepted`` on belong to `DiskWorkers` and its lock until it is done."""
 
     __slots__ = (
-        "is_started", "is_told", "_runs", "_sources", "_targets", "_task_ends", "gates", "signal", "num_left", "num_blockers",
-        "followers", "is_done", "done_at", "read_error", "write_errors",
+        "is_started", "is_abandoned", "is_told", "_runs", "_sources", "_targets", "_task_ends", "gates", "signal", "earlier_jobs",
+        "is_accepted", "num_left", "num_blockers", "followers", "is_lost", "is_done", "done_at", "read_error", "write_errors",
     )  # fmt: skip
 
     is_started: bool  # handed to the workers
+    is_abandoned: bool  # whoever was to start it was interrupted: if it has not begun, it never does
     is_told: bool  # of its failed read
     _runs: Final[CopyRuns | None]
     _sources: Final[list[DiskExtent]]  # empty where the bytes come from memory
@@ -37,9 +38,12 @@ class DiskJob:
     _task_ends: Final[list[int]]
     gates: Final[list[JobGate]]  # it begins when all of them are open
     signal: JobSignal | None  # given when it is done
+    earlier_jobs: list["DiskJob"]  # it begins when these are done
+    is_accepted: bool  # a worker has seen it
     num_left: int  # tasks
     num_blockers: int  # jobs that must be done before this one begins
     followers: list["DiskJob"]
+    is_lost: bool  # it never began, and its targets are lost
     is_done: bool
     done_at: float  # by the workers' clock; 0.0 where they have none
     read_error: StorageIOError | None
@@ -51,6 +55,7 @@ class DiskJob:
         ``runs``: of the whole batch, for who asks `conflicts_with`.
         """
         self.is_started = False
+        self.is_abandoned = False
         self.is_told = False
         self._runs = runs
         self._sources = sources
@@ -59,9 +64,12 @@ class DiskJob:
         self._cut_tasks(sources if sources else targets)
         self.gates = []
         self.signal = None
+        self.earlier_jobs = []
+        self.is_accepted = False
         self.num_left = len(self._task_ends)
         self.num_blockers = 0
         self.followers = []
+        self.is_lost = False
         self.is_done = False
         self.done_at = 0.0
         self.read_error = None
@@ -91,7 +99,20 @@ class DiskJob:
             for extent in self._targets:
                 if extent.address == error.address and extent.file.failure is None:
                     extent.file.failure = error
-                    _logger.error("%s; these bytes are kept in memory", error)
+                    _logger.error("%s; these bytes are %s", error, "lost" if self.is_lost else "kept in memory")
+
+    def lose(self, reason: str, transfers: DiskTransfers) -> None:
+        """It never begins: what it was to read has failed, what it was to write is lost. Called by a worker thread."""
+        self.is_lost = True
+        for target in self._targets:
+            self.write_errors.append(transfers.lose(target, reason))
+        if self._sources:
+            first = self._sources[0]
+            end = max([source.address + source.num_bytes for source in self._sources])
+            beg = min([source.address for source in self._sources])
+            self.read_error = first.file.make_error(
+                f"copies from {end - beg} bytes were not made", beg, end - beg, False, reason
+            )
 
     def run_task(self, index: int, transfers: DiskTransfers, staging: StagingMemory) -> list[StorageIOError]:
         """Carry out one task, on any thread; what went wrong."""

@@ -31,6 +31,10 @@ class DiskTransfers:
     def read(self, extent: DiskExtent) -> StorageIOError | None:
         if self.rescued.is_empty:
             return _read(extent)
+        if self.rescued.has_lost(extent.address, extent.num_bytes):
+            return extent.file.make_error(
+                f"cannot read {extent.num_bytes} bytes", extent.address, extent.num_bytes, False, "they were never written"
+            )
         # Rare, and then no matter how fast: each piece of memory by itself, in part from the table.
         address = extent.address
         for index in range(len(extent.addresses)):
@@ -44,6 +48,13 @@ class DiskTransfers:
                     return error
             address += extent.sizes[index]
         return None
+
+    def lose(self, extent: DiskExtent, reason: str) -> StorageIOError:
+        """The write is never made, and whoever wants these bytes is told; returns the error of the write."""
+        self.rescued.lose(extent.address, extent.num_bytes)
+        return extent.file.make_error(
+            f"{extent.num_bytes} bytes were never written", extent.address, extent.num_bytes, True, reason
+        )
 
     def write(self, extent: DiskExtent) -> StorageIOError | None:
         """What the disk does not take is kept in memory."""

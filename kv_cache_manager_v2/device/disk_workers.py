@@ -1,136 +1,240 @@
 """The threads that move bytes from and to disk files: a queue of tasks, and jobs that wait for other jobs.
 
 The caller's thread starts jobs and sees when they are done; the workers touch nothing but bytes, their queue and the rescue
-table. Several tasks are under way at once, of one job or of several. A job that was started behind others that it conflicts
-with begins when they are done, and one with gates when these are open, without the caller's help. Threads are made with the
+table, and call no driver. Several tasks are under way at once, of one job or of several. A job that was started behind others that it
+conflicts with begins when they are done, and one with gates when these are open, without the caller's help. Threads are made with the
 first job.
 
-Conservation: every job that was started waits for other jobs, or for its gates, or has tasks queued or running, or is done.
+**The caller may be interrupted anywhere** (Ctrl-C), so it holds no lock that a worker needs. It hands jobs over through a queue that is one
+call of C, and waits at a latch which it alone takes and workers open; what the workers share among themselves is under a lock of theirs,
+and no signal reaches them. A job that was handed over twice is done once; one whose start was interrupted is abandoned when somebody waits
+for it. Nobody waits where the threads are gone: while Python ends, and in a forked process.
+
+    state of a job   is_started     way out
+    new              False          start: started; wait: abandoned
+    started          True           a worker sees it: accepted
+    accepted         True           no other job and no gate is left to wait for: queued; a gate fails for good: lost
+    queued           True           its last task was carried out: done
+    lost, abandoned  -              done
+
+Conservation: every job that was accepted waits for other jobs, or for its gates, or has tasks queued or running, or is done.
 """
 
-from collections import deque
-from threading import Condition, Lock, Thread
+import os
+import sys
+import time
+from _thread import start_new_thread
+from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.errors import StorageIOError
+from ..base.errors import LogicError, OutOfMemoryError, StorageIOError
 from ..stats.statistics_clock import StatisticsClock
 from .disk_extent import MAX_EXTENT_BYTES
 from .disk_job import DiskJob
 from .disk_transfers import DiskTransfers
+from .exit_drain import Drained, drain_at_exit, forget_at_exit
+from .job_gate import GateWatch
 from .staging_memory import StagingMemory
 
 _GATE_SECONDS: Final = 0.0002
 """How often gates are looked at while there is nothing else to do."""
+_WATCH_SECONDS: Final = 0.05
+"""How often a caller that waits looks whether gates can open at all."""
+
+_START: Final = -1  # in place of a task's index: the job is handed over
+_CLOSE: Final = -2  # without a job: each thread ends
+_LOOK: Final = -3  # without a job: somebody is to watch the gates
 
 
 @final
 @mypyc_attr(native_class=True)
-class DiskWorkers:
+class DiskWorkers(Drained):
     """Who creates it calls `close`, after the last job is done."""
 
     __slots__ = (
-        "transfers", "num_done", "clock", "_failed_reads", "_num_threads", "_threads", "_tasks", "_gated", "_is_watched",
-        "_work", "_progress", "_is_closing",
+        "transfers", "num_done", "clock", "watch", "_num_threads", "_num_made", "_num_started", "_process", "_inbox", "_failed_reads",
+        "_progress", "_obstacle", "_lock", "_gated", "_is_watched", "_num_ended",
     )  # fmt: skip
 
     transfers: Final[DiskTransfers]
     num_done: int  # jobs; grows under the lock
     clock: StatisticsClock | None  # None: nobody wants to know when a job is done
-    _failed_reads: list[StorageIOError]  # under the lock, until they are taken
+    watch: GateWatch | None  # None: there are no gates, or what opens them cannot break
     _num_threads: Final[int]
-    _threads: Final[list[Thread]]
-    _tasks: Final[deque[tuple[DiskJob, int]]]
+    _num_made: int  # threads, by the caller
+    _num_started: int  # jobs, by the caller
+    _process: Final[int]
+    _inbox: Final[SimpleQueue[tuple[DiskJob | None, int]]]
+    _failed_reads: Final[SimpleQueue[StorageIOError]]
+    _progress: Final[Lock]  # taken by the caller to wait; opened by workers whenever something is done
+    _obstacle: str  # why gates that are not open never will be
+    _lock: Final[Lock]  # of the workers; what follows is under it
     _gated: list[DiskJob]  # that wait for nothing but their gates
     _is_watched: bool  # a worker looks at the gates from time to time
-    _work: Final[Condition]  # of the one lock: there is something to do
-    _progress: Final[Condition]  # of the same: a job is done
-    _is_closing: bool
+    _num_ended: int  # threads
 
     def __init__(self, num_threads: int) -> None:
         self.transfers = DiskTransfers()
         self.num_done = 0
         self.clock = None
-        self._failed_reads = []
+        self.watch = None
         self._num_threads = num_threads
-        self._threads = []
-        self._tasks = deque()
+        self._num_made = 0
+        self._num_started = 0
+        self._process = os.getpid()
+        self._inbox = SimpleQueue()
+        self._failed_reads = SimpleQueue()
+        self._progress = Lock()
+        self._obstacle = ""
+        self._lock = Lock()
         self._gated = []
         self._is_watched = False
-        lock = Lock()
-        self._work = Condition(lock)
-        self._progress = Condition(lock)
-        self._is_closing = False
+        self._num_ended = 0
+
+    # -- on the caller's thread ---------------------------------------------------------------------------------------
 
     def start(self, job: DiskJob, earlier_jobs: list[DiskJob]) -> None:
-        """Begin, behind those of the earlier jobs that are not done."""
-        while len(self._threads) < self._num_threads:
-            thread = Thread(target=self._serve, name=f"kv-cache-disk-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        """Begin, behind those of the earlier jobs that are not done. To start it again does no harm."""
+        if not job.is_started:
+            job.earlier_jobs = earlier_jobs
+            self._hand_over(job)
+
+    def _hand_over(self, job: DiskJob) -> None:
+        if self._num_made < self._num_threads:
+            self._make_threads()
+        self._inbox.put((job, _START))
         job.is_started = True
-        with self._work:
-            for earlier in earlier_jobs:
-                if not earlier.is_done:
-                    earlier.followers.append(job)
-                    job.num_blockers += 1
-            if job.num_blockers == 0:
-                self._let_begin(job)
+        self._num_started += 1
+
+    def _make_threads(self) -> None:
+        if self._num_made == 0:
+            drain_at_exit(self)
+        while self._num_made < self._num_threads:
+            try:
+                start_new_thread(self._serve, ())
+            except RuntimeError as error:
+                if self._num_made > 0:
+                    return
+                raise OutOfMemoryError(f"the system gives no thread to move bytes from and to disks: {error}") from error
+            # One too many, where this is interrupted, does no harm.
+            self._num_made += 1
 
     def wait(self, job: DiskJob) -> None:
-        """Block until the job, which was started, is done."""
-        with self._progress:
-            while not job.is_done:
-                self._progress.wait()
+        """Block until the job is done."""
+        if not job.is_started and not job.is_done:
+            # Perhaps a worker has it nevertheless; then it is done as ever.
+            job.is_abandoned = True
+            self._hand_over(job)
+        while not job.is_done:
+            self._wait_for_progress()
 
     def wait_beyond(self, num_done: int) -> None:
         """Block until more than ``num_done`` jobs are done."""
-        with self._progress:
-            while self.num_done <= num_done:
-                self._progress.wait()
+        while self.num_done <= num_done:
+            self._wait_for_progress()
 
     def take_failed_reads(self) -> list[StorageIOError]:
         """Since this was last asked, told or not."""
-        with self._work:
-            taken = self._failed_reads
-            self._failed_reads = []
+        taken: list[StorageIOError] = []
+        while not self._failed_reads.empty():
+            taken.append(self._failed_reads.get())
         return taken
 
+    def drain_until(self, deadline: float) -> None:
+        seconds = deadline - time.monotonic()
+        while self.num_done < self._num_started and seconds > 0 and os.getpid() == self._process:
+            self._progress.acquire(True, seconds)
+            seconds = deadline - time.monotonic()
+
     def close(self) -> None:
-        with self._work:
-            self._is_closing = True
-            self._work.notify_all()
-        for thread in self._threads:
-            thread.join()
-        self._threads.clear()
+        """Idempotent."""
+        forget_at_exit(self)
+        self._inbox.put((None, _CLOSE))
+        while self._num_ended < self._num_made:
+            self._wait_for_progress()
+        self._num_made = 0
+        self._num_ended = 0
+
+    def _wait_for_progress(self) -> None:
+        """Block until a worker has done something since this was last called; it may have been before this call, too."""
+        if sys.is_finalizing() or os.getpid() != self._process:
+            raise LogicError(
+                "bytes are on their way from or to a disk, and the threads that move them are gone: Python is ending, or this process is a "
+                "fork of the one that has them"
+            )
+        if self.watch is None or self._obstacle:
+            self._progress.acquire()
+        elif not self._progress.acquire(True, _WATCH_SECONDS):
+            self._obstacle = self.watch.find_obstacle()
 
     # -- on the workers' threads --------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         staging = StagingMemory(MAX_EXTENT_BYTES)
-        task = self._take()
-        while task is not None:
-            self._carry_out(task[0], task[1], staging)
-            task = self._take()
+        is_open = True
+        while is_open:
+            job, index = self._next()
+            if job is None:
+                is_open = index != _CLOSE
+            elif index == _START:
+                self._accept(job)
+            else:
+                self._carry_out(job, index, staging)
         staging.close()
+        # For the next one.
+        self._inbox.put((None, _CLOSE))
+        with self._lock:
+            self._num_ended += 1
+            self._note_progress()
 
-    def _take(self) -> tuple[DiskJob, int] | None:
-        """The next task; None when the workers are closing."""
-        with self._work:
+    def _next(self) -> tuple[DiskJob | None, int]:
+        """Blocks until there is something to do; one of the workers opens gates meanwhile."""
+        is_watching = self._try_to_watch(False)
+        while is_watching:
+            try:
+                # Not with a limit of time: where another worker is faster, CPython 3.11 may then wait without any.
+                message = self._inbox.get(False)
+            except Empty:
+                time.sleep(_GATE_SECONDS)
+                is_watching = self._try_to_watch(True)
+            else:
+                self._leave_watch()
+                return message
+        return self._inbox.get()
+
+    def _try_to_watch(self, is_watching: bool) -> bool:
+        with self._lock:
             self._open_gates()
-            while not self._tasks and not self._is_closing:
-                if self._gated and not self._is_watched:
-                    self._is_watched = True
-                    self._work.wait(_GATE_SECONDS)
-                    self._is_watched = False
-                    self._open_gates()
-                else:
-                    self._work.wait()
-            if self._gated and not self._is_watched:
-                # Whoever watches takes a task now; another one is to watch.
-                self._work.notify()
-            return self._tasks.popleft() if self._tasks else None
+            if self._is_watched and not is_watching:
+                return False
+            self._is_watched = len(self._gated) > 0
+            return self._is_watched
+
+    def _leave_watch(self) -> None:
+        """To do something else; another one is to watch."""
+        with self._lock:
+            self._is_watched = False
+            if self._gated:
+                self._inbox.put((None, _LOOK))
+
+    def _accept(self, job: DiskJob) -> None:
+        with self._lock:
+            if job.is_accepted:
+                return
+            job.is_accepted = True
+            if job.is_abandoned:
+                self._finish(job)
+                return
+            for earlier in job.earlier_jobs:
+                if not earlier.is_done:
+                    earlier.followers.append(job)
+                    job.num_blockers += 1
+            job.earlier_jobs = []
+            if job.num_blockers == 0:
+                self._let_begin(job)
 
     def _carry_out(self, job: DiskJob, index: int, staging: StagingMemory) -> None:
         errors: list[StorageIOError] = []
@@ -139,7 +243,7 @@ class DiskWorkers:
         except Exception as error:
             # No disk's doing, but whoever waits for these bytes must hear of it.
             errors.append(StorageIOError(f"a copy of the DISK tier failed: {error!r}"))
-        with self._progress:
+        with self._lock:
             for found in errors:
                 if found.is_write:
                     job.write_errors.append(found)
@@ -149,12 +253,12 @@ class DiskWorkers:
             if job.num_left == 0:
                 self._finish(job)
 
-    # -- under the lock -----------------------------------------------------------------------------------------------
+    # -- under the workers' lock --------------------------------------------------------------------------------------
 
     def _let_begin(self, job: DiskJob) -> None:
         if job.gates:
+            # Whoever was told to begin it watches next, unless somebody does already.
             self._gated.append(job)
-            self._work.notify()
         else:
             self._queue_tasks(job)
 
@@ -168,12 +272,15 @@ class DiskWorkers:
                 self._gated.append(job)
 
     def _try_begin(self, job: DiskJob) -> bool:
+        reason = self._obstacle
         try:
             for gate in job.gates:
                 if not gate.is_open():
-                    return False
+                    if not reason:
+                        return False
+                    raise LogicError(reason)
         except Exception as error:
-            job.read_error = StorageIOError(f"copies of the DISK tier were not made, for what they wait for failed: {error}")
+            job.lose(f"what they wait for has failed: {error}", self.transfers)
             self._finish(job)
             return True
         self._queue_tasks(job)
@@ -182,7 +289,7 @@ class DiskWorkers:
     def _finish(self, job: DiskJob) -> None:
         if job.read_error is not None:
             # Before anybody can see that the job is over.
-            self._failed_reads.append(job.read_error)
+            self._failed_reads.put(job.read_error)
         if job.signal is not None:
             job.signal.give()
         if self.clock is not None:
@@ -194,10 +301,13 @@ class DiskWorkers:
             if follower.num_blockers == 0:
                 self._let_begin(follower)
         job.followers.clear()
-        self._progress.notify_all()
+        self._note_progress()
 
     def _queue_tasks(self, job: DiskJob) -> None:
-        num_tasks = job.num_tasks()
-        for index in range(num_tasks):
-            self._tasks.append((job, index))
-        self._work.notify(num_tasks)
+        for index in range(job.num_tasks()):
+            self._inbox.put((job, index))
+
+    def _note_progress(self) -> None:
+        if self._progress.locked():
+            # Only the caller takes it, and not before this.
+            self._progress.release()

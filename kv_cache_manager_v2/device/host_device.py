@@ -173,7 +173,7 @@ class HostDevice(Device):
             self._pending.synchronize_all()
         if tier == CacheTier.DISK:
             self._disk_ranges.unmap(address, num_bytes)
-            self._workers.transfers.rescued.forget(address, num_bytes)
+            self._workers.transfers.rescued.forget_unmapped(address, num_bytes)
             return
         reserved = self._ranges(tier).require_mapped(address, num_bytes)
         decommit_memory(address, num_bytes)

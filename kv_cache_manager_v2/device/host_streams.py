@@ -68,7 +68,7 @@ class QueuedWork(metaclass=ABCMeta):
 
     @abstractmethod
     def try_run(self, stream: "HostStream") -> bool:
-        """Being the oldest of its stream: do it, or return False where it must wait."""
+        """Being the oldest of its stream: do it, or return False where it must wait. Done again if it was interrupted."""
 
     def lets_disk_work_pass(self) -> bool:
         """Whether disk jobs behind it may start before it had its turn."""
@@ -194,14 +194,16 @@ class _Wait(QueuedWork):
 @final
 @mypyc_attr(native_class=True)
 class _DiskCopies(QueuedWork):
-    __slots__ = ("job", "_failures")
+    __slots__ = ("job", "_failures", "_failure")
 
     job: Final[DiskJob]
     _failures: Final[list[ReadFailure]]  # of the device
+    _failure: ReadFailure | None  # made once, however often its turn is interrupted
 
     def __init__(self, job: DiskJob, failures: list[ReadFailure]) -> None:
         self.job = job
         self._failures = failures
+        self._failure = None
 
     def try_run(self, stream: HostStream) -> bool:
         job = self.job
@@ -210,9 +212,11 @@ class _DiskCopies(QueuedWork):
         stream.pass_at(job.done_at)
         job.note_failed_writes()
         if job.read_error is not None:
-            failure = ReadFailure(job.read_error)
-            stream.failures.append(failure)
-            self._failures.append(failure)
+            if self._failure is None:
+                self._failure = ReadFailure(job.read_error)
+            for failures in (stream.failures, self._failures):
+                if self._failure not in failures:
+                    failures.append(self._failure)
         return True
 
     def lets_disk_work_pass(self) -> bool:

@@ -1,8 +1,12 @@
-"""Bytes that a disk did not take, kept in memory in its stead.
+"""Bytes that a disk did not take: kept in memory in its stead, or known to be lost.
 
 A write that failed leaves its bytes here, by disk address; a later copy from there finds them, until another write covers
-them or the range is unmapped. Intervals are disjoint and sorted. Worker threads and the device's caller share the table,
-each call takes its lock; as long as it is empty, which is nearly always, `is_empty` is all that anybody reads.
+them or the range is unmapped. A write that never began, because what it waits for failed, has no bytes to leave: then its part of the
+disk is *lost*, and a copy from there fails. Intervals are disjoint and sorted. As long as the table is empty, which is nearly always,
+`is_empty` is all that anybody reads.
+
+Worker threads share the table and take its lock. The device's caller changes it only while no worker is busy, and takes no lock, so that
+an interruption leaves none taken: a change makes new lists and puts them in the place of the old ones at once.
 """
 
 import ctypes
@@ -15,89 +19,135 @@ from mypy_extensions import mypyc_attr
 
 @final
 @mypyc_attr(native_class=True)
-class RescueTable:
-    """Law: ``begs[i] + len(bytes[i]) <= begs[i + 1]``."""
+class _Intervals:
+    """Law: ``begs[i] < ends[i] <= begs[i + 1]``; ``contents[i]`` are that many bytes, None if they are lost. Never changed once shared."""
 
-    __slots__ = ("is_empty", "_lock", "_begs", "_contents")
+    __slots__ = ("begs", "ends", "contents")
+
+    begs: Final[list[int]]
+    ends: Final[list[int]]
+    contents: Final[list[bytes | None]]
+
+    def __init__(self) -> None:
+        self.begs = []
+        self.ends = []
+        self.contents = []
+
+    def add(self, beg: int, end: int, content: bytes | None) -> None:
+        """Behind all that there are."""
+        self.begs.append(beg)
+        self.ends.append(end)
+        self.contents.append(content)
+
+    def first_behind(self, address: int) -> int:
+        """The index of the first interval that may reach beyond ``address``."""
+        return max(bisect_right(self.begs, address) - 1, 0)
+
+    def replaced(self, beg: int, end: int, is_kept: bool, content: bytes | None) -> "_Intervals":
+        """The same with ``content`` for ``[beg, end)``, or with nothing there unless ``is_kept``."""
+        result = _Intervals()
+        is_open = is_kept
+        for index in range(len(self.begs)):
+            old_beg = self.begs[index]
+            old_end = self.ends[index]
+            old = self.contents[index]
+            if old_end <= beg:
+                result.add(old_beg, old_end, old)
+            else:
+                if old_beg < beg:
+                    result.add(old_beg, beg, None if old is None else old[: beg - old_beg])
+                if is_open:
+                    result.add(beg, end, content)
+                    is_open = False
+                if old_beg >= end:
+                    result.add(old_beg, old_end, old)
+                elif old_end > end:
+                    result.add(end, old_end, None if old is None else old[end - old_beg :])
+        if is_open:
+            result.add(beg, end, content)
+        return result
+
+
+@final
+@mypyc_attr(native_class=True)
+class RescueTable:
+    """See the module."""
+
+    __slots__ = ("is_empty", "_lock", "_intervals")
 
     is_empty: bool
     _lock: Final[Lock]
-    _begs: Final[list[int]]
-    _contents: Final[list[bytes]]
+    _intervals: _Intervals
 
     def __init__(self) -> None:
         self.is_empty = True
         self._lock = Lock()
-        self._begs = []
-        self._contents = []
+        self._intervals = _Intervals()
 
     def num_bytes(self) -> int:
-        with self._lock:
-            return sum([len(content) for content in self._contents])
+        """Kept in memory."""
+        return sum([len(content) for content in self._intervals.contents if content is not None])
+
+    # -- by worker threads --------------------------------------------------------------------------------------------
 
     def keep(self, address: int, memory: int, num_bytes: int) -> None:
         """The bytes at ``memory`` are those of ``[address, address + num_bytes)`` from now on."""
         content = ctypes.string_at(memory, num_bytes)
         with self._lock:
-            self._cut(address, address + num_bytes)
-            index = bisect_right(self._begs, address)
-            self._begs.insert(index, address)
-            self._contents.insert(index, content)
-            self.is_empty = False
+            self._replace(address, address + num_bytes, True, content)
+
+    def lose(self, address: int, num_bytes: int) -> None:
+        """What should be in ``[address, address + num_bytes)`` was never written, and is nowhere else."""
+        with self._lock:
+            self._replace(address, address + num_bytes, True, None)
 
     def forget(self, address: int, num_bytes: int) -> None:
-        """These bytes are on the disk now, or nobody wants them."""
+        """These bytes are on the disk now."""
         if self.is_empty:
             return
         with self._lock:
-            self._cut(address, address + num_bytes)
-            self.is_empty = len(self._begs) == 0
+            self._replace(address, address + num_bytes, False, None)
+
+    def has_lost(self, address: int, num_bytes: int) -> bool:
+        """Whether any byte of ``[address, address + num_bytes)`` is lost."""
+        intervals = self._intervals
+        end = address + num_bytes
+        for index in range(intervals.first_behind(address), len(intervals.begs)):
+            if intervals.contents[index] is None and intervals.begs[index] < end and intervals.ends[index] > address:
+                return True
+        return False
 
     def load(self, address: int, memory: int, num_bytes: int) -> list[tuple[int, int]]:
         """Bring what is kept of ``[address, address + num_bytes)`` to ``memory``; returns what is not kept, as intervals."""
+        intervals = self._intervals
         end = address + num_bytes
         missing: list[tuple[int, int]] = []
-        if self.is_empty:
-            missing.append((address, end))
-            return missing
-        with self._lock:
-            position = address
-            for index in range(self._first_behind(address), len(self._begs)):
-                beg = max(self._begs[index], address)
-                until = min(self._begs[index] + len(self._contents[index]), end)
-                if beg < until:
-                    if position < beg:
-                        missing.append((position, beg))
-                    first = beg - self._begs[index]
-                    ctypes.memmove(
-                        memory + beg - address, self._contents[index][first : first + until - beg], until - beg
-                    )
-                    position = until
-            if position < end:
-                missing.append((position, end))
+        position = address
+        for index in range(intervals.first_behind(address), len(intervals.begs)):
+            beg = max(intervals.begs[index], address)
+            until = min(intervals.ends[index], end)
+            content = intervals.contents[index]
+            if beg < until and content is not None:
+                if position < beg:
+                    missing.append((position, beg))
+                first = beg - intervals.begs[index]
+                ctypes.memmove(memory + beg - address, content[first : first + until - beg], until - beg)
+                position = until
+        if position < end:
+            missing.append((position, end))
         return missing
 
-    def _first_behind(self, address: int) -> int:
-        """The index of the first interval that may reach beyond ``address``."""
-        return max(bisect_right(self._begs, address) - 1, 0)
+    # -- by the device's caller, while no worker is busy --------------------------------------------------------------
 
-    def _cut(self, beg: int, end: int) -> None:
-        """Nothing of ``[beg, end)`` is kept any more; what lies around it stays."""
-        index = self._first_behind(beg)
-        while index < len(self._begs) and self._begs[index] < end:
-            old_beg = self._begs[index]
-            content = self._contents[index]
-            old_end = old_beg + len(content)
-            if old_end > beg:
-                self._begs.pop(index)
-                self._contents.pop(index)
-                if old_beg < beg:
-                    self._begs.insert(index, old_beg)
-                    self._contents.insert(index, content[: beg - old_beg])
-                    index += 1
-                if old_end > end:
-                    self._begs.insert(index, end)
-                    self._contents.insert(index, content[end - old_beg :])
-                    index += 1
-            else:
-                index += 1
+    def forget_unmapped(self, address: int, num_bytes: int) -> None:
+        """Nobody wants these bytes."""
+        if not self.is_empty:
+            self._replace(address, address + num_bytes, False, None)
+
+    def _replace(self, beg: int, end: int, is_kept: bool, content: bytes | None) -> None:
+        intervals = self._intervals.replaced(beg, end, is_kept, content)
+        if len(intervals.begs) > 0:
+            # First, so that nobody who finds the table empty misses what is in it.
+            self.is_empty = False
+        self._intervals = intervals
+        self.is_empty = len(intervals.begs) == 0

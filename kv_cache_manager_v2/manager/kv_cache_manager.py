@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
@@ -271,6 +272,9 @@ class KVCacheManager(PrefixMatches):
             return
         if self._shared.journal is not None:
             self._shared.journal.writer.close()
+        if sys.is_finalizing():
+            # Worker threads are gone, and the CUDA driver may be: nothing can be waited for, and all memory ends with the process.
+            return
         order = self._shared.order
         order.synchronize_all()
         order.close()

@@ -187,6 +187,13 @@ class AsyncCudaDriver(FakeCudaDriver):
         key = self._queue_of(int(stream))
         return self._run_until(lambda: not self._queues.get(key))
 
+    def cuStreamQuery(self, stream: Any) -> tuple[Any, ...]:
+        with self._lock:
+            returned = super().cuStreamQuery(stream)
+            if returned[0] == CUresult.CUDA_SUCCESS and self._queues.get(self._queue_of(int(stream))):
+                return (CUresult.CUDA_ERROR_NOT_READY,)
+            return returned
+
     def cuCtxSynchronize(self) -> tuple[Any, ...]:
         returned = super().cuCtxSynchronize()
         if returned[0] != CUresult.CUDA_SUCCESS:

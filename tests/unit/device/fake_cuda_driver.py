@@ -392,6 +392,11 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
+    def cuStreamQuery(self, stream: object) -> tuple[Any, ...]:
+        self._require_stream_outside(self._require_stream(stream))
+        return (CUresult.CUDA_SUCCESS if self.are_events_done else CUresult.CUDA_ERROR_NOT_READY,)
+
+    @driver_call
     def cuStreamWaitEvent(self, stream: object, event: object, flags: int) -> tuple[Any, ...]:
         number, handle = self._require_stream(stream), self._require_event(event)
         require(self.events[handle] > 0 and flags == 0, "an event that was never recorded")

@@ -253,6 +253,7 @@ static int destroy(Kind kind, void *handle) {
 }
 static int cuStreamDestroy(void *stream) { return destroy(STREAM, stream); }
 static int cuStreamSynchronize(void *stream) { UNLESS_CAPTURING; return is_stream(stream) ? OK : INVALID_HANDLE; }
+static int cuStreamQuery(void *stream) { UNLESS_CAPTURING; return is_stream(stream) ? OK : INVALID_HANDLE; }
 static int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     return is_stream(stream) && object(EVENT, event) && !flags ? OK : INVALID_HANDLE;
 }
@@ -393,7 +394,7 @@ static const struct { const char *name; void *function; } entries[] = {
     ENTRY(cuStreamWaitEvent), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
     ENTRY(cuEventQuery), ENTRY(cuEventElapsedTime), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync),
     ENTRY(cuModuleLoadData), ENTRY(cuModuleUnload), ENTRY(cuModuleGetFunction), ENTRY(cuLaunchKernel),
-    ENTRY(cuThreadExchangeStreamCaptureMode), ENTRY(cuStreamIsCapturing), ENTRY(cuStreamEndCapture),
+    ENTRY(cuThreadExchangeStreamCaptureMode), ENTRY(cuStreamIsCapturing), ENTRY(cuStreamEndCapture), ENTRY(cuStreamQuery),
     {"cuStreamBeginCapture", (void *)cuStreamBeginCapture_v2},
 };
 

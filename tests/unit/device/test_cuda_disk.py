@@ -11,6 +11,7 @@ import pytest
 from kv_cache_manager_v2.base.errors import CudaError, KVCacheManagerError, StorageIOError
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
+from kv_cache_manager_v2.device.disk_extent import DiskExtent
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.port import CopyBatch
 
@@ -26,12 +27,18 @@ SLOT = 256 << 10
 class Bench:
     """16 slots of each tier."""
 
-    def __init__(self, seed: int = 0, *, staging_bytes: int = 2 * MIB, can_wait: bool = True) -> None:
+    def __init__(
+        self, seed: int = 0, *, staging_bytes: int = 2 * MIB, can_wait: bool = True, streams_wait_for_disk: bool = True
+    ) -> None:
         self.driver = AsyncCudaDriver(seed)
         self.driver.can_wait_for_values = can_wait
         self.files = FakeFiles()
         self.device = CudaDevice(
-            driver=self.driver, granularity_bytes=PAGE, files=self.files, staging_bytes=staging_bytes
+            driver=self.driver,
+            granularity_bytes=PAGE,
+            files=self.files,
+            staging_bytes=staging_bytes,
+            streams_wait_for_disk=streams_wait_for_disk,
         )
         self.ranges = {
             tier: MemoryRange(self.device, tier, 16 * SLOT, "/nowhere" if tier == DISK else None)
@@ -210,6 +217,57 @@ def test_where_streams_cannot_wait_the_copy_does(caplog: pytest.LogCaptureFixtur
     bench.close()
 
 
+def test_no_stream_waits_for_a_disk_where_it_is_not_to() -> None:
+    """Then what an engine enqueues behind a copy is never behind a disk."""
+    bench = Bench(1, streams_wait_for_disk=False)
+    stream = bench.device.create_stream()
+    bench.driver.calls.clear()
+    bench.copy(stream, GPU, HOST, [(slot, 15 - slot) for slot in ALL])
+    bench.copy(stream, DISK, GPU, [(5 * slot % 16, slot) for slot in ALL])
+    bench.copy(stream, GPU, DISK, [(15 - slot, 5 * slot % 16) for slot in ALL])
+    assert "cuStreamWaitValue32" not in bench.driver.calls and "cuStreamWriteValue32" in bench.driver.calls
+    bench.device.synchronize_stream(stream)
+    assert bench.values(GPU, ALL) == ALL
+    bench.close()
+    with pytest.raises(TypeError, match="streams_wait_for_disk"):
+        CudaDevice(driver=AsyncCudaDriver(0), streams_wait_for_disk=1)
+
+
+def test_launches_with_the_lock_held_behind_a_disk() -> None:
+    """2,000 launches fill the queue of a stream; an extension that holds the interpreter's lock meanwhile would keep the worker from
+    raising the flag. With ``streams_wait_for_disk=False`` there is no flag to raise."""
+    own = Bench(3, streams_wait_for_disk=False)
+    stream = own.device.create_stream()
+    own.copy(stream, DISK, HOST, [(slot, slot) for slot in ALL])
+    own.driver.holds_gil = True
+    own.copy(stream, GPU, DISK, [(slot, slot) for slot in ALL])
+    for _ in range(2000):
+        own.device.fill(stream, own.address(GPU, 0), SLOT, 0)
+    own.device.synchronize_stream(stream)
+    own.close()
+
+
+def test_more_pieces_than_there_are_flags() -> None:
+    """One copy of 1,500 staging slots' worth takes more flags than there are words."""
+    driver = AsyncCudaDriver(3, eager=True)
+    device = CudaDevice(driver=driver, granularity_bytes=PAGE, files=FakeFiles(), staging_bytes=2 * MIB)
+    ranges = {tier: MemoryRange(device, tier, 4 * MIB, "/nowhere" if tier == DISK else None) for tier in (GPU, DISK)}
+    for memory in ranges.values():
+        memory.resize(4 * MIB)
+    stream = device.create_stream()
+    device.fill(stream, ranges[GPU].address, MIB, 7)
+    for dst, src in ((DISK, GPU), (GPU, DISK)):
+        batch = CopyBatch(dst, src, MIB)
+        for _ in range(1500):
+            batch.add(ranges[dst].address, ranges[src].address)
+        device.copy_batch(stream, batch)
+    device.synchronize_stream(stream)
+    for memory in ranges.values():
+        memory.close()
+    device.close()
+    assert driver.live() == {}
+
+
 def test_every_call_of_the_driver_may_fail() -> None:
     """Whatever fails while a disk is in use is raised; nothing leaks, nobody waits for ever, and the next copy works."""
     num_failed = 0
@@ -244,6 +302,33 @@ def test_every_call_of_the_driver_may_fail() -> None:
         if is_over:
             break
     assert num_failed > 20
+
+
+def test_what_a_broken_context_kept_from_the_disk_is_lost_and_never_read(caplog: pytest.LogCaptureFixture) -> None:
+    """The stream never comes to where it says that the bytes are there."""
+    bench = Bench(5)
+    bench.driver.eager = False
+    device = bench.device
+    stream = device.create_stream()
+    bench.copy(stream, DISK, HOST, [(1, 1)])
+    device.synchronize_stream(stream)
+    bench.copy(stream, DISK, HOST, [(3, 7)])
+    bench.driver.break_context()
+    with caplog.at_level(logging.ERROR):
+        # Waits for the workers, and for nothing else.
+        bench.ranges[DISK].resize(8 * SLOT)
+    failure = device.disk_failure(bench.address(DISK, 0))
+    assert failure is not None and "never written" in str(failure) and "ILLEGAL_ADDRESS" in str(failure)
+    assert "these bytes are lost" in caplog.text
+    transfers = device._disk._workers.transfers
+    with_lost, without = (DiskExtent(device._disk.ranges.file_of(bench.address(DISK, slot)), bench.address(DISK, slot)) for slot in (3, 1))
+    for extent in (with_lost, without):
+        extent.add(bench.address(HOST, 0), SLOT)
+        extent.make_ready()
+    error = transfers.read(with_lost)
+    assert error is not None and "never written" in str(error)
+    assert transfers.read(without) is None and bench.values(HOST, [0]) == [1]
+    bench.files.let_go()
 
 
 def test_staging_is_taken_with_the_first_range_only() -> None:

@@ -1,0 +1,204 @@
+"""`DiskWorkers`: gates that fail, starts that are interrupted, waits that have no end."""
+
+import ctypes
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from kv_cache_manager_v2.base.errors import LogicError
+from kv_cache_manager_v2.device.disk_extent import DiskExtent
+from kv_cache_manager_v2.device.disk_file import DiskFile
+from kv_cache_manager_v2.device.disk_job import DiskJob
+from kv_cache_manager_v2.device.disk_workers import DiskWorkers
+from kv_cache_manager_v2.device.job_gate import JobGate
+
+from .fake_files import FakeFiles
+
+PAGE = 4096
+BASE = 1 << 58
+
+
+class Gate(JobGate):
+    def __init__(self, failure: str = "") -> None:
+        self.is_up = False
+        self.failure = failure
+
+    def is_open(self) -> bool:
+        if self.failure:
+            raise OSError(self.failure)
+        return self.is_up
+
+
+class Bench:
+    """One file of 8 pages, and a page of memory for each; page ``n`` of the memory holds ``n``."""
+
+    def __init__(self) -> None:
+        self.files = FakeFiles()
+        self.file = DiskFile(self.files, "/nowhere", BASE, 8 * PAGE)
+        self.file.grow(BASE, 8 * PAGE)
+        self.workers = DiskWorkers(3)
+        self._buffer = ctypes.create_string_buffer(9 * PAGE)
+        self.memory = (ctypes.addressof(self._buffer) + PAGE - 1) // PAGE * PAGE
+        for page in range(8):
+            ctypes.memset(self.memory + page * PAGE, page, PAGE)
+
+    def extent(self, disk_page: int, memory_page: int) -> DiskExtent:
+        extent = DiskExtent(self.file, BASE + disk_page * PAGE)
+        extent.add(self.memory + memory_page * PAGE, PAGE)
+        extent.make_ready()
+        return extent
+
+    def write(self, disk_page: int, memory_page: int, gate: JobGate | None = None) -> DiskJob:
+        job = DiskJob([], [self.extent(disk_page, memory_page)])
+        if gate is not None:
+            job.gates.append(gate)
+        return job
+
+    def read(self, disk_page: int, memory_page: int) -> DiskJob:
+        return DiskJob([self.extent(disk_page, memory_page)], [])
+
+    def on_disk(self, page: int) -> int:
+        return self.files.contents[self.file.file][page * PAGE]
+
+    def in_memory(self, page: int) -> int:
+        return ctypes.string_at(self.memory + page * PAGE, 1)[0]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.files.let_go()
+    bench.workers.close()
+
+
+def test_a_write_whose_gate_fails_is_lost_and_said_to_be(bench: Bench) -> None:
+    """It is no failed read, and what the disk had there before is not served in its stead."""
+    before = bench.write(2, 5)
+    bench.workers.start(before, [])
+    bench.workers.wait(before)
+    job = bench.write(2, 6, Gate("900, the stream is being captured"))
+    bench.workers.start(job, [before])
+    bench.workers.wait(job)
+    assert job.read_error is None and bench.workers.take_failed_reads() == []
+    assert [(error.is_write, error.address, error.num_bytes) for error in job.write_errors] == [(True, BASE + 2 * PAGE, PAGE)]
+    job.note_failed_writes()
+    assert bench.file.failure is not None and "900" in str(bench.file.failure)
+    read = bench.read(2, 0)
+    bench.workers.start(read, [job])
+    bench.workers.wait(read)
+    assert read.read_error is not None and "never written" in str(read.read_error)
+    assert bench.in_memory(0) == 0, "the page that lay there is nobody's"
+    assert len(bench.workers.take_failed_reads()) == 1
+    again = bench.write(2, 7)
+    bench.workers.start(again, [])
+    bench.workers.wait(again)
+    read = bench.read(2, 1)
+    bench.workers.start(read, [])
+    bench.workers.wait(read)
+    assert read.read_error is None and bench.in_memory(1) == 7
+
+
+def test_a_read_whose_gate_fails_is_a_failed_read(bench: Bench) -> None:
+    job = bench.read(3, 1)
+    job.gates.append(Gate("no"))
+    bench.workers.start(job, [])
+    bench.workers.wait(job)
+    assert job.read_error is not None and (job.read_error.address, job.read_error.num_bytes) == (BASE + 3 * PAGE, PAGE)
+    assert bench.workers.take_failed_reads() == [job.read_error] and job.write_errors == []
+    assert bench.file.failure is None
+
+
+def test_gates_open_while_all_workers_are_busy_or_idle(bench: Bench) -> None:
+    gates = [Gate() for _ in range(6)]
+    jobs = [bench.write(index, index, gate) for index, gate in enumerate(gates)]
+    for job in jobs:
+        bench.workers.start(job, [])
+    other = bench.write(7, 7)
+    bench.workers.start(other, [])
+    bench.workers.wait(other)
+    assert [job.is_done for job in jobs] == [False] * 6
+    for index in (3, 0, 5, 4, 1, 2):
+        gates[index].is_up = True
+        bench.workers.wait(jobs[index])
+        assert bench.on_disk(index) == index
+
+
+def test_a_job_that_is_handed_over_twice_is_done_once(bench: Bench) -> None:
+    """The caller was interrupted between handing it over and noting that."""
+    bench.files.hold()
+    job = bench.write(1, 4)
+    bench.workers.start(job, [])
+    job.is_started = False
+    bench.workers.start(job, [])
+    bench.files.let_go()
+    bench.workers.wait(job)
+    last = bench.write(2, 2)
+    bench.workers.start(last, [job])
+    bench.workers.wait(last)
+    assert len(bench.files.transfers) == 2
+
+
+@pytest.mark.parametrize("was_handed_over", [False, True])
+def test_an_interrupted_start_is_waited_for(bench: Bench, was_handed_over: bool) -> None:
+    job = bench.write(1, 4, Gate() if was_handed_over is False else None)
+    if was_handed_over:
+        bench.workers.start(job, [])
+        bench.files.wait_for_transfers(1)
+        job.is_started = False
+    bench.workers.wait(job)
+    assert job.is_done and bench.on_disk(1) == (4 if was_handed_over else 0)
+    assert job.read_error is None and job.write_errors == []
+
+
+def test_followers_begin_in_whatever_order_jobs_are_seen(bench: Bench) -> None:
+    bench.files.hold()
+    jobs: list[DiskJob] = []
+    for index in range(20):
+        job = bench.write(0, index % 8)
+        bench.workers.start(job, list(jobs))
+        jobs.append(job)
+    bench.files.let_go()
+    bench.workers.wait(jobs[-1])
+    assert all(job.is_done for job in jobs) and bench.on_disk(0) == 19 % 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_nobody_waits_in_a_forked_process(bench: Bench) -> None:
+    bench.files.hold()
+    job = bench.write(0, 3)
+    bench.workers.start(job, [])
+    bench.files.wait_until_held(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(20)
+            bench.workers.drain_until(1e12)
+            try:
+                bench.workers.wait(job)
+            except LogicError:
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    bench.files.let_go()
+    bench.workers.wait(job)
+    assert bench.on_disk(0) == 3
+
+
+def test_closing_twice_and_without_threads() -> None:
+    workers = DiskWorkers(2)
+    workers.close()
+    workers.close()
+    bench = Bench()
+    job = bench.write(0, 1)
+    bench.workers.start(job, [])
+    bench.workers.wait(job)
+    bench.workers.close()
+    bench.workers.close()
