@@ -148,7 +148,7 @@ wheels: setup ## The source distribution, and wheels for each Python of this mac
 docs: interpreted ## The reference of all public names, from their docstrings, into build/docs.
 	@$(VENV_PYTHON) -c 'import pdoc' 2>/dev/null || $(VENV_PYTHON) -m pip install --quiet 'pdoc>=15,<17'
 	$(INTERPRETED) $(VENV_PYTHON) -P -m pdoc --output-directory build/docs --no-show-source --docformat markdown \
-		--footer-text "kv_cache_manager_v2" kv_cache_manager_v2 '!kv_cache_manager_v2\..*' kv_cache_manager_v2.testing '!kv_cache_manager_v2.testing\..*'
+		kv_cache_manager_v2 '!kv_cache_manager_v2\..*' kv_cache_manager_v2.testing '!kv_cache_manager_v2.testing\..*'
 	@echo "open build/docs/index.html"
 
 clean: ## Remove what was built; .venv stays.
