@@ -16,6 +16,8 @@ NEED_IT_AT_ONCE = {"replay/plots.py", "replay/html_report.py", "replay/rich_cons
 BEGINNING = """
 import sys
 sys.path[:] = {path!r}
+for name in [name for name in sys.modules if name.partition(".")[0] in {absent!r}]:
+    del sys.modules[name]
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {absent!r}:

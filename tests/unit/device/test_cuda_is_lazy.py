@@ -6,6 +6,9 @@ import sys
 PROGRAM = """
 import sys
 sys.path[:] = {path!r}
+# The bindings of CUDA 12 load a part of themselves when Python starts.
+for name in [name for name in sys.modules if name == "cuda" or name.startswith("cuda.")]:
+    del sys.modules[name]
 class Absent:
     def find_spec(self, name, path=None, target=None):
         if name == "cuda" or name.startswith("cuda."):
