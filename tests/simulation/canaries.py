@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Canary:
     """``old`` occurs once in ``file`` (from the package's folder) and is replaced by ``new``.
 
-    ``first_seed``: where the search begins; for bugs that few scenarios can show, one of these.
+    ``first_seed``: where the search begins; for bugs that few scenarios can show, one of these. ``worlds``: of seeds, small or large ones.
     """
 
     name: str
@@ -19,6 +19,7 @@ class Canary:
     old: str
     new: str
     first_seed: int = 0
+    worlds: str = "small"
 
 
 CANARIES = (
@@ -488,6 +489,13 @@ CANARIES = (
         "sequence/tree_commit.py",
         "                if target_slot != BAD_PAGE_INDEX:\n",
         "                if target_slot != BAD_PAGE_INDEX and position < 0:\n",
+    ),
+    Canary(
+        "a smaller cache stays in a part that is longer than its own",
+        "storage/eviction/reuse_rates.py",
+        "            return False\n        self._end_part()\n        return True\n",
+        "            return False\n        return False\n",
+        worlds="large",
     ),
     # -- failures of the device ---------------------------------------------------------------------------------------
     Canary(

@@ -51,7 +51,7 @@ def find(canary: Canary, seconds: float) -> str | None:
         first = canary.first_seed
         while (remaining := seconds - (spent_seconds() - begin)) > 0:
             command = [sys.executable, "-P", "-m", "kv_cache_manager_v2.testing.simulation"]
-            command += ["--seeds", f"{first}:{first + SEEDS_AT_ONCE}"]
+            command += ["--seeds", f"{first}:{first + SEEDS_AT_ONCE}", "--worlds", canary.worlds]
             run = run_limited(command, environment, int(remaining) + 1)
             if run.returncode < 0:
                 return None

@@ -10,9 +10,13 @@ import pytest
 
 from kv_cache_manager_v2.base.ids import PageIndexMode
 from kv_cache_manager_v2.config.layer_config import AttentionLayerConfig
+from kv_cache_manager_v2.config.eviction_policy import EvictionPolicy
+from kv_cache_manager_v2.manager.kv_cache_manager import KVCacheManager
+from kv_cache_manager_v2.testing import SimulatedDevice
 from kv_cache_manager_v2.testing.race_error import RaceError
 from kv_cache_manager_v2.testing.simulation.command_line import main
 from kv_cache_manager_v2.testing.simulation.history import run_history
+from kv_cache_manager_v2.testing.simulation.large_worlds import is_large
 from kv_cache_manager_v2.testing.simulation.scenario import Scenario
 from kv_cache_manager_v2.testing.simulation.shrinking import shrink
 from kv_cache_manager_v2.testing.simulation.simulated_run import SimulatedRun
@@ -49,6 +53,28 @@ def test_seeds_differ_in_what_they_configure() -> None:
     attention = [layer for layer in layers if isinstance(layer, AttentionLayerConfig)]
     assert {layer.window_size is None for layer in attention} == {True, False}
     assert 0 < len(attention) < len(layers)
+
+
+def test_large_worlds_are_large_and_of_every_policy() -> None:
+    """Of the seeds that CI runs; a kept seed, whose history failed once, is none of them."""
+    large = [seed for seed in range(200) if is_large(seed)]
+    assert len(large) == 8 and not any(is_large(seed) for seed in KEPT_SEEDS)
+    configs = [Scenario(seed, 1).config for seed in large]
+    assert {config.cache_tiers[0].eviction_policy for config in configs} == set(EvictionPolicy)
+    assert {len(config.cache_tiers) for config in configs} >= {1, 2}
+    sizes: list[int] = []
+    for config in configs:
+        with KVCacheManager(config, device=SimulatedDevice(0)) as manager:
+            sizes += [group.total for group in manager.get_storage_statistics()]
+    assert min(sizes) < 512 and max(sizes) > 2000 and len([size for size in sizes if size >= 260]) >= 10
+
+
+def test_worlds_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for worlds in ("all", "small", "large"):
+        assert main(["--seeds", "11:14", "--actions", "2", "--worlds", worlds]) == 0
+        found.append(capsys.readouterr().out.split(" ", 1)[0])
+    assert found == ["3", "2", "1"]
 
 
 def test_histories_reach_what_they_are_meant_to_reach() -> None:

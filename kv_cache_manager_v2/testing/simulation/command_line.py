@@ -3,6 +3,7 @@
     python -m kv_cache_manager_v2.testing.simulation --seeds 0:200
     python -m kv_cache_manager_v2.testing.simulation --seeds 17:18 --shrink
     python -m kv_cache_manager_v2.testing.simulation --seeds 17:18 --only 3,8,12 --trace
+    python -m kv_cache_manager_v2.testing.simulation --seeds 0:5000 --worlds large
 
 The exit status is 1 if any seed failed. ``--digest`` ends with one number over all decisions: runs that decided alike
 have it in common, interpreted or compiled.
@@ -17,6 +18,7 @@ import traceback
 from collections.abc import Sequence
 
 from .history import History, run_history
+from .large_worlds import is_large
 from .scenario import Scenario
 from .shrinking import shrink
 
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--shrink", action="store_true", help="leave out what a failing history does not need")
     parser.add_argument("--trace", action="store_true", help="print each action before it is performed")
     parser.add_argument("--digest", action="store_true", help="print a digest of all decisions")
+    parser.add_argument("--worlds", choices=("all", "small", "large"), default="all", help="leave the other seeds out (default all)")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first seed that fails")
     options = parser.parse_args(list(arguments))
     first, end = _parse_seeds(options.seeds)
@@ -51,8 +54,13 @@ def _run(options: argparse.Namespace, first: int, end: int) -> int:
     num_failed = 0
     num_performed = 0
     num_refused = 0
-    seed = first
-    while seed < end and (num_failed == 0 or options.keep_going):
+    num_run = 0
+    for seed in range(first, end):
+        if options.worlds != "all" and is_large(seed) != (options.worlds == "large"):
+            continue
+        if num_failed > 0 and not options.keep_going:
+            break
+        num_run += 1
         scenario = Scenario(seed, options.actions)
         history = run_history(scenario, positions, options.trace)
         num_performed += history.num_performed
@@ -61,9 +69,7 @@ def _run(options: argparse.Namespace, first: int, end: int) -> int:
         if history.error is not None:
             num_failed += 1
             _report(scenario, history, options.actions, options.shrink)
-        seed += 1
     seconds = time.monotonic() - started
-    num_run = seed - first
     _say(
         f"{num_run} seeds, {num_failed} failed, {num_performed} actions, {num_refused} refusals, {seconds:.1f} s"
         + (f", digest {digest.hexdigest()[:16]}" if options.digest else "")

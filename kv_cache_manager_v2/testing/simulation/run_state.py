@@ -70,7 +70,9 @@ class RunState:
         self.streams = [self.device.default_stream()]
         while len(self.streams) < scenario.num_streams:
             self.streams.append(self.device.create_stream())
-        self.texts = TextSource(scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts, scenario.max_cut)
+        self.texts = TextSource(
+            scenario.vocabulary, scenario.digest_share, scenario.max_kept_texts, scenario.max_cut, scenario.share_of_repeated
+        )
         self.sequences = []
         self.lost = LostSequences(self.manager, self.model)
         self.drops = PlannedDrops()
@@ -91,8 +93,9 @@ class RunState:
             self.model.make_room()
 
     def check(self) -> None:
-        """Everything that can be checked after an action."""
-        self.manager.check_invariants()
+        """Everything that can be checked after an action; what takes longest in large worlds not after each."""
+        if self.num_performed % self.scenario.steps_per_invariants == 0:
+            self.manager.check_invariants()
         picture = self.manager.describe()
         self._digest.update(failures.decisions_in(picture))
         self.model.see(picture)

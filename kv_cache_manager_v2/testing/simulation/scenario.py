@@ -19,12 +19,22 @@ from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
 from .draft_trees import grows_trees, without_scratch
+from .large_worlds import (
+    LARGE_FACTORS,
+    LARGE_STEPS_PER_CHECK,
+    SHARE_OF_REPEATED,
+    draw_large_blocks,
+    draw_large_config,
+    draw_large_fault_share,
+    is_large,
+)
 from .policy_scenario import draw_policies
 from .rare_scenarios import BRIMFUL, brimful_blocks, choose_bends, crowd, draw_lopsided, fill_to_the_brim, fragment, is_fragmented
 from .sharing_scenario import draw_sharing
 from .state_scenario import add_state
 
 _SHARE_OF_FILLED: Final = 0.06
+_SHARE_OF_REPEATED: Final = 0.85
 _LIKELIHOODS: Final = {
     "create": 14.0,
     "resume": 10.0,
@@ -74,7 +84,8 @@ class Scenario:
     __slots__ = (
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
         "digest_share", "max_kept_texts", "max_cut", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
-        "spares_writes", "grows_trees", "fills_pages",
+        "spares_writes", "grows_trees", "fills_pages", "is_large", "share_of_repeated",
+        "steps_per_invariants",
     )  # fmt: skip
 
     seed: Final[int]
@@ -101,6 +112,10 @@ class Scenario:
     grows_trees: Final[bool]
     fills_pages: Final[bool]
     """With a debug pattern, which changes no decision."""
+    is_large: Final[bool]
+    steps_per_invariants: Final[int]
+    share_of_repeated: Final[float]
+    """Of the texts, which begin as an earlier one."""
 
     def __init__(self, seed: int, num_actions: int) -> None:
         random = Random(seed)
@@ -109,16 +124,21 @@ class Scenario:
         self.fills_pages = Random(41 * seed + 3).random() < _SHARE_OF_FILLED
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
         # Mostly no faults, so that refusals can be judged strictly. Drawn apart, as all that came later.
-        self.fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.05, 0.15))
+        self.is_large = is_large(seed)
+        fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.05, 0.15))
+        self.fault_share = draw_large_fault_share(seed) if self.is_large else fault_share
         config = _draw_config(random)
-        bends = choose_bends(seed, self.fault_share > 0.0)
+        bends = LARGE_FACTORS if self.is_large else choose_bends(seed, self.fault_share > 0.0)
         self.spares_writes = self.fault_share > 0.0 and len(bends) > 0
-        if bends is BRIMFUL:
+        if self.is_large:
+            config = draw_large_config(seed)
+        elif bends is BRIMFUL:
             config = fill_to_the_brim(config, brimful_blocks(seed))
         elif len(bends) > 0:
             config = crowd(config)
-        config = without_scratch(config) if self.grows_trees else add_state(config, seed)
-        config = draw_policies(config, seed)
+        if not self.is_large:
+            config = without_scratch(config) if self.grows_trees else add_state(config, seed)
+            config = draw_policies(config, seed)
         if self.fault_share > 0.0:
             config = end_on_disk(config)
             if is_fragmented(seed):
@@ -128,8 +148,12 @@ class Scenario:
         max_sequences = random.choice((2, 4, 8, 12))
         self.max_sequences = 1 + seed % 2 if bends is BRIMFUL else max_sequences
         max_blocks = random.choice((3, 6, 12))
+        if self.is_large:
+            max_blocks = draw_large_blocks(seed)
         self.max_tokens = self.config.tokens_per_block * (brimful_blocks(seed) if bends is BRIMFUL else max_blocks)
-        self.vocabulary = random.choice((2, 4, 1000))
+        vocabulary = random.choice((2, 4, 1000))
+        self.vocabulary = 1000 if self.is_large else vocabulary
+        self.share_of_repeated = SHARE_OF_REPEATED if self.is_large else _SHARE_OF_REPEATED
         self.digest_share = random.choice((0.0, 0.0, 0.1))
         max_kept_texts, commits_at_once = random.choice((1, 3, 12)), random.choice((0.3, 0.8, 1.0))
         self.max_cut = self.config.tokens_per_block if bends is BRIMFUL else 0
@@ -144,7 +168,9 @@ class Scenario:
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # of its own: whether anybody listens changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))
-        self.steps_per_event_check = listening.choice((1, 1, 5))
+        steps_per_event_check = listening.choice((1, 1, 5))
+        self.steps_per_event_check = LARGE_STEPS_PER_CHECK if self.is_large else steps_per_event_check
+        self.steps_per_invariants = LARGE_STEPS_PER_CHECK if self.is_large else 1
 
     def make_device(self) -> SimulatedDevice:
         return SimulatedDevice(self.seed, granularity_bytes=self.granularity_bytes)

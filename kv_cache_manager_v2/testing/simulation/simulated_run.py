@@ -126,7 +126,7 @@ class SimulatedRun:
             run.drops.carry_one_out(run.manager, run.model, random)
         elif kind == "resize_level":
             run.num_performed += 1
-            change_level(run.manager, run.scenario.config, run.model, run.judge, random)
+            change_level(run.manager, run.scenario.config, run.model, run.judge, random, run.scenario.is_large)
         elif kind == "settle":
             run.num_performed += 1
             run.leases.settle_one(random)

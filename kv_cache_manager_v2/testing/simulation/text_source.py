@@ -20,27 +20,31 @@ from ..reference_tree import Text
 class TextSource:
     """Keeps some of the texts that it is told of; everything is drawn from the given random numbers."""
 
-    __slots__ = ("_vocabulary", "_digest_share", "_max_kept", "_max_cut", "_texts")
+    __slots__ = ("_vocabulary", "_digest_share", "_max_kept", "_max_cut", "_share_of_repeated", "_texts")
 
     _vocabulary: Final[int]
     _digest_share: Final[float]
     _max_kept: Final[int]
     _max_cut: Final[int]
+    _share_of_repeated: Final[float]
     _texts: Final[list[Text]]
 
-    def __init__(self, vocabulary: int, digest_share: float, max_kept: int, max_cut: int = 0) -> None:
+    def __init__(
+        self, vocabulary: int, digest_share: float, max_kept: int, max_cut: int = 0, share_of_repeated: float = 0.85
+    ) -> None:
         """``max_cut``: if not 0, texts are as long as they may be, and differ from earlier ones in so many tokens at most."""
         self._vocabulary = vocabulary
         self._digest_share = digest_share
         self._max_kept = max_kept
         self._max_cut = max_cut
+        self._share_of_repeated = share_of_repeated
         self._texts = []
 
     def draw_text(self, random: Random, max_tokens: int) -> Text:
         """Up to ``max_tokens`` tokens, none at all now and then."""
         tokens: list[TokenIdExt] = []
         size = int(random.random() * (max_tokens + 1))
-        if self._texts and random.random() < 0.85:
+        if self._texts and random.random() < self._share_of_repeated:
             tokens.extend(random.choice(self._texts))
             if self._max_cut > 0:
                 del tokens[len(tokens) - int(random.random() * (self._max_cut + 1)) :]
