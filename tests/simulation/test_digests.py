@@ -9,7 +9,7 @@ from kv_cache_manager_v2 import HostDevice, KVCacheManager
 from kv_cache_manager_v2.replay.rerun import rerun
 from kv_cache_manager_v2.testing import SimulatedDevice
 
-from .digests import drive, journal_of
+from .digests import drive, drive_cuda, journal_of
 
 NUM_CALLS = 2500
 
@@ -18,6 +18,7 @@ NUM_CALLS = 2500
 def test_devices_and_journals_agree(tmp_path: Path, has_state: bool) -> None:
     recorded = drive(HostDevice(), tmp_path, has_state, NUM_CALLS, journal_of(tmp_path, has_state))
     assert drive(SimulatedDevice(3), tmp_path, has_state, NUM_CALLS, None) == recorded
+    assert drive_cuda(3, tmp_path, has_state, NUM_CALLS) == recorded
     result = rerun(journal_of(tmp_path, has_state), HostDevice(), check_invariants=False)
     assert result.num_digests >= 2
 

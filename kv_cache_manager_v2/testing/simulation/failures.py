@@ -12,7 +12,7 @@ import gc
 import json
 from collections.abc import Sequence
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -98,10 +98,19 @@ def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
     return True
 
 
-def decisions_in(picture: Picture) -> bytes:
-    """All of the picture but what a device said of its failure, which names addresses."""
+def decisions_in(picture: Picture, streams: Sequence[int]) -> bytes:
+    """All of the picture but what a device said of its failure, which names addresses, and its handles of ``streams``."""
     levels = [{**level, "failure": level["failure"] is not None} for level in picture["levels"]]
-    return json.dumps({**picture, "levels": levels}, sort_keys=True).encode()
+    names = {stream: name for name, stream in enumerate(streams)}
+    sequences = [_with_stream_names(sequence, names) for sequence in picture["sequences"]]
+    return json.dumps({**picture, "levels": levels, "sequences": sequences}, sort_keys=True).encode()
+
+
+def _with_stream_names(sequence: dict[str, Any], names: dict[int, int]) -> dict[str, Any]:
+    named = {**sequence, "stream": names.get(sequence["stream"], -1)}
+    if "beams" in sequence:
+        named["beams"] = [_with_stream_names(beam, names) for beam in sequence["beams"]]
+    return named
 
 
 def change_all(batch: Sequence[SimulatedSequence], draws: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -6,6 +6,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ...device.port import Device
 from .scenario import Scenario
 from .simulated_run import SimulatedRun
 
@@ -33,13 +34,15 @@ class History:
         self.num_refused = run.num_refused if run is not None else 0
 
 
-def run_history(scenario: Scenario, positions: Sequence[int] | None = None, trace: bool = False) -> History:
-    """Perform the actions, or only those at ``positions``, and end the history."""
+def run_history(
+    scenario: Scenario, positions: Sequence[int] | None = None, trace: bool = False, device: Device | None = None
+) -> History:
+    """Perform the actions, or only those at ``positions``, and end the history. ``device``: as for `SimulatedRun`."""
     run: SimulatedRun | None = None
     position: int | None = None
     action = "making the manager"
     try:
-        run = SimulatedRun(scenario)
+        run = SimulatedRun(scenario, device)
         for position in range(len(scenario.actions)) if positions is None else positions:
             action = repr(scenario.actions[position])
             if trace:

@@ -5,6 +5,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ...device.port import Device
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
 from ...storage.debug_fill import DebugFill
@@ -30,12 +31,14 @@ class RunState:
     """``num_performed``: actions that found something to do. ``num_refused``: calls that found no room."""
 
     __slots__ = (
-        "scenario", "device", "manager", "engine", "model", "judge", "streams", "texts", "sequences", "lost", "drops", "leases",
-        "next_name", "num_performed", "num_refused", "_pool_group_of", "_follower", "_digest",
+        "scenario", "device", "simulated", "manager", "engine", "model", "judge", "streams", "texts", "sequences", "lost", "drops",
+        "leases", "next_name", "num_performed", "num_refused", "_pool_group_of", "_follower", "_digest",
     )  # fmt: skip
 
     scenario: Final[Scenario]
-    device: Final[SimulatedDevice]
+    device: Final[Device]
+    simulated: Final[SimulatedDevice | None]
+    """The same device, where it is one that looks for races and can be made to fail."""
     manager: Final[KVCacheManager]
     engine: Final[FakeEngine]
     model: Final[ReferenceModel]
@@ -52,10 +55,13 @@ class RunState:
     _pool_group_of: Final[list[int]]
     _follower: Final[EventFollower]
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, device: Device | None = None) -> None:
         config = scenario.config
         self.scenario = scenario
-        self.device = scenario.make_device()
+        self.device = scenario.make_device() if device is None else device
+        self.simulated = self.device if isinstance(self.device, SimulatedDevice) else None
+        if self.simulated is None and scenario.fault_share > 0.0:
+            raise ValueError(f"scenario {scenario.seed} plans failures, and {self.device.name} cannot be made to fail")
         events = KVCacheEventManager(scenario.max_event_entries)
         debug_fill = DebugFill.NAN if scenario.fills_pages else None
         self.manager = KVCacheManager(config, device=self.device, debug_fill=debug_fill, event_manager=events)
@@ -83,6 +89,11 @@ class RunState:
         self.num_refused = 0
 
     @property
+    def num_faults(self) -> int:
+        """Planned failures of the device that have happened."""
+        return 0 if self.simulated is None else self.simulated.faults.num_fired
+
+    @property
     def digest(self) -> str:
         """Of all pictures so far: equal for equal decisions."""
         return self._digest.hexdigest()[:16]
@@ -97,10 +108,10 @@ class RunState:
         if self.num_performed % self.scenario.steps_per_invariants == 0:
             self.manager.check_invariants()
         picture = self.manager.describe()
-        self._digest.update(failures.decisions_in(picture))
+        self._digest.update(failures.decisions_in(picture, self.streams))
         self.model.see(picture)
         check_state(self.manager, self.model, self.judge, self.sequences, self._pool_group_of)
         if self.num_performed % self.scenario.steps_per_event_check == 0:
             self._follower.check(picture)
-        if self.device.races:
-            raise self.device.races[0]
+        if self.simulated is not None and self.simulated.races:
+            raise self.simulated.races[0]

@@ -11,6 +11,7 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ...base.errors import CorruptedError, StorageIOError
+from ...device.port import Device
 from ...manager.kv_cache_manager import KVCacheManager
 from ..reference_pages import ModelDisagreement
 from ..simulated_device import SimulatedDevice
@@ -29,7 +30,10 @@ from .steps import commit, step, step_batch
 @final
 @mypyc_attr(native_class=True)
 class SimulatedRun:
-    """Performs actions; `finish` ends the history and checks that nothing is left over."""
+    """Performs actions; `finish` ends the history and checks that nothing is left over.
+
+    ``device``: in place of the scenario's simulated one, for scenarios that plan no failure; `finish` closes it.
+    """
 
     __slots__ = ("is_broken", "_state")
 
@@ -37,13 +41,15 @@ class SimulatedRun:
     """The device failed where nothing can be undone: nothing more is performed."""
     _state: Final[RunState]
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._state = RunState(scenario)
+    def __init__(self, scenario: Scenario, device: Device | None = None) -> None:
+        self._state = RunState(scenario, device)
         self.is_broken = False
 
     @property
     def device(self) -> SimulatedDevice:
-        return self._state.device
+        simulated = self._state.simulated
+        assert simulated is not None, "this run is on a device of its own"
+        return simulated
 
     @property
     def manager(self) -> KVCacheManager:
@@ -80,13 +86,14 @@ class SimulatedRun:
     def _perform_with_faults(self, action: Action) -> None:
         """What a failure prevents has not happened; sequences that lost pages to it can only be closed."""
         run = self._state
-        faults = run.device.faults
+        device = self.device
+        faults = device.faults
         try:
             run.lost.close_some(Random(action.number + 3))
         except failures.FAILURES as error:
             self._require_broken_by(error)
             return
-        failures.plan_fault(run.device, action, run.scenario.fault_share, run.scenario.spares_writes)
+        failures.plan_fault(device, action, run.scenario.fault_share, run.scenario.spares_writes)
         num_fired = faults.num_fired
         run.judge.excuses_refusals = run.judge.excuses_refusals or faults.num_pending > 0
         try:
@@ -100,7 +107,7 @@ class SimulatedRun:
         else:
             if faults.num_fired == num_fired:
                 return
-        self.is_broken = not failures.settle_failures(run.device, run.manager)
+        self.is_broken = not failures.settle_failures(device, run.manager)
         if self.is_broken:
             return
         run.model.note_failure()
@@ -111,7 +118,7 @@ class SimulatedRun:
 
     def _require_broken_by(self, error: Exception) -> None:
         """To suspend or close a lost sequence may be what a planned fault waited for. Neither fails, but where nobody may wait."""
-        self.is_broken = not failures.settle_failures(self._state.device, self._state.manager)
+        self.is_broken = not failures.settle_failures(self.device, self._state.manager)
         if not self.is_broken:
             raise error
 
@@ -206,7 +213,8 @@ class SimulatedRun:
         if self.is_broken:
             self._finish_broken()
             return
-        run.device.faults.clear()
+        if run.simulated is not None:
+            run.simulated.faults.clear()
         run.lost.close_all()
         while run.sequences:
             close(run, run.sequences[-1])
@@ -230,7 +238,7 @@ class SimulatedRun:
         run = self._state
         for sequence in [*run.sequences, *run.lost.sequences]:
             failures.require_broken(sequence.handle, run.manager)
-        run.device.faults.clear()
+        self.device.faults.clear()
         run.engine.close()
         run.manager.shutdown()
         self._close_device()
@@ -239,8 +247,9 @@ class SimulatedRun:
         run = self._state
         for stream in run.streams[1:]:
             run.device.destroy_stream(stream)
-        if run.device.num_open_events > 0 or run.device.num_open_streams > 0:
+        simulated = run.simulated
+        if simulated is not None and (simulated.num_open_events > 0 or simulated.num_open_streams > 0):
             raise ModelDisagreement(
-                f"{run.device.num_open_events} events and {run.device.num_open_streams} streams were not given back"
+                f"{simulated.num_open_events} events and {simulated.num_open_streams} streams were not given back"
             )
         run.device.close()

@@ -51,7 +51,7 @@ def step_batch(run: RunState, random: Random) -> None:
     try:
         count = run.manager.resize_batch([sequence.handle for sequence in batch], capacities, histories)
     except failures.FAILURES as error:
-        if run.device.faults.num_fired == 0:
+        if run.num_faults == 0:
             raise
         failure = error
         count = failures.count_resized([sequence.handle for sequence in batch], capacities, histories)

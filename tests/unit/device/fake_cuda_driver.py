@@ -56,8 +56,10 @@ class FakeCudaDriver(FakeCudaContexts):
         driver_version: int = 13000,
         bindings_version: int = 13000,
         num_devices: int = 1,
+        granularity_bytes: int = GRANULARITY_BYTES,
     ) -> None:
         super().__init__()
+        self.granularity_bytes = granularity_bytes
         for kind in KINDS:
             setattr(self, kind.__name__, kind)
         self.CUDA_VERSION = bindings_version
@@ -143,8 +145,8 @@ class FakeCudaDriver(FakeCudaContexts):
         """Whether the GPU may touch all of it now."""
         if any(beg <= address and address + num_bytes <= beg + length for beg, length in self.registrations.items()):
             return True
-        first = address // GRANULARITY_BYTES * GRANULARITY_BYTES
-        return all(granule in self.accessible for granule in range(first, address + num_bytes, GRANULARITY_BYTES))
+        first = address // self.granularity_bytes * self.granularity_bytes
+        return all(granule in self.accessible for granule in range(first, address + num_bytes, self.granularity_bytes))
 
     def _require_copyable(self, address: int, num_bytes: int) -> None:
         for beg, length in self.registrations.items():
@@ -152,10 +154,10 @@ class FakeCudaDriver(FakeCudaContexts):
                 return
         inside = [beg for beg, n in self.ranges.items() if beg <= address and address + num_bytes <= beg + n]
         require(len(inside) == 1, f"{num_bytes} bytes at {address:#x} are not in one registration or range")
-        granule = address // GRANULARITY_BYTES * GRANULARITY_BYTES
+        granule = address // self.granularity_bytes * self.granularity_bytes
         while granule < address + num_bytes:
             require(granule in self.accessible, f"granule {granule:#x} is not accessible")
-            granule += GRANULARITY_BYTES
+            granule += self.granularity_bytes
 
     # -- start, errors ------------------------------------------------------------------------------------------------
 
@@ -266,11 +268,11 @@ class FakeCudaDriver(FakeCudaContexts):
     def cuMemGetAllocationGranularity(self, prop: CUmemAllocationProp, option: object) -> tuple[Any, ...]:
         prop.check(self.ordinal)
         require(option is CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM, "option")
-        return (CUresult.CUDA_SUCCESS, GRANULARITY_BYTES)
+        return (CUresult.CUDA_SUCCESS, self.granularity_bytes)
 
     @driver_call
     def cuMemAddressReserve(self, size: int, alignment: int, address: int, flags: int) -> tuple[Any, ...]:
-        require(require_int(size, "size") > 0 and size % GRANULARITY_BYTES == 0, "size of a range")
+        require(require_int(size, "size") > 0 and size % self.granularity_bytes == 0, "size of a range")
         require(alignment & (alignment - 1) == 0 and address == 0 and flags == 0, "alignment, address or flags")
         if size > 1 << 47:
             return (CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
@@ -292,7 +294,7 @@ class FakeCudaDriver(FakeCudaContexts):
     @driver_call
     def cuMemCreate(self, size: int, prop: CUmemAllocationProp, flags: int) -> tuple[Any, ...]:
         prop.check(self.ordinal)
-        require(require_int(size, "size") > 0 and size % GRANULARITY_BYTES == 0 and flags == 0, "size or flags")
+        require(require_int(size, "size") > 0 and size % self.granularity_bytes == 0 and flags == 0, "size or flags")
         if sum(self.allocations.values()) + size > self.total_bytes:
             return (CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
         handle = self._make_handle()
@@ -311,11 +313,11 @@ class FakeCudaDriver(FakeCudaContexts):
     def cuMemMap(self, ptr: object, size: int, offset: int, handle: object, flags: int) -> tuple[Any, ...]:
         beg = require_handle(ptr, CUdeviceptr, "ptr")
         number = require_handle(handle, CUmemGenericAllocationHandle, "handle")
-        require(offset == 0 and flags == 0 and beg % GRANULARITY_BYTES == 0, "offset, flags or address")
+        require(offset == 0 and flags == 0 and beg % self.granularity_bytes == 0, "offset, flags or address")
         require(self.allocations.get(number) == size, "size is not the allocation's")
         require(any(r <= beg and beg + size <= r + n for r, n in self.ranges.items()), "not in a reserved range")
         require(not any(beg <= granule < beg + size for granule in self.mappings), "mapped already")
-        require(size == GRANULARITY_BYTES, "this fake maps single granules")
+        require(size == self.granularity_bytes, "this fake maps single granules")
         self.mappings[beg] = number
         return (CUresult.CUDA_SUCCESS,)
 
@@ -326,7 +328,7 @@ class FakeCudaDriver(FakeCudaContexts):
         require(count == 1 and len(desc) == 1 and type(desc[0]) is CUmemAccessDesc, "access descriptions")
         desc[0].location.check(self.ordinal)
         require(desc[0].flags is CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, "access flags")
-        granules = range(beg, beg + size, GRANULARITY_BYTES)
+        granules = range(beg, beg + size, self.granularity_bytes)
         require(all(granule in self.mappings for granule in granules), "access to what is not mapped")
         self.accessible.update(granules)
         return (CUresult.CUDA_SUCCESS,)
@@ -334,7 +336,7 @@ class FakeCudaDriver(FakeCudaContexts):
     @driver_call
     def cuMemUnmap(self, ptr: object, size: int) -> tuple[Any, ...]:
         beg = require_handle(ptr, CUdeviceptr, "ptr")
-        require(beg in self.mappings and size == GRANULARITY_BYTES, "not exactly one mapping")
+        require(beg in self.mappings and size == self.granularity_bytes, "not exactly one mapping")
         del self.mappings[beg]
         self.accessible.discard(beg)
         return (CUresult.CUDA_SUCCESS,)
