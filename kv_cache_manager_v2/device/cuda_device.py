@@ -1,10 +1,10 @@
 """An NVIDIA GPU, through cuda-python's driver API.
 
-GPU memory is mapped granule by granule (`CudaMemory`), host memory is pinned (`CudaHostMemory`), both into addresses
-that never move. Streams may be the device's own (`create_stream`) or the engine's: any CUDA stream of this GPU's
+GPU memory is mapped chunk by chunk (`CudaMemory`), host memory is pinned (`CudaHostMemory`), both into addresses that
+never move. Streams may be the device's own (`create_stream`) or the engine's: any CUDA stream of this GPU's
 primary context is taken as ``int(stream)``; only the device's own are checked and can be destroyed. Events are pooled:
-recording one makes no driver object once the pool has grown. Copies go to the driver as one batch where driver and
-cuda-python can, else one by one.
+recording one makes no driver object once the pool has grown. Copies go to the driver as one batch where it can,
+else one by one.
 
 Importing this module imports nothing of CUDA. Where a test brings its own ``driver`` module, that one is used instead
 of `cuda.bindings.driver`.
@@ -18,6 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.checks import to_int
 from ..base.errors import KVCacheManagerError, LogicError, StorageIOError
 from ..base.ids import CacheTier
+from .cuda_allocator import CudaAllocator
 from .cuda_context import CudaContext, RelaxedCaptures
 from .cuda_copies import CudaCopies
 from .cuda_disk import CudaDisk
@@ -42,14 +43,18 @@ _LAST_SPECIAL_STREAM: Final = 2
 _STREAM_NON_BLOCKING: Final = 1
 _EVENT_DISABLE_TIMING: Final = 2
 _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
+_MAX_CHUNK_BYTES: Final = 64 << 20
 _MAX_REGISTRATION_BYTES: Final = 1 << 30
 _DEFAULT_DISK_THREADS: Final = 4
 _DEFAULT_STAGING_BYTES: Final = 32 << 20
 
 
-def _validate_sizes(granularity_bytes: int, max_registration_bytes: int, num_disk_threads: int, staging_bytes: int) -> None:
+def _validate_sizes(
+    granularity_bytes: int, chunk_bytes: int, max_registration_bytes: int, num_disk_threads: int, staging_bytes: int
+) -> None:
     for value, name in (
         (granularity_bytes, "granularity_bytes"),
+        (chunk_bytes, "chunk_bytes"),
         (max_registration_bytes, "max_registration_bytes"),
         (num_disk_threads, "num_disk_threads"),
         (staging_bytes, "staging_bytes"),
@@ -57,6 +62,8 @@ def _validate_sizes(granularity_bytes: int, max_registration_bytes: int, num_dis
         to_int(value, name)
     if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
         raise ValueError(f"granularity_bytes is {granularity_bytes}: it must be a power of two")
+    if chunk_bytes < 1 or chunk_bytes & (chunk_bytes - 1) != 0:
+        raise ValueError(f"chunk_bytes is {chunk_bytes}: it must be a power of two")
     if max_registration_bytes < granularity_bytes or max_registration_bytes % granularity_bytes != 0:
         raise ValueError(
             f"max_registration_bytes is {max_registration_bytes}: it must be a multiple of the granularity,"
@@ -74,6 +81,10 @@ class CudaDevice(Device):
     """See the module's docstring. One thread at a time, any thread.
 
     ``granularity_bytes`` is the smallest unit in which memory is mapped; a GPU whose driver has a larger one uses that.
+    Large mappings of GPU memory are made of chunks of up to ``chunk_bytes``, which are given back whole: see `CudaMemory`.
+    ``gpu_direct_rdma``: network cards may access GPU memory; None is "where the GPU can". ``peers``: ordinals of GPUs that
+    may access it at the same addresses. ``exportable_as``: other processes may map it, "file_descriptor" or "fabric";
+    `export_memory` gives the handles.
     Host memory is pinned in pieces of ``max_registration_bytes`` at most. ``files``: in place of the operating system's.
     ``num_disk_threads`` transfers from and to disks are under way at a time; what they move between disk and GPU passes
     through ``staging_bytes`` of pinned memory, which is taken with the first range of the DISK tier. ``streams_wait_for_disk=False``: no
@@ -135,13 +146,17 @@ class CudaDevice(Device):
         driver: Any = None,
         nvrtc: Any = None,
         granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
+        chunk_bytes: int = _MAX_CHUNK_BYTES,
+        gpu_direct_rdma: bool | None = None,
+        peers: Sequence[int] = (),
+        exportable_as: str | None = None,
         max_registration_bytes: int = _MAX_REGISTRATION_BYTES,
         files: FilePort | None = None,
         num_disk_threads: int = _DEFAULT_DISK_THREADS,
         staging_bytes: int = _DEFAULT_STAGING_BYTES,
         streams_wait_for_disk: bool = True,
     ) -> None:
-        _validate_sizes(granularity_bytes, max_registration_bytes, num_disk_threads, staging_bytes)
+        _validate_sizes(granularity_bytes, chunk_bytes, max_registration_bytes, num_disk_threads, staging_bytes)
         if not isinstance(streams_wait_for_disk, bool):
             raise TypeError(f"streams_wait_for_disk must be a bool, not {type(streams_wait_for_disk).__name__}")
         checked = CudaDriver(load_driver_module() if driver is None else driver)
@@ -162,7 +177,8 @@ class CudaDevice(Device):
             "cuDeviceGetAttribute", attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device
         )
         device_name: bytes = checked.call("cuDeviceGetName", 256, device)
-        gpu_memory = CudaMemory(checked, ordinal, granularity_bytes)
+        allocator = CudaAllocator(checked, ordinal, device, gpu_direct_rdma, peers, exportable_as)
+        gpu_memory = CudaMemory(checked, allocator, granularity_bytes, chunk_bytes)
         self._driver = checked
         self._captures = RelaxedCaptures(checked)
         self.ordinal = ordinal
@@ -289,6 +305,17 @@ class CudaDevice(Device):
             with self._context:
                 self._host_memory.unmap(address, num_bytes)
         reserved.mapped.remove(address, address + num_bytes)
+
+    def export_memory(self, address: int, num_bytes: int) -> list[tuple[int, int, int | bytes]]:
+        """For another process or machine that is to map these mapped bytes of GPU memory, a pool's for one: address, size and
+        handle of each chunk that has some of them, in order; the first and the last may be larger.
+
+        A handle is a file descriptor, which the caller closes, or the bytes of a fabric handle: what the device was made
+        with as ``exportable_as``. The memory is freed when it is unmapped here and everywhere else.
+        """
+        self._require_open()
+        self._gpu_ranges.require_bytes(address, num_bytes, "an export")
+        return self._gpu_memory.export(address, num_bytes)
 
     # -- streams and events -------------------------------------------------------------------------------------------
 
@@ -423,7 +450,7 @@ class CudaDevice(Device):
         stream = name_stream(stream)
         if value < 0 or value > 255:
             raise ValueError(f"a fill with {value}: a byte is 0 to 255")
-        self._gpu_ranges.require_filled_range(address, num_bytes)
+        self._gpu_ranges.require_bytes(address, num_bytes, "a fill")
         with self._context:
             self._driver.call("cuMemsetD8Async", address, value, num_bytes, stream)
 

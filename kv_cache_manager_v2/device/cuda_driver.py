@@ -17,6 +17,7 @@ from ..base.errors import CudaError, KVCacheManagerError, OutOfMemoryError
 _logger: Final = logging.getLogger(__name__)
 
 SUCCESS: Final = 0
+INVALID_VALUE: Final = 1
 OUT_OF_MEMORY: Final = 2
 NO_DEVICE: Final = 100
 OPERATING_SYSTEM: Final = 304
@@ -129,6 +130,22 @@ class CudaDriver:
             return getattr(self.module, name)(*args)[0]
         except RuntimeError as error:
             raise _make_unreachable_error(name, error) from error
+
+    def device_attribute(self, name: str, device: Any) -> int:
+        """0 where the driver, or cuda-python, is too old to know the attribute: then the GPU has nothing of the kind."""
+        attribute = getattr(self.module.CUdevice_attribute, name, None)
+        if attribute is None:
+            return 0
+        try:
+            returned = self.module.cuDeviceGetAttribute(attribute, device)
+        except RuntimeError as error:
+            raise _make_unreachable_error("cuDeviceGetAttribute", error) from error
+        number = int(returned[0])
+        if number == INVALID_VALUE:
+            return 0
+        if number != SUCCESS:
+            raise self.make_error("cuDeviceGetAttribute", returned[0])
+        return int(returned[1])
 
     def find_function(self, name: str, version: int) -> int:
         """The address of the driver's function, in the form of that CUDA version; 0 where the driver has none."""

@@ -1,56 +1,87 @@
-"""Memory of a GPU, mapped granule by granule into reserved addresses (CUDA's virtual memory management).
+"""Memory of a GPU, mapped chunk by chunk into reserved addresses (CUDA's virtual memory management).
 
-Each granule is an allocation of its own, so a range can shrink by any number of them. Order of the driver's calls:
-reserve, then per granule create and map, then one set-access over the whole; back: unmap all granules, then release
-them. A handle is released only when its granule is unmapped, so a failure in the middle can be undone with contents
-kept.
+Ranges are mapped and unmapped in granules; physical memory comes in *chunks*, one handle each, of one granule or a power of
+two of them. Large chunks make mapping fast: 80 GB in granules of 2 MiB are 40,960 handles. But a chunk is given back only as a
+whole: what an unmapping leaves of one stays allocated until the rest goes too, or the granules are mapped again. So a chunk is
+at most 1/32 of what is mapped in one call, and the end of that in smaller ones.
 
-Knows handles only; `RangeTable` knows what is reserved and mapped. None of these calls needs a current context.
+Order of the driver's calls: reserve, then per chunk create and map, then one set-access over each run of new chunks; back:
+one unmapping for each run of chunks, then their release. A handle is released only when its chunk is unmapped, so a failure
+in the middle can be undone with contents kept.
+
+`RangeTable` knows what is reserved and mapped by the granule. None of these calls needs a current context.
 """
 
 import logging
+import os
+from bisect import bisect_right
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
-from .cuda_driver import CudaDriver
+from .cuda_allocator import CudaAllocator
+from .cuda_driver import INVALID_VALUE, SUCCESS, CudaDriver
 
 _logger: Final = logging.getLogger(__name__)
+
+_CHUNKS_PER_CALL: Final = 32
+"""At least so many chunks are made of what is mapped in one call, if it has so many granules."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class CudaChunk:
+    """Physical memory behind ``[address, end)``; ``used_bytes`` of it belong to ranges' mapped parts, always some."""
+
+    __slots__ = ("address", "num_bytes", "handle", "used_bytes")
+
+    address: Final[int]
+    num_bytes: Final[int]
+    handle: Final[Any]
+    used_bytes: int
+
+    def __init__(self, address: int, num_bytes: int, handle: Any) -> None:
+        self.address = address
+        self.num_bytes = num_bytes
+        self.handle = handle
+        self.used_bytes = 0
+
+    @property
+    def end(self) -> int:
+        return self.address + self.num_bytes
+
+    def overlap_bytes(self, address: int, num_bytes: int) -> int:
+        return min(self.end, address + num_bytes) - max(self.address, address)
 
 
 @final
 @mypyc_attr(native_class=True)
 class CudaMemory:
-    """Law: a handle is in ``_handles`` while its granule is mapped, in ``_unreleased`` if giving it back failed."""
+    """Law: a chunk is in ``_chunks`` while mapped, its handle in ``_unreleased`` if giving it back failed; chunks are
+    disjoint."""
 
-    __slots__ = ("_driver", "granularity_bytes", "_properties", "_access", "_handles", "_unreleased")
+    __slots__ = ("granularity_bytes", "_driver", "_allocator", "_max_chunk_bytes", "_addresses", "_chunks", "_unreleased")
 
-    _driver: Final[CudaDriver]
     granularity_bytes: Final[int]
-    _properties: Final[Any]
-    _access: Final[Any]
-    _handles: Final[dict[int, Any]]  # by the granule's address
+    _driver: Final[CudaDriver]
+    _allocator: Final[CudaAllocator]
+    _max_chunk_bytes: Final[int]
+    _addresses: Final[list[int]]  # of the chunks, sorted
+    _chunks: Final[dict[int, CudaChunk]]  # by address
     _unreleased: Final[list[Any]]
 
-    def __init__(self, driver: CudaDriver, ordinal: int, min_granularity_bytes: int) -> None:
-        module = driver.module
-        properties = module.CUmemAllocationProp()
-        properties.type = module.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = ordinal
-        access = module.CUmemAccessDesc()
-        access.location.type = module.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = ordinal
-        access.flags = module.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        option = module.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        driver_granularity_bytes: int = driver.call("cuMemGetAllocationGranularity", properties, option)
+    def __init__(
+        self, driver: CudaDriver, allocator: CudaAllocator, min_granularity_bytes: int, max_chunk_bytes: int
+    ) -> None:
+        """``min_granularity_bytes`` and ``max_chunk_bytes`` are powers of two."""
         self._driver = driver
-        self._properties = properties
-        self._access = access
-        self._handles = {}
+        self._allocator = allocator
+        self.granularity_bytes = max(allocator.granularity_bytes, min_granularity_bytes)
+        self._max_chunk_bytes = max(self.granularity_bytes, max_chunk_bytes)
+        self._addresses = []
+        self._chunks = {}
         self._unreleased = []
-        self.granularity_bytes = max(driver_granularity_bytes, min_granularity_bytes)
 
     def reserve(self, num_bytes: int) -> int:
         try:
@@ -62,63 +93,138 @@ class CudaMemory:
     def release(self, address: int, num_bytes: int) -> None:
         self._driver.call("cuMemAddressFree", address, num_bytes)
 
+    def idle_bytes(self) -> int:
+        """Allocated, but not mapped by anybody: what is left of chunks that were unmapped in part."""
+        return sum([chunk.num_bytes - chunk.used_bytes for chunk in self._chunks.values()])
+
     def map(self, address: int, num_bytes: int) -> None:
         """All of it or nothing."""
-        granularity_bytes = self.granularity_bytes
         handles: list[Any] = []
-        num_mapped = 0
+        added: list[CudaChunk] = []
         try:
-            for granule in range(address, address + num_bytes, granularity_bytes):
-                handle = self._driver.call("cuMemCreate", granularity_bytes, self._properties, 0)
+            for chunk_address, chunk_bytes in self._plan(address, num_bytes):
+                handle = self._allocator.create(chunk_bytes)
                 handles.append(handle)
-                self._driver.call("cuMemMap", granule, granularity_bytes, 0, handle, 0)
-                num_mapped += 1
-            self._set_access(address, num_bytes)
+                self._driver.call("cuMemMap", chunk_address, chunk_bytes, 0, handle, 0)
+                added.append(CudaChunk(chunk_address, chunk_bytes, handle))
+            for run in _split_into_runs(added):
+                self._allocator.allow_access(run[0].address, run[-1].end - run[0].address)
         except KVCacheManagerError as error:
-            for index in range(num_mapped):
-                self._try_call("cuMemUnmap", address + index * granularity_bytes, granularity_bytes)
+            for run in _split_into_runs(added):
+                self._try_unmap(run)
             self._release_handles(handles)
             if isinstance(error, OutOfMemoryError):
-                raise OutOfMemoryError(
-                    f"no room for {num_bytes} bytes of GPU memory: {error}, after {len(handles)} of"
-                    f" {num_bytes // granularity_bytes} granules; lower the quota of the GPU tier"
-                ) from error
+                raise self._explain(error, num_bytes, sum([chunk.num_bytes for chunk in added])) from error
             raise
-        for index in range(len(handles)):
-            self._handles[address + index * granularity_bytes] = handles[index]
+        for chunk in added:
+            self._addresses.insert(bisect_right(self._addresses, chunk.address), chunk.address)
+            self._chunks[chunk.address] = chunk
+        for chunk in self._chunks_within(address, num_bytes):
+            chunk.used_bytes += chunk.overlap_bytes(address, num_bytes)
 
     def unmap(self, address: int, num_bytes: int) -> None:
         """All of it or nothing. Memory that the driver then refuses to take back is offered again later."""
-        granularity_bytes = self.granularity_bytes
-        granule = address
+        touched = self._chunks_within(address, num_bytes)
+        leaving = [chunk for chunk in touched if chunk.used_bytes == chunk.overlap_bytes(address, num_bytes)]
+        unmapped: list[CudaChunk] = []
         try:
-            while granule < address + num_bytes:
-                self._driver.call("cuMemUnmap", granule, granularity_bytes)
-                granule += granularity_bytes
+            for run in _split_into_runs(leaving):
+                self._unmap_run(run, unmapped)
         except KVCacheManagerError:
-            self._map_again(address, granule)
+            self._map_again(unmapped)
             raise
-        handles: list[Any] = []
-        for granule in range(address, address + num_bytes, granularity_bytes):
-            handles.append(self._handles.pop(granule))
-        self._release_handles(handles)
+        for chunk in touched:
+            chunk.used_bytes -= chunk.overlap_bytes(address, num_bytes)
+        for chunk in leaving:
+            self._addresses.pop(bisect_right(self._addresses, chunk.address) - 1)
+            del self._chunks[chunk.address]
+        self._release_handles([chunk.handle for chunk in leaving])
+
+    def export(self, address: int, num_bytes: int) -> list[tuple[int, int, int | bytes]]:
+        """Address, size and exported handle of each chunk behind these bytes, which are mapped. All or none."""
+        exported: list[tuple[int, int, int | bytes]] = []
+        try:
+            for chunk in self._chunks_within(address, num_bytes):
+                exported.append((chunk.address, chunk.num_bytes, self._allocator.export(chunk.handle)))
+        except KVCacheManagerError:
+            for _, _, handle in exported:
+                if isinstance(handle, int):
+                    os.close(handle)
+            raise
+        return exported
 
     def close(self) -> None:
         """Nothing is mapped any more. Raises if the driver still refuses memory; may be called again."""
-        assert len(self._handles) == 0
+        assert len(self._chunks) == 0
         while self._unreleased:
             self._driver.call("cuMemRelease", self._unreleased[-1])
             self._unreleased.pop()
 
-    def _set_access(self, address: int, num_bytes: int) -> None:
-        self._driver.call("cuMemSetAccess", address, num_bytes, [self._access], 1)
+    # -- chunks -------------------------------------------------------------------------------------------------------
 
-    def _map_again(self, address: int, end: int) -> None:
-        granularity_bytes = self.granularity_bytes
-        for granule in range(address, end, granularity_bytes):
-            self._try_call("cuMemMap", granule, granularity_bytes, 0, self._handles[granule], 0)
-        if end > address:
-            self._try_call("cuMemSetAccess", address, end - address, [self._access], 1)
+    def _plan(self, address: int, num_bytes: int) -> list[tuple[int, int]]:
+        """Addresses and sizes of the chunks to make, so that there is one behind each of these bytes."""
+        largest = self.granularity_bytes
+        while 2 * largest <= min(self._max_chunk_bytes, num_bytes // _CHUNKS_PER_CALL):
+            largest *= 2
+        plan: list[tuple[int, int]] = []
+        position = address
+        end = address + num_bytes
+        while position < end:
+            index = bisect_right(self._addresses, position)
+            if index > 0 and position < self._chunks[self._addresses[index - 1]].end:
+                # Left of a chunk that was unmapped in part.
+                position = self._chunks[self._addresses[index - 1]].end
+                continue
+            gap_end = min(end, self._addresses[index]) if index < len(self._addresses) else end
+            while position < gap_end:
+                size = largest
+                while size > gap_end - position:
+                    size //= 2
+                plan.append((position, size))
+                position += size
+        return plan
+
+    def _chunks_within(self, address: int, num_bytes: int) -> list[CudaChunk]:
+        """Those that have one of these bytes or more, in order."""
+        index = max(0, bisect_right(self._addresses, address) - 1)
+        found: list[CudaChunk] = []
+        while index < len(self._addresses) and self._addresses[index] < address + num_bytes:
+            chunk = self._chunks[self._addresses[index]]
+            if chunk.end > address:
+                found.append(chunk)
+            index += 1
+        return found
+
+    def _unmap_run(self, run: list[CudaChunk], unmapped: list[CudaChunk]) -> None:
+        """Unmap chunks that lie side by side with one call. Where it raises, those in ``unmapped`` are gone."""
+        num_bytes = run[-1].end - run[0].address
+        status = self._driver.status_of("cuMemUnmap", run[0].address, num_bytes)
+        number = int(status)
+        if number == SUCCESS:
+            unmapped.extend(run)
+            return
+        if number != INVALID_VALUE or len(run) == 1:
+            raise self._driver.make_error("cuMemUnmap", status)
+        # Drivers take several mappings at a time, but the documentation promises it for one.
+        for chunk in run:
+            self._driver.call("cuMemUnmap", chunk.address, chunk.num_bytes)
+            unmapped.append(chunk)
+
+    def _map_again(self, chunks: list[CudaChunk]) -> None:
+        for chunk in chunks:
+            self._try_call("cuMemMap", chunk.address, chunk.num_bytes, 0, chunk.handle, 0)
+        for run in _split_into_runs(chunks):
+            try:
+                self._allocator.allow_access(run[0].address, run[-1].end - run[0].address)
+            except KVCacheManagerError as error:
+                _logger.error("GPU memory may be lost until the process ends: %s", error)
+
+    def _try_unmap(self, run: list[CudaChunk]) -> None:
+        try:
+            self._unmap_run(run, [])
+        except KVCacheManagerError as error:
+            _logger.error("GPU memory may be lost until the process ends: %s", error)
 
     def _release_handles(self, handles: list[Any]) -> None:
         handles = self._unreleased + handles
@@ -126,6 +232,16 @@ class CudaMemory:
         for handle in handles:
             if not self._try_call("cuMemRelease", handle):
                 self._unreleased.append(handle)
+
+    def _explain(self, error: OutOfMemoryError, num_bytes: int, had_bytes: int) -> OutOfMemoryError:
+        idle_bytes = self.idle_bytes()
+        text = f"no room for {num_bytes} bytes of GPU memory: {error}, after {had_bytes} bytes; lower the quota of the GPU tier"
+        if idle_bytes > 0:
+            text += (
+                f", or make the device with smaller chunk_bytes: {idle_bytes} bytes are left of chunks of up to"
+                f" {self._max_chunk_bytes} bytes that were given back in part"
+            )
+        return OutOfMemoryError(text)
 
     def _try_call(self, name: str, *args: Any) -> bool:
         """For calls that undo or give back: there is no better answer to their failure than to say so."""
@@ -135,3 +251,13 @@ class CudaMemory:
             _logger.error("GPU memory may be lost until the process ends: %s", error)
             return False
         return True
+
+
+def _split_into_runs(chunks: list[CudaChunk]) -> list[list[CudaChunk]]:
+    """Chunks in order, as lists of neighbours."""
+    runs: list[list[CudaChunk]] = []
+    for chunk in chunks:
+        if not runs or runs[-1][-1].end != chunk.address:
+            runs.append([])
+        runs[-1].append(chunk)
+    return runs

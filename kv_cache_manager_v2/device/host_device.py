@@ -290,7 +290,7 @@ class HostDevice(Device):
         self._require_stream(stream)
         if value < 0 or value > 255:
             raise ValueError(f"a fill with {value}: a byte is 0 to 255")
-        self._gpu_ranges.require_filled_range(address, num_bytes)
+        self._gpu_ranges.require_bytes(address, num_bytes, "a fill")
         if self._pending.is_busy:
             self._pending.fill(stream, address, num_bytes, value)
         else:

@@ -134,10 +134,10 @@ class RangeTable:
                 end = reserved.mapped.end(interval)
             index += 1
 
-    def require_filled_range(self, address: int, num_bytes: int) -> None:
-        """``num_bytes`` mapped bytes begin at ``address``; neither needs to be a multiple of anything."""
+    def require_bytes(self, address: int, num_bytes: int, what: str) -> None:
+        """``num_bytes`` mapped bytes begin at ``address``; neither needs to be a multiple of anything. ``what``: "a fill"."""
         if num_bytes <= 0:
-            raise ValueError(f"a fill of {num_bytes} bytes: it must be positive")
+            raise ValueError(f"{what} of {num_bytes} bytes: it must be positive")
         reserved = self._find(address)
         if reserved is None or not reserved.mapped.covers(address, address + num_bytes):
             raise LogicError(f"not all of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped")

@@ -6,7 +6,9 @@ map, release before unmap) raises `DriverMisuse`. One that the driver refuses by
 made and not given back is in `live()`. `fail_call(n)` makes the n-th call from then on fail without effect.
 """
 
+import copy
 import ctypes
+import os
 from bisect import bisect_left
 from itertools import pairwise
 from typing import Any
@@ -22,8 +24,10 @@ from .fake_cuda_types import (
     CUfunction,
     CUmemAccess_flags,
     CUmemAccessDesc,
+    CUmemAllocationHandleType,
     CUmemAllocationGranularity_flags,
     CUmemAllocationProp,
+    CUmemFabricHandle,
     CUmemGenericAllocationHandle,
     CUmodule,
     CUresult,
@@ -67,6 +71,11 @@ class FakeCudaDriver(FakeCudaContexts):
         self.pinnable_bytes = pinnable_bytes
         self.driver_version = driver_version
         self.num_devices = num_devices
+        # Compute capability 9.0; memory is mapped page by page. What a test adds, the GPU can.
+        self.attributes: dict[int, int] = {75: 9, 76: 0, 102: 1}
+        self.peers: set[tuple[int, int]] = set()  # who may access whose memory
+        self.refuses_rdma = False  # although the attribute says otherwise
+        self.is_unmapping_one_by_one = False
         self.takes_batches = True
         self.is_stream_0_renamed = False
         self.are_events_done = True
@@ -75,10 +84,13 @@ class FakeCudaDriver(FakeCudaContexts):
         self.can_write_values = True
         self.copies: list[tuple[int, int, int]] = []  # destination, source, bytes
         self._next_address = 1 << 40
-        self.ordinal = 0  # of the GPU that was asked for last
+        self.ordinals: set[int] = set()  # of the GPUs that were asked for
         self.ranges: dict[int, int] = {}  # address -> bytes
         self.allocations: dict[int, int] = {}  # handle -> bytes
         self.mappings: dict[int, int] = {}  # granule address -> handle
+        self.spans: dict[int, int] = {}  # address of a whole mapping -> bytes
+        self.properties: dict[int, CUmemAllocationProp] = {}  # of allocations, by handle
+        self.peer_granules: dict[int, set[int]] = {}  # granule addresses that another GPU may access, by its ordinal
         self.accessible: set[int] = set()  # granule addresses
         self.registrations: dict[int, int] = {}  # address -> bytes
         self.streams: set[int] = set()
@@ -105,7 +117,7 @@ class FakeCudaDriver(FakeCudaContexts):
             "current contexts": self.num_current(),
             "ranges": len(self.ranges),
             "allocations": len(self.allocations),
-            "mappings": len(self.mappings),
+            "mappings": len(self.spans),
             "registrations": len(self.registrations),
             "streams": len(self.streams),
             "events": len(self.events),
@@ -186,7 +198,7 @@ class FakeCudaDriver(FakeCudaContexts):
     @driver_call
     def cuDeviceGet(self, ordinal: int) -> tuple[Any, ...]:
         require(0 <= require_int(ordinal, "ordinal") < self.num_devices, "no such GPU")
-        self.ordinal = ordinal
+        self.ordinals.add(ordinal)
         return (CUresult.CUDA_SUCCESS, CUdevice(ordinal))
 
     @driver_call
@@ -197,8 +209,15 @@ class FakeCudaDriver(FakeCudaContexts):
     @driver_call
     def cuDeviceGetAttribute(self, attribute: CUdevice_attribute, device: CUdevice) -> tuple[Any, ...]:
         require_handle(device, CUdevice, "device")
-        values = {75: 9, 76: 0, 102: 1}
-        return (CUresult.CUDA_SUCCESS, values[CUdevice_attribute(attribute)])
+        value = self.attributes.get(CUdevice_attribute(attribute))
+        if value is None:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        return (CUresult.CUDA_SUCCESS, value)
+
+    @driver_call
+    def cuDeviceCanAccessPeer(self, device: CUdevice, peer: CUdevice) -> tuple[Any, ...]:
+        require(int(device) != int(peer), "a GPU is no peer of itself")
+        return (CUresult.CUDA_SUCCESS, int((int(device), int(peer)) in self.peers))
 
     @driver_call
     def cuDeviceTotalMem(self, device: CUdevice) -> tuple[Any, ...]:
@@ -266,7 +285,7 @@ class FakeCudaDriver(FakeCudaContexts):
 
     @driver_call
     def cuMemGetAllocationGranularity(self, prop: CUmemAllocationProp, option: object) -> tuple[Any, ...]:
-        prop.check(self.ordinal)
+        prop.check(self.ordinals)
         require(option is CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM, "option")
         return (CUresult.CUDA_SUCCESS, self.granularity_bytes)
 
@@ -293,12 +312,15 @@ class FakeCudaDriver(FakeCudaContexts):
 
     @driver_call
     def cuMemCreate(self, size: int, prop: CUmemAllocationProp, flags: int) -> tuple[Any, ...]:
-        prop.check(self.ordinal)
+        prop.check(self.ordinals)
         require(require_int(size, "size") > 0 and size % self.granularity_bytes == 0 and flags == 0, "size or flags")
         if sum(self.allocations.values()) + size > self.total_bytes:
             return (CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+        if prop.allocFlags.gpuDirectRDMACapable and self.refuses_rdma:
+            raise Refused(CUresult.CUDA_ERROR_NOT_SUPPORTED)
         handle = self._make_handle()
         self.allocations[handle] = size
+        self.properties[handle] = copy.deepcopy(prop)
         return (CUresult.CUDA_SUCCESS, CUmemGenericAllocationHandle(handle))
 
     @driver_call
@@ -317,28 +339,63 @@ class FakeCudaDriver(FakeCudaContexts):
         require(self.allocations.get(number) == size, "size is not the allocation's")
         require(any(r <= beg and beg + size <= r + n for r, n in self.ranges.items()), "not in a reserved range")
         require(not any(beg <= granule < beg + size for granule in self.mappings), "mapped already")
-        require(size == self.granularity_bytes, "this fake maps single granules")
-        self.mappings[beg] = number
+        self.spans[beg] = size
+        for granule in range(beg, beg + size, self.granularity_bytes):
+            self.mappings[granule] = number
         return (CUresult.CUDA_SUCCESS,)
+
+    def _require_whole_mappings(self, beg: int, size: int) -> list[int]:
+        """The addresses of the mappings that together are these bytes."""
+        addresses: list[int] = []
+        position = beg
+        while position < beg + size:
+            require(position in self.spans, f"{position:#x} is not the beginning of a mapping")
+            addresses.append(position)
+            position += self.spans[position]
+        require(position == beg + size, "a mapping is taken in part")
+        return addresses
+
+    @driver_call
+    def cuMemExportToShareableHandle(self, handle: object, kind: object, flags: int) -> tuple[Any, ...]:
+        number = require_handle(handle, CUmemGenericAllocationHandle, "handle")
+        require(number in self.allocations and flags == 0, "no allocation, or flags")
+        require(kind is self.properties[number].requestedHandleTypes, "a handle of another type than was asked for")
+        if kind is CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC:
+            return (CUresult.CUDA_SUCCESS, CUmemFabricHandle(number.to_bytes(64, "little")))
+        return (CUresult.CUDA_SUCCESS, os.open(os.devnull, os.O_RDONLY))
 
     @driver_call
     def cuMemSetAccess(self, ptr: object, size: int, desc: object, count: int) -> tuple[Any, ...]:
         beg = require_handle(ptr, CUdeviceptr, "ptr")
         assert isinstance(desc, (list, tuple))
-        require(count == 1 and len(desc) == 1 and type(desc[0]) is CUmemAccessDesc, "access descriptions")
-        desc[0].location.check(self.ordinal)
-        require(desc[0].flags is CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, "access flags")
+        require(count == len(desc) > 0, "access descriptions")
+        self._require_whole_mappings(beg, size)
         granules = range(beg, beg + size, self.granularity_bytes)
-        require(all(granule in self.mappings for granule in granules), "access to what is not mapped")
-        self.accessible.update(granules)
+        for access in desc:
+            require(type(access) is CUmemAccessDesc, "access description")
+            access.location.check(self.ordinals)
+            require(access.flags is CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE, "access flags")
+            owner = self.properties[self.mappings[beg]].location.id
+            if access.location.id == owner:
+                self.accessible.update(granules)
+            else:
+                require((access.location.id, owner) in self.peers, "access for a GPU that cannot")
+                self.peer_granules.setdefault(access.location.id, set()).update(granules)
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call
     def cuMemUnmap(self, ptr: object, size: int) -> tuple[Any, ...]:
         beg = require_handle(ptr, CUdeviceptr, "ptr")
-        require(beg in self.mappings and size == self.granularity_bytes, "not exactly one mapping")
-        del self.mappings[beg]
-        self.accessible.discard(beg)
+        addresses = self._require_whole_mappings(beg, size)
+        if len(addresses) > 1 and self.is_unmapping_one_by_one:
+            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
+        for address in addresses:
+            del self.spans[address]
+        for granule in range(beg, beg + size, self.granularity_bytes):
+            del self.mappings[granule]
+            self.accessible.discard(granule)
+            for granules in self.peer_granules.values():
+                granules.discard(granule)
         return (CUresult.CUDA_SUCCESS,)
 
     @driver_call

@@ -58,6 +58,12 @@ class CUmemAllocationType(IntEnum):
     CU_MEM_ALLOCATION_TYPE_PINNED = 1
 
 
+class CUmemAllocationHandleType(IntEnum):
+    CU_MEM_HANDLE_TYPE_NONE = 0
+    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1
+    CU_MEM_HANDLE_TYPE_FABRIC = 8
+
+
 class CUmemLocationType(IntEnum):
     CU_MEM_LOCATION_TYPE_DEVICE = 1
 
@@ -74,6 +80,10 @@ class CUdevice_attribute(IntEnum):
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103
+    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110
+    CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED = 128
+    CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134
 
 
 class _Handle:
@@ -123,19 +133,33 @@ class CUmemLocation:
         self.type: Any = None
         self.id: Any = None
 
-    def check(self, ordinal: int) -> None:
+    def check(self, ordinals: set[int]) -> None:
         is_device = self.type is CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        require(is_device and self.id == ordinal, f"location is not GPU {ordinal}")
+        require(is_device and self.id in ordinals, "location is not a GPU that was asked for")
+
+
+class CUmemAllocationFlags:
+    def __init__(self) -> None:
+        self.gpuDirectRDMACapable: Any = 0
 
 
 class CUmemAllocationProp:
     def __init__(self) -> None:
         self.type: Any = None
+        self.requestedHandleTypes: Any = CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
         self.location = CUmemLocation()
+        self.allocFlags = CUmemAllocationFlags()
 
-    def check(self, ordinal: int) -> None:
+    def check(self, ordinals: set[int]) -> None:
         require(self.type is CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED, "allocation type")
-        self.location.check(ordinal)
+        require(type(self.requestedHandleTypes) is CUmemAllocationHandleType, "handle type")
+        require(self.allocFlags.gpuDirectRDMACapable in (0, 1), "flag of GPUDirect RDMA")
+        self.location.check(ordinals)
+
+
+class CUmemFabricHandle:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
 
 
 class CUmemAccessDesc:
@@ -147,6 +171,7 @@ class CUmemAccessDesc:
 KINDS: tuple[type, ...] = (
     CUresult,
     CUmemAllocationType,
+    CUmemAllocationHandleType,
     CUmemLocationType,
     CUmemAccess_flags,
     CUmemAllocationGranularity_flags,

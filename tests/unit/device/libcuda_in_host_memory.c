@@ -21,12 +21,13 @@
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500,
        ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901,
        CAPTURE_WRONG_THREAD = 908 };
+enum { FILE_DESCRIPTOR = 1 };
 #define GRANULARITY (2UL << 20)
 #define MAX_THINGS 4096
 #define DEVICE_BYTES (1UL << 30)
 
 typedef enum { NONE, RANGE, ALLOCATION, MAPPING, REGISTRATION, STREAM, EVENT, MODULE } Kind;
-typedef struct { Kind kind; uintptr_t address; size_t num_bytes; int file; int has_access; uintptr_t handle; } Thing;
+typedef struct { Kind kind; uintptr_t address; size_t num_bytes; int file, has_access, handle_type; uintptr_t handle; } Thing;
 
 static Thing things[MAX_THINGS];
 static int retained, was_initialised;
@@ -53,7 +54,7 @@ static int is_prohibited(void) {
 static Thing *add(Kind kind, uintptr_t address, size_t num_bytes) {
     for (int i = 0; i < MAX_THINGS; i++)
         if (things[i].kind == NONE) {
-            things[i] = (Thing){kind, address, num_bytes, -1, 0, 0};
+            things[i] = (Thing){kind, address, num_bytes, -1, 0, 0, 0};
             return &things[i];
         }
     abort();
@@ -91,7 +92,7 @@ static int is_copyable(uintptr_t beg, size_t num_bytes) {
     if (around(REGISTRATION, beg, num_bytes)) return 1;
     if (!around(RANGE, beg, num_bytes)) return 0;
     for (uintptr_t granule = beg & ~(GRANULARITY - 1); granule < beg + num_bytes; granule += GRANULARITY) {
-        Thing *mapping = at(MAPPING, granule);
+        Thing *mapping = around(MAPPING, granule, 1);
         if (!mapping || !mapping->has_access) return 0;
     }
     return 1;
@@ -116,7 +117,8 @@ static int cuDeviceGetCount(int *count) { *count = 1; return was_initialised ? O
 static int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : OK; }
 static int cuDeviceGetName(char *name, int length, int device) { snprintf(name, length, "Host Memory"); return OK; }
 static int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = attribute == 102 ? 1 : attribute == 75 ? 9 : 0; /* VMM supported; compute capability 9.0 */
+    /* VMM, file descriptors and GPUDirect RDMA supported; compute capability 9.0 */
+    *value = attribute == 102 || attribute == 103 || attribute == 110 ? 1 : attribute == 75 ? 9 : 0;
     return OK;
 }
 static int cuDeviceTotalMem(size_t *num_bytes, int device) { *num_bytes = DEVICE_BYTES; return OK; }
@@ -172,11 +174,13 @@ static int cuMemCreate(unsigned long long *handle, size_t num_bytes, const Prope
     UNLESS_CAPTURING;
     if (num_bytes % GRANULARITY || !num_bytes || flags) return INVALID_VALUE;
     if (p->type != 1 || p->location.type != 1 || p->location.id) return INVALID_VALUE;
+    if (p->flags[1] != 1) return INVALID_VALUE; /* GPUDirect RDMA: supported, so it is asked for */
     if (used_bytes + num_bytes > DEVICE_BYTES) return OUT_OF_MEMORY;
     int file = memfd_create("gpu", 0);
     if (file < 0 || ftruncate(file, num_bytes)) return OUT_OF_MEMORY;
     Thing *allocation = add(ALLOCATION, 0, num_bytes);
     allocation->file = file;
+    allocation->handle_type = p->handle_types;
     used_bytes += num_bytes;
     *handle = (uintptr_t)allocation;
     return OK;
@@ -204,23 +208,40 @@ static int cuMemMap(uintptr_t address, size_t num_bytes, size_t offset, unsigned
     add(MAPPING, address, num_bytes)->handle = handle;
     return OK;
 }
+/* Whether [address, address + num_bytes) is whole mappings, side by side. */
+static int is_whole_mappings(uintptr_t address, size_t num_bytes) {
+    uintptr_t position = address;
+    while (position < address + num_bytes) {
+        Thing *mapping = at(MAPPING, position);
+        if (!mapping) return 0;
+        position += mapping->num_bytes;
+    }
+    return position == address + num_bytes;
+}
 static int cuMemSetAccess(uintptr_t address, size_t num_bytes, const Access *access, size_t count) {
     UNLESS_CAPTURING;
     if (count != 1 || access->location.type != 1 || access->location.id || access->flags != 3) return INVALID_VALUE;
-    for (uintptr_t granule = address; granule < address + num_bytes; granule += GRANULARITY)
-        if (!at(MAPPING, granule)) return INVALID_VALUE;
+    if (!is_whole_mappings(address, num_bytes)) return INVALID_VALUE;
     if (mprotect((void *)address, num_bytes, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
-    for (uintptr_t granule = address; granule < address + num_bytes; granule += GRANULARITY)
-        at(MAPPING, granule)->has_access = 1;
+    for (int i = 0; i < MAX_THINGS; i++)
+        if (things[i].kind == MAPPING && things[i].address >= address && things[i].address < address + num_bytes)
+            things[i].has_access = 1;
     return OK;
 }
 static int cuMemUnmap(uintptr_t address, size_t num_bytes) {
     UNLESS_CAPTURING;
-    Thing *mapping = at(MAPPING, address);
-    if (!mapping || mapping->num_bytes != num_bytes) return INVALID_VALUE;
+    if (!is_whole_mappings(address, num_bytes)) return INVALID_VALUE;
     mmap((void *)address, num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    mapping->kind = NONE;
+    for (int i = 0; i < MAX_THINGS; i++)
+        if (things[i].kind == MAPPING && things[i].address >= address && things[i].address < address + num_bytes)
+            things[i].kind = NONE;
     return OK;
+}
+static int cuMemExportToShareableHandle(void *exported, unsigned long long handle, int type, unsigned long long flags) {
+    Thing *allocation = object(ALLOCATION, (void *)(uintptr_t)handle);
+    if (!allocation || type != FILE_DESCRIPTOR || allocation->handle_type != type || flags) return INVALID_VALUE;
+    *(int *)exported = dup(allocation->file);
+    return *(int *)exported < 0 ? OUT_OF_MEMORY : OK;
 }
 static int cuMemHostRegister(void *p, size_t num_bytes, unsigned flags) {
     UNLESS_CAPTURING;
@@ -389,7 +410,7 @@ static const struct { const char *name; void *function; } entries[] = {
     ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuDevicePrimaryCtxRelease), ENTRY(cuCtxPushCurrent),
     ENTRY(cuCtxPopCurrent), ENTRY(cuCtxGetCurrent), ENTRY(cuCtxGetDevice), ENTRY(cuCtxSynchronize),
     ENTRY(cuMemGetAllocationGranularity), ENTRY(cuMemAddressReserve), ENTRY(cuMemAddressFree), ENTRY(cuMemCreate),
-    ENTRY(cuMemRelease), ENTRY(cuMemMap), ENTRY(cuMemSetAccess), ENTRY(cuMemUnmap), ENTRY(cuMemHostRegister),
+    ENTRY(cuMemRelease), ENTRY(cuMemMap), ENTRY(cuMemSetAccess), ENTRY(cuMemUnmap), ENTRY(cuMemExportToShareableHandle), ENTRY(cuMemHostRegister),
     ENTRY(cuMemHostUnregister), ENTRY(cuMemHostGetDevicePointer), ENTRY(cuStreamCreate), ENTRY(cuStreamDestroy), ENTRY(cuStreamSynchronize),
     ENTRY(cuStreamWaitEvent), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
     ENTRY(cuEventQuery), ENTRY(cuEventElapsedTime), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync),

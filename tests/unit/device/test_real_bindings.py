@@ -20,6 +20,8 @@ LIVES_AND_DIES = """
 import sys
 sys.path[:] = {path!r}
 import ctypes
+import mmap
+import os
 from kv_cache_manager_v2.base.errors import CudaError
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.cuda_device import CudaDevice
@@ -55,6 +57,24 @@ except CudaError as error:
     assert "cuModuleGetFunction" in str(error) and "500" in str(error)
 else:
     raise AssertionError("a function that is not there")
+# Another process would map the file descriptors; here the same one does.
+sharing = CudaDevice(exportable_as="file_descriptor")
+shared = MemoryRange(sharing, CacheTier.GPU_MEM, 256 << 20)
+shared.resize(256 << 20)
+sharing.fill(stream, shared.address, 256 << 20, 7)
+chunks = sharing.export_memory(shared.address, 256 << 20)
+assert [size for _, size, _ in chunks] == [8 << 20] * 32
+for _, size, descriptor in chunks:
+    with mmap.mmap(descriptor, size) as view:
+        assert view[:] == bytes([7]) * size
+        view[:3] = b"new"
+    os.close(descriptor)
+assert ctypes.string_at(chunks[31][0], 4) == b"new" + bytes([7])
+shared.resize(100 << 20)
+shared.resize(200 << 20)
+sharing.fill(stream, shared.address, 200 << 20, 8)
+shared.close()
+sharing.close()
 host = MemoryRange(device, CacheTier.HOST_MEM, 64 << 20)
 host.resize(10 << 20)
 host.resize(5 << 20)
