@@ -32,6 +32,7 @@ from .disk_ranges import DISK_TOTAL_BYTES
 from .file_port import FilePort
 from .handle_table import HandleTable, handle_index
 from .host_memory import release_addresses, reserve_addresses, total_host_bytes
+from .host_placement import HostPlacement, count_numa_nodes, find_numa_node
 from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
@@ -45,6 +46,7 @@ _EVENT_DISABLE_TIMING: Final = 2
 _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
 _MAX_CHUNK_BYTES: Final = 64 << 20
 _MAX_REGISTRATION_BYTES: Final = 1 << 30
+_PCI_BUS_ID_BYTES: Final = 32
 _DEFAULT_DISK_THREADS: Final = 4
 _DEFAULT_STAGING_BYTES: Final = 32 << 20
 
@@ -73,6 +75,12 @@ def _validate_sizes(
         raise ValueError(f"num_disk_threads is {num_disk_threads}: it must be at least 1")
     if staging_bytes < STAGING_SLOT_BYTES or staging_bytes % STAGING_SLOT_BYTES != 0:
         raise ValueError(f"staging_bytes is {staging_bytes}: it must be a multiple of {STAGING_SLOT_BYTES}")
+
+
+def _find_placement(driver: CudaDriver, ordinal: int, device: Any) -> HostPlacement:
+    bus_id: bytes = driver.call("cuDeviceGetPCIBusId", _PCI_BUS_ID_BYTES, device)
+    node = find_numa_node(bus_id.split(bytes(1))[0].decode("ascii", "replace"))
+    return HostPlacement(f"cuda:{ordinal}", node, count_numa_nodes())
 
 
 @final
@@ -188,7 +196,7 @@ class CudaDevice(Device):
         self._total_bytes = checked.call("cuDeviceTotalMem", device)
         self._host_granularity_bytes = granularity_bytes
         self._gpu_memory = gpu_memory
-        self._host_memory = CudaHostMemory(checked, max_registration_bytes)
+        self._host_memory = CudaHostMemory(checked, _find_placement(checked, ordinal, device), max_registration_bytes)
         self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, gpu_memory.granularity_bytes)
         self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity_bytes)
         self._streams = {}

@@ -1,5 +1,5 @@
-"""Pinned host memory: committed like any host memory, touched by many threads, then registered with CUDA so that copies run
-asynchronously.
+"""Pinned host memory: committed like any host memory, placed near the GPU (`HostPlacement`), touched by many threads, then
+registered with CUDA so that copies run asynchronously.
 
 A *registration* is a piece that was registered in one call, at most ``max_registration_bytes`` long: some kernels fail
 to pin more than 2 GiB at a time. CUDA unregisters only whole registrations, so taking back a part of one waits for the
@@ -19,6 +19,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.errors import KVCacheManagerError, OutOfMemoryError
 from .cuda_driver import OPERATING_SYSTEM, OUT_OF_MEMORY, SUCCESS, CudaDriver
 from .host_memory import commit_memory, decommit_memory
+from .host_placement import HostPlacement
 from .memory_touch import available_host_bytes, touch_memory
 
 _logger: Final = logging.getLogger(__name__)
@@ -30,17 +31,19 @@ _PORTABLE_AND_MAPPED: Final = 1 | 2
 class CudaHostMemory:
     """Law: registrations are disjoint, sorted, and cover exactly what is mapped."""
 
-    __slots__ = ("_driver", "_max_registration_bytes", "_begs", "_ends", "_beg_words", "_end_words")
+    __slots__ = ("_driver", "_placement", "_max_registration_bytes", "_begs", "_ends", "_beg_words", "_end_words")
 
     _driver: Final[CudaDriver]
+    _placement: Final[HostPlacement]
     _max_registration_bytes: Final[int]
     _begs: Final[list[int]]
     _ends: Final[list[int]]
     _beg_words: vec[i64]  # the same once more: what each copy is looked up in
     _end_words: vec[i64]
 
-    def __init__(self, driver: CudaDriver, max_registration_bytes: int) -> None:
+    def __init__(self, driver: CudaDriver, placement: HostPlacement, max_registration_bytes: int) -> None:
         self._driver = driver
+        self._placement = placement
         self._max_registration_bytes = max_registration_bytes
         self._begs = []
         self._ends = []
@@ -58,6 +61,7 @@ class CudaHostMemory:
             )
         commit_memory(address, num_bytes)
         try:
+            self._placement.prepare(address, num_bytes)
             touch_memory(address, num_bytes)
             self._register(address, address + num_bytes)
         except BaseException:

@@ -11,6 +11,7 @@ FOR_USERS: Final = {
     "convert_batch_into",
     "convert_into",
     "count_drops",
+    "export_memory",
     "is_capacity",
     "life_cycle_of",
     "next_sequence",

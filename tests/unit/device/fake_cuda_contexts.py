@@ -42,7 +42,7 @@ UNSAFE_CALLS = frozenset(
     " cuModuleLoadData cuModuleUnload".split()
 )
 CALLS_THAT_OUTLIVE_A_CONTEXT = frozenset(
-    "cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetAttribute cuDeviceTotalMem"
+    "cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetPCIBusId cuDeviceGetAttribute cuDeviceTotalMem"
     " cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease cuCtxPushCurrent cuCtxPopCurrent cuCtxSetCurrent"
     " cuCtxGetCurrent cuCtxGetDevice cuThreadExchangeStreamCaptureMode".split()
 )

@@ -207,6 +207,12 @@ class FakeCudaDriver(FakeCudaContexts):
         return (CUresult.CUDA_SUCCESS, b"Fake".ljust(length, b"\0"))
 
     @driver_call
+    def cuDeviceGetPCIBusId(self, length: int, device: CUdevice) -> tuple[Any, ...]:
+        require_handle(device, CUdevice, "device")
+        require(length >= 13, "a length that a bus id does not fit in")
+        return (CUresult.CUDA_SUCCESS, b"0000:3B:00.0".ljust(length, b"\0"))
+
+    @driver_call
     def cuDeviceGetAttribute(self, attribute: CUdevice_attribute, device: CUdevice) -> tuple[Any, ...]:
         require_handle(device, CUdevice, "device")
         value = self.attributes.get(CUdevice_attribute(attribute))

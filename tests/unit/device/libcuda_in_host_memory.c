@@ -116,6 +116,7 @@ static int cuDriverGetVersion(int *v) { *v = version(); return OK; }
 static int cuDeviceGetCount(int *count) { *count = 1; return was_initialised ? OK : 3; }
 static int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : OK; }
 static int cuDeviceGetName(char *name, int length, int device) { snprintf(name, length, "Host Memory"); return OK; }
+static int cuDeviceGetPCIBusId(char *id, int length, int device) { snprintf(id, length, "0000:3B:00.0"); return OK; }
 static int cuDeviceGetAttribute(int *value, int attribute, int device) {
     /* VMM, file descriptors and GPUDirect RDMA supported; compute capability 9.0 */
     *value = attribute == 102 || attribute == 103 || attribute == 110 ? 1 : attribute == 75 ? 9 : 0;
@@ -405,7 +406,7 @@ static int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
 
 #define ENTRY(name) {#name, (void *)name}
 static const struct { const char *name; void *function; } entries[] = {
-    ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet), ENTRY(cuDeviceGetName),
+    ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet), ENTRY(cuDeviceGetName), ENTRY(cuDeviceGetPCIBusId),
     ENTRY(cuDeviceGetAttribute), ENTRY(cuDeviceTotalMem), ENTRY(cuGetErrorName), ENTRY(cuGetErrorString),
     ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuDevicePrimaryCtxRelease), ENTRY(cuCtxPushCurrent),
     ENTRY(cuCtxPopCurrent), ENTRY(cuCtxGetCurrent), ENTRY(cuCtxGetDevice), ENTRY(cuCtxSynchronize),

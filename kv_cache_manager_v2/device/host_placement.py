@@ -1,0 +1,115 @@
+"""How the kernel keeps pinned host memory: on which NUMA node, in pages of which size, and not for forked children.
+
+- *Node.* A GPU copies faster from the node that it is attached to. That node is preferred, not demanded: a tier may be larger
+  than one node's memory. Where it cannot be done, the log says so once.
+- *Huge pages* are asked for: fewer to touch, to pin and to look up. The kernel may have none.
+- *Children* that the process forks get no copy. Otherwise pinned pages would be copied when first written, and the GPU would go
+  on with the old ones.
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import platform
+import re
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+_logger: Final = logging.getLogger(__name__)
+
+_MADV_DONTFORK: Final = 10
+_MADV_HUGEPAGE: Final = 14
+_MPOL_PREFERRED: Final = 1
+_MBIND_NUMBERS: Final = {"x86_64": 237, "aarch64": 235, "ppc64le": 259}
+_BITS_PER_WORD: Final = 64
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_madvise: Final = _libc.madvise
+_madvise.restype = ctypes.c_int
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_syscall: Final = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+def count_numa_nodes(folder: str = "/sys/devices/system/node") -> int:
+    """1 where the operating system does not say."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return 1
+    return max(1, len([name for name in names if re.fullmatch(r"node[0-9]+", name) is not None]))
+
+
+def find_numa_node(pci_bus_id: str, folder: str = "/sys/bus/pci/devices") -> int | None:
+    """The node that the PCI device, ``0000:3B:00.0``, is attached to; None where the operating system does not say."""
+    try:
+        with open(os.path.join(folder, pci_bus_id.lower(), "numa_node"), encoding="ascii") as file:
+            node = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def prefer_numa_node(address: int, num_bytes: int, node: int) -> int:
+    """Have pages that are touched from now on taken from that node, as long as it has some. An error number, 0 is success."""
+    number = _MBIND_NUMBERS.get(platform.machine())
+    if number is None:
+        return errno.ENOSYS
+    num_words = node // _BITS_PER_WORD + 1
+    mask: Any = (ctypes.c_uint64 * num_words)()
+    mask[node // _BITS_PER_WORD] = 1 << node % _BITS_PER_WORD
+    # The kernel looks at one bit less than it is told of.
+    num_bits = num_words * _BITS_PER_WORD + 1
+    status: int = _syscall(
+        ctypes.c_long(number),
+        ctypes.c_void_p(address),
+        ctypes.c_size_t(num_bytes),
+        ctypes.c_long(_MPOL_PREFERRED),
+        mask,
+        ctypes.c_ulong(num_bits),
+        ctypes.c_long(0),
+    )
+    return 0 if status == 0 else ctypes.get_errno()
+
+
+@final
+@mypyc_attr(native_class=True)
+class HostPlacement:
+    """For the pinned memory of one GPU. ``node``: the GPU's; None where it is not known."""
+
+    __slots__ = ("_device_name", "_node", "_num_nodes", "_has_warned")
+
+    _device_name: Final[str]
+    _node: Final[int | None]
+    _num_nodes: Final[int]
+    _has_warned: bool
+
+    def __init__(self, device_name: str, node: int | None, num_nodes: int) -> None:
+        self._device_name = device_name
+        self._node = node
+        self._num_nodes = num_nodes
+        self._has_warned = False
+
+    def prepare(self, address: int, num_bytes: int) -> None:
+        """``num_bytes`` of committed memory that nobody has touched yet. Never fails: without advice the memory is slower."""
+        _madvise(address, num_bytes, _MADV_HUGEPAGE)
+        if _madvise(address, num_bytes, _MADV_DONTFORK) != 0:
+            self._warn(f"is copied into children that this process forks: {os.strerror(ctypes.get_errno())}; fork none")
+        if self._num_nodes < 2:
+            return
+        if self._node is None:
+            self._warn("may lie far from the GPU, because its NUMA node is not known; numactl --preferred may help")
+            return
+        number = prefer_numa_node(address, num_bytes, self._node)
+        if number != 0:
+            self._warn(
+                f"may lie far from the GPU, because NUMA node {self._node} cannot be preferred: {os.strerror(number)};"
+                " in a container it may take CAP_SYS_NICE, outside numactl --preferred may help"
+            )
+
+    def _warn(self, what: str) -> None:
+        if not self._has_warned:
+            _logger.warning("pinned host memory for %s %s", self._device_name, what)
+            self._has_warned = True
