@@ -216,9 +216,8 @@ class FakeCudaDriver(FakeCudaContexts):
     def cuDeviceGetAttribute(self, attribute: CUdevice_attribute, device: CUdevice) -> tuple[Any, ...]:
         require_handle(device, CUdevice, "device")
         value = self.attributes.get(CUdevice_attribute(attribute))
-        if value is None:
-            raise Refused(CUresult.CUDA_ERROR_INVALID_VALUE)
-        return (CUresult.CUDA_SUCCESS, value)
+        # A driver that is too old to know the attribute says that it is no attribute.
+        return (CUresult.CUDA_SUCCESS, value) if value is not None else (CUresult.CUDA_ERROR_INVALID_VALUE, None)
 
     @driver_call
     def cuDeviceCanAccessPeer(self, device: CUdevice, peer: CUdevice) -> tuple[Any, ...]:
