@@ -111,6 +111,10 @@ sim: interpreted compiled ## Random histories on the simulated device, in both b
 canary: interpreted ## Plant known bugs, one at a time; the simulation must find each (CANARY="--only window").
 	$(INTERPRETED) $(VENV_PYTHON) -P tests/simulation/run_canaries.py $(CANARY)
 
+.PHONY: mutants
+mutants: interpreted ## Random small bugs, one at a time; some test must notice each (MUTANTS="--count 60 --only storage/").
+	$(INTERPRETED) $(VENV_PYTHON) -P tests/mutation/run_mutants.py $(MUTANTS)
+
 CALLS ?= 1000000
 digests: interpreted compiled ## The same calls decide alike: builds, hash seeds, devices, journals run again (CALLS=1000000).
 	$(INTERPRETED) $(VENV_PYTHON) -P tests/simulation/digests.py --calls $(CALLS) $(DIGESTS) \

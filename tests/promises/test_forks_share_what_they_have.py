@@ -258,3 +258,24 @@ def test_a_fork_is_recorded_and_runs_again(tmp_path: Any) -> None:
         child.close()
         digest = manager.state_digest()
     assert rerun(path, HostDevice(), True).digest == digest
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 8)])
+def test_forks_that_take_an_equal_block_over_give_it_their_priority(windows: tuple[int | None, ...]) -> None:
+    """The block was published with 35; the forks' is worth 80, and they say the same tokens."""
+
+    def priorities(manager: KVCacheManager) -> list[int]:
+        (scope,) = manager.describe()["tree"]
+        return [page["priority"] for block in scope["blocks"] for page in block["pages"] if page is not None]
+
+    with manager_of(windows=windows, num_slots=32) as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5, 6, 7, 8]):
+            assert set(priorities(manager)) == {35}
+            parent = manager.create_kv_cache(custom_priority_callback=lambda ordinal, life_cycle: 80)
+            assert parent.resume() and parent.resize(8)
+            child = parent.fork()
+            parent.commit([1, 2, 3, 4, 5, 6, 7, 8])
+            assert set(priorities(manager)) == {80}
+            manager.check_invariants()
+            child.close()
+            parent.close()

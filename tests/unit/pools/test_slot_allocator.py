@@ -32,3 +32,16 @@ def test_many_slots_are_those_of_as_many_calls(seed: int) -> None:
         assert at_once.peak_used == one_by_one.peak_used
         assert list(at_once.ready) == list(one_by_one.ready)
         at_once.check()
+
+
+def test_slots_that_went_with_a_shrink_come_back_without_a_past() -> None:
+    """The memory of slot 3 was given back: whoever gets new memory under its number waits for nobody."""
+    allocator = SlotAllocator(4, 0)
+    slots = take(allocator, 4, at_once=True)
+    for slot in slots:
+        allocator.free(slot, 7)
+    allocator.begin_shrink(2)
+    allocator.end_shrink()
+    allocator.grow(2)
+    assert {slot: int(allocator.ready[slot]) for slot in take(allocator, 4, at_once=False)} == {0: 7, 1: 7, 2: 0, 3: 0}
+    allocator.check()

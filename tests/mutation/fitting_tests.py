@@ -1,0 +1,40 @@
+"""Which tests are the first to ask about a change of some file: its folder's own, and the promises that rest on it."""
+
+from pathlib import Path
+
+_TESTS = Path(__file__).resolve().parents[1]
+_PROMISES = {
+    "layout": "capacity_is page_indices page_tables scratch_slots windows_free pool_views recurrent_state_is_kept",
+    "pools": "nothing_leaks tiers_can refusals_change leased_pages tiers_hold",
+    "storage": (
+        "tiers_ clean_pages failing_tiers eviction_policies retention refused_copies nobody_waits refusals_change scopes_can "
+        "debug_fill transfers_are"
+    ),
+    "reuse": (
+        "prefixes_are coverage equal_blocks misses_have published_ends scopes_can recurrent_state_is_reused tokens_in eviction_pol "
+        "events_say retention statistics_add"
+    ),
+    "sequence": (
+        "a_batch beams forks leased prefill recurrent refusals_change scratch_slots starting states_arrive steps_cost trees_of "
+        "windows_free equal_blocks published_ends misuse nobody_waits refused_copies"
+    ),
+    "device": "nobody_waits refused_copies tiers_hold states_arrive forks leased pauses",
+}
+_PROPERTIES = {
+    "reuse": "tests/property/test_useless_windowed_pages_go.py tests/property/test_events_rebuild_the_tree.py",
+    "storage": "tests/property/test_useless_windowed_pages_go.py",
+}
+_UNIT = {"device": "unit/device/test_stream_order.py unit/device/test_streams_that_come_and_go.py"}
+
+
+def fitting_tests(file: str) -> list[str]:
+    """Paths of tests, from the repository's root, for a file of the package."""
+    folder = file.split("/")[0]
+    names = _UNIT.get(folder, f"unit/{folder}").split()
+    paths = [f"tests/{name}" for name in names]
+    if (_TESTS / "property" / folder).exists() and folder not in _UNIT:
+        paths.append(f"tests/property/{folder}")
+    paths += _PROPERTIES.get(folder, "").split()
+    for beginning in _PROMISES[folder].split():
+        paths += sorted([f"tests/promises/{path.name}" for path in (_TESTS / "promises").glob(f"test_{beginning}*.py")])
+    return list(dict.fromkeys(paths))

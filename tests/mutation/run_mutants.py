@@ -1,0 +1,136 @@
+"""Makes seeded random mutants of the sources, one at a time in a copy, and climbs a ladder of tests until one of them notices.
+
+    python -P tests/mutation/run_mutants.py [--count 200] [--first 0] [--seed 1] [--only storage] [--whole-suite] [--results FILE]
+
+The ladder: 40 simulation seeds, then the promises and unit tests that fit the folder; ``--whole-suite``: then everything. Each rung
+has 150 s of the processor; one that needs less than half of it without a mutant is taken to hang when it runs out of them.
+
+Prints a line per mutant, and a table of those that live. One that no test can notice is listed in `equivalent_mutants.txt` with the
+reason. With ``--results`` what was found is kept, and a mutant that is there already is not run again. The exit status is 1 if a
+mutant lives that is not listed. Interpreted, one core.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+if __package__:
+    from .fitting_tests import fitting_tests
+    from .mutants import PACKAGE, Mutant, all_mutants
+else:
+    sys.path.insert(0, str(Path(__file__).parent))
+    from fitting_tests import fitting_tests
+    from mutants import PACKAGE, Mutant, all_mutants
+
+ROOT = PACKAGE.parent
+SECONDS = 150
+SEEDS = "0:40"
+EQUIVALENT = Path(__file__).parent / "equivalent_mutants.txt"
+
+
+def read_equivalent() -> dict[str, str]:
+    """By key of a mutant, why no test can notice it."""
+    reasons: dict[str, str] = {}
+    lines = [line for line in EQUIVALENT.read_text().splitlines() if line and not line.startswith("#")]
+    for key, reason in zip(lines[::2], lines[1::2], strict=True):
+        reasons[key] = reason.strip()
+    return reasons
+
+
+def run_limited(command: list[str], environment: dict[str, str], seconds: int) -> subprocess.CompletedProcess[str]:
+    """Killed when it has spent that many seconds of the processor, or four times as many of the clock."""
+    limited = ["bash", "-c", f'ulimit -t {seconds}; exec "$@"', "bash", *command]
+    try:
+        return subprocess.run(limited, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=4 * seconds)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(limited, -9, "", "")
+
+
+def rungs(mutant: Mutant, whole_suite: bool) -> list[tuple[str, list[str], int]]:
+    """Name, command, seconds."""
+    python = [sys.executable, "-P", "-m"]
+    pytest = [*python, "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    ladder = [
+        ("simulation", [*python, "kv_cache_manager_v2.testing.simulation", "--seeds", SEEDS], SECONDS),
+        ("fitting tests", [*pytest, *fitting_tests(mutant.file)], SECONDS),
+    ]
+    if whole_suite:
+        ladder.append(("whole suite", [*pytest, "tests/unit", "tests/promises", "tests/property"], 20 * SECONDS))
+    return ladder
+
+
+def find_killer(mutant: Mutant, whole_suite: bool) -> str | None:
+    """What noticed the mutant, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / PACKAGE.name
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        file = copy / mutant.file
+        file.write_bytes(mutant.apply(file.read_bytes()))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPYCACHEPREFIX": str(Path(folder) / "pycache"),
+        }
+        for name, command, seconds in rungs(mutant, whole_suite):
+            run = run_limited(command, environment, seconds)
+            if run.returncode < 0:
+                return f"{name}: out of time"
+            if run.returncode != 0:
+                lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ", "seed "))]
+                return f"{name}: {(lines or run.stderr.splitlines() or ['it failed'])[-1][:150]}"
+    return None
+
+
+def read_results(path: Path | None) -> dict[str, str | None]:
+    if path is None or not path.exists():
+        return {}
+    return {key: killer for key, killer in (json.loads(line) for line in path.read_text().splitlines())}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Show which small wrong changes of the sources no test notices.")
+    parser.add_argument("--count", type=int, default=200, help="so many mutants (default 200)")
+    parser.add_argument("--first", type=int, default=0, help="leave out those before this one")
+    parser.add_argument("--seed", type=int, default=1, help="which ones are drawn (default 1)")
+    parser.add_argument("--only", default="", help="files whose name begins so, as storage/")
+    parser.add_argument("--whole-suite", action="store_true", help="run all tests on those that live")
+    parser.add_argument("--results", type=Path, help="where to keep what was found")
+    options = parser.parse_args()
+    mutants = [mutant for mutant in all_mutants() if mutant.file.startswith(options.only)]
+    chosen = random.Random(options.seed).sample(mutants, min(options.first + options.count, len(mutants)))[options.first :]
+    results = read_results(options.results)
+    equivalent = read_equivalent()
+    outcomes: Counter[str] = Counter()
+    living: list[Mutant] = []
+    for number, mutant in enumerate(chosen, options.first):
+        if mutant.key not in equivalent and mutant.key not in results:
+            results[mutant.key] = find_killer(mutant, options.whole_suite)
+            if options.results is not None:
+                with options.results.open("a") as file:
+                    file.write(json.dumps([mutant.key, results[mutant.key]]) + "\n")
+        killer = results.get(mutant.key)
+        outcome = "equivalent" if mutant.key in equivalent else "lives" if killer is None else "killed"
+        outcomes[outcome] += 1
+        if outcome == "lives":
+            living.append(mutant)
+        seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        print(f"{number:4} {outcome:10} {mutant.kind:18} {mutant.file}:{mutant.line} {killer or ''} [{seconds:.0f} s]", flush=True)
+    print(f"\nof {len(mutants)} possible mutants {len(chosen)} were drawn with seed {options.seed}: {dict(outcomes)}")
+    counted = outcomes["killed"] + outcomes["lives"]
+    if counted:
+        print(f"killed: {outcomes['killed'] / counted:.1%} of those that are not equivalent")
+    for mutant in living:
+        print(f"LIVES {mutant.kind}, line {mutant.line}\n  {mutant.key}")
+    return 1 if living else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

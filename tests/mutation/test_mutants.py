@@ -1,0 +1,77 @@
+"""Mutants can be made: each changes one piece of a file that still parses, and what is listed as equivalent exists."""
+
+import ast
+import random
+
+import pytest
+
+from .fitting_tests import fitting_tests
+from .mutants import PACKAGE, all_files, all_mutants, mutants_of
+from .run_mutants import ROOT, find_killer, read_equivalent
+
+SOURCE = b"""
+def f(self, a: int, b: i64 = 1) -> bool:
+    \"\"\"Text 3.\"\"\"
+    assert a > 2
+    if a < 1 and not b:
+        self.call(a, b)
+        self.x = a + 1
+    _logger.info(a, b)
+    return a is b
+"""
+
+
+def test_what_is_changed_and_what_is_not() -> None:
+    """Counted by hand. `if`: the condition negated, `and` to `or`, `<` to `<=` and `>`, 1 to 2 and 0, `not b` to `b`."""
+    mutants = mutants_of("x.py", SOURCE)
+    changes = [(mutant.old, mutant.new) for mutant in mutants if mutant.line == 5]
+    assert sorted(changes) == sorted(
+        [
+            ("a < 1 and not b", "not (a < 1 and (not b))"),
+            ("a < 1 and not b", "(a < 1 or not b)"),
+            ("a < 1", "a <= 1"),
+            ("a < 1", "a > 1"),
+            ("1", "2"),
+            ("1", "0"),
+            ("not b", "(b)"),
+        ]
+    )
+    assert sorted([(mutant.old, mutant.new) for mutant in mutants if mutant.line == 6]) == [
+        ("self.call(a, b)", "pass"),
+        ("self.call(a, b)", "self.call(b, a)"),
+    ]
+    # The assignment, + to -, and the constant twice.
+    assert len([mutant for mutant in mutants if mutant.line == 7]) == 4
+    # `is` to `is not`, and both constants.
+    assert len([mutant for mutant in mutants if mutant.line == 9]) == 3
+    assert {mutant.line for mutant in mutants} == {5, 6, 7, 9}
+
+
+def test_every_mutant_can_be_told_apart_and_parses() -> None:
+    mutants = all_mutants()
+    assert len({mutant.key for mutant in mutants}) == len(mutants) > 10_000
+    for mutant in random.Random(3).sample(mutants, 200):
+        changed = mutant.apply((PACKAGE / mutant.file).read_bytes())
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse((PACKAGE / mutant.file).read_bytes()))
+
+
+def test_what_is_listed_as_equivalent_exists() -> None:
+    known = {mutant.key for mutant in all_mutants()}
+    for key, reason in read_equivalent().items():
+        assert key in known, key
+        assert len(reason) > 20
+
+
+def test_each_file_has_tests_that_fit() -> None:
+    for file in all_files():
+        paths = fitting_tests(file)
+        assert len(paths) > 4
+        for path in paths:
+            assert (ROOT / path).exists(), path
+
+
+@pytest.mark.slow
+def test_a_sample_is_killed() -> None:
+    """An off-by-one in the first lines of every step, which the first seeds find."""
+    mutants = [mutant for mutant in all_mutants() if mutant.file == "sequence/resize.py" and mutant.kind == "operator"]
+    assert find_killer(mutants[0], False) is not None
