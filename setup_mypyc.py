@@ -36,6 +36,7 @@ HERE: Final = Path(__file__).resolve().parent
 
 UNCOMPILED: Final = {
     "__init__.py": "holds imports or a docstring: nothing to speed up, and folders stay importable from either build",
+    "base/given.py": "what it says to mypyc is not what it says to Python",
     "__main__.py": "`python -m` needs a code object, which compiled modules lack",
 }
 """Files that mypyc leaves out, and why. A name means every such file; a path, from the package's folder, one file."""
@@ -111,6 +112,7 @@ def compiled_extensions(package: str, opt_level: str) -> list[Extension]:
         "--config-file=",  # whatever settings the surrounding project has
         "--explicit-package-bases",
         "--namespace-packages",
+        "--always-true=ANY_OBJECT_IS_GIVEN",  # see base/given.py
         # An isolated build has neither numpy nor cuda-python. mypyc treats their values as plain objects in any case.
         "--ignore-missing-imports",
     ]

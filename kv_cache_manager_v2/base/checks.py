@@ -1,12 +1,14 @@
 """Turning what a user passed into the numbers that the library works with, or into a clear error."""
 
-from collections.abc import Iterable
-from typing import Final, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeVar, cast
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from .ids import PageIndexMode
+from .ids import DataRole, PageIndexMode
+
+T = TypeVar("T")
 
 MAX_COUNT: Final = 2**40
 """More tokens, blocks or layers than any sequence has; keeps 64-bit arithmetic far from its edge."""
@@ -19,9 +21,14 @@ def to_int(value: object, name: str) -> int:
     if isinstance(value, int):
         return value
     index = getattr(type(value), "__index__", None)
-    if index is None:
+    number: object = None
+    if index is not None:
+        try:
+            number = index(value)
+        except TypeError:
+            number = None  # an array of several numbers has the method, and none to give
+    if not isinstance(number, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    number: int = index(value)
     return number
 
 
@@ -33,10 +40,50 @@ def to_count(value: object, name: str) -> i64:
     return number
 
 
+def to_bool(value: object, name: str) -> bool:
+    """``value``, which is True or False; 0 and 1 are a `TypeError`, and whatever else only has a truth value."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+    return value
+
+
+def to_number(value: object, name: str) -> float:
+    """``value`` as a float that is no nan; numpy's numbers are welcome, bools and strings are a `TypeError`."""
+    number: float | None = None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is {value}; a float cannot hold it") from None
+    elif getattr(type(value), "__float__", None) is not None and not isinstance(value, bool) and not hasattr(value, "__len__"):
+        number = float(cast(Any, value))
+    if number is None:
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    if number != number:
+        raise ValueError(f"{name} is {number}; it must be a number")
+    return number
+
+
+def to_text(value: object, name: str) -> str:
+    """``value``, which is a str."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
+    return value
+
+
+def to_instance(value: object, kind: type[T], name: str) -> T:
+    """``value``, which is of that class."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
 def to_list(values: object, name: str) -> list[object]:
-    """What a user listed: a list as it is, an array's numbers as ints, anything else that can be iterated over."""
+    """What a user listed: a list as it is, an array's numbers as ints, anything else that can be iterated over but texts."""
     if isinstance(values, list):
         return values
+    if isinstance(values, (str, bytes, bytearray, Mapping)):
+        raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
     to_ints = getattr(values, "tolist", None)
     if to_ints is not None:
         numbers: object = to_ints()
@@ -72,11 +119,13 @@ def _to_counts_one_by_one(items: list[object], name: str) -> vec[i64]:
     return counts
 
 
-def validate_role(role: object) -> None:
+def to_role(role: object, name: str) -> DataRole:
     if not isinstance(role, str):
-        raise TypeError(f"the role of a buffer is a str like 'key', not {type(role).__name__}")
+        raise TypeError(f"{name} must be the role of a buffer, a str like 'key', not {type(role).__name__}")
+    return DataRole(role)
 
 
-def validate_index_mode(mode: object) -> None:
+def to_index_mode(mode: object, name: str) -> PageIndexMode:
     if not isinstance(mode, PageIndexMode):
-        raise TypeError(f"a page index mode is PageIndexMode.SHARED or PER_LAYER, not {mode!r}")
+        raise TypeError(f"{name} must be PageIndexMode.SHARED or PER_LAYER, not {mode!r}")
+    return mode

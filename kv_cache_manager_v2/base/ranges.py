@@ -5,6 +5,9 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from .checks import to_int
+from .given import Given
+
 
 @final
 @mypyc_attr(native_class=True)
@@ -16,9 +19,9 @@ class HalfOpenRange:
     beg: Final[int]
     end: Final[int]
 
-    def __init__(self, beg: int, end: int) -> None:
-        self.beg = beg
-        self.end = end
+    def __init__(self, beg: Given[int], end: Given[int]) -> None:
+        self.beg = to_int(beg, "beg")
+        self.end = to_int(end, "end")
 
     def __len__(self) -> int:
         return self.end - self.beg if self.end > self.beg else 0

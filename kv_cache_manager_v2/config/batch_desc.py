@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .config_value import ConfigValue, to_tuple, validate_int
+from mypy_extensions import mypyc_attr
+
+from .config_value import ConfigValue, take_int, to_tuple
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class KVCacheDesc(ConfigValue):
     """One sequence in a step: ``history_length`` tokens are there already, room is needed for ``capacity``."""
 
@@ -14,8 +17,8 @@ class KVCacheDesc(ConfigValue):
     history_length: int
 
     def __post_init__(self) -> None:
-        validate_int(self.capacity, "KVCacheDesc.capacity", 0)
-        validate_int(self.history_length, "KVCacheDesc.history_length", 0)
+        take_int(self, "capacity", "KVCacheDesc.capacity", 0)
+        take_int(self, "history_length", "KVCacheDesc.history_length", 0)
         if self.history_length > self.capacity:
             raise ValueError(
                 f"KVCacheDesc.history_length is {self.history_length}, more than its capacity {self.capacity}"
@@ -23,6 +26,7 @@ class KVCacheDesc(ConfigValue):
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class BatchDesc(ConfigValue):
     """The sequences of a step. All begin with the same ``system_prompt_length`` tokens, which are stored once."""
 
@@ -31,7 +35,7 @@ class BatchDesc(ConfigValue):
 
     def __post_init__(self) -> None:
         kv_caches = to_tuple(self.kv_caches, "BatchDesc.kv_caches")
-        validate_int(self.system_prompt_length, "BatchDesc.system_prompt_length", 0)
+        take_int(self, "system_prompt_length", "BatchDesc.system_prompt_length", 0)
         max_capacity = -1
         for item in kv_caches:
             if not isinstance(item, KVCacheDesc):

@@ -6,12 +6,15 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from ..base.ids import CacheTier
-from .config_value import ConfigValue, validate_int, validate_text
+from .config_value import ConfigValue, given, take_int, validate_text
 from .eviction_policy import EvictionPolicy, validate_eviction_policy
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class GpuCacheTierConfig(ConfigValue):
     """Where kernels run; host memory if the device is a software one. ``quota`` is bytes."""
 
@@ -19,8 +22,8 @@ class GpuCacheTierConfig(ConfigValue):
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
 
     def __post_init__(self) -> None:
-        validate_int(self.quota, "GpuCacheTierConfig.quota", 1)
-        validate_eviction_policy(self.eviction_policy, "GpuCacheTierConfig.eviction_policy")
+        take_int(self, "quota", "GpuCacheTierConfig.quota", 1)
+        validate_eviction_policy(given(self, "eviction_policy"), "GpuCacheTierConfig.eviction_policy")
 
     @property
     def tier(self) -> CacheTier:
@@ -29,6 +32,7 @@ class GpuCacheTierConfig(ConfigValue):
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class HostCacheTierConfig(ConfigValue):
     """Pinned host memory. ``quota`` is bytes."""
 
@@ -36,8 +40,8 @@ class HostCacheTierConfig(ConfigValue):
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
 
     def __post_init__(self) -> None:
-        validate_int(self.quota, "HostCacheTierConfig.quota", 1)
-        validate_eviction_policy(self.eviction_policy, "HostCacheTierConfig.eviction_policy")
+        take_int(self, "quota", "HostCacheTierConfig.quota", 1)
+        validate_eviction_policy(given(self, "eviction_policy"), "HostCacheTierConfig.eviction_policy")
 
     @property
     def tier(self) -> CacheTier:
@@ -46,6 +50,7 @@ class HostCacheTierConfig(ConfigValue):
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class DiskCacheTierConfig(ConfigValue):
     """Files in the folder ``path``, which must exist when the manager is made. ``quota`` is bytes."""
 
@@ -54,9 +59,9 @@ class DiskCacheTierConfig(ConfigValue):
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
 
     def __post_init__(self) -> None:
-        validate_int(self.quota, "DiskCacheTierConfig.quota", 1)
-        validate_eviction_policy(self.eviction_policy, "DiskCacheTierConfig.eviction_policy")
-        validate_text(self.path, "DiskCacheTierConfig.path")
+        take_int(self, "quota", "DiskCacheTierConfig.quota", 1)
+        validate_eviction_policy(given(self, "eviction_policy"), "DiskCacheTierConfig.eviction_policy")
+        validate_text(self, "path", "DiskCacheTierConfig.path")
 
     @property
     def tier(self) -> CacheTier:

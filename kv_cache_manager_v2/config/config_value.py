@@ -1,7 +1,9 @@
 """What all configuration values have in common: how they are copied and pickled, and how their fields are checked.
 
 Every class of this folder is a frozen dataclass that checks itself when it is made. A wrong type is a `TypeError`, a
-value that can never work a `ValueError`; the text names the field, the value and what is allowed. Sequences are kept
+value that can never work a `ValueError`; the text names the field, the value and what is allowed. Numbers of numpy are taken as
+Python's. The classes are ordinary ones also where they are compiled: a native one checks, and changes, what it is given before
+anything of ours can. Sequences are kept
 as tuples, so that nobody can change a configuration that a manager holds. Values that fit only together (the quota
 and the layers, the ratios and the pool groups) are checked where they are used.
 """
@@ -12,11 +14,13 @@ from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_bool, to_instance, to_int, to_number, to_text
+
 MAX_CONFIG_INT: Final = 2**60
 """Larger sizes and lengths are mistakes, and arithmetic on them could overflow 64 bits."""
 
 
-@mypyc_attr(native_class=True)
+@mypyc_attr(native_class=False)
 class ConfigValue:
     """Base of the frozen dataclasses. Copies and pickles go through the constructor, and so through its checks."""
 
@@ -27,35 +31,70 @@ class ConfigValue:
         return type(self), tuple([getattr(self, field.name) for field in fields(dataclass_self)])
 
 
-def validate_int(value: object, name: str, minimum: int, maximum: int = MAX_CONFIG_INT) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if value < minimum:
-        raise ValueError(f"{name} is {value}; it must be at least {minimum}")
-    if value > maximum:
-        raise ValueError(f"{name} is {value}; it must be at most {maximum}")
+def given(config: object, field: str) -> object:
+    """What the user put there: compiled code that reads a field by its name insists on the field's type, without a word of it."""
+    value: object = getattr(config, field)
+    return value
 
 
-def validate_text(value: object, name: str) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
-    if not value:
+def take_int(config: ConfigValue, field: str, name: str, minimum: int, maximum: int = MAX_CONFIG_INT) -> None:
+    """The field becomes an int from ``minimum`` to ``maximum``; ``name`` is what an error calls it."""
+    number = to_int(given(config, field), name)
+    if number < minimum:
+        raise ValueError(f"{name} is {number}; it must be at least {minimum}")
+    if number > maximum:
+        raise ValueError(f"{name} is {number}; it must be at most {maximum}")
+    object.__setattr__(config, field, number)
+
+
+def take_optional_int(config: ConfigValue, field: str, name: str, minimum: int, maximum: int = MAX_CONFIG_INT) -> None:
+    """`take_int`, unless it is None."""
+    if given(config, field) is not None:
+        take_int(config, field, name, minimum, maximum)
+
+
+def take_share(config: ConfigValue, field: str, name: str) -> None:
+    """The field becomes a float over 0 and up to 1."""
+    number = to_number(given(config, field), name)
+    if not 0 < number <= 1:
+        raise ValueError(f"{name} is {given(config, field)}; it must be over 0 and at most 1")
+    object.__setattr__(config, field, number)
+
+
+def take_float(config: ConfigValue, field: str, name: str, minimum: float, maximum: float) -> None:
+    """The field becomes a float from ``minimum`` to ``maximum``."""
+    number = to_number(given(config, field), name)
+    if not minimum <= number <= maximum:
+        raise ValueError(f"{name} is {given(config, field)}; it must be from {minimum:g} to {maximum:g}")
+    object.__setattr__(config, field, number)
+
+
+def take_optional_float(config: ConfigValue, field: str, name: str, minimum: float, maximum: float) -> None:
+    """`take_float`, unless it is None."""
+    if given(config, field) is not None:
+        take_float(config, field, name, minimum, maximum)
+
+
+def validate_text(config: ConfigValue, field: str, name: str) -> None:
+    if not to_text(given(config, field), name):
         raise ValueError(f"{name} must not be empty")
 
 
-def validate_bool(value: object, name: str) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
+def validate_bool(config: ConfigValue, field: str, name: str) -> None:
+    to_bool(given(config, field), name)
 
 
-def validate_share(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not 0 < value <= 1:
-        raise ValueError(f"{name} is {value}; it must be over 0 and at most 1")
+def validate_instance(config: ConfigValue, field: str, kind: type[object]) -> None:
+    to_instance(given(config, field), kind, field)
 
 
-def to_tuple(value: Sequence[object], name: str) -> tuple[object, ...]:
+def validate_optional_instance(config: ConfigValue, field: str, kind: type[object]) -> None:
+    value = given(config, field)
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{field} must be a {kind.__name__} or None, not {type(value).__name__}")
+
+
+def to_tuple(value: object, name: str) -> tuple[object, ...]:
     """A tuple of the items; a text is no sequence here."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list or a tuple, not {type(value).__name__}")

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from mypy_extensions import mypyc_attr
+
+from ..base.checks import to_int
+from ..base.given import Given
 from ..base.ids import DataRole, LayerId
-from .config_value import ConfigValue, to_tuple, validate_int, validate_text
+from .config_value import ConfigValue, take_int, take_optional_int, to_tuple, validate_text
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class BufferConfig(ConfigValue):
     """What one layer stores for one block under one role: ``size`` bytes.
 
@@ -25,17 +30,18 @@ class BufferConfig(ConfigValue):
     tokens_per_block_override: int | None = None
 
     def __post_init__(self) -> None:
-        validate_text(self.role, "BufferConfig.role")
-        validate_int(self.size, f"size of buffer {self.role!r}", 1)
-        if self.tokens_per_block_override is not None:
-            validate_int(self.tokens_per_block_override, f"tokens_per_block_override of buffer {self.role!r}", 1)
+        validate_text(self, "role", "BufferConfig.role")
+        take_int(self, "size", f"size of buffer {self.role!r}", 1)
+        take_optional_int(self, "tokens_per_block_override", f"tokens_per_block_override of buffer {self.role!r}", 1)
 
-    def expansion(self, tokens_per_block: int) -> int:
+    def expansion(self, tokens_per_block: Given[int]) -> int:
         """How many of the kernel's blocks one block of the manager is; it divides, see `KVCacheManagerConfig`."""
+        tokens_per_block = to_int(tokens_per_block, "tokens_per_block")
         return 1 if self.tokens_per_block_override is None else tokens_per_block // self.tokens_per_block_override
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class AttentionLayerConfig(ConfigValue):
     """A layer that attends to all earlier tokens, or to a window of them and to the first ``num_sink_tokens``.
 
@@ -49,17 +55,15 @@ class AttentionLayerConfig(ConfigValue):
     num_sink_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        validate_int(self.layer_id, "layer_id", -MAX_LAYER_ID, MAX_LAYER_ID)
+        take_int(self, "layer_id", "layer_id", -MAX_LAYER_ID, MAX_LAYER_ID)
         object.__setattr__(self, "buffers", _to_buffers(self.layer_id, self.buffers))
-        if self.sliding_window_size is not None:
-            validate_int(self.sliding_window_size, f"sliding_window_size of layer {self.layer_id}", 1)
-        if self.num_sink_tokens is not None:
-            validate_int(self.num_sink_tokens, f"num_sink_tokens of layer {self.layer_id}", 0)
-            if self.num_sink_tokens > 0 and self.sliding_window_size is None:
-                raise ValueError(
-                    f"layer {self.layer_id} has num_sink_tokens={self.num_sink_tokens} but no sliding_window_size:"
-                    f" without a window every token is read, so leave the sinks out"
-                )
+        take_optional_int(self, "sliding_window_size", f"sliding_window_size of layer {self.layer_id}", 1)
+        take_optional_int(self, "num_sink_tokens", f"num_sink_tokens of layer {self.layer_id}", 0)
+        if self.num_sink_tokens is not None and self.num_sink_tokens > 0 and self.sliding_window_size is None:
+            raise ValueError(
+                f"layer {self.layer_id} has num_sink_tokens={self.num_sink_tokens} but a sliding_window_size of None:"
+                f" without a window every token is read, so leave the sinks out"
+            )
 
     @property
     def window_size(self) -> int | None:
@@ -68,6 +72,7 @@ class AttentionLayerConfig(ConfigValue):
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class SsmLayerConfig(ConfigValue):
     """A layer with recurrent state (SSM, linear attention): each buffer's ``size`` is bytes per sequence and beam."""
 
@@ -75,7 +80,7 @@ class SsmLayerConfig(ConfigValue):
     buffers: Sequence[BufferConfig]
 
     def __post_init__(self) -> None:
-        validate_int(self.layer_id, "layer_id", -MAX_LAYER_ID, MAX_LAYER_ID)
+        take_int(self, "layer_id", "layer_id", -MAX_LAYER_ID, MAX_LAYER_ID)
         object.__setattr__(self, "buffers", _to_buffers(self.layer_id, self.buffers))
         for buffer in self.buffers:
             if buffer.tokens_per_block_override is not None:

@@ -9,10 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
+from ..base.checks import to_number
 from ..base.ids import CacheTier
 from .batch_desc import BatchDesc
 from .cache_tier_config import CacheTierConfig, DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
-from .config_value import ConfigValue, to_tuple, validate_bool, validate_int, validate_share
+from .config_value import (
+    ConfigValue,
+    given,
+    take_float,
+    take_int,
+    take_share,
+    to_tuple,
+    validate_bool,
+    validate_instance,
+    validate_optional_instance,
+)
 from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
@@ -21,6 +34,7 @@ from .write_policy import validate_write_policy
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class KVCacheManagerConfig(ConfigValue):
     """The model's layers, the memory for them, and how to share it out.
 
@@ -68,29 +82,27 @@ class KVCacheManagerConfig(ConfigValue):
     write_policy: str = "back"
 
     def __post_init__(self) -> None:
-        validate_int(self.tokens_per_block, "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
+        take_int(self, "tokens_per_block", "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
         object.__setattr__(self, "cache_tiers", _to_cache_tiers(self.cache_tiers))
         object.__setattr__(self, "layers", _to_layers(self.layers, self.tokens_per_block))
         object.__setattr__(self, "constraints", _to_batches(self.constraints))
         if self.initial_pool_ratio is not None:
             object.__setattr__(self, "initial_pool_ratio", _to_ratios(self.initial_pool_ratio))
-        _validate_max_util(self.max_util_for_resume)
-        _validate_typical_step(self.typical_step)
-        _validate_scratch_reuse(self.swa_scratch_reuse)
-        validate_int(self.reuse_match_backoff, "reuse_match_backoff", 0)
-        if not isinstance(self.snapshot_policy, SnapshotPolicy):
-            raise TypeError(f"snapshot_policy must be a SnapshotPolicy, not {type(self.snapshot_policy).__name__}")
-        validate_int(self.max_state_replay_tokens, "max_state_replay_tokens", 0)
-        validate_int(self.state_checkpoints, "state_checkpoints", 0, MAX_STATE_CHECKPOINTS)
-        if not isinstance(self.rebalance, RebalanceConfig):
-            raise TypeError(f"rebalance must be a RebalanceConfig, not {type(self.rebalance).__name__}")
-        validate_share(self.max_pinned_share, "max_pinned_share")
-        validate_int(self.min_offload_priority, "min_offload_priority", 0, 100)
-        validate_write_policy(self.write_policy)
-        validate_bool(self.enable_partial_reuse, "enable_partial_reuse")
-        validate_bool(self.reserve_null_slot, "reserve_null_slot")
-        validate_bool(self.enable_stats, "enable_stats")
-        _validate_sampling(self.miss_ratio_sampling)
+        take_share(self, "max_util_for_resume", "max_util_for_resume")
+        validate_optional_instance(self, "typical_step", BatchDesc)
+        validate_optional_instance(self, "swa_scratch_reuse", SwaScratchReuseConfig)
+        take_int(self, "reuse_match_backoff", "reuse_match_backoff", 0)
+        validate_instance(self, "snapshot_policy", SnapshotPolicy)
+        take_int(self, "max_state_replay_tokens", "max_state_replay_tokens", 0)
+        take_int(self, "state_checkpoints", "state_checkpoints", 0, MAX_STATE_CHECKPOINTS)
+        validate_instance(self, "rebalance", RebalanceConfig)
+        take_share(self, "max_pinned_share", "max_pinned_share")
+        take_int(self, "min_offload_priority", "min_offload_priority", 0, 100)
+        validate_write_policy(given(self, "write_policy"))
+        validate_bool(self, "enable_partial_reuse", "enable_partial_reuse")
+        validate_bool(self, "reserve_null_slot", "reserve_null_slot")
+        validate_bool(self, "enable_stats", "enable_stats")
+        take_float(self, "miss_ratio_sampling", "miss_ratio_sampling", 0, 1)
 
     @property
     def enable_swa_scratch_reuse(self) -> bool:
@@ -172,36 +184,10 @@ def _to_batches(constraints: Sequence[BatchDesc]) -> tuple[BatchDesc, ...]:
 def _to_ratios(ratios: Sequence[float]) -> tuple[float, ...]:
     items: list[float] = []
     for index, item in enumerate(to_tuple(ratios, "initial_pool_ratio")):
-        if isinstance(item, bool) or not isinstance(item, (int, float)):
-            raise TypeError(f"initial_pool_ratio[{index}] must be a number, not {type(item).__name__}")
-        ratio = float(item)
+        ratio = to_number(item, f"initial_pool_ratio[{index}]")
         if not math.isfinite(ratio) or ratio <= 0:
             raise ValueError(f"initial_pool_ratio[{index}] is {item}; it must be positive and finite")
         items.append(ratio)
     if not items:
         raise ValueError("initial_pool_ratio is empty; give one positive number per pool group, or None")
     return tuple(items)
-
-
-def _validate_max_util(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"max_util_for_resume must be a number, not {type(value).__name__}")
-    if not 0 < value <= 1:
-        raise ValueError(f"max_util_for_resume is {value}; it must be over 0 and at most 1")
-
-
-def _validate_sampling(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"miss_ratio_sampling must be a number, not {type(value).__name__}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"miss_ratio_sampling is {value}; it is a share of the blocks, 0 (none) to 1 (all)")
-
-
-def _validate_typical_step(value: object) -> None:
-    if value is not None and not isinstance(value, BatchDesc):
-        raise TypeError(f"typical_step must be a BatchDesc or None, not {type(value).__name__}")
-
-
-def _validate_scratch_reuse(value: object) -> None:
-    if value is not None and not isinstance(value, SwaScratchReuseConfig):
-        raise TypeError(f"swa_scratch_reuse must be a SwaScratchReuseConfig or None, not {type(value).__name__}")

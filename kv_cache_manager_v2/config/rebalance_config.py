@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
-from .config_value import ConfigValue, validate_int, validate_share
+from mypy_extensions import mypyc_attr
+
+from .config_value import ConfigValue, take_float, take_int, take_share
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class RebalanceConfig(ConfigValue):
     """What `KVCacheManager.need_adjustment` goes by.
 
@@ -21,10 +24,7 @@ class RebalanceConfig(ConfigValue):
     smoothing: float = 0.02
 
     def __post_init__(self) -> None:
-        validate_share(self.threshold, "RebalanceConfig.threshold")
-        if isinstance(self.cool_down_seconds, bool) or not isinstance(self.cool_down_seconds, (int, float)):
-            raise TypeError(f"RebalanceConfig.cool_down_seconds must be a number, not {type(self.cool_down_seconds).__name__}")
-        if not 0 <= self.cool_down_seconds < 1e9:
-            raise ValueError(f"RebalanceConfig.cool_down_seconds is {self.cool_down_seconds}; it must be from 0 to 1e9")
-        validate_int(self.min_samples, "RebalanceConfig.min_samples", 1)
-        validate_share(self.smoothing, "RebalanceConfig.smoothing")
+        take_share(self, "threshold", "RebalanceConfig.threshold")
+        take_float(self, "cool_down_seconds", "RebalanceConfig.cool_down_seconds", 0, 1e9)
+        take_int(self, "min_samples", "RebalanceConfig.min_samples", 1)
+        take_share(self, "smoothing", "RebalanceConfig.smoothing")

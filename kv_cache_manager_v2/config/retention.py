@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .config_value import ConfigValue, to_tuple, validate_int
+from mypy_extensions import mypyc_attr
+
+from ..base.checks import to_number
+from .config_value import ConfigValue, take_int, take_optional_float, take_optional_int, to_tuple
 
 MAX_PRIORITY = 100
 MAX_DURATION_SECONDS = 1e9
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class TokenRangeRetention(ConfigValue):
     """Tokens ``begin .. end - 1`` of the prompt (``end`` None: to its end) and the priority of every block with one of them.
 
@@ -23,14 +27,16 @@ class TokenRangeRetention(ConfigValue):
     duration_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        validate_int(self.begin, "TokenRangeRetention.begin", 0)
-        if self.end is not None:
-            validate_int(self.end, "TokenRangeRetention.end", self.begin + 1)
-        validate_int(self.priority, "TokenRangeRetention.priority", 0, MAX_PRIORITY)
-        validate_duration(self.duration_seconds, "TokenRangeRetention.duration_seconds")
+        take_int(self, "begin", "TokenRangeRetention.begin", 0)
+        take_optional_int(self, "end", "TokenRangeRetention.end", 0)
+        if self.end is not None and self.end <= self.begin:
+            raise ValueError(f"TokenRangeRetention.end is {self.end}; it must be over begin, which is {self.begin}")
+        take_int(self, "priority", "TokenRangeRetention.priority", 0, MAX_PRIORITY)
+        take_optional_float(self, "duration_seconds", "TokenRangeRetention.duration_seconds", 0, MAX_DURATION_SECONDS)
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class RetentionConfig(ConfigValue):
     """``ranges`` of the prompt, of which the highest priority counts where they overlap, and what is generated.
 
@@ -48,16 +54,17 @@ class RetentionConfig(ConfigValue):
                 raise TypeError(f"RetentionConfig.ranges[{index}] must be a TokenRangeRetention, not {type(item).__name__}")
             items.append(item)
         object.__setattr__(self, "ranges", tuple(items))
-        if self.generated_priority is not None:
-            validate_int(self.generated_priority, "RetentionConfig.generated_priority", 0, MAX_PRIORITY)
-        validate_duration(self.generated_duration_seconds, "RetentionConfig.generated_duration_seconds")
+        take_optional_int(self, "generated_priority", "RetentionConfig.generated_priority", 0, MAX_PRIORITY)
+        take_optional_float(
+            self, "generated_duration_seconds", "RetentionConfig.generated_duration_seconds", 0, MAX_DURATION_SECONDS
+        )
 
 
-def validate_duration(value: object, name: str) -> None:
+def to_duration(value: object, name: str) -> float | None:
     """A number of seconds, or None for ever."""
     if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds or None, not {type(value).__name__}")
-    if not 0 <= value <= MAX_DURATION_SECONDS:
+        return None
+    seconds = to_number(value, name)
+    if not 0 <= seconds <= MAX_DURATION_SECONDS:
         raise ValueError(f"{name} is {value}; it must be from 0 to {MAX_DURATION_SECONDS:g} seconds")
+    return seconds

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
-from .config_value import ConfigValue, validate_int
+from mypy_extensions import mypyc_attr
+
+from .config_value import ConfigValue, take_int
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class SwaScratchReuseConfig(ConfigValue):
     """``max_rewind_len``: how many tokens of a step speculative decoding may give back; those must survive the step."""
 
     max_rewind_len: int = 0
 
     def __post_init__(self) -> None:
-        validate_int(self.max_rewind_len, "SwaScratchReuseConfig.max_rewind_len", 0)
+        take_int(self, "max_rewind_len", "SwaScratchReuseConfig.max_rewind_len", 0)

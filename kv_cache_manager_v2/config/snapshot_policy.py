@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from typing import Final
 
-from .config_value import ConfigValue, validate_bool, validate_int
+from mypy_extensions import mypyc_attr
+
+from .config_value import ConfigValue, take_optional_int, validate_bool
 
 
 @dataclass(frozen=True)
+@mypyc_attr(native_class=False)
 class SnapshotPolicy(ConfigValue):
     """At which lengths a sequence leaves a snapshot; positions given to `create_kv_cache` come on top.
 
@@ -26,13 +29,11 @@ class SnapshotPolicy(ConfigValue):
     at_close: bool = False
 
     def __post_init__(self) -> None:
-        if self.every_num_blocks is not None:
-            validate_int(self.every_num_blocks, "SnapshotPolicy.every_num_blocks", 1)
-        validate_bool(self.at_prompt_end, "SnapshotPolicy.at_prompt_end")
-        validate_bool(self.at_branches, "SnapshotPolicy.at_branches")
-        validate_bool(self.at_close, "SnapshotPolicy.at_close")
-        if self.max_per_path is not None:
-            validate_int(self.max_per_path, "SnapshotPolicy.max_per_path", MIN_PER_PATH)
+        take_optional_int(self, "every_num_blocks", "SnapshotPolicy.every_num_blocks", 1)
+        validate_bool(self, "at_prompt_end", "SnapshotPolicy.at_prompt_end")
+        validate_bool(self, "at_branches", "SnapshotPolicy.at_branches")
+        validate_bool(self, "at_close", "SnapshotPolicy.at_close")
+        take_optional_int(self, "max_per_path", "SnapshotPolicy.max_per_path", MIN_PER_PATH)
 
 
 MIN_PER_PATH: Final = 2

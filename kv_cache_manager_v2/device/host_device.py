@@ -14,12 +14,13 @@ Every address is checked against what is reserved and mapped before anything hap
 
 import ctypes
 import logging
-from typing import Final, final
+from typing import Final, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_int
+from ..base.checks import to_count
 from ..base.errors import LogicError, StorageIOError
+from ..base.given import Given
 from ..base.ids import CacheTier
 from ..stats.statistics_clock import StatisticsClock
 from .disk_plan import plan_job
@@ -48,6 +49,7 @@ _logger: Final = logging.getLogger(__name__)
 _DEFAULT_STREAM: Final = 0
 _DEFAULT_GRANULARITY_BYTES: Final = 2 << 20
 _DEFAULT_DISK_THREADS: Final = 4
+_MOST_DISK_THREADS: Final = 1024
 
 
 @final
@@ -79,26 +81,32 @@ class HostDevice(Device):
 
     def __init__(
         self,
-        granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
+        granularity_bytes: SupportsIndex = _DEFAULT_GRANULARITY_BYTES,
         *,
-        files: FilePort | None = None,
-        num_disk_threads: int = _DEFAULT_DISK_THREADS,
-        clock: StatisticsClock | None = None,
+        files: Given[FilePort | None] = None,
+        num_disk_threads: SupportsIndex = _DEFAULT_DISK_THREADS,
+        clock: Given[StatisticsClock | None] = None,
     ) -> None:
-        if granularity_bytes < PAGE_BYTES or granularity_bytes & (granularity_bytes - 1) != 0:
+        granularity = int(to_count(granularity_bytes, "granularity_bytes"))
+        if granularity < PAGE_BYTES or granularity & (granularity - 1) != 0:
             raise ValueError(
-                f"granularity_bytes is {granularity_bytes}: it must be a power of two and at least a page, {PAGE_BYTES}"
+                f"granularity_bytes is {granularity}: it must be a power of two and at least a page, {PAGE_BYTES}"
             )
-        if to_int(num_disk_threads, "num_disk_threads") < 1:
-            raise ValueError(f"num_disk_threads is {num_disk_threads}: it must be at least 1")
-        self._granularity_bytes = granularity_bytes
-        self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, granularity_bytes)
-        self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity_bytes)
-        self._disk_ranges = DiskRanges(OsFiles() if files is None else files, granularity_bytes)
+        num_threads = int(to_count(num_disk_threads, "num_disk_threads"))
+        if not 1 <= num_threads <= _MOST_DISK_THREADS:
+            raise ValueError(f"num_disk_threads is {num_threads}: it must be from 1 to {_MOST_DISK_THREADS}")
+        if files is not None and not isinstance(files, FilePort):
+            raise TypeError(f"files must be a FilePort or None, not {type(files).__name__}")
+        if clock is not None and not isinstance(clock, StatisticsClock):
+            raise TypeError(f"clock must be a StatisticsClock or None, not {type(clock).__name__}")
+        self._granularity_bytes = granularity
+        self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, granularity)
+        self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity)
+        self._disk_ranges = DiskRanges(OsFiles() if files is None else files, granularity)
         self._streams = HandleTable("stream")
         self._events = HandleTable("event")
         self._timers = HostTimers(MonotonicClock() if clock is None else clock)
-        self._workers = DiskWorkers(num_disk_threads)
+        self._workers = DiskWorkers(num_threads)
         self._pending = HostStreams(self._workers)
         self._is_closed = False
 

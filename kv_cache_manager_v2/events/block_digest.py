@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
+from ..base.checks import to_int, to_text
 from ..base.ids import TokenIdExt
 
 BlockHash: TypeAlias = int | str
@@ -22,6 +23,21 @@ SHA256: Final = "sha256"
 SHA256_64: Final = "sha256_64"
 HASH_ALGORITHMS: Final = (SHA256, SHA256_64)
 DIGEST_TAG: Final = b"\xff\xff\xff\xff"
+
+
+def to_block_hash(value: object, name: str) -> BlockHash:
+    """A name of a block as it is shown: an int or hex digits."""
+    if isinstance(value, str):
+        return value
+    return to_int(value, f"{name}, unless a str,")
+
+
+def to_hash_algorithm(value: object, name: str) -> str:
+    """`ValueError` for a name that stands for none."""
+    algorithm = to_text(value, name)
+    if algorithm not in HASH_ALGORITHMS:
+        raise ValueError(f"{name} is {algorithm!r}; there are {', '.join(HASH_ALGORITHMS)}")
+    return algorithm
 
 
 def encode_scope(lora_id: int | None, salt: int | str | None) -> bytes:

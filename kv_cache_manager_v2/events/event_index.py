@@ -15,9 +15,10 @@ from typing import Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_count
+from ..base.checks import to_count, to_instance, to_list
+from ..base.given import Given
 from ..base.ids import TokenIdExt
-from .block_digest import BlockHash
+from .block_digest import BlockHash, to_block_hash
 from .event_snapshot import KVCacheEventSnapshot
 from .kv_cache_event import (
     KVCacheCreatedData,
@@ -94,7 +95,7 @@ class KVCacheEventIndex:
 
     def apply(self, events: Iterable[KVCacheEvent]) -> None:
         """Take events in, whatever their order; those that are known already change nothing."""
-        for event in events:
+        for event in [to_instance(event, KVCacheEvent, "each of events") for event in to_list(events, "events")]:
             if event.event_id <= self._last_event_id:
                 continue
             self._waiting[event.event_id] = event
@@ -102,8 +103,9 @@ class KVCacheEventIndex:
                 self._lost_up_to = max(self._lost_up_to, event.event_id - 1)
         self._catch_up()
 
-    def apply_snapshot(self, snapshot: KVCacheEventSnapshot) -> None:
+    def apply_snapshot(self, snapshot: Given[KVCacheEventSnapshot]) -> None:
         """Forget everything and begin with this; events that came after it and are here already are applied again."""
+        snapshot = to_instance(snapshot, KVCacheEventSnapshot, "snapshot")
         if snapshot.event_id < self._last_event_id:
             return
         self._blocks.clear()
@@ -184,15 +186,18 @@ class KVCacheEventIndex:
         """All known blocks, in the order in which they were stored."""
         return list(self._blocks.values())
 
-    def find(self, block_hash: BlockHash) -> IndexedBlock | None:
+    def find(self, block_hash: Given[BlockHash]) -> IndexedBlock | None:
         """The block of that hash; None if it is not known."""
-        return self._blocks.get(block_hash)
+        return self._blocks.get(to_block_hash(block_hash, "block_hash"))
 
     def count_leading_blocks(self, block_hashes: Iterable[BlockHash], layer_group_id: SupportsIndex = 0) -> int:
         """How many of a prompt's blocks (`compute_block_hashes`) the layer group has without a gap, from the first on."""
         group = int(to_count(layer_group_id, "layer_group_id"))
         count = 0
-        for block_hash in block_hashes:
+        wanted: list[BlockHash] = []
+        for item in to_list(block_hashes, "block_hashes"):
+            wanted.append(to_block_hash(item, "each of block_hashes"))
+        for block_hash in wanted:
             block = self._blocks.get(block_hash)
             if block is None or group not in block._places:
                 break

@@ -13,10 +13,11 @@ from typing import Final, SupportsFloat, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count, to_int
+from ..base.checks import to_bool, to_count, to_int, to_number
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..base.ids import CacheTier
-from .block_digest import HASH_ALGORITHMS, SHA256
+from .block_digest import SHA256, to_hash_algorithm
 from .event_assembler import EventAssembler
 from .event_backlog import EVENT_TYPES, EventBacklog
 from .event_log import EventLog
@@ -56,13 +57,11 @@ class KVCacheEventManager:
         self,
         max_kv_event_entries: SupportsIndex,
         *,
-        hash_algo: str = SHA256,
+        hash_algo: Given[str] = SHA256,
         attention_dp_rank: SupportsIndex | None = None,
     ) -> None:
         self._max_events = to_count(max_kv_event_entries, "max_kv_event_entries")
-        if hash_algo not in HASH_ALGORITHMS:
-            raise ValueError(f"hash_algo is {hash_algo!r}; there are {', '.join(HASH_ALGORITHMS)}")
-        self._hash_algo = hash_algo
+        self._hash_algo = to_hash_algorithm(hash_algo, "hash_algo")
         self._attention_dp_rank = None if attention_dp_rank is None else to_int(attention_dp_rank, "attention_dp_rank")
         self._log = None
         self._backlog = None
@@ -160,13 +159,14 @@ class KVCacheEventManager:
             backlog.wait(timeout_s)
         return backlog.drain()
 
-    def snapshot(self, flush: bool = True) -> KVCacheEventSnapshot:
+    def snapshot(self, flush: Given[bool] = True) -> KVCacheEventSnapshot:
         """The whole present state, and the id of the last event that is in it; flushes first, so it is called like a flush.
 
         With ``flush=False`` it is the state at the last flush, and any thread may ask for it. Events that are drained later
         and have an id up to that one are in it already. `LogicError` if events are off, or no manager has this event manager
         yet.
         """
+        flushes = to_bool(flush, "flush")
         backlog = self._backlog
         if backlog is None:
             raise LogicError(
@@ -174,7 +174,7 @@ class KVCacheEventManager:
                 if self._max_events == 0
                 else "snapshot: give this event manager to a KVCacheManager first"
             )
-        if flush:
+        if flushes:
             self.flush_iteration_events()
         return backlog.snapshot()
 
@@ -182,10 +182,7 @@ class KVCacheEventManager:
 def _to_seconds(timeout_ms: SupportsFloat | None) -> float:
     if timeout_ms is None:
         return 0.0
-    try:
-        milliseconds = float(timeout_ms)
-    except (TypeError, ValueError):
-        raise TypeError(f"timeout_ms must be a number or None, not {type(timeout_ms).__name__}") from None
+    milliseconds = to_number(timeout_ms, "timeout_ms")
     if not 0.0 <= milliseconds <= _MAX_TIMEOUT_MS:
-        raise ValueError(f"timeout_ms is {milliseconds}: it must be from 0 to {_MAX_TIMEOUT_MS} (a day), or None")
+        raise ValueError(f"timeout_ms is {timeout_ms}: it must be from 0 to {_MAX_TIMEOUT_MS} (a day), or None")
     return milliseconds / 1000

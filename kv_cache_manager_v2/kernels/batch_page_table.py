@@ -16,7 +16,7 @@ All arrays are made once, or are the caller's own (pinned, say), and stay where 
 asynchronously keeps two tables, as both follow the sequences independently.
 """
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
@@ -24,8 +24,9 @@ import numpy.typing as npt
 from librt.vecs import vec
 from mypy_extensions import i32, i64, mypyc_attr
 
-from ..base.checks import to_count, to_int
+from ..base.checks import to_count, to_instance, to_int, to_list, to_role
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..base.ids import BAD_PAGE_INDEX, DEFAULT_BEAM_INDEX, DataRole
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
@@ -78,7 +79,7 @@ class BatchPageTable:
 
     def __init__(
         self,
-        manager: KVCacheManager,
+        manager: Given[KVCacheManager],
         max_num_sequences: SupportsIndex,
         max_num_blocks: SupportsIndex,
         *,
@@ -86,8 +87,7 @@ class BatchPageTable:
         query_start_loc: object = None,
         kv_start_loc: object = None,
     ) -> None:
-        if not isinstance(manager, KVCacheManager):
-            raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
+        manager = to_instance(manager, KVCacheManager, "manager")
         num_rows = int(to_count(max_num_sequences, "max_num_sequences"))
         num_blocks = int(to_count(max_num_blocks, "max_num_blocks"))
         if num_rows < 1 or num_blocks < 1 or num_blocks * manager.tokens_per_block > _INT32_MAX:
@@ -110,7 +110,7 @@ class BatchPageTable:
     # -- outputs ------------------------------------------------------------------------------------------------------
 
     def add_block_table(
-        self, pages: PageFamily, *, filler: SupportsIndex | None = None, out: object = None
+        self, pages: Given[PageFamily], *, filler: SupportsIndex | None = None, out: object = None
     ) -> BlockTable:
         """A padded block table. ``filler``: what stands where there is no page; None takes the null slot's page where
         the manager reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not. `ValueError`
@@ -128,7 +128,7 @@ class BatchPageTable:
 
     def add_csr(
         self,
-        pages: PageFamily,
+        pages: Given[PageFamily],
         max_num_pages: SupportsIndex | None = None,
         *,
         indptr: object = None,
@@ -144,7 +144,7 @@ class BatchPageTable:
         return table
 
     def add_slot_mapping(
-        self, pages: PageFamily, max_num_input_tokens: SupportsIndex, *, out: object = None
+        self, pages: Given[PageFamily], max_num_input_tokens: SupportsIndex, *, out: object = None
     ) -> SlotMapping:
         """Where the step's input tokens go. ``max_num_input_tokens``: of all rows in one step."""
         table = SlotMapping(self._resolve(pages), int(to_count(max_num_input_tokens, "max_num_input_tokens")), out)
@@ -153,10 +153,10 @@ class BatchPageTable:
 
     def add_offset_table(
         self,
-        key_role: DataRole = "key",
-        value_role: DataRole | None = "value",
+        key_role: Given[DataRole] = "key",
+        value_role: Given[DataRole | None] = "value",
         *,
-        scale_role: DataRole | None = None,
+        scale_role: Given[DataRole | None] = None,
         out: object = None,
     ) -> OffsetTable:
         """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: there are no
@@ -166,15 +166,22 @@ class BatchPageTable:
             self._rows,
             self._max_num_sequences,
             self._max_num_blocks,
-            key_role,
-            value_role,
-            scale_role,
+            self._to_role(key_role, "key_role"),
+            None if value_role is None else self._to_role(value_role, "value_role"),
+            None if scale_role is None else self._to_role(scale_role, "scale_role"),
             out,
         )
         self._add_output(table)
         return table
 
-    def _resolve(self, pages: PageFamily) -> PageRule:
+    def _to_role(self, role: object, name: str) -> DataRole:
+        known = sorted({buffer_id.role for buffer_id in self._manager.all_buffer_ids})
+        found = to_role(role, name)
+        if found not in known:
+            raise ValueError(f"{name} is {found!r}; the layers have the roles {known}")
+        return found
+
+    def _resolve(self, pages: Given[PageFamily]) -> PageRule:
         rule = resolve_family(self._manager, pages)
         num_slots = self._manager.pool_group_descs[self._pool_group(rule)].num_slots
         largest = (num_slots + 1) * int(rule.scale * rule.expansion)
@@ -201,13 +208,14 @@ class BatchPageTable:
         """Sequences in the batch; they are in rows 0, 1, ..."""
         return len(self._rows)
 
-    def add(self, kv_cache: KVCache, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
+    def add(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
         """The sequence, or one of its beams, joins; returns its row. `ValueError` if there is no row left, it is in the
         table, or of another manager, or there is no such beam."""
-        state = self._state_of(kv_cache)
+        joining = to_instance(kv_cache, KVCache, "kv_cache")
+        state = joining._state_for_batch()
         beam = to_int(beam_id, "beam_id")
-        if kv_cache.manager is not self._manager:
-            raise ValueError(f"sequence {state.id} belongs to another manager")
+        if joining.manager is not self._manager:
+            raise ValueError(f"kv_cache is {joining!r}, which belongs to another manager")
         if state.status == CLOSED:
             raise LogicError(f"sequence {state.id} is closed; it cannot join a batch")
         row = len(self._rows)
@@ -220,7 +228,7 @@ class BatchPageTable:
         self._rows.add(state, beam)
         return row
 
-    def remove(self, kv_cache: KVCache, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
+    def remove(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
         """The sequence or the beam leaves, closed or not; returns its row, which the one of the last row now has."""
         row = self.row_of(kv_cache, beam_id)
         self._rows.remove(row)
@@ -235,25 +243,23 @@ class BatchPageTable:
             for output in self._outputs:
                 output.clear_row(len(self._rows))
 
-    def row_of(self, kv_cache: KVCache, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
+    def row_of(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
         """The sequence's row; it changes when another one leaves. `ValueError` if it is not in the table."""
-        row = self._rows.find(self._state_of(kv_cache), to_int(beam_id, "beam_id"))
+        beam = to_count(beam_id, "beam_id")
+        row = self._rows.find(to_instance(kv_cache, KVCache, "kv_cache")._state_for_batch(), beam)
         if row < 0:
-            raise ValueError(f"{kv_cache!r} is not in the table")
+            raise ValueError(f"kv_cache is {kv_cache!r}, which is not in the table with beam_id {beam}")
         return row
 
     def swap_rows(self, first: SupportsIndex, second: SupportsIndex) -> None:
         """Exchange two rows, for kernels that want prefills and decodes apart."""
-        rows = [to_int(first, "first"), to_int(second, "second")]
-        for row in rows:
-            if not 0 <= row < len(self._rows):
-                raise ValueError(f"there is no row {row}; {len(self._rows)} are taken")
-        self._rows.swap(rows[0], rows[1])
+        self._rows.swap(self._to_row(first, "first"), self._to_row(second, "second"))
 
-    def _state_of(self, kv_cache: KVCache) -> SequenceState:
-        if not isinstance(kv_cache, KVCache):
-            raise TypeError(f"kv_cache must be a KVCache, not {type(kv_cache).__name__}")
-        return kv_cache._state_for_batch()
+    def _to_row(self, number: SupportsIndex, name: str) -> int:
+        row = to_int(number, name)
+        if not 0 <= row < len(self._rows):
+            raise ValueError(f"{name} is {row}; {len(self._rows)} rows are taken")
+        return row
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -296,10 +302,9 @@ class BatchPageTable:
         """Validates the rows, and notes the step's lengths."""
         rows = self._rows
         count: i64 = len(rows.states)
-        if num_input_tokens is not None and not isinstance(num_input_tokens, Sized):
-            raise TypeError(f"num_input_tokens must be a sequence, not {type(num_input_tokens).__name__}")
-        if num_input_tokens is not None and len(num_input_tokens) != count:
-            raise ValueError(f"num_input_tokens has {len(num_input_tokens)} items for {count} rows")
+        lengths = None if num_input_tokens is None else to_list(num_input_tokens, "num_input_tokens")
+        if lengths is not None and len(lengths) != count:
+            raise ValueError(f"num_input_tokens has {len(lengths)} items for {count} rows: {lengths}")
         row: i64 = 0
         while row < count:
             state = rows.states[row]
@@ -314,11 +319,11 @@ class BatchPageTable:
                 )
             room = state.capacity - state.history
             num_inputs = room
-            if num_input_tokens is not None:
-                num_inputs = to_count(num_input_tokens[row], "num_input_tokens")
+            if lengths is not None:
+                num_inputs = to_count(lengths[row], "one of num_input_tokens")
                 if num_inputs > room:
                     raise ValueError(
-                        f"sequence {state.id}: {num_inputs} input tokens after a history of {state.history} exceed the "
+                        f"sequence {state.id}: {num_inputs} of num_input_tokens after a history of {state.history} exceed the "
                         f"capacity of {state.capacity}; resize() first"
                     )
             rows.histories[row] = state.history

@@ -14,7 +14,8 @@ from typing import Final, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_int, validate_index_mode
+from ..base.checks import to_index_mode, to_int, to_role
+from ..base.given import Given
 from ..base.ids import DataRole, LayerId, PageIndexMode
 from ..layout.buffer_id import BufferId
 from ..manager.kv_cache_manager import KVCacheManager
@@ -49,12 +50,11 @@ class DensePages:
     index_mode: Final[PageIndexMode]
 
     def __init__(
-        self, layer_id: SupportsIndex, data_role: DataRole, index_mode: PageIndexMode = PageIndexMode.SHARED
+        self, layer_id: SupportsIndex, data_role: Given[DataRole], index_mode: Given[PageIndexMode] = PageIndexMode.SHARED
     ) -> None:
-        validate_index_mode(index_mode)
         self.layer_id = LayerId(to_int(layer_id, "layer_id"))
-        self.data_role = data_role
-        self.index_mode = index_mode
+        self.data_role = to_role(data_role, "data_role")
+        self.index_mode = to_index_mode(index_mode, "index_mode")
 
     def __repr__(self) -> str:
         return f"DensePages({self.layer_id}, {self.data_role!r}, {self.index_mode.name})"
@@ -132,7 +132,7 @@ class PageRule:
         return (slot * self.scale + sub_page) * self.expansion
 
 
-def resolve_family(manager: KVCacheManager, family: PageFamily) -> PageRule:
+def resolve_family(manager: KVCacheManager, family: object) -> PageRule:
     """`ValueError` for an unknown layer group, layer or role."""
     tokens = manager.tokens_per_block
     if isinstance(family, StridedPages):

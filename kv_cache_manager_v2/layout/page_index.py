@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_index_mode, to_instance, to_list
+from ..base.given import Given
 from ..base.ids import PageIndexMode
 from .buffer_placement import BufferPlacement
 from .scratch_desc import ScratchDesc
@@ -65,7 +67,7 @@ class PageIndexConverter:
         return self.scale // self.scratch_pages_per_block
 
     def __call__(
-        self, base_indices: object, index_mode: PageIndexMode | None = None, scratch: ScratchDesc | None = None
+        self, base_indices: object, index_mode: Given[PageIndexMode | None] = None, scratch: Given[ScratchDesc | None] = None
     ) -> "npt.NDArray[np.int32]":
         """A new int32 array of ``len(base_indices) * expansion`` page indices.
 
@@ -74,6 +76,8 @@ class PageIndexConverter:
         """
         from . import page_index_arrays as arrays
 
+        if scratch is not None:
+            scratch = to_instance(scratch, ScratchDesc, "scratch")
         offset = self._compute_offset(index_mode, scratch is not None, scratch is not None and bool(scratch.range))
         base = arrays.to_base_array(base_indices, 1)
         pages = arrays.compute_page_indices(base, self.scale, self.expansion, offset)
@@ -85,8 +89,8 @@ class PageIndexConverter:
         self,
         base_indices: object,
         out: Any,
-        index_mode: PageIndexMode | None = None,
-        scratch: ScratchDesc | None = None,
+        index_mode: Given[PageIndexMode | None] = None,
+        scratch: Given[ScratchDesc | None] = None,
     ) -> int:
         """The same, written to the front of ``out``, a writable int32 buffer; returns how many entries were written."""
         from . import page_index_arrays as arrays
@@ -99,7 +103,7 @@ class PageIndexConverter:
         self,
         base_indices: object,
         out: Any,
-        index_mode: PageIndexMode | None = None,
+        index_mode: Given[PageIndexMode | None] = None,
         scratch: Sequence[ScratchDesc | None] | None = None,
     ) -> int:
         """Many sequences at once: two-dimensional, a row per sequence, filled up with `BAD_PAGE_INDEX`.
@@ -109,7 +113,9 @@ class PageIndexConverter:
         from . import page_index_arrays as arrays
 
         base = arrays.to_base_array(base_indices, 2)
-        descs = [] if scratch is None else list(scratch)
+        descs: list[ScratchDesc | None] = []
+        for item in [] if scratch is None else to_list(scratch, "scratch"):
+            descs.append(None if item is None else to_instance(item, ScratchDesc, "each of scratch, unless None,"))
         if scratch is not None and len(descs) != base.shape[0]:
             raise ValueError(f"scratch has {len(descs)} items for {base.shape[0]} rows of base indices; give one each")
         has_blocks = False
@@ -124,11 +130,12 @@ class PageIndexConverter:
         arrays.to_output_array(out, pages)[...] = pages
         return int(pages.shape[1])
 
-    def _compute_offset(self, index_mode: PageIndexMode | None, has_scratch: bool, has_scratch_blocks: bool) -> int:
+    def _compute_offset(self, index_mode: object, has_scratch: bool, has_scratch_blocks: bool) -> int:
         if index_mode is None:
             if has_scratch:
                 raise ValueError("index_mode is None; it must be given where scratch is")
             return 0
+        to_index_mode(index_mode, "index_mode")
         if index_mode == PageIndexMode.PER_LAYER:
             return self.layer_offset
         if has_scratch_blocks:

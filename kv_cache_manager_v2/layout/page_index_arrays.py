@@ -22,23 +22,32 @@ def to_base_array(base_indices: object, num_dimensions: int) -> Integers:
     """The indices as an array of ints; no copy where they are one already."""
     array = np.asarray(base_indices)
     if array.ndim != num_dimensions:
-        raise ValueError(f"base_indices has {array.ndim} dimensions; it must have {num_dimensions}")
+        if array.dtype.kind not in ("i", "u") or array.ndim == 0:
+            raise TypeError(f"base_indices must be a sequence or a buffer of ints, not {type(base_indices).__name__}")
+        raise ValueError(f"base_indices has the shape {array.shape}; it must have {num_dimensions} dimensions")
     if array.size == 0:
         return np.empty(array.shape, np.int32)
     if array.dtype.kind == "O":
-        raise ValueError("base_indices must be ints from -1 to 2**31 - 1")  # too large for any integer array, or worse
+        if all([isinstance(item, int) for item in array.ravel().tolist()]):
+            raise ValueError(f"base_indices has {max(array.ravel().tolist())} in it; they must be ints from -1 to 2**31 - 1")
+        raise TypeError(f"base_indices must be ints, not {type(base_indices).__name__} of {type(array.ravel()[0]).__name__}")
     if array.dtype.kind not in ("i", "u"):
-        raise TypeError(f"base_indices must be ints, not {array.dtype}")
+        raise TypeError(f"base_indices must be ints, not {type(base_indices).__name__} of {array.dtype}")
     return array
 
 
 def to_output_array(out: Any, pages: Int32s) -> Int32s:
     """The part of ``out`` that takes ``pages``: its front, or the fronts of its first rows."""
-    array = np.asarray(memoryview(out))  # a list would be copied, and the result written to the copy: a TypeError here
+    try:
+        array = np.asarray(memoryview(out))  # a list would be copied, and the result written to the copy: a TypeError here
+    except TypeError:
+        raise TypeError(f"out must be a writable int32 buffer, not {type(out).__name__}") from None
     if array.ndim != pages.ndim or array.dtype != np.int32:
         raise TypeError(
-            f"out has {array.ndim} dimensions of {array.dtype}; it must have {pages.ndim} dimensions of int32"
+            f"out has the dtype {array.dtype} and {array.ndim} dimensions; it must be of int32 and have {pages.ndim}"
         )
+    if not array.flags.writeable:
+        raise ValueError("out is read-only; it must be writable")
     for axis in range(pages.ndim):
         if array.shape[axis] < pages.shape[axis]:
             raise ValueError(f"out has the shape {array.shape}; it must be at least {pages.shape}")
@@ -105,10 +114,10 @@ def _expand(pages: Int32s, expansion: int) -> Int32s:
 
 def _validate_slot_ids(smallest: int, largest: int, scale: int, expansion: int, minimum: int) -> None:
     if smallest < minimum:
-        raise ValueError(f"slot id {smallest} is less than {minimum}")
+        raise ValueError(f"one of base_indices, a slot id, is {smallest}, less than {minimum}")
     pages_per_slot = scale * expansion
     if (largest + 1) * pages_per_slot - 1 > INT32_MAX:
         raise ValueError(
-            f"slot id {largest} has page indices up to {(largest + 1) * pages_per_slot - 1}, which int32 cannot hold:"
+            f"slot id {largest} of base_indices has page indices up to {(largest + 1) * pages_per_slot - 1}, which int32 cannot hold:"
             f" at {pages_per_slot} pages per slot it can address {(INT32_MAX + 1) // pages_per_slot} slots"
         )

@@ -89,7 +89,7 @@ class LifeCycleRegistry:
             return attention_id
         if layer_id in self._state_layers and self._state_id is not None:
             return self._state_id
-        raise ValueError(f"there is no layer {layer_id}; the configured layers are {list(self._layer_ids)}")
+        raise ValueError(f"layer_id is {layer_id}; the configured layers are {list(self._layer_ids)}")
 
     def life_cycle_of(self, layer_id: LayerId) -> LifeCycle:
         """The life cycle of `get_layer_group_id`."""

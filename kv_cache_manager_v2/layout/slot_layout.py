@@ -86,9 +86,9 @@ class SlotLayout:
         if placement is None:
             roles = [other.role for other in self.buffer_ids if other.layer_id == buffer_id.layer_id]
             raise ValueError(
-                f"layer {buffer_id.layer_id} has no buffer with the role {buffer_id.role!r}; it has {roles}"
+                f"layer_id is {buffer_id.layer_id} and data_role {buffer_id.role!r}: there is no such buffer; the layer has {roles}"
                 if roles
-                else f"there is no layer {buffer_id.layer_id}"
+                else f"layer_id is {buffer_id.layer_id}; there is no such layer"
             )
         return placement
 

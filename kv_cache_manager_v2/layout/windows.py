@@ -6,31 +6,37 @@ as the step ends are needed only while their own layer runs: *scratch blocks*. S
 to ``max_rewind_len`` tokens of the step, so "stale" is asked at history ``C - max_rewind_len``.
 """
 
+from typing import SupportsIndex
+
 from mypy_extensions import i64
 
+from ..base.checks import to_count
+from ..base.given import Given
 from ..base.integer_math import ceil_div
 from ..base.ranges import HalfOpenRange
 from .life_cycle import LifeCycle
 
 
 def compute_scratch_range(
-    history_length: int, capacity: int, life_cycle: LifeCycle, tokens_per_block: int, max_rewind_len: int = 0
+    history_length: SupportsIndex,
+    capacity: SupportsIndex,
+    life_cycle: Given[LifeCycle],
+    tokens_per_block: SupportsIndex,
+    max_rewind_len: SupportsIndex = 0,
 ) -> HalfOpenRange:
     """The scratch blocks of a step from ``history_length`` to ``capacity`` tokens; empty has ``end == beg``."""
-    if not 0 <= history_length <= capacity:
-        raise ValueError(
-            f"history_length is {history_length} and capacity {capacity};"
-            f" history must be at least 0 and at most the capacity"
-        )
-    if tokens_per_block < 1 or max_rewind_len < 0:
-        raise ValueError(
-            f"tokens_per_block is {tokens_per_block} and max_rewind_len {max_rewind_len};"
-            f" they must be at least 1 and 0"
-        )
-    beg = compute_scratch_beg(history_length, capacity, life_cycle, tokens_per_block, max_rewind_len)
-    return HalfOpenRange(
-        beg, compute_scratch_end(history_length, capacity, life_cycle, tokens_per_block, max_rewind_len)
-    )
+    history = to_count(history_length, "history_length")
+    end = to_count(capacity, "capacity")
+    if not isinstance(life_cycle, LifeCycle):
+        raise TypeError(f"life_cycle must be a LifeCycle, not {type(life_cycle).__name__}")
+    size = to_count(tokens_per_block, "tokens_per_block")
+    rewind = to_count(max_rewind_len, "max_rewind_len")
+    if history > end:
+        raise ValueError(f"history_length is {history} and capacity {end}; history must be at most the capacity")
+    if size < 1:
+        raise ValueError("tokens_per_block is 0; a block has at least one token")
+    beg = compute_scratch_beg(history, end, life_cycle, size, rewind)
+    return HalfOpenRange(int(beg), int(compute_scratch_end(history, end, life_cycle, size, rewind)))
 
 
 def compute_scratch_beg(

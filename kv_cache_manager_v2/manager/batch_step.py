@@ -60,14 +60,14 @@ class BatchStep:
 
     def resize(self, capacities: object, history_lengths: object) -> int:
         """How many from the front succeeded."""
-        new_capacities = to_counts(capacities, "capacity")
+        new_capacities = to_counts(capacities, "one of capacities")
         has_histories = history_lengths is not None
-        new_histories = to_counts(history_lengths, "history_length") if has_histories else vec[i64]()
+        new_histories = to_counts(history_lengths, "one of history_lengths") if has_histories else vec[i64]()
         count: i64 = len(self._kv_caches)
         if len(new_capacities) != count or (has_histories and len(new_histories) != count):
             raise ValueError(
-                f"{self._call}: {count} sequences, {len(new_capacities)} capacities"
-                + (f", {len(new_histories)} history lengths" if has_histories else "")
+                f"{self._call}: kv_caches has {count} sequences, capacities {len(new_capacities)} numbers"
+                + (f", history_lengths {len(new_histories)}" if has_histories else "")
             )
         done: i64 = 0
         try:
@@ -93,9 +93,9 @@ class BatchStep:
         count: i64 = len(self._kv_caches)
         num_tokens: i64 = len(packed) // TOKEN_BYTES
         if num_tokens != count:
-            raise ValueError(f"{self._call}: {count} sequences, {num_tokens} tokens; it takes one token for each")
+            raise ValueError(f"{self._call}: kv_caches has {count} sequences, tokens {num_tokens} ids; it takes one for each")
         if has_digest(packed):
-            raise TypeError(f"{self._call}: some token is a digest; commit() takes those")
+            raise TypeError(f"{self._call}: tokens has bytes, a digest, in it; commit() takes those")
         position: i64 = 0
         for item in self._kv_caches:
             state = self._enlist(item, position)
@@ -118,10 +118,10 @@ class BatchStep:
 
     def _enlist(self, item: object, position: i64) -> SequenceState:
         if not isinstance(item, KVCache):
-            raise TypeError(f"{self._call}: item {position} is a {type(item).__name__}, not a KVCache")
+            raise TypeError(f"{self._call}: kv_caches[{position}] must be a KVCache, not {type(item).__name__}")
         state = item._state_for_batch()
         if state.shared is not self._shared:
-            raise ValueError(f"{self._call}: sequence {state.id} belongs to another manager")
+            raise ValueError(f"{self._call}: kv_caches[{position}] is sequence {state.id} of another manager")
         if state.batch_number == self._number:
             raise ValueError(f"{self._call}: sequence {state.id} is listed twice")
         state.batch_number = self._number

@@ -9,8 +9,10 @@ which a manager starts, so it is exact. Lengths are those of a sequence alone, u
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, SupportsIndex
 
+from ..base.checks import to_count
+from ..base.given import Given
 from ..base.ids import CacheTier
 from ..base.integer_math import ceil_div
 from ..config.batch_desc import BatchDesc, KVCacheDesc
@@ -88,17 +90,19 @@ class CapacityPlan:
         )
 
     def max_batch_size(
-        self, capacity: int, history_length: int | None = None, system_prompt_length: int = 0
+        self, capacity: SupportsIndex, history_length: SupportsIndex | None = None, system_prompt_length: SupportsIndex = 0
     ) -> int | None:
         """How many sequences of that capacity run together; None if any number does.
 
         ``history_length`` None: a decode step, ``capacity - 1``. Blocks of the system prompt are counted once.
         """
-        history = max(0, capacity - 1) if history_length is None else history_length
-        kv_cache = KVCacheDesc(capacity, history)
+        room = int(to_count(capacity, "capacity"))
+        history = max(0, room - 1) if history_length is None else int(to_count(history_length, "history_length"))
+        prompt_length = int(to_count(system_prompt_length, "system_prompt_length"))
+        kv_cache = KVCacheDesc(room, history)
         layout = _layout_of(self.config)
-        one = slots_of_batch(layout, self.config, BatchDesc([kv_cache], system_prompt_length))
-        num_shared_blocks = system_prompt_length // self.config.tokens_per_block
+        one = slots_of_batch(layout, self.config, BatchDesc([kv_cache], prompt_length))
+        num_shared_blocks = prompt_length // self.config.tokens_per_block
         own = sum_over_life_cycles(layout, list(slots_of_sequence(layout, self.config, kv_cache, 0, num_shared_blocks)))
         most: int | None = None
         for group in self.levels[0].pool_groups:
@@ -162,7 +166,7 @@ def _layout_of(config: KVCacheManagerConfig) -> SlotLayout:
     return compute_slot_layout(config, LifeCycleRegistry(config))
 
 
-def plan_capacity(config: KVCacheManagerConfig, batch: BatchDesc | None = None) -> CapacityPlan:
+def plan_capacity(config: Given[KVCacheManagerConfig], batch: Given[BatchDesc | None] = None) -> CapacityPlan:
     """What a manager with this configuration holds, and whether ``batch`` runs; allocates nothing.
 
     `ValueError` if a quota is under the minimum that the constraints demand, as from the manager itself.

@@ -10,8 +10,8 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_list, validate_index_mode, validate_role
-from ..base.ids import DataRole, LayerId, MemAddress, PageIndexMode, PoolGroupIndex, PoolIndex
+from ..base.checks import to_index_mode, to_list, to_role
+from ..base.ids import LayerId, MemAddress, PageIndexMode, PoolGroupIndex, PoolIndex
 from ..device.cuda_device import CudaDevice
 from ..layout.buffer_id import BufferId
 from ..layout.buffer_placement import BufferPlacement
@@ -38,11 +38,10 @@ class KernelAddresses:
         self._storage = storage
         self._mode_required = mode_required
 
-    def placement(self, layer_id: LayerId, role: DataRole) -> BufferPlacement:
-        validate_role(role)
-        return self._layout.buffer_placement(BufferId(layer_id, role))
+    def placement(self, layer_id: LayerId, role: object) -> BufferPlacement:
+        return self._layout.buffer_placement(BufferId(layer_id, to_role(role, "data_role")))
 
-    def base_address(self, layer_id: LayerId, role: DataRole, mode: PageIndexMode | None) -> MemAddress:
+    def base_address(self, layer_id: LayerId, role: object, mode: PageIndexMode | None) -> MemAddress:
         placement = self.placement(layer_id, role)
         if mode is None:
             if self._mode_required:
@@ -51,21 +50,21 @@ class KernelAddresses:
                     "or PageIndexMode.SHARED"
                 )
             mode = PageIndexMode.SHARED
-        validate_index_mode(mode)
+        to_index_mode(mode, "index_mode")
         group = self._storage.pool_groups[placement.pool_group_index]
         address = int(group.base_addresses[placement.pool_index])
         if mode is PageIndexMode.SHARED:
             address += placement.offset_bytes
         return MemAddress(address)
 
-    def page_index_upper_bound(self, layer_id: LayerId, role: DataRole) -> int:
+    def page_index_upper_bound(self, layer_id: LayerId, role: object) -> int:
         """One past the largest index that the converter gives for this buffer in SHARED mode."""
         placement = self.placement(layer_id, role)
         allocator = self._storage.allocators[placement.pool_group_index]
         last_slot = int(allocator.first_slot + allocator.num_slots) - 1
         return (last_slot * placement.scale + 1) * placement.expansion
 
-    def converter(self, layer_id: LayerId, role: DataRole) -> PageIndexConverter:
+    def converter(self, layer_id: LayerId, role: object) -> PageIndexConverter:
         return compute_page_index_converter(self.placement(layer_id, role))
 
     def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
@@ -90,7 +89,7 @@ class KernelAddresses:
         self,
         lease: MemoryLease,
         layer_id: LayerId,
-        role: DataRole,
+        role: object,
         dtype: str,
         mode: PageIndexMode | None,
         by_slot: bool,
@@ -119,6 +118,6 @@ class KernelAddresses:
 
 def _to_buffer_id(value: object) -> BufferId:
     if not isinstance(value, BufferId):
-        raise TypeError(f"a buffer is named by a BufferId(layer_id, role), not by a {type(value).__name__}")
-    validate_role(value.role)
+        raise TypeError(f"buffer_ids must be of BufferId(layer_id, role), not {type(value).__name__}")
+    to_role(value.role, "the role of each of buffer_ids")
     return value

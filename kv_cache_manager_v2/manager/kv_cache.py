@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 import rawref
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import MAX_COUNT, to_count, to_int
+from ..base.checks import MAX_COUNT, to_bool, to_count, to_int
 from ..base.errors import LogicError, OutOfPagesError
+from ..base.given import Given
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.ids import GPU_LEVEL
 from ..sequence import commit as commit_steps
@@ -133,7 +134,7 @@ class KVCache(SequenceBeams):
 
     # -- states -------------------------------------------------------------------------------------------------------
 
-    def resume(self, cuda_stream: object = None, wait: bool = True) -> bool:
+    def resume(self, cuda_stream: object = None, wait: Given[bool] = True) -> bool:
         """Bring every needed page to level 0 and lock it, in order with ``cuda_stream`` from here on.
 
         ``cuda_stream``: an int handle, or an object with ``__cuda_stream__``; None: the stream of the last time, at first the
@@ -152,13 +153,12 @@ class KVCache(SequenceBeams):
         try:
             self._require(SUSPENDED, "resume")
             stream = state.stream if cuda_stream is None else to_stream(cuda_stream, state.shared.device)
-            if not isinstance(wait, bool):
-                raise TypeError(f"wait must be a bool, not {type(wait).__name__}")
+            waits = to_bool(wait, "wait")
             journal = state.shared.journal
             if journal is None:
-                return residency.try_resume(state, stream, wait)
+                return residency.try_resume(state, stream, waits)
             journal.begin()
-            result = residency.try_resume(state, stream, wait)
+            result = residency.try_resume(state, stream, waits)
             journal.resume(state.serial, stream, result)
             return result
         except AssertionError as error:
@@ -346,12 +346,12 @@ class KVCache(SequenceBeams):
         return self._state.capacity
 
     @capacity.setter
-    def capacity(self, capacity: int) -> None:
+    def capacity(self, capacity: Given[int]) -> None:
         if self._state.shared.scratch_is_configured:
             raise ValueError(
                 "with swa_scratch_reuse a step must say where its inputs begin: use resize(capacity, history_length)"
             )
-        if not self.resize(capacity, None):
+        if not self.resize(to_int(capacity, "capacity"), None):
             raise OutOfPagesError(self._refusal_text())
 
     @property
@@ -360,8 +360,8 @@ class KVCache(SequenceBeams):
         return self._state.history
 
     @history_length.setter
-    def history_length(self, history_length: int) -> None:
-        if not self.resize(None, history_length):
+    def history_length(self, history_length: Given[int]) -> None:
+        if not self.resize(None, to_int(history_length, "history_length")):
             raise OutOfPagesError(self._refusal_text())
 
     # -- the rest -----------------------------------------------------------------------------------------------------
@@ -377,15 +377,13 @@ class KVCache(SequenceBeams):
         return self._state.stream
 
     @cuda_stream.setter
-    def cuda_stream(self, cuda_stream: int) -> None:
+    def cuda_stream(self, cuda_stream: Given[int]) -> None:
         state = self._state
         guard = state.shared.guard
         guard.enter()
         try:
             self._require_open("cuda_stream")
-            if isinstance(cuda_stream, bool) or not isinstance(cuda_stream, int):
-                raise TypeError(f"cuda_stream must be an int handle, not {type(cuda_stream).__name__}")
-            stream = to_stream(cuda_stream, state.shared.device)
+            stream = to_stream(to_int(cuda_stream, "cuda_stream"), state.shared.device)
             residency.change_stream(state, stream)
             if state.shared.journal is not None:
                 state.shared.journal.change_stream(state.serial, stream)

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 import rawref
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count, to_int, to_list
+from ..base.checks import to_bool, to_count, to_instance, to_int, to_list, to_text
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.process_bound import bind_to_process, release_from_process
 from ..config.config_codec import encode_config, encode_value
@@ -72,24 +73,45 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
-def _validate_arguments(config: object, device: object, debug_fill: object, event_manager: object) -> None:
-    if not isinstance(config, KVCacheManagerConfig):
-        raise TypeError(f"config must be a KVCacheManagerConfig, not {type(config).__name__}")
+def _to_fill(debug_fill: object) -> DebugFill | None:
     if debug_fill is not None and not isinstance(debug_fill, DebugFill):
         raise TypeError(f"debug_fill must be a DebugFill or None, not {type(debug_fill).__name__}")
-    if event_manager is not None:
-        if not isinstance(event_manager, KVCacheEventManager):
-            raise TypeError(f"event_manager must be a KVCacheEventManager or None, not {type(event_manager).__name__}")
-        event_manager.require_unbound()
+    return debug_fill
+
+
+def _to_device(device: object) -> Device | None:
     if device is not None and not isinstance(device, Device):
         raise TypeError(f"device must be a Device or None, not {type(device).__name__}")
+    return device
 
 
-def _validate_creation(custom_priority_callback: object, count_in_statistics: object) -> None:
+def _to_path(journal: object) -> str | None:
+    if journal is None or isinstance(journal, str):
+        return journal
+    if not isinstance(journal, os.PathLike):
+        raise TypeError(f"journal must be a path or None, not {type(journal).__name__}")
+    path: object = os.fspath(journal)
+    return to_text(path, "journal")
+
+
+def _to_event_manager(event_manager: object) -> KVCacheEventManager | None:
+    if event_manager is None:
+        return None
+    if not isinstance(event_manager, KVCacheEventManager):
+        raise TypeError(f"event_manager must be a KVCacheEventManager or None, not {type(event_manager).__name__}")
+    event_manager.require_unbound()
+    return event_manager
+
+
+def _to_terms(retention: object) -> RetentionConfig | None:
+    if retention is not None and not isinstance(retention, RetentionConfig):
+        raise TypeError(f"retention must be a RetentionConfig or None, not {type(retention).__name__}")
+    return retention
+
+
+def _validate_callback(custom_priority_callback: object) -> None:
     if custom_priority_callback is not None and not callable(custom_priority_callback):
-        raise TypeError("custom_priority_callback must be callable, or None")
-    if not isinstance(count_in_statistics, bool):
-        raise TypeError(f"count_in_statistics must be a bool, not {type(count_in_statistics).__name__}")
+        raise TypeError(f"custom_priority_callback must be callable or None, not {type(custom_priority_callback).__name__}")
 
 
 @final
@@ -113,30 +135,33 @@ class KVCacheManager(PrefixMatches):
 
     def __init__(
         self,
-        config: KVCacheManagerConfig,
+        config: Given[KVCacheManagerConfig],
         *,
-        device: Device | None = None,
-        journal: str | os.PathLike[str] | None = None,
-        debug_fill: DebugFill | None = None,
-        event_manager: KVCacheEventManager | None = None,
+        device: Given[Device | None] = None,
+        journal: Given[str | os.PathLike[str] | None] = None,
+        debug_fill: Given[DebugFill | None] = None,
+        event_manager: Given[KVCacheEventManager | None] = None,
     ) -> None:
         self._is_open = False
-        _validate_arguments(config, device, debug_fill, event_manager)
-        self._event_manager = event_manager
+        config = to_instance(config, KVCacheManagerConfig, "config")
+        fill = _to_fill(debug_fill)
+        own_device = _to_device(device)
+        path = _to_path(journal)
+        self._event_manager = _to_event_manager(event_manager)
         self._config = config
         self._life_cycles = LifeCycleRegistry(config)
         self._layout = compute_slot_layout(config, self._life_cycles)
         slots_by_level = plan_levels(self._layout, config)
-        self._owns_device = device is None
-        self._device = default_device() if device is None else device
+        self._owns_device = own_device is None
+        self._device = default_device() if own_device is None else own_device
         writer: JournalWriter | None = None
         try:
-            if journal is not None:
-                writer = JournalWriter(journal, encode_config(config))
+            if path is not None:
+                writer = JournalWriter(path, encode_config(config))
             num_null_slots = 1 if config.reserve_null_slot else 0
             order = StreamOrder(self._device)
             storage, mover = open_storage(
-                self._device, order, self._layout, slots_by_level, num_null_slots, debug_fill
+                self._device, order, self._layout, slots_by_level, num_null_slots, fill
             )
         except BaseException:
             if self._owns_device:
@@ -161,8 +186,8 @@ class KVCacheManager(PrefixMatches):
         if writer is not None:
             writer.follow(storage.digest)
             self._shared.journal = CallJournal(writer)
-        if event_manager is not None:
-            storage.sink = event_manager.bind(
+        if self._event_manager is not None:
+            storage.sink = self._event_manager.bind(
                 list_layer_groups(self._shared),
                 storage.rows.first_page_of_blocks,
                 config.tokens_per_block,
@@ -302,14 +327,14 @@ class KVCacheManager(PrefixMatches):
 
     def create_kv_cache(
         self,
-        reuse_scope: ReuseScope | None = None,
+        reuse_scope: Given[ReuseScope | None] = None,
         input_tokens: Tokens | None = None,
         id: SupportsIndex | None = None,
         custom_priority_callback: PriorityCallback | None = None,
         expected_prompt_length: SupportsIndex | None = None,
-        count_in_statistics: bool = True,
+        count_in_statistics: Given[bool] = True,
         snapshot_positions: Sequence[SupportsIndex] = (),
-        retention: RetentionConfig | None = None,
+        retention: Given[RetentionConfig | None] = None,
     ) -> KVCache:
         """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
 
@@ -333,7 +358,9 @@ class KVCacheManager(PrefixMatches):
             shared = self._shared
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
-            _validate_creation(custom_priority_callback, count_in_statistics)
+            _validate_callback(custom_priority_callback)
+            terms = _to_terms(retention)
+            is_counted = to_bool(count_in_statistics, "count_in_statistics")
             packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
             num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
             prompt_length: i64 = num_input_tokens
@@ -351,7 +378,7 @@ class KVCacheManager(PrefixMatches):
             journal = shared.journal
             if journal is not None:
                 journal.begin()
-            plan = self._plan_retention(retention, int(prompt_length), custom_priority_callback)
+            plan = self._plan_retention(terms, int(prompt_length), custom_priority_callback)
             callback = custom_priority_callback if plan is None else plan
             state = SequenceState(shared, serial, sequence_id, scope, self._device.default_stream(), callback)
             if plan is not None and plan.has_durations:
@@ -366,7 +393,7 @@ class KVCacheManager(PrefixMatches):
                 begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)
             if self._usage is not None:
                 text = b"" if packed is None else packed
-                self._usage.open_account(state, prompt_length, count_in_statistics)
+                self._usage.open_account(state, prompt_length, is_counted)
                 self._usage.enter_match(state, text, match, self._num_untrimmed)
             if priorities is not None:
                 shared.uses_priorities = True
@@ -376,7 +403,7 @@ class KVCacheManager(PrefixMatches):
                 listed, packed = self._to_journal_tokens(input_tokens, packed)
                 asks = custom_priority_callback is not None
                 length = None if expected_prompt_length is None else int(prompt_length)
-                kept = "" if retention is None else encode_value(retention)
+                kept = "" if terms is None else encode_value(terms)
                 journal.create(serial, scope.lora_id, scope.salt, listed, packed, asks, length, positions, kept)
             return kv_cache
         except AssertionError as error:
@@ -389,8 +416,6 @@ class KVCacheManager(PrefixMatches):
     ) -> RetentionPlan | None:
         if retention is None:
             return None
-        if not isinstance(retention, RetentionConfig):
-            raise TypeError(f"retention must be a RetentionConfig or None, not {type(retention).__name__}")
         return RetentionPlan(retention, prompt_length, self._config.tokens_per_block, callback)
 
     @property
@@ -446,7 +471,7 @@ class KVCacheManager(PrefixMatches):
         guard.enter()
         try:
             self._require_open()
-            number = self._require_level(level)
+            number = self._require_level(level, "level")
             storage = self._shared.storage
             return [compute_statistics(storage, number, pool_group) for pool_group in range(storage.num_pool_groups)]
         finally:

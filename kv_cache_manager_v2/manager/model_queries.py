@@ -10,8 +10,9 @@ from typing import SupportsIndex
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_count, to_int, validate_index_mode
+from ..base.checks import to_bool, to_count, to_index_mode, to_int, to_text
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..base.ids import CacheTier, DataRole, LayerGroupId, LayerId, LifeCycleId, MemAddress, PageIndexMode
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
@@ -119,32 +120,36 @@ class ModelQueries:
     # -- what kernels need --------------------------------------------------------------------------------------------
 
     def get_mem_pool_base_address(
-        self, layer_id: SupportsIndex, data_role: DataRole, index_mode: PageIndexMode | None = None
+        self, layer_id: SupportsIndex, data_role: Given[DataRole], index_mode: Given[PageIndexMode | None] = None
     ) -> MemAddress:
         """Address that a page index of that mode counts from; default SHARED. `ValueError` without a mode if
         `swa_scratch_reuse` is configured, or for an unknown buffer."""
         self._require_open()
-        return self._addresses.base_address(LayerId(to_int(layer_id, "layer_id")), data_role, index_mode)
+        return self._addresses.base_address(
+            LayerId(to_int(layer_id, "layer_id")),
+            data_role,
+            None if index_mode is None else to_index_mode(index_mode, "index_mode"),
+        )
 
-    def get_page_stride(self, layer_id: SupportsIndex, data_role: DataRole) -> int:
+    def get_page_stride(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> int:
         """Bytes from one page index to the next."""
         return self._addresses.placement(LayerId(to_int(layer_id, "layer_id")), data_role).page_bytes
 
-    def get_page_index_scale(self, layer_id: SupportsIndex, data_role: DataRole) -> int:
+    def get_page_index_scale(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> int:
         """Sub-pages of the layer's group in one slot of the buffer's pool."""
         return self._addresses.placement(LayerId(to_int(layer_id, "layer_id")), data_role).scale
 
-    def get_page_index_upper_bound(self, layer_id: SupportsIndex, data_role: DataRole) -> int:
+    def get_page_index_upper_bound(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> int:
         """One past the largest valid page index, counted from the SHARED base address."""
         return self._addresses.page_index_upper_bound(LayerId(to_int(layer_id, "layer_id")), data_role)
 
-    def get_page_index_converter(self, layer_id: SupportsIndex, data_role: DataRole) -> PageIndexConverter:
+    def get_page_index_converter(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> PageIndexConverter:
         """From base page indices to the kernel's; constant for the manager's life."""
         return self._addresses.converter(LayerId(to_int(layer_id, "layer_id")), data_role)
 
-    def supports_index_mode(self, mode: PageIndexMode) -> bool | None:
+    def supports_index_mode(self, mode: Given[PageIndexMode]) -> bool | None:
         """PER_LAYER always; SHARED always without scratch reuse, else None: ask the sequence."""
-        validate_index_mode(mode)
+        to_index_mode(mode, "mode")
         if mode is PageIndexMode.SHARED and self._config.enable_swa_scratch_reuse:
             return None
         return True
@@ -169,11 +174,11 @@ class ModelQueries:
     def pool_view(
         self,
         layer_id: SupportsIndex,
-        data_role: DataRole,
-        dtype: str = "uint8",
+        data_role: Given[DataRole],
+        dtype: Given[str] = "uint8",
         *,
-        index_mode: PageIndexMode | None = None,
-        by_slot: bool = False,
+        index_mode: Given[PageIndexMode | None] = None,
+        by_slot: Given[bool] = False,
     ) -> PoolView:
         """``[num_pages, page_bytes]`` over the buffer's pool without a copy, for torch, numpy and CuPy; see `PoolView`.
 
@@ -183,7 +188,12 @@ class ModelQueries:
         """
         self._require_open()
         return self._addresses.pool_view(
-            self._lease, LayerId(to_int(layer_id, "layer_id")), data_role, dtype, index_mode, by_slot
+            self._lease,
+            LayerId(to_int(layer_id, "layer_id")),
+            data_role,
+            to_text(dtype, "dtype"),
+            None if index_mode is None else to_index_mode(index_mode, "index_mode"),
+            to_bool(by_slot, "by_slot"),
         )
 
     # -- planning -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.given import Given
 from ..reuse.block import Block
 from ..reuse.match import Match
 from ..reuse.reuse_scope import ReuseScope, to_scope
@@ -25,7 +26,7 @@ class PrefixMatches(ScopeControl):
     _num_untrimmed: i64
     """Tokens of the latest match before `reuse_match_backoff`."""
 
-    def probe_reuse(self, reuse_scope: ReuseScope | None = None, input_tokens: Tokens | None = None) -> int:
+    def probe_reuse(self, reuse_scope: Given[ReuseScope | None] = None, input_tokens: Tokens | None = None) -> int:
         """How many leading tokens could be reused now; holds nothing."""
         guard = self._shared.guard
         guard.enter()

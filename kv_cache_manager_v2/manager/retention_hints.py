@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, SupportsIndex
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int
+from ..base.given import Given
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN
-from ..config.retention import validate_duration
+from ..config.retention import to_duration
 from ..journal.journal_format import DEMOTE, RELEASE, RETAIN, WARM
 from ..reuse.block import Block
 from ..reuse.reuse_scope import ReuseScope, to_scope
@@ -31,9 +32,9 @@ class RetentionHints(TierControl):
     def retain(
         self,
         input_tokens: Tokens,
-        reuse_scope: ReuseScope | None = None,
+        reuse_scope: Given[ReuseScope | None] = None,
         priority: SupportsIndex = PRIORITY_MAX,
-        duration_seconds: float | None = None,
+        duration_seconds: Given[float | None] = None,
     ) -> HintAnswer:
         """Give the cached pages of a prefix a priority, for a while or until `release`: a session that waits for a tool, say.
 
@@ -41,26 +42,26 @@ class RetentionHints(TierControl):
         priority is left, retained pages make room all the same, the longest retained first. `ValueError` for a priority outside
         0 to 100 or a duration that is none.
         """
-        validate_duration(duration_seconds, "duration_seconds")
-        duration = FOR_EVER if duration_seconds is None else int(duration_seconds * 1_000_000)
+        seconds = to_duration(duration_seconds, "duration_seconds")
+        duration = FOR_EVER if seconds is None else int(seconds * 1_000_000)
         return self._hint(RETAIN, input_tokens, reuse_scope, _to_priority(priority), duration)
 
-    def release(self, input_tokens: Tokens, reuse_scope: ReuseScope | None = None) -> HintAnswer:
+    def release(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintAnswer:
         """The cached pages of a prefix have the default priority again."""
         return self._hint(RELEASE, input_tokens, reuse_scope, int(PRIORITY_DEFAULT), FOR_EVER)
 
-    def demote(self, input_tokens: Tokens, reuse_scope: ReuseScope | None = None) -> HintAnswer:
+    def demote(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintAnswer:
         """The cached pages of a prefix are not expected to be of use: the lowest priority."""
         return self._hint(DEMOTE, input_tokens, reuse_scope, int(PRIORITY_MIN), FOR_EVER)
 
     def prefetch(
-        self, input_tokens: Tokens, reuse_scope: ReuseScope | None = None, target_level: SupportsIndex = GPU_LEVEL
+        self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None, target_level: SupportsIndex = GPU_LEVEL
     ) -> HintAnswer:
         """Bring the cached pages of a prefix up to a level before they are asked for. All of it or, clipped, nothing."""
-        return self._hint(WARM, input_tokens, reuse_scope, self._require_level(target_level), FOR_EVER)
+        return self._hint(WARM, input_tokens, reuse_scope, self._require_level(target_level, "target_level"), FOR_EVER)
 
     def _hint(
-        self, kind: int, input_tokens: Tokens, reuse_scope: ReuseScope | None, value: int, duration: int
+        self, kind: int, input_tokens: Tokens, reuse_scope: object, value: int, duration: int
     ) -> HintAnswer:
         guard = self._shared.guard
         guard.enter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..reuse.reuse_scope import ReuseScope, to_scope
 from .retention_hints import RetentionHints
 
@@ -13,7 +14,7 @@ from .retention_hints import RetentionHints
 class ScopeControl(RetentionHints):
     __slots__ = ()
 
-    def invalidate_reuse_scope(self, reuse_scope: ReuseScope | None = None) -> None:
+    def invalidate_reuse_scope(self, reuse_scope: Given[ReuseScope | None] = None) -> None:
         """Forget everything that is kept for reuse in that scope: its adapter was loaded anew, say, or its tenant has left.
 
         Other scopes are left alone, with open sequences or without. Events and statistics say "scope_invalidated"; plans to drop

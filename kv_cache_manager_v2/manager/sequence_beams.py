@@ -10,6 +10,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count, to_list
 from ..base.errors import LogicError, OutOfPagesError
+from ..base.given import Given
 from ..sequence import page_arrivals, residency
 from ..sequence.beams import add_beam, reorder
 from ..sequence.fork import has_room_to_fork
@@ -37,7 +38,7 @@ class SequenceBeams(SequenceCommits):
         return len(self._state.beams) + 1
 
     @beam_width.setter
-    def beam_width(self, beam_width: int) -> None:
+    def beam_width(self, beam_width: Given[int]) -> None:
         state = self._state
         guard = state.shared.guard
         guard.enter()
@@ -96,10 +97,10 @@ class SequenceBeams(SequenceCommits):
             width = len(state.beams) + 1
             found = vec[i64]()
             for parent in to_list(parents, "parents"):
-                found = append(found, to_count(parent, "a parent"))
+                found = append(found, to_count(parent, "one of parents"))
             if len(found) != width or max([int(parent) for parent in found]) >= width:
                 raise ValueError(
-                    f"sequence {state.id}: reorder_beams({[int(parent) for parent in found]}) of {width} beams; give for each the "
+                    f"sequence {state.id}: parents is {[int(parent) for parent in found]} for {width} beams; give for each the "
                     f"beam that it goes on from"
                 )
             if width == 1:

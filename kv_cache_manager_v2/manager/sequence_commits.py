@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Final, SupportsIndex
 
 from librt.vecs import append, vec
@@ -33,7 +33,7 @@ ONE_HEAD: Final[SupportsIndex] = 1
 def _count_tokens(tokens: object) -> int:
     if isinstance(tokens, (list, tuple)):
         return len(tokens)  # what follows asks an abstract class, which takes longer than all else of a small commit
-    if not isinstance(tokens, Sized):
+    if isinstance(tokens, (str, bytes, bytearray, Mapping)) or not isinstance(tokens, Sized):
         raise TypeError(f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
     return len(tokens)
 
@@ -114,7 +114,7 @@ class SequenceCommits(SequenceTransfers):
             else:
                 sources = vec[i64]()
                 for beam in to_list(beam_search_indices, "beam_search_indices"):
-                    sources = append(sources, to_count(beam, "a beam search index"))
+                    sources = append(sources, to_count(beam, "one of beam_search_indices"))
             if state.num_committed + num_tokens <= state.capacity:
                 validate_sources(state, sources, num_tokens)
             copies = TokenCopies(shared.storage, shared.tokens_per_block, heads)
@@ -199,7 +199,7 @@ class SequenceCommits(SequenceTransfers):
                 raise LogicError(f"sequence {state.id}: commit_tree() with recurrent layers; their state is of the whole tree")
             positions = vec[i64]()
             for position in to_list(accepted_positions, "accepted_positions"):
-                positions = append(positions, to_count(position, "an accepted position"))
+                positions = append(positions, to_count(position, "one of accepted_positions"))
             heads = _to_heads(num_heads)
             validate_tree(state, positions, _count_tokens(tokens))
             if len(state.arrivals) > 0:

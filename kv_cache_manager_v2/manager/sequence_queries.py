@@ -7,8 +7,9 @@ from typing import Final, SupportsIndex
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count, to_int, validate_index_mode
+from ..base.checks import to_bool, to_count, to_index_mode, to_int
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
@@ -80,13 +81,14 @@ class SequenceQueries:
             guard.leave()
 
     def get_aggregated_page_indices(
-        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX, valid_only: bool = False
+        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX, valid_only: Given[bool] = False
     ) -> list[int]:
         """Slot ids of the blocks in order, for transfers; without the bad ones if ``valid_only``. `LogicError` unless ACTIVE."""
         table = self._table(layer_group_id, beam_id)
+        only_valid = to_bool(valid_only, "valid_only")
         self._require(ACTIVE, "get_aggregated_page_indices")
         slots: list[int] = table.view().tolist()
-        return [slot for slot in slots if slot >= 0] if valid_only else slots
+        return [slot for slot in slots if slot >= 0] if only_valid else slots
 
     def get_ssm_block_base_index(
         self,
@@ -113,9 +115,9 @@ class SequenceQueries:
         self._require(ACTIVE, "get_ssm_block_base_index")
         return int(shared.storage.rows.slot(live_block(state, at).first_page + group))
 
-    def supports_index_mode(self, mode: PageIndexMode) -> bool:
+    def supports_index_mode(self, mode: Given[PageIndexMode]) -> bool:
         """PER_LAYER always; SHARED unless the sequence has scratch blocks."""
-        validate_index_mode(mode)
+        to_index_mode(mode, "mode")
         return mode is PageIndexMode.PER_LAYER or not self.has_scratch_slots
 
     @property
@@ -145,7 +147,7 @@ class SequenceQueries:
         return self._state.scratch.is_enabled
 
     @enable_swa_scratch_reuse.setter
-    def enable_swa_scratch_reuse(self, enable: bool) -> None:
+    def enable_swa_scratch_reuse(self, enable: Given[bool]) -> None:
         state = self._state
         guard = state.shared.guard
         guard.enter()
@@ -154,11 +156,10 @@ class SequenceQueries:
         finally:
             guard.leave()
 
-    def _set_scratch_reuse(self, enable: bool) -> None:
+    def _set_scratch_reuse(self, given: object) -> None:
         state = self._state
         self._require_open("enable_swa_scratch_reuse")
-        if not isinstance(enable, bool):
-            raise TypeError(f"enable_swa_scratch_reuse must be a bool, not {type(enable).__name__}")
+        enable = to_bool(given, "enable_swa_scratch_reuse")
         if enable == state.scratch.is_enabled:
             return
         if enable and not state.shared.scratch_is_configured:

@@ -39,7 +39,7 @@ class SequenceTransfers(SequenceQueries):
             begin = to_count(begin_block, "begin_block")
             end = state.num_blocks if end_block is None else to_count(end_block, "end_block")
             if not begin <= end <= state.num_blocks:
-                raise ValueError(f"sequence {state.id}: blocks {begin} to {end} of {state.num_blocks} blocks")
+                raise ValueError(f"sequence {state.id}: begin_block is {begin} and end_block {end}; there are {state.num_blocks} blocks")
             if len(state.arrivals) > 0:
                 # The other side's work is behind this stream, which must be behind the pages.
                 page_arrivals.await_arrivals(state)

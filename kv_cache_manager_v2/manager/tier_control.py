@@ -7,7 +7,8 @@ from typing import Final, SupportsIndex
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count, to_int
+from ..base.checks import to_bool, to_count, to_int, to_number
+from ..base.given import Given
 from ..layout.sizing import compute_slots_bytes, plan_new_slot_counts
 from ..sequence.level_resizing import find_leased_beyond, resize_level
 from ..stats.demand import Demand
@@ -38,7 +39,7 @@ class TierControl(UsageQueries):
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    def advance_clock(self, seconds: float) -> None:
+    def advance_clock(self, seconds: Given[float]) -> None:
         """Let time pass for durations and cool-downs (what is over has the default priority again): the library reads no clock,
         so that equal calls decide alike.
 
@@ -48,11 +49,10 @@ class TierControl(UsageQueries):
         guard.enter()
         try:
             self._require_open()
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-                raise TypeError(f"seconds must be a number, not {type(seconds).__name__}")
-            if not 0 <= seconds <= _MAX_SECONDS:
+            elapsed = to_number(seconds, "seconds")
+            if not 0 <= elapsed <= _MAX_SECONDS:
                 raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
-            microseconds = int(seconds * _MICROSECONDS)
+            microseconds = int(elapsed * _MICROSECONDS)
             guard.begin_change()
             self._shared.retention.advance(microseconds)
             guard.end_change()
@@ -68,9 +68,9 @@ class TierControl(UsageQueries):
 
     def get_quota(self, level: SupportsIndex) -> int:
         """Bytes of that cache level."""
-        return self._quotas[self._require_level(level)]
+        return self._quotas[self._require_level(level, "level")]
 
-    def resize(self, cache_level: SupportsIndex, quota: SupportsIndex, best_efforts: bool = False) -> bool:
+    def resize(self, cache_level: SupportsIndex, quota: SupportsIndex, best_efforts: Given[bool] = False) -> bool:
         """Give a cache level another quota of bytes, with whatever is in it; the content survives as far as it fits.
 
         Droppable pages that do not fit go down, or, on the last level, go for good; held ones go down; what must stay at the end
@@ -83,14 +83,13 @@ class TierControl(UsageQueries):
         guard.enter()
         try:
             self._require_open()
-            level = self._require_level(cache_level)
+            level = self._require_level(cache_level, "cache_level")
             num_bytes = to_count(quota, "quota")
-            if not isinstance(best_efforts, bool):
-                raise TypeError(f"best_efforts must be a bool, not {type(best_efforts).__name__}")
-            result = self._resize(level, int(num_bytes), best_efforts, None)
+            grows_partly = to_bool(best_efforts, "best_efforts")
+            result = self._resize(level, int(num_bytes), grows_partly, None)
             journal = self._shared.journal
             if journal is not None:
-                journal.resize_level(level, num_bytes, best_efforts, self._quotas[level], result)
+                journal.resize_level(level, num_bytes, grows_partly, self._quotas[level], result)
             return result
         except AssertionError as error:
             raise guard.fail(error) from error
@@ -245,8 +244,8 @@ class TierControl(UsageQueries):
         )
         storage.last_refusal = Refusal(0, pool_group, 0, 0, 0, text)
 
-    def _require_level(self, level: SupportsIndex) -> int:
-        number = to_int(level, "level")
+    def _require_level(self, level: SupportsIndex, name: str) -> int:
+        number = to_int(level, name)
         if not 0 <= number < len(self._config.cache_tiers):
-            raise ValueError(f"level is {number}; there are {len(self._config.cache_tiers)} cache levels")
+            raise ValueError(f"{name} is {number}; there are {len(self._config.cache_tiers)} cache levels")
         return number

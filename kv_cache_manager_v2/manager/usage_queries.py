@@ -9,6 +9,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..config.eviction_policy import EvictionPolicy
 from ..sequence.hit_rate_estimate import estimate_hit_rates, take_reuse_sample
 from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample, validate_sizes
@@ -68,7 +69,7 @@ class UsageQueries(ModelQueries):
             guard.leave()
 
     def get_hit_rate_curve(
-        self, level: SupportsIndex = 0, sizes: Sequence[float] = DEFAULT_SIZES, policy: EvictionPolicy | None = None
+        self, level: SupportsIndex = 0, sizes: Sequence[float] = DEFAULT_SIZES, policy: Given[EvictionPolicy | None] = None
     ) -> HitRateCurve:
         """What the hit rate would have been so far, had that tier been another size; ``sizes`` in present ones.
 
@@ -82,6 +83,8 @@ class UsageQueries(ModelQueries):
             usage = self._require_usage()
             number = self._require_tier(level)
             wanted = validate_sizes(sizes)
+            if policy is not None and not isinstance(policy, EvictionPolicy):
+                raise TypeError(f"policy must be an EvictionPolicy or None, not {policy!r}")
             present = self._config.cache_tiers[number].eviction_policy
             if policy is None:
                 return estimate_hit_rates(self._shared.tree, usage.total, number, present, wanted)
@@ -104,7 +107,7 @@ class UsageQueries(ModelQueries):
         finally:
             guard.leave()
 
-    def time_blocks(self, clock: StatisticsClock) -> BlockTimes | None:
+    def time_blocks(self, clock: Given[StatisticsClock]) -> BlockTimes | None:
         """From now on look at the clock when something happens to a sampled block. None with ``miss_ratio_sampling=0``.
 
         Called again it returns what is there, and the first clock stays. The result is read on the thread that calls the manager.

@@ -5,6 +5,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.given import Given
 from ..base.missing_package import missing_package
 from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
 
@@ -32,18 +33,20 @@ class WireBatch:
         self.data_parallel_rank = data_parallel_rank
 
 
-def read_batch(payload: bytes) -> WireBatch:
+def read_batch(payload: Given[bytes]) -> WireBatch:
     """A batch in either dialect. `ValueError` says what is wrong with the bytes; fields and tags unknown here are passed over."""
     try:
         import msgspec
     except ImportError as missing:
         raise missing_package("read_batch", "msgspec", missing) from missing
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise TypeError(f"payload must be bytes, not {type(payload).__name__}")
     try:
         batch: object = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"no msgpack: {error}") from error
+        raise ValueError(f"payload, {len(payload)} bytes, is no msgpack: {error}") from error
     if not isinstance(batch, list) or len(batch) < 2:
-        raise ValueError("a batch is an array of timestamp, events and rank")
+        raise ValueError(f"payload, {len(payload)} bytes, is {type(batch).__name__}; a batch is an array of timestamp, events and rank")
     timestamp: object = batch[0]
     if isinstance(timestamp, bool) or not isinstance(timestamp, (int, float)):
         raise ValueError(f"the timestamp is {timestamp!r}, not a number")

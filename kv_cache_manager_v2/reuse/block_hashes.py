@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, SupportsIndex
 
 from ..base.checks import to_count
+from ..base.given import Given
 from ..base.ids import TokenIdExt
 from ..events.block_digest import (
-    HASH_ALGORITHMS,
     SHA256,
     BlockHash,
     compute_block_digest,
@@ -15,6 +15,7 @@ from ..events.block_digest import (
     encode_key,
     encode_tokens,
     show_digest,
+    to_hash_algorithm,
 )
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope, to_scope
@@ -25,14 +26,13 @@ if TYPE_CHECKING:
 
 
 def compute_block_hashes(
-    tokens: Tokens, tokens_per_block: SupportsIndex, reuse_scope: ReuseScope | None = None, hash_algo: str = SHA256
+    tokens: Tokens, tokens_per_block: SupportsIndex, reuse_scope: Given[ReuseScope | None] = None, hash_algo: Given[str] = SHA256
 ) -> list[BlockHash]:
     """The hash of each full block of ``tokens``, as events of a manager with that block size name it."""
     size = to_count(tokens_per_block, "tokens_per_block")
     if size == 0:
         raise ValueError("tokens_per_block is 0; a block has at least one token")
-    if hash_algo not in HASH_ALGORITHMS:
-        raise ValueError(f"hash_algo is {hash_algo!r}; there are {', '.join(HASH_ALGORITHMS)}")
+    algorithm = to_hash_algorithm(hash_algo, "hash_algo")
     scope = to_scope(reuse_scope)
     digests = DigestTable()
     packed = pack_tokens(tokens, digests, True)
@@ -43,12 +43,12 @@ def compute_block_hashes(
         key = packed[begin : begin + block_bytes]
         content = encode_tokens(unpack_tokens(key, digests)) if has_digest(key) else encode_key(key)
         digest = compute_block_digest(digest, content)
-        hashes.append(show_digest(digest, hash_algo))
+        hashes.append(show_digest(digest, algorithm))
     return hashes
 
 
 def gen_multimodal_cache_key_tokens(
-    id_offset: SupportsIndex, multimodal_data_digest: bytes, num_tokens: SupportsIndex
+    id_offset: SupportsIndex, multimodal_data_digest: Given[bytes], num_tokens: SupportsIndex
 ) -> list[TokenIdExt]:
     """The tokens of a multimodal item for matching: its digest, then ids that no text has, one for each further token.
 

@@ -2,8 +2,14 @@
 
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
+
+from ..base.checks import to_int
+from ..config.config_value import given
+
 
 @dataclass(frozen=True, eq=False)
+@mypyc_attr(native_class=False)
 class ReuseScope:
     """A root of the tree: nothing is ever shared across two scopes that differ in any field.
 
@@ -16,10 +22,12 @@ class ReuseScope:
     salt: int | str | None = None
 
     def __post_init__(self) -> None:
-        if self.lora_id is not None and (isinstance(self.lora_id, bool) or not isinstance(self.lora_id, int)):
-            raise TypeError(f"ReuseScope.lora_id must be an int or None, not {type(self.lora_id).__name__}")
-        if self.salt is not None and (isinstance(self.salt, bool) or not isinstance(self.salt, (int, str))):
-            raise TypeError(f"ReuseScope.salt must be an int, a str or None, not {type(self.salt).__name__}")
+        lora_id = given(self, "lora_id")
+        if lora_id is not None:
+            object.__setattr__(self, "lora_id", to_int(lora_id, "ReuseScope.lora_id"))
+        salt = given(self, "salt")
+        if salt is not None and not isinstance(salt, str):
+            object.__setattr__(self, "salt", to_int(salt, "ReuseScope.salt, unless a str or None,"))
 
     # Written out: those that `dataclass` makes stay interpreted, and every new sequence looks its scope up.
     def __eq__(self, other: object) -> bool:
@@ -34,7 +42,7 @@ class ReuseScope:
 EMPTY_SCOPE = ReuseScope()
 
 
-def to_scope(scope: ReuseScope | None) -> ReuseScope:
+def to_scope(scope: object) -> ReuseScope:
     if scope is None:
         return EMPTY_SCOPE
     if not isinstance(scope, ReuseScope):

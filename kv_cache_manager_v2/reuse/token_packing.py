@@ -44,6 +44,8 @@ def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
         ) from None
     except ValueError as error:  # numpy: "cannot include dtype 'M' in a buffer"
         raise TypeError(f"tokens must be integers: {error}") from error
+    if view.ndim == 0:
+        raise TypeError(f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
     return _pack_buffer(view)
 
 

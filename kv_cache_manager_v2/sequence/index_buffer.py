@@ -15,14 +15,14 @@ def to_index_buffer(buffer: object, num_blocks: int) -> memoryview:
         view = memoryview(anything)
     except TypeError:
         raise TypeError(
-            f"a page index buffer must support the buffer protocol, {type(buffer).__name__} does not"
+            f"buf must support the buffer protocol, {type(buffer).__name__} does not"
         ) from None
     if view.format not in _INT32_FORMATS or view.itemsize != 4:
-        raise TypeError(f"a page index buffer must be int32, not items of format {view.format!r}")
+        raise TypeError(f"buf must be int32, not {type(buffer).__name__} with items of format {view.format!r}")
     if view.readonly:
-        raise ValueError("a page index buffer must be writable")
+        raise ValueError("buf must be writable")
     if view.ndim != 1 or not view.c_contiguous:
-        raise ValueError(f"a page index buffer must be one contiguous dimension, not {view.ndim} dimensions")
+        raise ValueError(f"buf must be one contiguous dimension, not {view.ndim} dimensions")
     if len(view) < num_blocks:
-        raise ValueError(f"the page index buffer has {len(view)} entries, the sequence has {num_blocks} blocks")
+        raise ValueError(f"buf has the shape ({len(view)},), the sequence has {num_blocks} blocks")
     return view.cast("B").cast("i")

@@ -12,6 +12,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.checks import to_list, to_number
 from ..config.eviction_policy import EvictionPolicy, validate_eviction_policy
 from ..stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from ..storage.eviction.miniature_cache import MiniatureCache, SampledBlocks
@@ -150,8 +151,9 @@ class ReuseSample:
         return counted
 
 
-def validate_sizes(sizes: Sequence[float]) -> list[float]:
-    for size in sizes:
+def validate_sizes(sizes: object) -> list[float]:
+    numbers = [to_number(size, "one of sizes") for size in to_list(sizes, "sizes")]
+    for size in numbers:
         if not 0 < size <= MAX_SIZE:
-            raise ValueError(f"a size is {size}; sizes are over 0 and at most {MAX_SIZE} times the present one")
-    return [float(size) for size in sizes]
+            raise ValueError(f"one of sizes is {size:g}; they are over 0 and at most {MAX_SIZE} times the present one")
+    return numbers

@@ -20,7 +20,7 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
     if history < state.history:
         raise ValueError(f"sequence {state.id}: history_length {history} is under the present {state.history}; it never shrinks")
     if capacity < history:
-        raise ValueError(f"sequence {state.id}: capacity {capacity} is under the history length {history}")
+        raise ValueError(f"sequence {state.id}: capacity {capacity} is under history_length {history}")
     if capacity < state.capacity and state.snapshot_plan is not None:
         _validate_state_rewind(state, capacity)
     if state.scratch.is_enabled and capacity != state.capacity:

@@ -15,18 +15,18 @@ def to_stream(stream: object, device: Device) -> int:
     return handle
 
 
-def stream_handle(stream: object) -> int:
+def stream_handle(stream: object, name: str = "cuda_stream") -> int:
     """An int stands for itself; otherwise the ``__cuda_stream__`` protocol of cuda.core, then ``int(stream)``.
 
     ``TypeError`` for anything else, floats and bools included, ``ValueError`` for a number that no stream has.
     """
     if isinstance(stream, bool):
-        raise TypeError(f"cuda_stream must be an int handle or an object with __cuda_stream__ or __int__, not {stream}")
+        raise TypeError(f"{name} must be an int handle or an object with __cuda_stream__ or __int__, not {stream}")
     if isinstance(stream, int):
-        return _validate_handle(stream)
+        return _validate_handle(stream, name)
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        return _handle_of_protocol(protocol() if callable(protocol) else protocol)
+        return _handle_of_protocol(protocol() if callable(protocol) else protocol, name)
     # What has a fraction is no handle, although it can be cut off to an int; handles of bindings have no __float__.
     convert = getattr(type(stream), "__index__", None)
     if convert is None and getattr(type(stream), "__float__", None) is None:
@@ -37,22 +37,22 @@ def stream_handle(stream: object) -> int:
         except (TypeError, ValueError):
             handle = None  # an array has __index__, and is none
         if isinstance(handle, int):
-            return _validate_handle(handle)
+            return _validate_handle(handle, name)
     raise TypeError(
-        f"cuda_stream must be an int handle or an object with __cuda_stream__ or __int__, not {type(stream).__name__}"
+        f"{name} must be an int handle or an object with __cuda_stream__ or __int__, not {type(stream).__name__}"
     )
 
 
-def _handle_of_protocol(described: object) -> int:
+def _handle_of_protocol(described: object, name: str) -> int:
     if not isinstance(described, tuple) or len(described) != 2:
-        raise TypeError(f"the __cuda_stream__ of cuda_stream must give a version and a handle, not {described!r}")
+        raise TypeError(f"the __cuda_stream__ of {name} must give a version and a handle, not {described!r}")
     version, handle = described
     if version != _PROTOCOL_VERSION:
-        raise TypeError(f"__cuda_stream__ of cuda_stream has version {version}; only {_PROTOCOL_VERSION} is supported")
-    return stream_handle(handle)
+        raise TypeError(f"__cuda_stream__ of {name} has version {version}; only {_PROTOCOL_VERSION} is supported")
+    return stream_handle(handle, name)
 
 
-def _validate_handle(handle: int) -> int:
+def _validate_handle(handle: int, name: str) -> int:
     if not 0 <= handle <= _MAX_HANDLE:
-        raise ValueError(f"cuda_stream is {handle}; a stream's handle is from 0 to {_MAX_HANDLE}")
+        raise ValueError(f"{name} is {handle}; a stream's handle is from 0 to {_MAX_HANDLE}")
     return handle

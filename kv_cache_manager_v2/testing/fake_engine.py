@@ -12,10 +12,12 @@ on a device that runs eagerly, else by `synchronize` or by a later `execute`.
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, final
+from typing import Any, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_bool, to_count, to_index_mode, to_instance, to_list
+from ..base.given import Given
 from ..base.ids import PageIndexMode
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
@@ -28,7 +30,7 @@ from .kv_mismatch import KVMismatch
 from .launch_plan import LaunchPlan
 from .mismatch_log import MismatchLog
 from .paged_sequence import PagedSequence
-from .step_batch import Step, StepBatch
+from .step_batch import Step, StepBatch, validate_tokens
 
 
 @final
@@ -64,13 +66,16 @@ class FakeEngine:
 
     def __init__(
         self,
-        config: KVCacheManagerConfig,
-        device: Device,
+        config: Given[KVCacheManagerConfig],
+        device: Given[Device],
         *,
-        raise_on_mismatch: bool = True,
-        index_mode: PageIndexMode = PageIndexMode.SHARED,
+        raise_on_mismatch: Given[bool] = True,
+        index_mode: Given[PageIndexMode] = PageIndexMode.SHARED,
     ) -> None:
-        self.raise_on_mismatch = raise_on_mismatch
+        config = to_instance(config, KVCacheManagerConfig, "config")
+        if not isinstance(device, Device):
+            raise TypeError(f"device must be a Device, not {type(device).__name__}")
+        self.raise_on_mismatch = to_bool(raise_on_mismatch, "raise_on_mismatch")
         self.num_steps = 0
         self.num_tokens = 0
         self.num_checked_bytes = 0
@@ -84,7 +89,7 @@ class FakeEngine:
             launcher = CudaLauncher(device, self._log)
         self._launcher: Final[KernelLauncher] = launcher
         self._streams: Final[dict[int, None]] = {}
-        self._index_mode: Final[PageIndexMode] = index_mode
+        self._index_mode: Final[PageIndexMode] = to_index_mode(index_mode, "index_mode")
         self._has_scratch: Final[bool] = config.enable_swa_scratch_reuse
 
     @property
@@ -102,20 +107,25 @@ class FakeEngine:
 
         `LogicError` for a sequence that is not active or has no room for the step; then nothing was launched.
         """
+        listed = [to_instance(step, Step, "each of steps") for step in to_list(steps, "steps")]
         self._launcher.collect()
         self._raise_pending()
-        self._run(self._batches(steps, stream), [True] * len(self._model))
+        self._run(self._batches(listed, stream), [True] * len(self._model))
 
     def replay_states(
-        self, kv_cache: PagedSequence, tokens: Sequence[Any], state_tokens: int, stream: object = None
+        self, kv_cache: PagedSequence, tokens: Sequence[Any], state_tokens: SupportsIndex, stream: object = None
     ) -> None:
         """Bring a recurrent state that is behind up to ``tokens``: only the recurrent layers run, nothing else is written.
 
         ``state_tokens``: of how many of them the state is, as `KVCache.match_info` says.
         """
+        validate_tokens(tokens, "tokens")
+        begin = int(to_count(state_tokens, "state_tokens"))
+        if begin > len(tokens):
+            raise ValueError(f"state_tokens is {begin}; there are {len(tokens)} tokens")
         self._launcher.collect()
         self._raise_pending()
-        step = Step(kv_cache, tokens[state_tokens:], tokens[:state_tokens])
+        step = Step(kv_cache, tokens[begin:], tokens[:begin])
         is_state = [len(buffers) > 0 and buffers[0].is_state for buffers in self._model]
         self._run(self._batches([step], stream), is_state)
 
@@ -161,9 +171,10 @@ class FakeEngine:
     def _batches(self, steps: Sequence[Step], stream: object) -> list[StepBatch]:
         """The steps by stream and manager; all are validated before any is launched."""
         batches: dict[tuple[int, int], StepBatch] = {}
+        given = None if stream is None else stream_handle(stream, "stream")
         for step in steps:
             kv_cache = step.kv_cache
-            stream_id = int(kv_cache.cuda_stream) if stream is None else stream_handle(stream)
+            stream_id = int(kv_cache.cuda_stream) if given is None else given
             manager = kv_cache.manager
             batch = batches.get((stream_id, id(manager)))
             if batch is None:

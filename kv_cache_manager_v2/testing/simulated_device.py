@@ -16,11 +16,13 @@ It also fails on demand: see `faults`, `hold`, `hold_stream` and `set_memory_lim
 import ctypes
 from collections.abc import Sequence
 from random import Random
-from typing import Final, final
+from typing import Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_bool, to_count, to_int
 from ..base.errors import LogicError, OutOfMemoryError, StorageIOError
+from ..base.given import Given
 from ..base.ids import CacheTier
 from ..device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .faults import FaultPlan
@@ -83,13 +85,18 @@ class SimulatedDevice(Device):
 
     def __init__(
         self,
-        seed: int,
+        seed: SupportsIndex,
         *,
-        eager: bool | None = None,
-        total_bytes: int = _DEFAULT_TOTAL_BYTES,
-        granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
-        log_length: int = 4096,
+        eager: Given[bool | None] = None,
+        total_bytes: SupportsIndex = _DEFAULT_TOTAL_BYTES,
+        granularity_bytes: SupportsIndex = _DEFAULT_GRANULARITY_BYTES,
+        log_length: SupportsIndex = 4096,
     ) -> None:
+        seed = to_int(seed, "seed")
+        is_eager = None if eager is None else to_bool(eager, "eager")
+        total_bytes = int(to_count(total_bytes, "total_bytes"))
+        granularity_bytes = int(to_count(granularity_bytes, "granularity_bytes"))
+        log_length = int(to_count(log_length, "log_length"))
         if granularity_bytes < 1 or granularity_bytes & (granularity_bytes - 1) != 0:
             raise ValueError(f"granularity_bytes is {granularity_bytes}; it must be a power of two")
         self.seed = seed
@@ -103,7 +110,7 @@ class SimulatedDevice(Device):
         self._ranges = AddressRanges()
         self._disks = SimulatedDisks()
         self._detector = RaceDetector(self._ranges, log_length)
-        self._scheduler = StreamScheduler(self._random, eager)
+        self._scheduler = StreamScheduler(self._random, is_eager)
         self._queues = {_DEFAULT_STREAM: self._scheduler.add_stream(_DEFAULT_STREAM, self._detector.host_clock)}
         self._free_stream_handles = []
         self._next_stream = _DEFAULT_STREAM + 1
@@ -397,10 +404,10 @@ class SimulatedDevice(Device):
         self._require_tier(tier)
         return self._mapped_bytes[tier]
 
-    def step(self, max_operations: int = 1) -> int:
+    def step(self, max_operations: SupportsIndex = 1) -> int:
         """Run up to that many operations in a legal order; returns how many were run. The host learns nothing of it."""
         self._require_open()
-        return self._scheduler.run_steps(max_operations)
+        return self._scheduler.run_steps(int(to_count(max_operations, "max_operations")))
 
     def drain(self) -> int:
         """Run all that can run (what is held stays), raise what a kernel raised; the host waits for nothing."""

@@ -5,16 +5,23 @@ behind.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Final, cast, final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_int, to_list
 from ..base.errors import LogicError
 from .paged_sequence import PagedManager, PagedSequence
 from .step_rows import StepRows
 from .token_values import Values, prefix_values, token_numbers, tree_values
+
+
+def validate_tokens(tokens: object, name: str) -> None:
+    """Something that may be tokens; which they are is looked at when the step is added to a batch."""
+    if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Sized):
+        raise TypeError(f"{name} must be a sequence of tokens, not {type(tokens).__name__}")
 
 
 @final
@@ -39,6 +46,14 @@ class Step:
     def __init__(
         self, kv_cache: PagedSequence, input: object, history: object, parents: Sequence[int] | None = None
     ) -> None:
+        # A sequence of an engine's own has no class of ours, but what the engine asks of it.
+        if not hasattr(kv_cache, "is_active") or not hasattr(kv_cache, "get_base_page_indices"):
+            raise TypeError(f"kv_cache must be a KVCache, or have its members, not {type(kv_cache).__name__}")
+        validate_tokens(input, "input")
+        validate_tokens(history, "history")
+        if parents is not None:
+            for parent in to_list(parents, "parents"):
+                to_int(parent, "one of parents")
         self.kv_cache = kv_cache
         self.input = input
         self.history = history

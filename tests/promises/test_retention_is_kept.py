@@ -159,7 +159,7 @@ def test_hints_are_decided_alike_when_they_are_run_again(tmp_path: Path) -> None
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="priority is 101"):
         TokenRangeRetention(0, 4, 101)
-    with pytest.raises(ValueError, match="end is 4; it must be at least 5"):
+    with pytest.raises(ValueError, match="end is 4; it must be over begin, which is 4"):
         TokenRangeRetention(4, 4, 50)
     with pytest.raises(TypeError):
         RetentionConfig([3])  # type: ignore[list-item]

@@ -39,7 +39,10 @@ FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "testing"}
 
 # Bases that mypyc cannot compile into native classes, or that make the class one of its special kinds.
 SPECIAL_BASES: Final = {"Enum", "IntEnum", "IntFlag", "Flag", "NamedTuple", "TypedDict", "Protocol"}
-NOT_NATIVE: Final = {"_Span"}  # numpy wants an attribute in the __dict__ of the object
+NOT_NATIVE: Final = {
+    "_Span",  # numpy wants an attribute in the __dict__ of the object
+    "ConfigValue",  # base of values that look at what they are given, which a native class changes first
+}
 EXCEPTION_NAME: Final = re.compile(r"(Error|Exception|Warning|Mismatch|Exit)$")
 
 

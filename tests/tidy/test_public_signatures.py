@@ -67,6 +67,8 @@ def test_names_in_public_signatures_are_public() -> None:
                 continue
             for annotation in annotations_of(node):
                 for name in names_in(annotation):
+                    if name == "Given":  # says who checks the type, and is that type to a caller
+                        continue
                     num_names += 1
                     if name in own and name not in PUBLIC | INTERNAL:
                         found.setdefault(name, set()).add(f"{source.name}: {node.name}")

@@ -1,0 +1,635 @@
+"""Every public call with arguments that are right, for tests that make one of them wrong; found by walking the package.
+
+`find_calls` reads what the package exports: each class's constructor, methods and settable properties, and each function. `CALLS` has
+an example of each, by name; what has none and is not left out here with a reason fails the test that walks.
+"""
+
+import ast
+import enum
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hybrid_models
+import kv_cache_manager_v2 as library
+import numpy as np
+from kv_cache_manager_v2 import testing
+from small_models import BYTES_PER_TOKEN, attention_layers, config_of
+
+from kv_cache_manager_v2 import (
+    BatchDesc,
+    BatchPageTable,
+    BlockHash,
+    BufferConfig,
+    BufferId,
+    DataRole,
+    DensePages,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    HostDevice,
+    KVCache,
+    KVCacheDesc,
+    KVCacheEventIndex,
+    KVCacheEventManager,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LayerId,
+    PageIndexMode,
+    RebalanceConfig,
+    RetentionConfig,
+    ReuseScope,
+    SnapshotPolicy,
+    StatisticsClock,
+    StridedPages,
+    SwaScratchReuseConfig,
+    TokenRangeRetention,
+    compute_block_hashes,
+    compute_scratch_range,
+    gen_multimodal_cache_key_tokens,
+    plan_capacity,
+    read_batch,
+)
+from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
+
+BLOCK = 4
+T = TypeVar("T")
+
+
+class Clock(StatisticsClock):
+    def seconds(self) -> float:
+        return 0.0
+
+
+class World:
+    """What the examples work on. Made when it is asked for, since most wrong calls need little of it, or nothing."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+        self._managers: list[KVCacheManager] = []
+
+    def _once(self, name: str, make: Callable[[], T]) -> T:
+        if name not in self._made:
+            self._made[name] = make()
+        made: T = self._made[name]
+        return made
+
+    def _open(self, config: KVCacheManagerConfig, **arguments: Any) -> KVCacheManager:
+        manager = KVCacheManager(config, device=HostDevice(), **arguments)
+        self._managers.append(manager)
+        return manager
+
+    @property
+    def config(self) -> KVCacheManagerConfig:
+        slot_bytes = 2 * BYTES_PER_TOKEN * BLOCK
+        tiers: list[Any] = [GpuCacheTierConfig(64 * slot_bytes), HostCacheTierConfig(64 * slot_bytes)]
+        config = KVCacheManagerConfig(BLOCK, tiers, attention_layers([None, 8], BLOCK))
+        return self._once("config", lambda: config)
+
+    @property
+    def manager(self) -> KVCacheManager:
+        return self._once("manager", lambda: self._open(self.config, event_manager=KVCacheEventManager(100)))
+
+    def _run(self, manager: KVCacheManager, tokens: list[int], capacity: int) -> KVCache:
+        kv_cache = manager.create_kv_cache(input_tokens=tokens)
+        assert kv_cache.resume() and kv_cache.resize(capacity)
+        kv_cache.commit(tokens[kv_cache.num_committed_tokens :])
+        return kv_cache
+
+    @property
+    def active(self) -> KVCache:
+        """8 blocks of room, of which 6 tokens are committed."""
+        return self._once("active", lambda: self._run(self.manager, [1, 2, 3, 4, 5, 6], 32))
+
+    @property
+    def suspended(self) -> KVCache:
+        def make() -> KVCache:
+            kv_cache = self._run(self.manager, [9, 8, 7], 8)
+            kv_cache.suspend()
+            return kv_cache
+
+        return self._once("suspended", make)
+
+    @property
+    def foreign(self) -> KVCache:
+        """Of another manager."""
+        return self._once("foreign", lambda: self._run(self._open(config_of()), [1, 2], 8))
+
+    @property
+    def hybrid(self) -> KVCache:
+        return self._once("hybrid", lambda: self._run(self._open(hybrid_models.hybrid_config()), [1, 2, 3], 8))
+
+    @property
+    def scratch(self) -> KVCache:
+        def make() -> KVCache:
+            manager = self._open(config_of([None, 8], swa_scratch_reuse=SwaScratchReuseConfig()))
+            kv_cache = manager.create_kv_cache()
+            assert kv_cache.resume()
+            return kv_cache
+
+        return self._once("scratch", make)
+
+    @property
+    def lease(self) -> Any:
+        return self._once("lease", lambda: self.active.reserve_transfer(0, 1))
+
+    @property
+    def table(self) -> BatchPageTable:
+        def make() -> BatchPageTable:
+            table = BatchPageTable(self.manager, 4, 16)
+            table.add(self.active)
+            return table
+
+        return self._once("table", make)
+
+    @property
+    def device(self) -> SimulatedDevice:
+        return self._once("device", lambda: SimulatedDevice(1))
+
+    @property
+    def engine(self) -> FakeEngine:
+        return self._once("engine", lambda: FakeEngine(self.config, self.manager.device))
+
+    @property
+    def index(self) -> KVCacheEventIndex:
+        def make() -> KVCacheEventIndex:
+            assert self.active.is_active
+            index = KVCacheEventIndex()
+            index.apply_snapshot(_event_manager(self).snapshot())
+            return index
+
+        return self._once("index", make)
+
+    def fingerprint(self) -> Any:
+        """What no refused call may change."""
+        managers = [(manager.state_digest(), manager.describe()) for manager in self._managers]
+        sequences = [
+            (name, made.status, made.capacity, made.history_length, made.committed_tokens, made.cuda_stream, made.beam_width)
+            for name, made in self._made.items()
+            if isinstance(made, KVCache)
+        ]
+        return managers, sequences
+
+    def close(self) -> None:
+        for manager in self._managers:
+            for lease in manager.open_leases:
+                lease.settle()
+            for kv_cache in manager.open_kv_caches:
+                kv_cache.close()
+            manager.shutdown()
+        if "device" in self._made:
+            self._made["device"].close()
+
+
+Example = tuple[Callable[..., Any], dict[str, Any]]
+
+
+def set_property(owner: Any, name: str) -> Callable[..., Any]:
+    def assign(**arguments: Any) -> None:
+        (value,) = arguments.values()
+        setattr(owner, name, value)
+
+    return assign
+
+
+def _config_fields(world: World, **changes: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "tokens_per_block": BLOCK,
+        "cache_tiers": world.config.cache_tiers,
+        "layers": world.config.layers,
+        "max_util_for_resume": 0.9,
+        "enable_partial_reuse": True,
+        "constraints": [BatchDesc([KVCacheDesc(4, 0)])],
+        "typical_step": BatchDesc([KVCacheDesc(4, 0)]),
+        "initial_pool_ratio": [1.0],
+        "swa_scratch_reuse": SwaScratchReuseConfig(),
+        "reuse_match_backoff": 0,
+        "reserve_null_slot": False,
+        "enable_stats": True,
+        "miss_ratio_sampling": 0.5,
+        "snapshot_policy": SnapshotPolicy(),
+        "max_state_replay_tokens": 0,
+        "state_checkpoints": 0,
+        "rebalance": RebalanceConfig(),
+        "max_pinned_share": 0.5,
+        "min_offload_priority": 0,
+        "write_policy": "back",
+    }
+    return fields | changes
+
+
+_SHARED = PageIndexMode.SHARED
+_KEY = DataRole("key")
+_GROUP = {"layer_group_id": 0, "beam_id": 0}
+_LAYER = {"layer_id": 0, "data_role": _KEY}
+
+CALLS: dict[str, Callable[[World], Example]] = {
+    # -- configuration ------------------------------------------------------------------------------------------------
+    "KVCacheManagerConfig": lambda w: (KVCacheManagerConfig, _config_fields(w)),
+    "GpuCacheTierConfig": lambda w: (GpuCacheTierConfig, {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU}),
+    "HostCacheTierConfig": lambda w: (HostCacheTierConfig, {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU}),
+    "DiskCacheTierConfig": lambda w: (
+        library.DiskCacheTierConfig,
+        {"quota": 4096, "path": "/tmp", "eviction_policy": library.EvictionPolicy.LRU},
+    ),
+    "BufferConfig": lambda w: (BufferConfig, {"role": _KEY, "size": 64, "tokens_per_block_override": 2}),
+    "BufferConfig.expansion": lambda w: (BufferConfig(_KEY, 8).expansion, {"tokens_per_block": 4}),
+    "AttentionLayerConfig": lambda w: (
+        library.AttentionLayerConfig,
+        {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)], "sliding_window_size": 8, "num_sink_tokens": 1},
+    ),
+    "SsmLayerConfig": lambda w: (library.SsmLayerConfig, {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)]}),
+    "SnapshotPolicy": lambda w: (
+        SnapshotPolicy,
+        {"every_num_blocks": 2, "at_prompt_end": True, "at_branches": True, "max_per_path": 3, "at_close": False},
+    ),
+    "RebalanceConfig": lambda w: (
+        RebalanceConfig,
+        {"threshold": 0.1, "cool_down_seconds": 1.0, "min_samples": 2, "smoothing": 0.1},
+    ),
+    "SwaScratchReuseConfig": lambda w: (SwaScratchReuseConfig, {"max_rewind_len": 2}),
+    "TokenRangeRetention": lambda w: (TokenRangeRetention, {"begin": 0, "end": 8, "priority": 50, "duration_seconds": 1.0}),
+    "RetentionConfig": lambda w: (
+        RetentionConfig,
+        {"ranges": [TokenRangeRetention(0, 4, 50)], "generated_priority": 40, "generated_duration_seconds": 1.0},
+    ),
+    "KVCacheDesc": lambda w: (KVCacheDesc, {"capacity": 8, "history_length": 4}),
+    "BatchDesc": lambda w: (BatchDesc, {"kv_caches": [KVCacheDesc(8, 4)], "system_prompt_length": 4}),
+    "ReuseScope": lambda w: (ReuseScope, {"lora_id": 3, "salt": "a"}),
+    "HalfOpenRange": lambda w: (library.HalfOpenRange, {"beg": 1, "end": 4}),
+    # -- the manager --------------------------------------------------------------------------------------------------
+    "KVCacheManager": lambda w: (
+        KVCacheManager,
+        {
+            "config": w.config,
+            "device": HostDevice(),
+            "journal": None,
+            "debug_fill": [*library.DebugFill][0],
+            "event_manager": KVCacheEventManager(4),
+        },
+    ),
+    "KVCacheManager.create_kv_cache": lambda w: (
+        w.manager.create_kv_cache,
+        {
+            "reuse_scope": ReuseScope(1),
+            "input_tokens": [1, 2, 3],
+            "id": 7,
+            "custom_priority_callback": lambda ordinal, life_cycle: 35,
+            "expected_prompt_length": 3,
+            "count_in_statistics": True,
+            "snapshot_positions": [2],
+            "retention": RetentionConfig(),
+        },
+    ),
+    "KVCacheManager.resize_batch": lambda w: (
+        w.manager.resize_batch,
+        {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
+    ),
+    "KVCacheManager.commit_batch": lambda w: (w.manager.commit_batch, {"kv_caches": [w.active], "tokens": [7]}),
+    "KVCacheManager.probe_reuse": lambda w: (w.manager.probe_reuse, {"reuse_scope": None, "input_tokens": [1, 2, 3]}),
+    "KVCacheManager.retain": lambda w: (
+        w.manager.retain,
+        {"input_tokens": [1, 2, 3, 4], "reuse_scope": None, "priority": 50, "duration_seconds": 1.0},
+    ),
+    "KVCacheManager.release": lambda w: (w.manager.release, {"input_tokens": [1, 2], "reuse_scope": None}),
+    "KVCacheManager.demote": lambda w: (w.manager.demote, {"input_tokens": [1, 2], "reuse_scope": None}),
+    "KVCacheManager.prefetch": lambda w: (
+        w.manager.prefetch,
+        {"input_tokens": [1, 2], "reuse_scope": None, "target_level": 0},
+    ),
+    "KVCacheManager.invalidate_reuse_scope": lambda w: (w.manager.invalidate_reuse_scope, {"reuse_scope": ReuseScope(5)}),
+    "KVCacheManager.advance_clock": lambda w: (w.manager.advance_clock, {"seconds": 0.5}),
+    "KVCacheManager.get_quota": lambda w: (w.manager.get_quota, {"level": 0}),
+    "KVCacheManager.resize": lambda w: (
+        w.manager.resize,
+        {"cache_level": 0, "quota": w.manager.get_quota(0), "best_efforts": False},
+    ),
+    "KVCacheManager.get_hit_rate_curve": lambda w: (
+        w.manager.get_hit_rate_curve,
+        {"level": 0, "sizes": [0.5, 1.0], "policy": library.EvictionPolicy.LRU},
+    ),
+    "KVCacheManager.get_reuse_sample": lambda w: (w.manager.get_reuse_sample, {"level": 0}),
+    "KVCacheManager.time_blocks": lambda w: (w.manager.time_blocks, {"clock": Clock()}),
+    "KVCacheManager.get_storage_statistics": lambda w: (w.manager.get_storage_statistics, {"level": 0}),
+    "KVCacheManager.get_layer_group_id": lambda w: (w.manager.get_layer_group_id, {"layer_id": 0}),
+    "KVCacheManager.life_cycle_of_group": lambda w: (w.manager.life_cycle_of_group, {"layer_group_id": 0}),
+    "KVCacheManager.get_mem_pool_base_address": lambda w: (
+        w.manager.get_mem_pool_base_address,
+        _LAYER | {"index_mode": _SHARED},
+    ),
+    "KVCacheManager.get_page_stride": lambda w: (w.manager.get_page_stride, _LAYER),
+    "KVCacheManager.get_page_index_scale": lambda w: (w.manager.get_page_index_scale, _LAYER),
+    "KVCacheManager.get_page_index_upper_bound": lambda w: (w.manager.get_page_index_upper_bound, _LAYER),
+    "KVCacheManager.get_page_index_converter": lambda w: (w.manager.get_page_index_converter, _LAYER),
+    "KVCacheManager.supports_index_mode": lambda w: (w.manager.supports_index_mode, {"mode": _SHARED}),
+    "KVCacheManager.get_aggregated_pages": lambda w: (
+        w.manager.get_aggregated_pages,
+        {"buffer_ids": [BufferId(LayerId(0), _KEY)]},
+    ),
+    "KVCacheManager.pool_view": lambda w: (
+        w.manager.pool_view,
+        _LAYER | {"dtype": "uint8", "index_mode": _SHARED, "by_slot": False},
+    ),
+    "KVCacheManager.clamp_max_seq_len_for_mem": lambda w: (
+        w.manager.clamp_max_seq_len_for_mem,
+        {"batch_size": 2, "token_num_upper_bound": 100},
+    ),
+    # -- sequences ----------------------------------------------------------------------------------------------------
+    "KVCache.resume": lambda w: (w.suspended.resume, {"cuda_stream": 0, "wait": True}),
+    "KVCache.prefetch": lambda w: (w.suspended.prefetch, {"target_level": 0}),
+    "KVCache.fork": lambda w: (w.active.fork, {"id": 5}),
+    "KVCache.resize": lambda w: (w.active.resize, {"capacity": 33, "history_length": 7}),
+    "KVCache.capacity=": lambda w: (set_property(w.active, "capacity"), {"capacity": 33}),
+    "KVCache.history_length=": lambda w: (set_property(w.active, "history_length"), {"history_length": 7}),
+    "KVCache.cuda_stream=": lambda w: (set_property(w.active, "cuda_stream"), {"cuda_stream": 0}),
+    "KVCache.beam_width=": lambda w: (set_property(w.active, "beam_width"), {"beam_width": 2}),
+    "KVCache.enable_swa_scratch_reuse=": lambda w: (
+        set_property(w.scratch, "enable_swa_scratch_reuse"),
+        {"enable": False},
+    ),
+    "KVCache.reorder_beams": lambda w: (w.active.reorder_beams, {"parents": [0]}),
+    "KVCache.commit": lambda w: (
+        w.active.commit,
+        {"accepted_input_tokens": [7], "beam_search_indices": [0], "num_heads": 1},
+    ),
+    "KVCache.commit_tree": lambda w: (
+        w.active.commit_tree,
+        {"tokens": [7], "accepted_positions": [6], "num_heads": 1},
+    ),
+    "KVCache.reserve_transfer": lambda w: (w.active.reserve_transfer, {"begin_block": 0, "end_block": 1}),
+    "KVCache.get_base_page_indices": lambda w: (w.active.get_base_page_indices, _GROUP),
+    "KVCache.set_base_page_index_buf": lambda w: (
+        w.active.set_base_page_index_buf,
+        _GROUP | {"buf": np.zeros(16, np.int32)},
+    ),
+    "KVCache.get_aggregated_page_indices": lambda w: (
+        w.active.get_aggregated_page_indices,
+        _GROUP | {"valid_only": False},
+    ),
+    "KVCache.get_ssm_block_base_index": lambda w: (
+        w.hybrid.get_ssm_block_base_index,
+        {"layer_group_id": w.hybrid.manager.get_layer_group_id(hybrid_models.FIRST_STATE_LAYER), "beam_id": 0, "length": 3},
+    ),
+    "KVCache.supports_index_mode": lambda w: (w.active.supports_index_mode, {"mode": _SHARED}),
+    "KVCache.get_scratch_desc": lambda w: (w.active.get_scratch_desc, {"layer_group_id": 0}),
+    "TransferLease.get_page_indices": lambda w: (w.lease.get_page_indices, {"layer_group_id": 0}),
+    "TransferLease.settle": lambda w: (w.lease.settle, {"cuda_stream": 0}),
+    # -- kernels ------------------------------------------------------------------------------------------------------
+    "BatchPageTable": lambda w: (
+        BatchPageTable,
+        {
+            "manager": w.manager,
+            "max_num_sequences": 4,
+            "max_num_blocks": 16,
+            "seq_lens": np.zeros(4, np.int32),
+            "query_start_loc": np.zeros(5, np.int32),
+            "kv_start_loc": np.zeros(5, np.int32),
+        },
+    ),
+    "BatchPageTable.add_block_table": lambda w: (
+        w.table.add_block_table,
+        {"pages": StridedPages(0), "filler": 0, "out": np.zeros((4, 16), np.int32)},
+    ),
+    "BatchPageTable.add_csr": lambda w: (
+        w.table.add_csr,
+        {
+            "pages": StridedPages(0),
+            "max_num_pages": 64,
+            "indptr": np.zeros(5, np.int32),
+            "indices": np.zeros(64, np.int32),
+            "last_page_len": np.zeros(4, np.int32),
+        },
+    ),
+    "BatchPageTable.add_slot_mapping": lambda w: (
+        w.table.add_slot_mapping,
+        {"pages": StridedPages(0), "max_num_input_tokens": 64, "out": np.zeros(64, np.int64)},
+    ),
+    "BatchPageTable.add_offset_table": lambda w: (
+        w.table.add_offset_table,
+        {"key_role": _KEY, "value_role": DataRole("value"), "scale_role": None, "out": None},
+    ),
+    "BatchPageTable.add": lambda w: (BatchPageTable(w.manager, 4, 16).add, {"kv_cache": w.active, "beam_id": 0}),
+    "BatchPageTable.remove": lambda w: (w.table.remove, {"kv_cache": w.active, "beam_id": 0}),
+    "BatchPageTable.row_of": lambda w: (w.table.row_of, {"kv_cache": w.active, "beam_id": 0}),
+    "BatchPageTable.swap_rows": lambda w: (w.table.swap_rows, {"first": 0, "second": 0}),
+    "BatchPageTable.update": lambda w: (w.table.update, {"num_input_tokens": [2]}),
+    "StridedPages": lambda w: (StridedPages, {"layer_group_id": 0}),
+    "DensePages": lambda w: (DensePages, _LAYER | {"index_mode": _SHARED}),
+    "PageIndexConverter.convert_into": lambda w: (
+        w.manager.get_page_index_converter(0, _KEY).convert_into,
+        {"base_indices": np.zeros(4, np.int32), "out": np.zeros(4, np.int32), "index_mode": _SHARED, "scratch": None},
+    ),
+    "PageIndexConverter.convert_batch_into": lambda w: (
+        w.manager.get_page_index_converter(0, _KEY).convert_batch_into,
+        {
+            "base_indices": np.zeros((2, 4), np.int32),
+            "out": np.zeros((2, 4), np.int32),
+            "index_mode": _SHARED,
+            "scratch": [None, None],
+        },
+    ),
+    # -- events -------------------------------------------------------------------------------------------------------
+    "KVCacheEventManager": lambda w: (
+        KVCacheEventManager,
+        {"max_kv_event_entries": 8, "hash_algo": "sha256", "attention_dp_rank": 1},
+    ),
+    "KVCacheEventManager.get_latest_events": lambda w: (KVCacheEventManager(8).get_latest_events, {"timeout_ms": 0.0}),
+    "KVCacheEventManager.snapshot": lambda w: (_event_manager(w).snapshot, {"flush": True}),
+    "KVCacheEventIndex": lambda w: (KVCacheEventIndex, {"max_waiting_events": 8}),
+    "KVCacheEventIndex.apply": lambda w: (w.index.apply, {"events": []}),
+    "KVCacheEventIndex.apply_snapshot": lambda w: (w.index.apply_snapshot, {"snapshot": _event_manager(w).snapshot()}),
+    "KVCacheEventIndex.find": lambda w: (w.index.find, {"block_hash": _block_hash()}),
+    "KVCacheEventIndex.count_leading_blocks": lambda w: (
+        w.index.count_leading_blocks,
+        {"block_hashes": [_block_hash()], "layer_group_id": 0},
+    ),
+    # -- functions ----------------------------------------------------------------------------------------------------
+    "compute_block_hashes": lambda w: (
+        compute_block_hashes,
+        {"tokens": [1, 2], "tokens_per_block": 2, "reuse_scope": None, "hash_algo": "sha256"},
+    ),
+    "gen_multimodal_cache_key_tokens": lambda w: (
+        gen_multimodal_cache_key_tokens,
+        {"id_offset": 100, "multimodal_data_digest": b"digest", "num_tokens": 3},
+    ),
+    "plan_capacity": lambda w: (plan_capacity, {"config": w.config, "batch": BatchDesc([KVCacheDesc(4, 0)])}),
+    "CapacityPlan.max_batch_size": lambda w: (
+        plan_capacity(w.config).max_batch_size,
+        {"capacity": 8, "history_length": 4, "system_prompt_length": 0},
+    ),
+    "compute_scratch_range": lambda w: (
+        compute_scratch_range,
+        {
+            "history_length": 0,
+            "capacity": 16,
+            "life_cycle": w.manager.life_cycle_of_group(0),
+            "tokens_per_block": 4,
+            "max_rewind_len": 0,
+        },
+    ),
+    "read_batch": lambda w: (read_batch, {"payload": _payload()}),
+    # -- testing ------------------------------------------------------------------------------------------------------
+    "HostDevice": lambda w: (
+        HostDevice,
+        {"granularity_bytes": 4096, "files": None, "num_disk_threads": 2, "clock": None},
+    ),
+    "SimulatedDevice": lambda w: (
+        SimulatedDevice,
+        {"seed": 1, "eager": None, "total_bytes": 1 << 20, "granularity_bytes": 64, "log_length": 16},
+    ),
+    "SimulatedDevice.step": lambda w: (w.device.step, {"max_operations": 1}),
+    "FakeEngine": lambda w: (
+        FakeEngine,
+        {"config": w.config, "device": w.manager.device, "raise_on_mismatch": True, "index_mode": _SHARED},
+    ),
+    "FakeEngine.execute": lambda w: (w.engine.execute, {"steps": [], "stream": 0}),
+    "FakeEngine.replay_states": lambda w: (
+        w.engine.replay_states,
+        {"kv_cache": w.active, "tokens": [1, 2], "state_tokens": 2, "stream": 0},
+    ),
+    "Step": lambda w: (Step, {"kv_cache": w.active, "input": [7], "history": [1, 2, 3, 4, 5, 6], "parents": [-1]}),
+}
+
+
+def _event_manager(world: World) -> KVCacheEventManager:
+    manager = world.manager.event_manager
+    assert manager is not None
+    return manager
+
+
+def _block_hash() -> BlockHash:
+    return compute_block_hashes([1, 2, 3, 4], 4)[0]
+
+
+def _payload() -> bytes:
+    msgspec = __import__("msgspec")
+    payload: bytes = msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]], None])
+    return payload
+
+
+_RESULT = "made by the library, and given to the user"
+_PORT = "a device is called by the library; tests/contract says how"
+_INSIDE = "called by the library only"
+_OPTIONAL = "needs a package, a socket or a GPU; its own tests give it wrong arguments"
+
+LEFT_OUT: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "AggregatedPageDesc AttnLifeCycle BlockStatistics BlockTimes CapacityPlan CoalescedBuffer CommittedBlockDrop DropStatistics "
+            "ExpandedBuffer HitRateCurve HitRatePoint HintAnswer IndexedBlock KVCache KVCacheCreatedData KVCacheEvent "
+            "KVCacheEventData KVCacheEventDiff KVCacheEventSnapshot KVCacheRemovedData KVCacheStoredBlockData KVCacheStoredData "
+            "KVCacheUpdatedData LevelCapacity LifeCycle "
+            "LifeCycleRegistry MatchedTokens PageIndexConverter PoolDesc PoolGroupCapacity PoolGroupDesc "
+            "PoolView PromptStatistics Refusal ReuseSample ScratchDesc SlotDesc SlotDescVariant SsmLifeCycle StorageStatistics "
+            "TransferStatistics TransferTimes UsageStatistics AllBlocksCleared BlockRemoved BlockStored WireBatch TransferLease "
+            "BlockTable CsrTable OffsetTable SlotMapping TimeHistogram"
+        ).split(),
+        _RESULT,
+    ),
+    **dict.fromkeys(("CopyBatch", "MemoryAccess"), _PORT),
+    **dict.fromkeys(
+        ("DevicePageIndices", "KVCacheEventPublisher", "PrometheusExporter", "StatisticsLog", "default_device"), _OPTIONAL
+    ),
+}
+"""Constructors and functions, and of the classes of `_METHODS_LEFT_OUT` everything."""
+
+_METHODS_LEFT_OUT: dict[str, str] = {
+    **dict.fromkeys(("CopyBatch", "HostDevice", "Device"), _PORT),
+    **dict.fromkeys(
+        (
+            "BlockTable CsrTable OffsetTable SlotMapping BlockTimes TransferTimes LifeCycle AttnLifeCycle SsmLifeCycle LifeCycleRegistry "
+            "ReuseSample TimeHistogram UsageStatistics"
+        ).split(),
+        _INSIDE,
+    ),
+    **dict.fromkeys(("DevicePageIndices", "PrometheusExporter"), _OPTIONAL),
+}
+
+_SINGLE_METHODS_LEFT_OUT: dict[str, str] = {
+    "KVCacheEventManager.bind": _INSIDE,
+    **dict.fromkeys(
+        [f"SimulatedDevice.{name}" for name in dir(library.Device)]
+        + ["SimulatedDevice." + name for name in "hold release hold_stream release_stream".split()]
+        + ["SimulatedDevice." + name for name in "set_memory_limit mapped_bytes note_host_access host_read host_write".split()],
+        _PORT,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    annotation: str
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    parameters: tuple[Parameter, ...]
+
+
+def _class_node(cls: type) -> ast.ClassDef | None:
+    source = Path(library.__file__ or "").parent.parent / (cls.__module__.replace(".", "/") + ".py")
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+            return node
+    return None
+
+
+def _parameters(node: ast.FunctionDef, is_method: bool) -> tuple[Parameter, ...]:
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return tuple(
+        [Parameter(one.arg, "object" if one.annotation is None else ast.unparse(one.annotation)) for one in arguments[is_method:]]
+    )
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any(["dataclass" in ast.unparse(decorator) for decorator in node.decorator_list])
+
+
+def _calls_of_class(cls: type) -> dict[str, Call]:
+    found: dict[str, Call] = {}
+    for base in reversed([base for base in cls.__mro__ if base.__module__.startswith(library.__name__)]):
+        node = _class_node(base)
+        if node is None:
+            continue
+        if _is_dataclass(node):
+            fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one.annotation)]
+            parameters = tuple([Parameter(ast.unparse(one.target), ast.unparse(one.annotation)) for one in fields])
+            found[cls.__name__] = Call(cls.__name__, parameters)
+        for member in node.body:
+            if not isinstance(member, ast.FunctionDef):
+                continue
+            decorators = [ast.unparse(decorator) for decorator in member.decorator_list]
+            if member.name == "__init__":
+                found[cls.__name__] = Call(cls.__name__, _parameters(member, True))
+            elif any([decorator.endswith(".setter") for decorator in decorators]):
+                name = f"{cls.__name__}.{member.name}="
+                found[name] = Call(name, _parameters(member, True))
+            elif not member.name.startswith("_") and "property" not in decorators:
+                name = f"{cls.__name__}.{member.name}"
+                found[name] = Call(name, _parameters(member, "staticmethod" not in decorators))
+    return found
+
+
+def _is_left_out(name: str) -> bool:
+    return name in LEFT_OUT or name in _SINGLE_METHODS_LEFT_OUT or ("." in name and name.split(".")[0] in _METHODS_LEFT_OUT)
+
+
+def find_calls() -> list[Call]:
+    """Every public call with a parameter that is not left out, by name."""
+    found: dict[str, Call] = {}
+    for module in (library, testing):
+        names = getattr(module, "__all__", None) or [name for name in vars(module) if name[0].isupper()]
+        for name in names:
+            value = getattr(module, name)
+            if inspect.isclass(value) and value.__name__ == name and value.__module__.startswith(library.__name__):
+                if not issubclass(value, (BaseException, enum.Enum)) and not inspect.isabstract(value):
+                    found.update(_calls_of_class(value))
+            elif callable(value) and getattr(value, "__module__", "").startswith(library.__name__) and not inspect.isclass(value):
+                source = Path(library.__file__ or "").parent.parent / (value.__module__.replace(".", "/") + ".py")
+                for node in ast.parse(source.read_text()).body:
+                    if isinstance(node, ast.FunctionDef) and node.name == name:
+                        found[name] = Call(name, _parameters(node, False))
+    return sorted([call for call in found.values() if call.parameters and not _is_left_out(call.name)], key=lambda call: call.name)
