@@ -5,9 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hybrid_models import Rig, hybrid_config
+from hybrid_models import STATE_BYTES, Rig, hybrid_config
 
-from kv_cache_manager_v2 import GpuCacheTierConfig, HostCacheTierConfig, KVCache, MatchedTokens, MissCause, SnapshotPolicy
+from kv_cache_manager_v2 import (
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    KVCache,
+    KVCacheManager,
+    MatchedTokens,
+    MissCause,
+    SnapshotPolicy,
+)
 from kv_cache_manager_v2.device.host_device import HostDevice
 from kv_cache_manager_v2.replay.rerun import rerun
 from kv_cache_manager_v2.testing import SimulatedDevice
@@ -433,3 +441,22 @@ def test_wrong_arguments_are_refused_by_name() -> None:
     ):
         with pytest.raises(error, match=name):
             make()
+
+
+def test_a_snapshot_is_taken_where_the_last_suspended_state_can_make_room() -> None:
+    """Level 0 has slots for two states: one is suspended, and goes down when the running one leaves its snapshot."""
+    tiers = [GpuCacheTierConfig(2 * STATE_BYTES), HostCacheTierConfig(8 * STATE_BYTES)]
+    config = hybrid_config(windows=(), num_state_layers=1, cache_tiers=tiers, max_util_for_resume=1.0)
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        suspended = manager.create_kv_cache()
+        assert suspended.resume() and suspended.resize(4)
+        suspended.suspend()
+        running = manager.create_kv_cache(input_tokens=text(1, 4))
+        assert running.resume() and running.resize(4)
+        assert running.next_snapshot_position == 4
+        running.commit(text(1, 4))
+        assert [level[0].free for level in map(manager.get_storage_statistics, range(2))] == [0, 7]
+        assert manager.probe_reuse(None, text(1, 5)) == 4
+        manager.check_invariants()
+        running.close()
+        suspended.close()

@@ -189,3 +189,18 @@ def test_a_prefetch_takes_no_room_from_the_same_prefix(num_host_slots: int) -> N
         answer = manager.prefetch(text(1, 4), None, 0)
         assert answer.num_accepted == 4 * T
         assert [block["pages"][0]["level"] for block in manager.describe()["tree"][0]["blocks"]] == [0, 0, 0, 0]
+
+
+def test_what_is_retained_after_the_fact_lasts_as_long_as_was_said() -> None:
+    with manager_of(8) as manager:
+        serve(manager, text(1, 2))
+        assert manager.retain(text(1, 2), priority=80, duration_seconds=30) == HintAnswer(2 * T, 0, 0)
+        manager.advance_clock(29)
+        for number in range(2, 6):
+            serve(manager, text(number, 6))
+        assert cached(manager, text(1, 2)) == 2 * T
+        manager.advance_clock(1)
+        for number in range(6, 10):
+            serve(manager, text(number, 6))
+        assert cached(manager, text(1, 2)) == 0
+        manager.check_invariants()
