@@ -5,10 +5,10 @@
    is less: a sequence that fits at one length must not get stuck at the next. In any case one slot per layer group, and
    as many as one sequence has for recurrent state. A quota under the minimum is a `ValueError` that names the bytes and the constraint.
 2. The rest goes where a typical step would use it: in proportion to the slots of ``typical_step``, or to the bytes of
-   ``initial_pool_ratio``, or, without either, to the slots of a long sequence that decodes. In this last case one
-   sequence that prefills by the chunk comes first, as long as the quota can hold and at most that long: so that a
-   small quota, too, serves a sequence in every pool group. Recurrent state gets room for snapshots too: one per sequence
-   of a typical step, or one per chunk of a long sequence.
+   ``initial_pool_ratio``. Recurrent state gets room for snapshots too: one per sequence of a typical step.
+   Without either, the whole quota is shared in proportion to what a guessed sequence uses and leaves for reuse
+   (`_guessed_sequence_slots`); but the slots of one sequence that prefills by the chunk come first, as long as the quota
+   can hold and at most `LONG_SEQUENCE_TOKENS`: so that a small quota, too, serves a sequence in every pool group.
 3. Whole slots are given by largest remainder (ties: the lower pool group), then as long as any slot fits.
 
 `reserve_null_slot` takes one more slot of each pool group, which is outside the quota and not counted here.
@@ -29,6 +29,14 @@ LONG_SEQUENCE_TOKENS: Final = 16384
 WINDOWS_PER_LONG_SEQUENCE: Final = 4
 """What counts as a long sequence: so many tokens, and so many of the model's largest window."""
 
+SHORT_SEQUENCE_TOKENS: Final = 1024
+SEQUENCES_PER_QUOTA: Final = 40
+"""The guess where nothing is known of the requests: sequences of which so many fill level 0, but none shorter or longer than the
+above. Chosen by replaying made workloads and traces with fixed ratios: `tests/unit/replay/sweep_pool_ratios.py`."""
+
+TOKENS_PER_SNAPSHOT: Final = 1024
+"""Of recurrent state, in the guessed sequence: how far apart the prefixes end that are worth keeping."""
+
 PREFILL_CHUNK_TOKENS: Final = 2048
 """The inputs of a step, where nothing is known of the engine's."""
 
@@ -37,9 +45,7 @@ def plan_slot_counts(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
 ) -> tuple[int, ...]:
     """Slots by pool group, all in all at most ``quota_bytes`` and less than any one more slot would fit into."""
-    counts = _minimum_within(layout, config, quota_bytes, level)
-    _share_rest(layout, quota_bytes, _configured_shares(layout, config, quota_bytes, level, counts), counts)
-    return tuple(counts)
+    return _share_quota(layout, config, quota_bytes, level, _minimum_within(layout, config, quota_bytes, level))
 
 
 def plan_new_slot_counts(
@@ -57,7 +63,23 @@ def plan_new_slot_counts(
     counts = _raised_to(_minimum_within(layout, config, quota_bytes, level), tuple(least))
     if compute_slots_bytes(layout, counts) > quota_bytes:
         return None
-    weights = list(shares) if shares is not None else _configured_shares(layout, config, quota_bytes, level, counts)
+    if shares is not None:
+        _share_rest(layout, quota_bytes, list(shares), counts)
+        return tuple(counts)
+    return _share_quota(layout, config, quota_bytes, level, counts)
+
+
+def _share_quota(
+    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int, counts: list[int]
+) -> tuple[int, ...]:
+    """``counts``: the fewest slots by pool group."""
+    weights = _configured_shares(layout, config, level)
+    if weights is None:
+        counts = _with_one_sequence(layout, config, quota_bytes, counts)
+        level_0_bytes = quota_bytes if level == 0 else config.cache_tiers[0].quota
+        guessed = _guessed_sequence_slots(layout, config, level_0_bytes)
+        weights = [count * layout.slot_bytes_total(index) for index, count in enumerate(guessed)]
+        counts, weights = _level_out(layout, quota_bytes, weights, counts)
     _share_rest(layout, quota_bytes, weights, counts)
     return tuple(counts)
 
@@ -73,18 +95,16 @@ def _minimum_within(layout: SlotLayout, config: KVCacheManagerConfig, quota_byte
     return counts
 
 
-def _configured_shares(
-    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int, counts: list[int]
-) -> list[int]:
-    """Shares of the bytes by pool group; without a configured mix ``counts`` is raised to what one long sequence needs."""
+def _configured_shares(layout: SlotLayout, config: KVCacheManagerConfig, level: int) -> list[int] | None:
+    """Shares of the bytes by pool group; None without a configured mix."""
     if config.initial_pool_ratio is not None:
         return _to_integers(config.initial_pool_ratio)
-    slots = (0,) * layout.num_pool_groups
-    if config.typical_step is not None:
-        slots = slots_of_batch(layout, config, config.typical_step, level)
-        slots = _with_snapshots(layout, slots, len(config.typical_step.kv_caches))
+    if config.typical_step is None:
+        return None
+    slots = slots_of_batch(layout, config, config.typical_step, level)
     if not any(slots):
-        slots = _long_sequence_slots(layout, config, quota_bytes, counts)
+        return None
+    slots = _with_snapshots(layout, slots, len(config.typical_step.kv_caches))
     return [count * layout.slot_bytes_total(index) for index, count in enumerate(slots)]
 
 
@@ -128,21 +148,21 @@ def compute_widest_need(
     return min(num_blocks, life_cycle.num_sink_blocks + int(ceil_div(num_others, tokens_per_block)) + 1)
 
 
-def _long_sequence_slots(
-    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int]
-) -> tuple[int, ...]:
-    """The slots of a long sequence that decodes.
-
-    Raises ``counts`` to those of the longest sequence, up to that length, that can prefill within the quota.
-    """
+def _long_sequence_tokens(layout: SlotLayout) -> int:
     tokens = LONG_SEQUENCE_TOKENS
     for life_cycle in layout.life_cycles:
         window = life_cycle.window_size
         if window is not None:
             tokens = max(tokens, WINDOWS_PER_LONG_SEQUENCE * window)
-    max_blocks = int(ceil_div(tokens, config.tokens_per_block))
+    return tokens
+
+
+def _with_one_sequence(
+    layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int]
+) -> list[int]:
+    """``counts`` raised to those of the longest sequence, up to a long one, that can prefill within the quota."""
     fits = 0
-    too_many = max_blocks + 1
+    too_many = int(ceil_div(_long_sequence_tokens(layout), config.tokens_per_block)) + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         raised = _raised_to(counts, _sequence_slots(layout, config, middle, PREFILL_CHUNK_TOKENS))
@@ -150,8 +170,56 @@ def _long_sequence_slots(
             fits = middle
         else:
             too_many = middle
-    counts[:] = _raised_to(counts, _sequence_slots(layout, config, fits, PREFILL_CHUNK_TOKENS))
-    return _with_snapshots(layout, _sequence_slots(layout, config, max_blocks, 1), tokens // PREFILL_CHUNK_TOKENS)
+    return _raised_to(counts, _sequence_slots(layout, config, fits, PREFILL_CHUNK_TOKENS))
+
+
+def _guessed_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int) -> tuple[int, ...]:
+    """The slots of a sequence that decodes, of the length at which `SEQUENCES_PER_QUOTA` fill the quota.
+
+    Reuse needs a full-attention page of every block, but of windows and recurrent state only those where a prefix ends. In short
+    sequences such ends are close together. A small quota holds many sequences only if they are short.
+    """
+    least_blocks = int(ceil_div(SHORT_SEQUENCE_TOKENS, config.tokens_per_block))
+    too_many = int(ceil_div(_long_sequence_tokens(layout), config.tokens_per_block)) + 1
+    num_blocks = least_blocks
+    while too_many - num_blocks > 1:
+        middle = (num_blocks + too_many) // 2
+        slots = _kept_sequence_slots(layout, config, middle)
+        if SEQUENCES_PER_QUOTA * compute_slots_bytes(layout, slots) <= quota_bytes:
+            num_blocks = middle
+        else:
+            too_many = middle
+    return _kept_sequence_slots(layout, config, num_blocks)
+
+
+def _kept_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_blocks: int) -> tuple[int, ...]:
+    num_snapshots = num_blocks * config.tokens_per_block // TOKENS_PER_SNAPSHOT
+    return _with_snapshots(layout, _sequence_slots(layout, config, num_blocks, 1), num_snapshots)
+
+
+def _level_out(
+    layout: SlotLayout, quota_bytes: int, weights: list[int], least: list[int]
+) -> tuple[list[int], list[int]]:
+    """Counts to begin with and shares of the rest, so that the whole quota is shared by ``weights``.
+
+    A pool group whose share of it is under its ``least`` slots gets these and no more, the others share what is left.
+    """
+    counts = [0] * len(weights)
+    open_weights = list(weights)
+    rest = quota_bytes
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        total = sum(open_weights)
+        for index, weight in enumerate(open_weights):
+            slot_bytes = layout.slot_bytes_total(index)
+            if counts[index] == 0 and rest * weight // (total * slot_bytes) < least[index]:
+                counts[index] = least[index]
+                open_weights[index] = 0
+                rest -= least[index] * slot_bytes
+                is_settled = False
+                break
+    return (counts, open_weights) if sum(open_weights) > 0 else (least, weights)
 
 
 def _with_snapshots(layout: SlotLayout, slots: tuple[int, ...], num_snapshots: int) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
             return run_compare_command(options, compare_parser)
         if options.command == "rerun":
             return run_rerun_command(options)
-        return run_replay_command(options, replay_parser)
+        return run_replay_command(options, replay_parser, (sys.argv[1:] if argv is None else argv)[1:])
     except SystemExit as leaving:
         # argparse has said what is wrong, or what the options are.
         return leaving.code if isinstance(leaving.code, int) else EXIT_USAGE

@@ -47,6 +47,29 @@ class Console(metaclass=ABCMeta):
     @abstractmethod
     def show(self, report: ReplayReport) -> None: ...
 
+    def say(self, text: str) -> None:
+        """A line of progress after the report."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class SilentConsole(Console):
+    """Says nothing."""
+
+    __slots__ = ()
+
+    def start(self, num_requests: int) -> None:
+        pass
+
+    def update(self, tally: Tally, used_shares: list[float]) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def show(self, report: ReplayReport) -> None:
+        pass
+
 
 @final
 @mypyc_attr(native_class=True)
@@ -83,13 +106,17 @@ class PlainConsole(Console):
         self._output.write(plain_report(report))
         self._output.flush()
 
+    def say(self, text: str) -> None:
+        if not self._is_quiet:
+            self._errors.write(text + "\n")
+            self._errors.flush()
+
 
 def progress_text(tally: Tally, used_shares: list[float], num_requests: int, seconds: float) -> str:
     done = tally.num_requests_done + tally.num_requests_refused
-    tokens = tally.num_prompt_tokens + tally.num_generated_tokens
-    rate = tokens / seconds if seconds > 0.0 else 0.0
+    rate = tally.num_computed_tokens / seconds if seconds > 0.0 else 0.0
     return (
-        f"{done:,} of {num_requests:,} requests, {tally.num_requests_running} running, {rate:,.0f} tokens/s, "
+        f"{done:,} of {num_requests:,} requests, {tally.num_requests_running} running, {rate:,.0f} computed tokens/s, "
         f"hit rate {tally.hit_rate:.1%}, memory {memory_text(used_shares)}"
     )
 

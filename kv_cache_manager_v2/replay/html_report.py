@@ -5,11 +5,12 @@ Importing this module needs plotly (extra ``report``), whose script is in the pa
 
 import html
 import os
+from datetime import datetime
 from typing import Any, Final
 
 import plotly.offline  # type: ignore[import-untyped]
 
-from .. import HitRateCurve
+from .other_sizes import MeasuredCurve
 from .plots import plot_drops, plot_hit_rates, plot_hits, plot_latencies, plot_memory
 from .report import ReplayReport
 from .report_rows import figure_rows, tier_tables
@@ -25,35 +26,42 @@ td:first-child { font-weight: 600; white-space: nowrap } td { overflow-wrap: any
 
 
 def make_html(
-    report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: list[HitRateCurve]
+    report: ReplayReport, points: list[TimelinePoint], tiers: list[str], curves: list[MeasuredCurve], command: str
 ) -> str:
-    """``curves``: of each tier, then of other policies; empty leaves that plot out."""
+    """``curves``: of each tier, then of other policies; empty: the page says that nothing was served again."""
     name = os.path.basename(report.workload)  # of a trace, its path
     title = html.escape(f"Replay of {name}: {report.hit_rate:.1%} of the prompt tokens were reused")
     parts = [
         "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">', '<link rel="icon" href="data:,">',
         f"<title>{title}</title><style>{_STYLE}</style>",
-        f"<script>{plotly.offline.get_plotlyjs()}</script></head><body><h1>{title}</h1>", _figures(report),
+        f"<script>{plotly.offline.get_plotlyjs()}</script></head><body><h1>{title}</h1>",
+        f"<p>{html.escape(datetime.now().astimezone().strftime('%Y-%m-%d %H:%M %z'))}: <code>{html.escape(command)}</code></p>",
+        _figures(report),
     ]  # fmt: skip
     parts += [_table(table) for table in tier_tables(report)]
     parts += _section(
         "Hits and misses", "hits",
-        "Each bar is a stretch of the run, as wide as the prompts in it. From the bottom: tokens found in the cache, by tier; "
-        "above, hatched, tokens that were not, by cause. <i>Evicted</i> tokens were here and had to go: more memory would have "
-        "kept them. <i>Never seen</i> ones (plain, light) no cache can have. The line is the hit rate so far.",
+        "Each bar is a stretch of the run, as wide as the prompts in it; each request counts once, when it is first admitted. From "
+        "the bottom: tokens found in the cache, by tier; above, tokens that were not, by cause. <i>New</i> ones (plain, white) "
+        "no cache can have; <i>forgotten</i> ones were here so long ago that the manager has no record of them. The table above "
+        "says what each cause means and what helps. The line is the hit rate so far.",
         plot_hits(points, tiers),
     )  # fmt: skip
     if len(curves) > 0:
         parts += _section(
             "What more or less memory would bring", "curve",
-            "The hit rate that the same requests would have had with another size of one tier, estimated from "
-            f"{curves[0].num_sampled_queries:,} lookups of sampled blocks ({curves[0].sampling:.2%} of all blocks). Where the line is "
-            "steep to the right of 1, memory pays; where it is flat, it does not. Thin lines: the first tier under other eviction "
-            "policies. The star is what was measured, over all lookups: those of requests that had to start again find what they "
-            "had published before.",
+            "The same requests, served again with another size of one tier; nothing is estimated. Grey: all tiers under another "
+            f"eviction policy, at their present sizes. {_describe_gaps(curves, tiers)}Where the line is steep to the right of 1, "
+            "memory pays; where it is flat, it does not, or another pool group is the narrow one: look for <i>window broken</i> "
+            "and <i>no snapshot</i> above, and try <code>--pool-ratio</code>.",
             plot_hit_rates(curves, tiers),
         )  # fmt: skip
+    else:
+        parts.append(
+            "<h2>What more or less memory would bring</h2><p>Not known: the run was cut short, or nothing was served, and one size says "
+            "nothing of others.</p>"
+        )
     parts += _section(
         "Memory", "memory",
         "Slots of each pool group and tier. Hatched: needed by sequences, running or suspended. Plain: kept in hope of reuse, "
@@ -62,8 +70,8 @@ def make_html(
     )  # fmt: skip
     parts += _section(
         "Evictions", "drops",
-        "Pages that were dropped in each of these stretches. <i>Capacity</i>: their turn had come. <i>Unreachable</i>: the block "
-        "before them was evicted. <i>Superseded</i>: a fuller block has the same tokens.",
+        "Pages that were dropped in each stretch, for 1,000 prompt tokens. <i>Capacity</i>: their turn had come. "
+        "<i>Unreachable</i>: the block before them was evicted. <i>Superseded</i>: a fuller block has the same tokens.",
         plot_drops(points),
     )  # fmt: skip
     parts += _section(
@@ -72,6 +80,17 @@ def make_html(
     )  # fmt: skip
     parts.append("</body></html>")
     return "\n".join(parts)
+
+
+def _describe_gaps(curves: list[MeasuredCurve], tiers: list[str]) -> str:
+    """What could not be measured, or is odd; empty, or a sentence each with a blank behind it."""
+    sentences: list[str] = []
+    for curve in curves:
+        what = f"eviction by {curve.policy.value}" if curve.policy is not None else f"the {tiers[curve.level]} tier"
+        for rate in curve.rates:
+            if rate.note != "":
+                sentences.append(f"{html.escape(what)} at {rate.size:g}x: {html.escape(rate.note)}. ")
+    return "".join(sentences)
 
 
 def _figures(report: ReplayReport) -> str:

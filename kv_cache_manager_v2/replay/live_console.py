@@ -62,3 +62,6 @@ class LiveConsole(Console):
 
     def show(self, report: ReplayReport) -> None:
         self._report_console.show(report)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False)

@@ -9,11 +9,10 @@ _BAR_CHARACTERS = 24
 def live_rows(point: TimelinePoint, tally: Tally, tiers: list[str], num_requests: int, seconds: float) -> list[tuple[str, str, str]]:
     """Name, value and a bar where the value is a share."""
     done = tally.num_requests_done + tally.num_requests_refused
-    tokens = tally.num_prompt_tokens + tally.num_generated_tokens
-    rate = tokens / seconds if seconds > 0.0 else 0.0
+    rate = tally.num_computed_tokens / seconds if seconds > 0.0 else 0.0
     rows = [
         ("requests", f"{done:,} of {num_requests:,}, {tally.num_requests_running} running", _bar(done / max(num_requests, 1))),
-        ("steps", f"{point.step:,}, {rate:,.0f} tokens/s", ""),
+        ("steps", f"{point.step:,}, {rate:,.0f} computed tokens/s", ""),
     ]
     num_tokens = max(point.prompt_tokens, 1)
     for level, tier in enumerate(tiers):
@@ -21,7 +20,7 @@ def live_rows(point: TimelinePoint, tally: Tally, tiers: list[str], num_requests
         rows.append((f"hit, {tier}", f"{share:.1%}", _bar(share)))
     for cause, missed in sorted(point.missed_tokens.items(), key=_negative_tokens):
         share = missed / num_tokens
-        rows.append((f"missed, {cause.name.lower().replace('_', ' ')}", f"{share:.1%}", _bar(share)))
+        rows.append((f"missed, {cause}", f"{share:.1%}", _bar(share)))
     for use in point.slots:
         total = max(use.total, 1)
         text = f"{use.needed / total:.0%} needed, {use.kept / total:.0%} kept of {use.total:,}"

@@ -35,6 +35,36 @@ def to_share(text: str) -> float:
     return share
 
 
+def to_ratio(text: str) -> tuple[float, ...]:
+    """Numbers over 0, one for each pool group."""
+    shares: list[float] = []
+    for part in text.split(","):
+        try:
+            share = float(part)
+        except ValueError:
+            share = -1.0
+        if not 0.0 < share < 1e9:
+            raise argparse.ArgumentTypeError(f"{part!r} is no share; give a number over 0 for each pool group, as in 0.4,0.6")
+        shares.append(share)
+    return tuple(shares)
+
+
+def to_sizes(text: str) -> tuple[float, ...]:
+    """Factors of a tier's size; ``none`` is no factor."""
+    if text == "none":
+        return ()
+    sizes: list[float] = []
+    for part in text.split(","):
+        try:
+            size = float(part)
+        except ValueError:
+            size = -1.0
+        if not 0.001 <= size <= 1000.0:
+            raise argparse.ArgumentTypeError(f"{part!r} is no size between 0.001 and 1000, in present sizes; say 0.5,2,8 or none")
+        sizes.append(size)
+    return tuple(sizes)
+
+
 def parse_size(text: str) -> int | None:
     """Bytes of ``64MiB``, ``40g``, ``1000``; None where it is no size."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?([kmgt]?)(?:i?b)?", text.lower())

@@ -11,6 +11,7 @@ from .. import (
     BatchDesc,
     CacheTier,
     Device,
+    EvictionPolicy,
     GpuCacheTierConfig,
     HostDevice,
     KVCacheDesc,
@@ -62,8 +63,12 @@ class ReplayPlan:
     seed: int | None = None
     """Of the workload, for the report."""
     skipped_lines: int = 0
-    miss_ratio_sampling: float = 0.01
-    """The share of the blocks that the hit rate of other sizes is estimated from."""
+    pool_ratio: tuple[float, ...] | None = None
+    """Shares of the bytes of each tier, by pool group; None: the manager's default."""
+    adjusts: bool = True
+    """Whether the pool groups share the memory anew when the manager asks for it."""
+    eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
+    """Of every tier."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICE_NAMES:
@@ -91,19 +96,16 @@ class ReplayPlan:
     def manager_config(self, device: Device, temporary_folder: str = "") -> KVCacheManagerConfig:
         summary = self.workload.summary()
         num_bytes, constraints = self._memory(summary, device)
-        # How the pool groups share the memory: by a step of the mean request, half way through its answer.
-        num_requests = max(summary.num_requests, 1)
-        history = (summary.num_prompt_tokens + summary.num_output_tokens // 2) // num_requests
+        policy = self.eviction_policy
         return KVCacheManagerConfig(
             tokens_per_block=self.tokens_per_block,
             cache_tiers=[
-                GpuCacheTierConfig(quota=num_bytes),
-                *[tier.tier_config(temporary_folder) for tier in self.lower_tiers],
+                GpuCacheTierConfig(quota=num_bytes, eviction_policy=policy),
+                *[tier.tier_config(temporary_folder, policy) for tier in self.lower_tiers],
             ],
             layers=self.model.layer_configs(self.tokens_per_block, self.shrink),
             constraints=constraints,
-            miss_ratio_sampling=self.miss_ratio_sampling,
-            typical_step=BatchDesc([KVCacheDesc(capacity=history + 1, history_length=history)]),
+            initial_pool_ratio=self.pool_ratio,
             swa_scratch_reuse=SwaScratchReuseConfig() if self.scratch else None,
             write_policy=self.write_policy,
             snapshot_policy=SnapshotPolicy(at_close=True),

@@ -9,7 +9,9 @@ from typing import Any, Final, TypeAlias
 import plotly.graph_objects as graphs  # type: ignore[import-untyped]
 import plotly.subplots  # type: ignore[import-untyped]
 
-from .. import DropReason, HitRateCurve, MissCause
+from .. import DropReason
+from .other_sizes import MeasuredCurve
+from .prompt_misses import FORGOTTEN, NEW
 from .report import ReplayReport
 from .timeline import TimelinePoint
 
@@ -21,27 +23,23 @@ NUM_BARS: Final = 48
 # From dark to light, so that neighbours differ in grey as well.
 _HIT_COLOURS: Final = ("#08306b", "#2171b5", "#6baed6", "#b8d4ea")
 _MISS_STYLES: Final = {
-    MissCause.EVICTED: ("#a50f15", "/"),
-    MissCause.UNREACHABLE: ("#cb181d", "\\"),
-    MissCause.SHRUNK: ("#ef3b2c", "x"),
-    MissCause.DROPPED: ("#fc9272", "-"),
-    MissCause.WINDOW_BROKEN: ("#e6550d", "|"),
-    MissCause.NO_SNAPSHOT: ("#fd8d3c", "+"),
-    MissCause.PARTIAL_BLOCK: ("#fdae6b", "."),
-    MissCause.OTHER_SCOPE: ("#756bb1", "/"),
-    MissCause.LOAD_FAILED: ("#000000", "x"),
-    MissCause.BACKOFF: ("#dadaeb", "-"),
-    MissCause.NEVER_SEEN: ("#ffffff", ""),
+    "evicted": ("#a50f15", "/"),
+    "unreachable": ("#cb181d", "\\"),
+    "shrunk": ("#ef3b2c", "x"),
+    "dropped": ("#fc9272", "-"),
+    "window broken": ("#e6550d", "|"),
+    "no snapshot": ("#fd8d3c", "+"),
+    "partial block": ("#fdae6b", "."),
+    "other scope": ("#756bb1", "/"),
+    "load failed": ("#000000", "x"),
+    "backoff": ("#dadaeb", "-"),
+    FORGOTTEN: ("#d9d9d9", "\\"),
+    NEW: ("#ffffff", ""),
 }
 _DROP_PATTERNS: Final = ("", "/", "\\", "x", "-", "|", "+", ".")
 _DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross")
 """Beside five dashes: no two lines of 35 have both."""
-
-
-def words_of(name: str) -> str:
-    """NEVER_SEEN: never seen."""
-    return name.lower().replace("_", " ")
 
 
 def choose_bars(points: list[TimelinePoint]) -> list[Stretch]:
@@ -84,7 +82,7 @@ def plot_hits(points: list[TimelinePoint], tiers: list[str]) -> Any:
                 (end.missed_tokens.get(cause, 0) - begin.missed_tokens.get(cause, 0)) / count
                 for (begin, end), count in zip(stretches, tokens, strict=True)
             ]
-            _add_bars(figure, f"missed, {words_of(cause.name)}", stretches, shares, colour, pattern)
+            _add_bars(figure, f"missed, {cause}", stretches, shares, colour, pattern)
     so_far = [sum(end.hit_tokens) / max(end.prompt_tokens, 1) for _, end in stretches]
     figure.add_trace(
         graphs.Scatter(
@@ -94,8 +92,13 @@ def plot_hits(points: list[TimelinePoint], tiers: list[str]) -> Any:
     )  # fmt: skip
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title="share of prompt tokens", tickformat=".0%", range=[0, 1])
-    figure.update_xaxes(title="prompt tokens so far")
+    figure.update_xaxes(title="prompt tokens so far", range=_token_range(points))
     return _finished(figure)
+
+
+def _token_range(points: list[TimelinePoint]) -> list[int]:
+    """From the first to the last prompt token, as many as the table says."""
+    return [0, max(points[-1].prompt_tokens, 1) if len(points) > 0 else 1]
 
 
 def _add_bars(figure: Any, name: str, stretches: list[Stretch], y: list[float], colour: str, pattern: str) -> None:
@@ -114,9 +117,12 @@ def plot_memory(points: list[TimelinePoint]) -> Any:
     """Slots of every pool group at every level: needed by sequences, kept for reuse, free."""
     uses = points[-1].slots if len(points) > 0 else ()
     titles = [f"{use.tier}, pool group {use.pool_group}: {use.total:,} slots" for use in uses]
+    num_rows = max(len(uses), 1)
+    height = _MARGIN_TOP + _MARGIN_BOTTOM + _LEGEND_HEIGHT + num_rows * _ROW_HEIGHT + (num_rows - 1) * _ROW_GAP
     figure = plotly.subplots.make_subplots(
-        rows=max(len(uses), 1), cols=1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.4 / max(len(uses), 1) ** 2
-    )
+        rows=num_rows, cols=1, shared_xaxes=True, subplot_titles=titles,
+        vertical_spacing=_ROW_GAP / (num_rows * _ROW_HEIGHT + (num_rows - 1) * _ROW_GAP),
+    )  # fmt: skip
     steps = [point.step for point in points]
     for position in range(len(uses)):
         row = position + 1
@@ -125,8 +131,8 @@ def plot_memory(points: list[TimelinePoint]) -> Any:
         _add_area(figure, row, "needed by sequences", steps, needed, "#08306b", "/")
         _add_area(figure, row, "kept for reuse", steps, kept, "#9ecae1", "")
     figure.update_yaxes(tickformat=".0%", range=[0, 1])
-    figure.update_xaxes(title="step", row=max(len(uses), 1), col=1)
-    return _finished(figure, 160 + 220 * max(len(uses), 1))
+    figure.update_xaxes(title="step", row=num_rows, col=1)
+    return _finished(figure, height)
 
 
 def _add_area(figure: Any, row: int, name: str, x: list[int], y: list[float], colour: str, pattern: str) -> None:
@@ -141,15 +147,19 @@ def _add_area(figure: Any, row: int, name: str, x: list[int], y: list[float], co
 
 
 def plot_drops(points: list[TimelinePoint]) -> Any:
-    """Pages dropped, stretch by stretch, by reason."""
+    """Pages dropped for 1,000 prompt tokens, stretch by stretch, by reason: stretches are not equally long."""
     figure = graphs.Figure()
     stretches = choose_bars(points)
     for reason in DropReason:
         if len(points) > 0 and points[-1].dropped_pages.get(reason, 0) > 0:
-            counts = [end.dropped_pages.get(reason, 0) - begin.dropped_pages.get(reason, 0) for begin, end in stretches]
+            rates = [
+                1000 * (end.dropped_pages.get(reason, 0) - begin.dropped_pages.get(reason, 0)) / (end.prompt_tokens - begin.prompt_tokens)
+                for begin, end in stretches
+            ]
             figure.add_trace(
                 graphs.Bar(
-                    x=_middles(stretches), width=_widths(stretches), y=counts, name=words_of(reason.name), hovertemplate="%{y:,}",
+                    x=_middles(stretches), width=_widths(stretches), y=rates, name=reason.name.lower().replace("_", " "),
+                    hovertemplate="%{y:,.1f}",
                     marker={
                         "color": "#bdbdbd", "line": {"color": "black", "width": 0.5},
                         "pattern": {"shape": _DROP_PATTERNS[reason], "fgcolor": "black", "bgcolor": "#bdbdbd", "size": 6},
@@ -157,8 +167,8 @@ def plot_drops(points: list[TimelinePoint]) -> Any:
                 )
             )  # fmt: skip
     figure.update_layout(barmode="stack")
-    figure.update_yaxes(title="pages dropped", rangemode="tozero")
-    figure.update_xaxes(title="prompt tokens so far")
+    figure.update_yaxes(title="pages per 1,000 prompt tokens", rangemode="tozero")
+    figure.update_xaxes(title="prompt tokens so far", range=_token_range(points))
     return _finished(figure)
 
 
@@ -179,44 +189,57 @@ def plot_latencies(report: ReplayReport) -> Any:
         )
     figure.update_xaxes(title="microseconds a call", type="log")
     figure.update_yaxes(automargin=True)
-    return _finished(figure, 200 + 40 * len(names))
+    return _finished(figure, 260 + 40 * len(names))
 
 
-def plot_hit_rates(curves: list[HitRateCurve], tiers: list[str]) -> Any:
-    """Hit rate against the size of each tier, in present sizes: ``curves`` of the tiers, then, as thin lines, of other policies."""
+def plot_hit_rates(curves: list[MeasuredCurve], tiers: list[str]) -> Any:
+    """Hit rate against the size of each tier, in present sizes; under other eviction policies at the present size."""
     figure = graphs.Figure()
+    highest = 0.0
     for position, curve in enumerate(curves):
-        is_other = position >= len(tiers)
+        rates = [rate for rate in curve.rates if rate.hit_rate is not None]
+        highest = max([highest, *[rate.hit_rate for rate in rates if rate.hit_rate is not None]])
+        is_other = curve.policy is not None
         figure.add_trace(
             graphs.Scatter(
-                x=[point.size for point in curve.points], y=[point.hit_rate for point in curve.points],
-                name=f"size of {tiers[curve.level]}" + (f" under {curve.policy.value}" if is_other and curve.policy is not None else ""),
-                mode="lines+markers", hovertemplate="%{y:.1%} at %{x}x",
-                line={
-                    "color": "#555555" if is_other else _HIT_COLOURS[position % 3], "dash": _DASHES[position % len(_DASHES)],
-                    "width": 1 if is_other else 3,
+                x=[rate.size for rate in rates], y=[rate.hit_rate for rate in rates],
+                name=f"eviction by {curve.policy.value}" if curve.policy is not None else f"size of {tiers[curve.level]}",
+                mode="markers" if is_other else "lines+markers", hovertemplate="%{y:.1%} at %{x}x",
+                line={"color": _HIT_COLOURS[position % 3], "dash": _DASHES[position % len(_DASHES)], "width": 3},
+                marker={
+                    "symbol": _SYMBOLS[position % len(_SYMBOLS)], "size": 10,
+                    "color": "#999999" if is_other else _HIT_COLOURS[position % 3], "line": {"color": "black", "width": 1},
                 },
-                marker={"symbol": _SYMBOLS[position % len(_SYMBOLS)], "size": 7 if is_other else 9},
             )
         )  # fmt: skip
-    measured = max([point.hit_rate for point in curves[0].points if point.size == 1.0], default=0.0)
+    measured = max([rate.hit_rate or 0.0 for rate in curves[0].rates if rate.size == 1.0], default=0.0)
     figure.add_trace(
         graphs.Scatter(
-            x=[1.0], y=[measured], name="measured, present size", mode="markers", hovertemplate="%{y:.1%}",
+            x=[1.0], y=[measured], name="this run", mode="markers", hovertemplate="%{y:.1%}",
             marker={"symbol": "star", "size": 18, "color": "white", "line": {"color": "black", "width": 2}},
         )
     )  # fmt: skip
     figure.add_vline(x=1.0, line={"color": "black", "dash": "dash", "width": 1})
-    figure.update_xaxes(title="size of the tier, in present sizes", type="log", tickvals=[0.25, 0.5, 1, 2, 4, 8])
-    highest = max([point.hit_rate for curve in curves for point in curve.points], default=0.0)
-    figure.update_yaxes(title="hit rate", tickformat=".0%", range=[0, max(min(highest * 1.3, 1.0), 0.05)])
+    sizes = sorted(set([rate.size for curve in curves for rate in curve.rates]))
+    figure.update_xaxes(title="size of the tier, in present sizes", type="log", tickvals=sizes, ticktext=[f"{size:g}" for size in sizes])
+    figure.update_yaxes(title="hit rate", tickformat=".0%", range=[0, max(min(highest * 1.2, 1.0), 0.05)])
     return _finished(figure)
 
 
-def _finished(figure: Any, height: int = 420) -> Any:
-    """The same looks for all: the legend below, large type, no empty margins on a phone."""
+_MARGIN_TOP: Final = 40
+_MARGIN_BOTTOM: Final = 60
+_LEGEND_HEIGHT: Final = 110
+_ROW_HEIGHT: Final = 150
+_ROW_GAP: Final = 50
+"""In pixels."""
+
+
+def _finished(figure: Any, height: int = 460) -> Any:
+    """The same looks for all: the legend below the axis, whatever the height; large type, no empty margins on a phone."""
+    plot_height = max(height - _MARGIN_TOP - _MARGIN_BOTTOM - _LEGEND_HEIGHT, 1)
     figure.update_layout(
-        template="plotly_white", height=height, font={"size": 14}, margin={"l": 60, "r": 10, "t": 30, "b": 40},
-        legend={"orientation": "h", "yanchor": "top", "y": -0.25 if height <= 420 else -0.12, "x": 0}, hovermode="x unified",
+        template="plotly_white", height=height, font={"size": 14},
+        margin={"l": 60, "r": 10, "t": _MARGIN_TOP, "b": _MARGIN_BOTTOM + _LEGEND_HEIGHT, "autoexpand": True},
+        legend={"orientation": "h", "yanchor": "top", "y": -_MARGIN_BOTTOM / plot_height, "x": 0}, hovermode="x unified",
     )  # fmt: skip
     return figure

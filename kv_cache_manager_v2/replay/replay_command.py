@@ -1,14 +1,17 @@
 """The command ``replay``: its options, and what they mean. See `cli` for exit codes."""
 
 import argparse
+import shlex
 import sys
+from collections.abc import Sequence
 
 from ..base.missing_package import missing_package
 from .console import Console, make_console, make_live_console
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
-from .option_values import parse_size, require_writable, to_positive, to_share
+from .option_values import parse_size, require_writable, to_positive, to_ratio, to_share, to_sizes
+from .other_sizes import DEFAULT_SIZES, MeasuredCurve, serve_other_sizes, was_interrupted
 from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
 from .presets import DEFAULT_MODEL, PRESETS
 from .replayer import run_replay
@@ -63,6 +66,14 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--write-policy", choices=("back", "through"),
         help="with --tiers: back, pages are written below when they have to go; through, early (default: back)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--pool-ratio", type=to_ratio, metavar="LIST",
+        help="how each tier's bytes are shared between the pool groups, one number each: 0.4,0.6 (default: the manager's own guess)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--no-adjust", action="store_true",
+        help="the pool groups keep their shares, also where the manager asks to share the memory anew",
     )  # fmt: skip
     machine.add_argument(
         "--shrink", type=_shrink, metavar="N",
@@ -120,12 +131,16 @@ def _add_result_options(parser: argparse.ArgumentParser) -> None:
     checks.add_argument(
         "--report", metavar="FILE", help="write a page with plots there (HTML, needs the extra report)"
     )
+    checks.add_argument(
+        "--report-sizes", type=to_sizes, default=DEFAULT_SIZES, metavar="LIST",
+        help="for the page: serve again with each tier so many times as large, or with none at other sizes (default: 0.25,0.5,2,4,8)",
+    )  # fmt: skip
     checks.add_argument("--live", action="store_true", help="show hits, misses and memory in a table while it runs (needs rich)")
     checks.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Returns the exit code; usage errors leave through ``parser.error``."""
+def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    """Returns the exit code; usage errors leave through ``parser.error``. ``arguments``: as they were typed."""
     if options.trace is not None and options.workload is not None:
         parser.error("give a TRACE or --workload, not both")
     if options.speculate is not None and options.beams is not None:
@@ -134,6 +149,8 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error("--write-policy is about tiers below the GPU; give some, as in --tiers gpu=64MiB,host=256MiB")
     if options.skip_bad and options.trace is None:
         parser.error("--skip-bad is about the lines of a TRACE, and none is given")
+    if options.report is None and options.report_sizes is not DEFAULT_SIZES:
+        parser.error("--report-sizes is about the page of plots; name one with --report FILE")
     if options.trace_block is not None and options.trace is None:
         parser.error("--trace-block is about the hash ids of a TRACE, and none is given")
     skipped_lines = 0
@@ -168,14 +185,19 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         console.show(report)
         if options.json is not None:
             write_result(options.json, report.to_json())
+    curves: list[MeasuredCurve] = []
     if timeline is not None:
-        write_html_report(options.report, report, timeline)
+        if not report.interrupted and report.failure is None and report.requests > 0:
+            curves = serve_other_sizes(plan, report, console, options.report_sizes)
+        if was_interrupted(curves):
+            sys.stderr.write("kvcm: interrupted; the page has the sizes that were served until then\n")
+        write_html_report(options.report, report, timeline, curves, f"kvcm replay {shlex.join(arguments)}".rstrip())
     if serves_nobody(report):
         sys.stderr.write(
             f"kvcm: none of {report.requests_refused} requests was served, for none fits even alone: {report.last_refusal}. Give more "
             f"--memory or --tiers, a larger --shrink, or fewer --beams\n"
         )
-    return exit_code(report)
+    return EXIT_INTERRUPTED if was_interrupted(curves) and exit_code(report) == EXIT_OK else exit_code(report)
 
 
 def serves_nobody(report: ReplayReport) -> bool:
@@ -219,8 +241,8 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
         scratch=options.scratch,
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
-        # As many blocks as the sample takes: a page of plots may cost a little.
-        miss_ratio_sampling=0.01 if options.report is None else 1.0,
+        pool_ratio=options.pool_ratio,
+        adjusts=not options.no_adjust,
     )
 
 

@@ -28,6 +28,7 @@ from .console import Console
 from .handover import Handover
 from .interrupt import InterruptFlag
 from .plan import ReplayPlan
+from .pool_adjustment import PoolAdjustment
 from .recorder import CallRecorder
 from .report import LayerGroupFigures, PoolGroupFigures, ReplayReport, call_figures
 from .scheduler import Scheduler
@@ -91,7 +92,7 @@ def _make_manager(config: KVCacheManagerConfig, device: Device) -> KVCacheManage
     try:
         return KVCacheManager(config, device=device)
     except (ValueError, OutOfMemoryError) as error:
-        raise PlanError(f"{error} (see --memory, --tiers and --shrink)") from error
+        raise PlanError(f"{error} (see --memory, --tiers, --shrink and --pool-ratio)") from error
     except (CudaError, StorageIOError) as failure:  # another name: mypyc gives one name one type
         raise PlanError(str(failure)) from failure
 
@@ -142,10 +143,12 @@ class _Replayer:
         self._console.start(self.plan.workload.summary().num_requests)
         if self._timeline is not None:
             self._timeline.begin(self._manager)
+        managers = [self._manager] if self._decode_manager is None else [self._manager, self._decode_manager]
+        adjustment = PoolAdjustment(managers if self.plan.adjusts else [])
         begin = perf_counter()
         try:
             with InterruptFlag() as flag:
-                interrupted = self._serve_steps(scheduler, flag)
+                interrupted = self._serve_steps(scheduler, adjustment, flag)
         except CorruptedError as error:
             failure = str(error)
         finally:
@@ -156,13 +159,17 @@ class _Replayer:
         wall_seconds = perf_counter() - begin
         if engine is not None:
             engine.synchronize()
-        return self._report(scheduler, recorder, engine, wall_seconds, interrupted, failure)
+        return self._report(scheduler, recorder, engine, wall_seconds, interrupted, failure, adjustment.num_adjustments)
 
-    def _serve_steps(self, scheduler: Scheduler, flag: InterruptFlag) -> bool:
+    def _serve_steps(self, scheduler: Scheduler, adjustment: PoolAdjustment, flag: InterruptFlag) -> bool:
         """True if Ctrl-C ended it."""
         next_update = monotonic()
         tiers = tier_names(self._manager)
+        num_computed = 0
         while scheduler.step():
+            if adjustment.end_step(scheduler.tally.num_computed_tokens - num_computed):
+                scheduler.note_moved_pages()
+            num_computed = scheduler.tally.num_computed_tokens
             if self.plan.check_invariants:
                 self._manager.check_invariants()
                 if self._decode_manager is not None:
@@ -179,10 +186,6 @@ class _Replayer:
                 return True
         return False
 
-    def _missed_tokens(self) -> dict[str, int]:
-        missed = self._manager.get_statistics().prompts.missed_tokens
-        return {cause.name.lower(): missed[cause] for cause in missed}
-
     def _used_shares(self) -> list[float]:
         return [
             (group.total - group.free) / max(group.total, 1) for group in self._manager.get_storage_statistics()
@@ -190,7 +193,7 @@ class _Replayer:
 
     def _report(
         self, scheduler: Scheduler, recorder: CallRecorder, engine: FakeEngine | None, wall_seconds: float, interrupted: bool,
-        failure: str | None,
+        failure: str | None, num_adjustments: int,
     ) -> ReplayReport:  # fmt: skip
         plan = self.plan
         tally = scheduler.tally
@@ -232,12 +235,15 @@ class _Replayer:
                 for group in self._manager.get_storage_statistics()
             ]),
             layer_groups=self._layer_groups(scheduler.census.peak_used),
-            tiers=tier_figures(self._manager),
+            tiers=tier_figures(self._manager, tally.hit_tokens),
             transfers=transfer_figures(self._manager),
             wall_seconds=wall_seconds,
             manager_seconds=recorder.total_ns / 1e9,
             calls=call_figures(recorder),
-            missed_tokens=self._missed_tokens(),
+            missed_tokens=dict(tally.missed_tokens),
+            checked_bytes=0 if engine is None else engine.num_checked_bytes,
+            pool_ratio=plan.pool_ratio,
+            adjustments=num_adjustments if plan.adjusts else None,
             last_refusal=None if self._manager.last_refusal is None else self._manager.last_refusal.text,
         )
 

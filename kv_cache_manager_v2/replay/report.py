@@ -99,7 +99,13 @@ class ReplayReport:
     calls: tuple[CallFigures, ...]
 
     missed_tokens: dict[str, int] = field(default_factory=dict)
-    """By cause; of all lookups, those of requests that started again too."""
+    """By the words of `prompt_misses`; with the hits they add up to the prompt tokens."""
+    checked_bytes: int = 0
+    """That the fake engine read back and compared; of `computed_tokens` and of those before them."""
+    pool_ratio: tuple[float, ...] | None = None
+    """Shares of the bytes by pool group that were asked for; None: the manager's default."""
+    adjustments: int | None = None
+    """How often the pool groups shared the memory anew; None: they were not allowed to."""
     last_refusal: str | None = None
     """Why the last call that found no room did not."""
 
@@ -117,9 +123,20 @@ class ReplayReport:
 
     @property
     def tokens_per_second(self) -> float:
-        """Prompt tokens, reused ones too, and generated ones."""
-        tokens = self.prompt_tokens + self.generated_tokens
-        return tokens / self.wall_seconds if self.wall_seconds > 0.0 else 0.0
+        """Computed ones: what was reused took no time."""
+        return self.computed_tokens / self.wall_seconds if self.wall_seconds > 0.0 else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """Whether every byte was right, in words."""
+        if not self.verified:
+            return "no bytes were read back (--verify does)"
+        begin = f"{self.checked_bytes:,} bytes of {self.computed_tokens:,} tokens read back"
+        if self.mismatches > 0:
+            return f"WRONG: {begin}, {self.mismatches:,} tokens had wrong bytes"
+        if self.failure is not None:
+            return f"WRONG: {begin}, and then the run failed: {self.failure}"
+        return f"{begin}, all right"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the derived figures."""

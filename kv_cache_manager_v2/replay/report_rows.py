@@ -2,7 +2,8 @@
 
 from typing import TypeAlias
 
-from .report import ReplayReport
+from .prompt_misses import MISS_MEANINGS
+from .report import PoolGroupFigures, ReplayReport
 from .tier_figures import TIER_HEADER, TRANSFER_HEADER, tier_rows, transfer_rows
 
 Row: TypeAlias = tuple[str, str]
@@ -21,20 +22,26 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         ("workload", report.workload),
         ("model", f"{report.model}, 1/{report.shrink} of its bytes" if report.shrink > 1 else report.model),
         ("memory", f"{format_bytes(report.memory_bytes)}, {report.tokens_per_block} tokens per block"),
+        ("pool groups", _describe_split(report)),
         ("scratch slots", "on" if report.scratch else "off"),
+        (
+            "served with", f"{report.max_running:,} running at most, {report.token_budget:,} inputs a step, chunks of "
+            f"{report.chunk_tokens:,}",
+        ),
         ("device", f"{report.device}, {'compiled' if report.compiled else 'interpreted'}, version {report.version}"),
         ("requests", done),
         ("prompt tokens", f"{report.prompt_tokens:,}"),
         ("hit tokens", f"{report.hit_tokens:,}"),
         ("hit rate", f"{report.hit_rate:.2%} of {report.reusable_rate:.2%} possible"),
-        ("missed tokens", _list_misses(report.missed_tokens)),
+        ("missed tokens", f"{sum(list(report.missed_tokens.values())):,}"),
+        *_miss_rows(report.missed_tokens),
         ("generated tokens", f"{report.generated_tokens:,}"),
         ("computed tokens", f"{report.computed_tokens:,} in {report.steps:,} steps"),
-        ("mismatches", f"{report.mismatches:,}" if report.verified else "not verified"),
+        ("bytes", report.verdict),
         ("preemptions", f"{report.preemptions:,} suspended, {report.restarts:,} restarted"),
         ("refusals", f"{report.refusals:,} calls, {report.requests_refused:,} requests"),
         ("evicted pages", f"{report.evicted_pages:,}"),
-        ("wall time", f"{report.wall_seconds:.2f} s, {report.tokens_per_second:,.0f} tokens/s"),
+        ("wall time", f"{report.wall_seconds:.2f} s: {report.tokens_per_second:,.0f} tokens/s computed, {_reused_per_second(report)}"),
         ("in manager calls", f"{report.manager_seconds:.2f} s"),
     ]
     if report.forced_preemptions > 0:
@@ -48,12 +55,28 @@ def figure_rows(report: ReplayReport) -> list[Row]:
     return rows
 
 
-def _list_misses(missed_tokens: dict[str, int]) -> str:
+def _describe_split(report: ReplayReport) -> str:
+    """How the pool groups share the memory."""
+    if len(report.pool_groups) == 1:
+        return "one, which has all the memory"
+    begin = "the manager's default split"
+    if report.pool_ratio is not None:
+        begin = f"split {':'.join([f'{share:g}' for share in report.pool_ratio])}"
+    if report.adjustments is None:
+        return f"{begin}, kept"
+    return f"{begin}, adjusted {report.adjustments:,} times while serving"
+
+
+def _miss_rows(missed_tokens: dict[str, int]) -> list[Row]:
+    """Each cause with its share of all missed tokens and what it means, the largest first."""
     total = sum(list(missed_tokens.values()))
-    if total == 0:
-        return "none"
-    largest_first = sorted([(-tokens, cause) for cause, tokens in missed_tokens.items()])
-    return ", ".join([f"{-tokens / total:.1%} {cause.replace('_', ' ')}" for tokens, cause in largest_first])
+    largest_first = sorted([(-tokens, cause) for cause, tokens in missed_tokens.items() if tokens > 0])
+    return [(f"  {cause}", f"{-tokens / total:.1%}, {-tokens:,}: {MISS_MEANINGS[cause]}") for tokens, cause in largest_first]
+
+
+def _reused_per_second(report: ReplayReport) -> str:
+    rate = report.hit_tokens / report.wall_seconds if report.wall_seconds > 0.0 else 0.0
+    return f"{rate:,.0f} reused"
 
 
 def call_rows(report: ReplayReport) -> list[tuple[str, ...]]:
@@ -70,10 +93,15 @@ def pool_group_rows(report: ReplayReport) -> list[tuple[str, ...]]:
     return [
         (
             str(index), " + ".join([str(size) for size in group.slot_bytes]), f"{group.total_slots:,}",
-            f"{group.peak_slots:,}", f"{group.peak_slots / max(group.total_slots, 1):.0%}", f"{group.evicted_pages:,}",
+            f"{group.peak_slots:,}", _peak_share(group), f"{group.evicted_pages:,}",
         )
         for index, group in enumerate(report.pool_groups)
     ]  # fmt: skip
+
+
+def _peak_share(group: PoolGroupFigures) -> str:
+    """Of the slots at the end; a dash where there were more slots before an adjustment."""
+    return f"{group.peak_slots / max(group.total_slots, 1):.0%}" if group.peak_slots <= group.total_slots else "-"
 
 
 def layer_group_rows(report: ReplayReport) -> list[tuple[str, ...]]:

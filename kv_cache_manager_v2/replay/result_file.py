@@ -1,30 +1,51 @@
 """Writing what a command has found into the file that an option names."""
 
 import errno
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 _NO_ROOM: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
+_NOT_OPENED: Final = frozenset([errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG])
+"""The text says all: nothing was written."""
 
 
 def write_result(path: str, text: str) -> None:
-    """An `OSError` names the file, also where the disk was full; no half of a result is left behind then."""
+    """All of the text or, where the disk is full or Ctrl-C comes, what was there before: nothing, or an older result.
+
+    An `OSError` names the file. A device is written to directly.
+    """
     data = text.encode("utf-8")
     target = Path(path)
     try:
-        target.write_bytes(data)
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+        else:
+            _replace(target.resolve(), data)
     except OSError as failure:
-        if failure.errno is None or failure.filename is not None:
-            raise  # It could not even be opened.
+        if failure.errno is None:
+            raise
+        if failure.errno in _NOT_OPENED:
+            raise OSError(failure.errno, failure.strerror, path) from failure
         raise OSError(failure.errno, f"{failure.strerror}; {_explain(target, failure.errno, len(data))}", path) from failure
 
 
-def _explain(target: Path, number: int, num_bytes: int) -> str:
-    if target.is_file():  # and no device
+def _replace(target: Path, data: bytes) -> None:
+    """Write beside the target first, then take its name."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, beside)
+        os.replace(beside, target)
+    finally:
         with suppress(OSError):
-            target.resolve().unlink()
+            beside.unlink(missing_ok=True)
+
+
+def _explain(target: Path, number: int, num_bytes: int) -> str:
     wanted = f"{num_bytes:,} bytes were to be written"
     if number in _NO_ROOM:
         return f"{wanted}, {shutil.disk_usage(target.parent).free:,} are free there: make room, or name a file elsewhere"

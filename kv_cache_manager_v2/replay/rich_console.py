@@ -66,10 +66,9 @@ class RichConsole(Console):
             self._plain.update(tally, used_shares)
             return
         seconds = monotonic() - self._begin
-        tokens = tally.num_prompt_tokens + tally.num_generated_tokens
-        rate = tokens / seconds if seconds > 0.0 else 0.0
+        rate = tally.num_computed_tokens / seconds if seconds > 0.0 else 0.0
         description = (
-            f"{tally.num_requests_running} running, {rate:,.0f} tokens/s, hit {tally.hit_rate:.1%}, "
+            f"{tally.num_requests_running} running, {rate:,.0f} computed tokens/s, hit {tally.hit_rate:.1%}, "
             f"memory {memory_text(used_shares)}"
         )
         progress.update(task, completed=tally.num_requests_done + tally.num_requests_refused, description=description)
@@ -98,6 +97,9 @@ class RichConsole(Console):
             console.print(_table(table[0], table[1:]))
         console.print(_table(LAYER_GROUP_HEADER, layer_group_rows(report)))
         console.print(_table(CALL_HEADER, call_rows(report)))
+
+    def say(self, text: str) -> None:
+        self._plain.say(text)
 
 
 def print_table(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -24,6 +24,7 @@ from .decoding import Decoding
 from .forced_pauses import ForcedPauses
 from .handover import Handover
 from .prefix_ledger import PrefixLedger
+from .prompt_misses import count_misses
 from .served_request import ServedRequest
 from .slot_census import SlotCensus
 from .tally import Tally
@@ -94,7 +95,7 @@ class Scheduler:
         handover: Handover | None = None,
     ) -> None:
         """``decoding``: None for one token a step. ``handover``: None to decode where the prompt was computed."""
-        self.tally = Tally()
+        self.tally = Tally(len(calls.manager.cache_tier_list))
         self.census = SlotCensus(calls.manager)
         self._calls: Final = calls
         self._line: Final = line
@@ -137,6 +138,14 @@ class Scheduler:
         self.tally.num_steps += 1
         self.tally.num_requests_running = len(self._running)
         return True
+
+    def note_moved_pages(self) -> None:
+        """Pool groups have other sizes now, and pages other slots."""
+        self._room_may_exist = True
+        for served in self._running:
+            self.census.leave(served.ticket)
+        for served in self._running:
+            self.census.look(served.ticket, served.open_kv_cache())
 
     def close(self) -> None:
         """Close every sequence that is open: after the last step, or in the middle of it all."""
@@ -263,9 +272,9 @@ class Scheduler:
         insort(self._running, served, key=_ticket)
         if not served.was_admitted:
             served.was_admitted = True
-            self.tally.num_prompt_tokens += served.num_prompt_tokens
-            self.tally.num_hit_tokens += served.position
-            self.tally.num_reusable_tokens += reusable
+            found = kv_cache.statistics.prompts
+            missed = count_misses(found, served.num_prompt_tokens, reusable)
+            self.tally.add_prompt(served.num_prompt_tokens, found.hit_tokens, missed, reusable)
         return True
 
     def _reusable_tokens(self, served: ServedRequest) -> int:

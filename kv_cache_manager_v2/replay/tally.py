@@ -1,6 +1,7 @@
 """What a replay counts while it serves."""
 
-from typing import final
+from collections.abc import Sequence
+from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
@@ -13,7 +14,7 @@ class Tally:
     __slots__ = (
         "num_requests_done", "num_requests_refused", "num_requests_running", "num_steps", "num_prompt_tokens",
         "num_hit_tokens", "num_reusable_tokens", "num_generated_tokens", "num_computed_tokens", "num_preemptions",
-        "num_forced_preemptions", "num_restarts", "num_refused_calls",
+        "num_forced_preemptions", "num_restarts", "num_refused_calls", "hit_tokens", "missed_tokens",
     )  # fmt: skip
 
     num_requests_done: int
@@ -36,8 +37,14 @@ class Tally:
     """Sequences closed for room, whose requests started again."""
     num_refused_calls: int
     """Times that `resume`, `resize` or `resize_batch` found no room."""
+    hit_tokens: Final[list[int]]
+    """By cache level; with `missed_tokens` they add up to `num_prompt_tokens`."""
+    missed_tokens: Final[dict[str, int]]
+    """By the words of `prompt_misses`."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_levels: int = 1) -> None:
+        self.hit_tokens = [0] * num_levels
+        self.missed_tokens = {}
         self.num_requests_done = 0
         self.num_requests_refused = 0
         self.num_requests_running = 0
@@ -51,6 +58,16 @@ class Tally:
         self.num_forced_preemptions = 0
         self.num_restarts = 0
         self.num_refused_calls = 0
+
+    def add_prompt(self, num_tokens: int, hit_tokens: Sequence[int], missed_tokens: dict[str, int], num_reusable: int) -> None:
+        """A request is admitted for the first time."""
+        self.num_prompt_tokens += num_tokens
+        self.num_reusable_tokens += num_reusable
+        for level, hit in enumerate(hit_tokens):
+            self.hit_tokens[level] += hit
+            self.num_hit_tokens += hit
+        for cause, missed in missed_tokens.items():
+            self.missed_tokens[cause] = self.missed_tokens.get(cause, 0) + missed
 
     @property
     def hit_rate(self) -> float:

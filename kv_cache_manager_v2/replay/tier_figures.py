@@ -1,5 +1,6 @@
 """Levels in a replay's report: what each was worth, and what went from one to another."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import KVCacheManager
@@ -13,7 +14,7 @@ TRANSFER_HEADER = ("from", "to", "pool group", "pages", "bytes")
 class TierFigures:
     """One level, all its pool groups together. ``hit_tokens``: of prompts, by the level that they were found on.
 
-    Every sequence counts, also of a request that starts again. Pages in and out: copied from and to other levels. Clean copies: free
+    Of each request its first admission counts. Pages in and out: copied from and to other levels. Clean copies: free
     slots that at the end have the bytes of a page further up, which can go down without being copied.
     """
 
@@ -39,7 +40,7 @@ class TransferFigures:
     bytes: int
 
 
-def tier_figures(manager: KVCacheManager) -> tuple[TierFigures, ...]:
+def tier_figures(manager: KVCacheManager, hit_tokens: Sequence[int]) -> tuple[TierFigures, ...]:
     usage = manager.get_statistics()
     figures: list[TierFigures] = []
     for level, tier in enumerate(manager.cache_tier_list):
@@ -51,7 +52,7 @@ def tier_figures(manager: KVCacheManager) -> tuple[TierFigures, ...]:
                 quota_bytes=manager.get_quota(level),
                 total_slots=sum([group.total for group in groups]),
                 peak_slots=sum([group.peak_used for group in groups]),
-                hit_tokens=usage.prompts.hit_tokens[level],
+                hit_tokens=hit_tokens[level],
                 pages_in=sum([one.blocks for one in moved if one.target_level == level]),
                 pages_out=sum([one.blocks for one in moved if one.source_level == level]),
                 dropped_pages=sum([drop.blocks for drop in usage.drops if drop.level == level]),

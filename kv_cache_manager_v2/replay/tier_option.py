@@ -6,7 +6,7 @@ A disk without a folder gets one of its own in the system's temporary folder, wh
 from dataclasses import dataclass
 from typing import Final
 
-from .. import DiskCacheTierConfig, HostCacheTierConfig
+from .. import DiskCacheTierConfig, EvictionPolicy, HostCacheTierConfig
 from .option_values import parse_size
 
 _EXAMPLE: Final = "gpu=64MiB,host=256MiB,disk=1GiB:/folder"
@@ -20,10 +20,11 @@ class LowerTier:
     num_bytes: int
     path: str | None = None
 
-    def tier_config(self, temporary_folder: str) -> HostCacheTierConfig | DiskCacheTierConfig:
+    def tier_config(self, temporary_folder: str, policy: EvictionPolicy) -> HostCacheTierConfig | DiskCacheTierConfig:
         if self.kind == "host":
-            return HostCacheTierConfig(self.num_bytes)
-        return DiskCacheTierConfig(self.num_bytes, self.path if self.path is not None else temporary_folder)
+            return HostCacheTierConfig(self.num_bytes, eviction_policy=policy)
+        folder = self.path if self.path is not None else temporary_folder
+        return DiskCacheTierConfig(self.num_bytes, folder, eviction_policy=policy)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import DropReason, EvictionPolicy, HitRateCurve, KVCacheManager, MissCause
+from .. import DropReason, KVCacheManager
 from .tally import Tally
 
 MAX_POINTS: Final = 512
@@ -32,12 +32,12 @@ class SlotUse:
 
 @dataclass(frozen=True)
 class TimelinePoint:
-    """One moment; tuples and dicts as in `UsageStatistics`."""
+    """One moment. Prompts count when their requests are first admitted; ``missed_tokens`` by the words of `prompt_misses`."""
 
     step: int
     prompt_tokens: int
     hit_tokens: tuple[int, ...]
-    missed_tokens: dict[MissCause, int]
+    missed_tokens: dict[str, int]
     dropped_pages: dict[DropReason, int]
     slots: tuple[SlotUse, ...]
 
@@ -47,18 +47,15 @@ class TimelinePoint:
 class Timeline:
     """``points`` in order; the first is the beginning and, after `finish`, the last is the end."""
 
-    __slots__ = ("points", "tiers", "curves", "_manager", "_distance", "_next_step")
+    __slots__ = ("points", "tiers", "_manager", "_distance", "_next_step")
 
     points: list[TimelinePoint]
     tiers: list[str]
     """Names of the cache levels, warmest first."""
-    curves: list[HitRateCurve]
-    """At the end: of each cache level under its policy, then of the first one under each other policy."""
 
     def __init__(self) -> None:
         self.points = []
         self.tiers = []
-        self.curves = []
         self._manager: KVCacheManager | None = None
         self._distance = 1
         self._next_step = 0
@@ -85,12 +82,6 @@ class Timeline:
         if len(self.points) > 0 and self.points[-1].step == tally.num_steps:
             self.points.pop()
         self.points.append(self._take(tally))
-        manager = self._manager
-        if manager is not None:
-            policies = [tier.eviction_policy for tier in manager.init_config.cache_tiers]
-            samples = [manager.get_reuse_sample(level) for level in range(len(self.tiers))]
-            self.curves = [sample.estimate(policy) for sample, policy in zip(samples, policies, strict=True)]
-            self.curves += [samples[0].estimate(policy) for policy in EvictionPolicy if policy is not policies[0]]
 
     def _take(self, tally: Tally) -> TimelinePoint:
         manager = self._manager
@@ -106,9 +97,9 @@ def take_point(manager: KVCacheManager, tally: Tally) -> TimelinePoint:
         dropped[drop.reason] = dropped.get(drop.reason, 0) + drop.blocks
     return TimelinePoint(
         step=tally.num_steps,
-        prompt_tokens=usage.prompts.tokens,
-        hit_tokens=usage.prompts.hit_tokens,
-        missed_tokens=usage.prompts.missed_tokens,
+        prompt_tokens=tally.num_prompt_tokens,
+        hit_tokens=tuple(tally.hit_tokens),
+        missed_tokens=dict(tally.missed_tokens),
         dropped_pages=dropped,
         slots=look_at_slots(manager),
     )

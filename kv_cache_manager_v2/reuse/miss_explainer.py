@@ -1,8 +1,8 @@
 """Why the tokens behind a match were not reused: walks on where the match ended, and gives each token one cause.
 
 In the tree, the walk goes on as long as it finds blocks: what is there and did not match has lost a window or has no recurrent
-state. From where the text leaves the tree, the history says what became of each block, until it knows nothing of one: then
-nobody has published what follows either, as a text contains all that comes before it.
+state. From where the text leaves the tree, the history says what became of each block, until it knows nothing of one. That block
+is new or its history entry is gone, and what follows counts as `NOT_REMEMBERED` with it.
 """
 
 from typing import Final, final
@@ -18,7 +18,7 @@ from ..stats.miss_cause import (
     DROPPED,
     EVICTED,
     LOAD_FAILED,
-    NEVER_SEEN,
+    NOT_REMEMBERED,
     NO_SNAPSHOT,
     OTHER_SCOPE,
     PARTIAL_BLOCK,
@@ -101,7 +101,7 @@ class MissExplainer:
                 continue
             text = hash_block(text, key)
             cause = _cause_of(self._history.find(text, scope))
-            if cause == NEVER_SEEN:
+            if cause == NOT_REMEMBERED:
                 num_shared: i64 = 0
                 if node is not None and self._checks_parts:
                     num_shared = _count_shared_with_children(self._tree, node, key)
@@ -111,7 +111,7 @@ class MissExplainer:
                 if shared_end > position:
                     misses[misses_at + PARTIAL_BLOCK] += shared_end - position
                     position = shared_end
-                misses[misses_at + NEVER_SEEN] += num_tokens - position
+                misses[misses_at + NOT_REMEMBERED] += num_tokens - position
                 return samples
             node = None
             is_gone_before = cause != OTHER_SCOPE
@@ -145,7 +145,7 @@ def _count_shared_with_children(tree: RadixTree, node: Block, key: bytes) -> i64
 
 def _cause_of(state: i64) -> i64:
     if state == NOT_KNOWN:
-        return NEVER_SEEN
+        return NOT_REMEMBERED
     if state == IN_OTHER_SCOPE:
         return OTHER_SCOPE
     removal = state - FIRST_DROPPED

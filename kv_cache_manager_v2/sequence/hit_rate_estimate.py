@@ -4,7 +4,7 @@ from ..base.errors import LogicError
 from ..config.eviction_policy import EvictionPolicy
 from ..reuse.radix_tree import RadixTree
 from ..stats.hit_rate_curve import HitRateCurve, HitRatePoint
-from ..stats.miss_cause import DROPPED, EVICTED, LOAD_FAILED, SHRUNK, UNREACHABLE
+from ..stats.miss_cause import DROPPED, EVICTED, LOAD_FAILED, NO_SNAPSHOT, SHRUNK, UNREACHABLE, WINDOW_BROKEN
 from ..stats.reuse_sampler import ReuseSampler
 from ..stats.usage_counters import PROMPT_TOKENS, UsageCounters
 from .reuse_sample import CacheFigures, ReuseSample
@@ -21,7 +21,9 @@ def estimate_hit_rates(
     for size in sizes:
         hits = int(sampler.count_queries_within(figures.compute_blocks(size) * sampler.rate))
         points.append(HitRatePoint(size, figures.compute_hit_rate(now, hits, int(sampler.num_queries))))
-    return HitRateCurve(level, tuple(points), float(sampler.rate), int(sampler.num_queries), int(figures.num_blocks), None)
+    return HitRateCurve(
+        level, tuple(points), float(sampler.rate), int(sampler.num_queries), int(figures.num_blocks), None, figures.incomplete_share
+    )  # fmt: skip
 
 
 def take_reuse_sample(tree: RadixTree, total: UsageCounters, level: int, policy: EvictionPolicy) -> ReuseSample:
@@ -64,6 +66,7 @@ def _take_figures(
         rate=float(sampler.rate),
         has_lost=sampler.log.has_lost,
         unsampled=sampler.compute_unsampled(),
+        num_incomplete=int(total.counts[total.misses_at + WINDOW_BROKEN]) + int(total.counts[total.misses_at + NO_SNAPSHOT]),
     )
 
 

@@ -28,7 +28,8 @@ class CacheFigures:
     """What was measured while the sample was taken; ``share``: of the level in the slots of all levels."""
 
     __slots__ = (
-        "level", "policy", "num_tokens", "num_hit", "num_gone", "num_blocks", "share", "rate", "has_lost", "unsampled"
+        "level", "policy", "num_tokens", "num_hit", "num_gone", "num_blocks", "share", "rate", "has_lost", "unsampled",
+        "num_incomplete",
     )  # fmt: skip
 
     level: Final[int]
@@ -45,10 +46,12 @@ class CacheFigures:
     """Whether the sample lacks the beginning."""
     unsampled: Final[float]
     """See `ReuseSampler.compute_unsampled`."""
+    num_incomplete: Final[int]
+    """Tokens that were here when they were asked for, without the window or recurrent state that a hit needs."""
 
     def __init__(
         self, level: int, policy: EvictionPolicy, num_tokens: int, num_hit: int, num_gone: int, num_blocks: float, share: float,
-        rate: float, has_lost: bool, unsampled: float = 0.0,
+        rate: float, has_lost: bool, unsampled: float = 0.0, num_incomplete: int = 0,
     ) -> None:  # fmt: skip
         self.level = level
         self.policy = policy
@@ -60,6 +63,12 @@ class CacheFigures:
         self.rate = rate
         self.has_lost = has_lost
         self.unsampled = unsampled
+        self.num_incomplete = num_incomplete
+
+    @property
+    def incomplete_share(self) -> float:
+        """Of all prompt tokens."""
+        return self.num_incomplete / self.num_tokens if self.num_tokens > 0 else 0.0
 
     def compute_blocks(self, size: float) -> float:
         """Blocks that there would be with the level ``size`` times as large."""
@@ -81,7 +90,11 @@ class CacheFigures:
         if more < 0:
             tokens = self.num_hit * hits_then / hits_now
         elif more > 0 and num_queries > hits_now:
-            tokens += self.num_gone * more / (num_queries - hits_now)
+            found = self.num_gone * more / (num_queries - hits_now)
+            # Of what is found then, windows and states are missing as often as of what is found now.
+            if self.num_incomplete > 0:
+                found *= self.num_hit / (self.num_hit + self.num_incomplete)
+            tokens += found
         return tokens / self.num_tokens if self.num_tokens > 0 else 0.0
 
 
@@ -121,7 +134,9 @@ class ReuseSample:
         for size in wanted:
             hits, _ = self._count_hits(policy, figures.compute_blocks(size))
             points.append(HitRatePoint(size, figures.compute_hit_rate(now, hits, num_queries)))
-        return HitRateCurve(figures.level, tuple(points), figures.rate, num_queries, int(figures.num_blocks), policy)
+        return HitRateCurve(
+            figures.level, tuple(points), figures.rate, num_queries, int(figures.num_blocks), policy, figures.incomplete_share
+        )  # fmt: skip
 
     def _count_hits(self, policy: EvictionPolicy, num_blocks: float) -> tuple[int, int]:
         num_slots = max(round(num_blocks * self._figures.rate), 1)

@@ -17,7 +17,9 @@ class HitRatePoint:
 class HitRateCurve:
     """The miss-ratio curve of one tier, the other way up. Under the present policy it is at size 1 what was measured.
 
-    Estimated from sampled blocks. Misses that are not for capacity stay misses at every size, those by a broken window too.
+    Estimated from sampled blocks. Misses that are not for capacity stay misses at every size. Layers with windows or recurrent
+    states can lose pages of cached prefixes, and how many they lose at another size cannot be known from blocks: the curve assumes the
+    present share. With ``incomplete_share`` over 0 it is a guess; `kvcm replay --report` measures instead.
     """
 
     level: int
@@ -30,3 +32,5 @@ class HitRateCurve:
     """Published blocks that all tiers together had when they were full."""
     policy: EvictionPolicy | None = None
     """Which one was played through; None: recency, by reuse distances."""
+    incomplete_share: float = 0.0
+    """Of the prompt tokens, those cached whose window or recurrent state is gone (`WINDOW_BROKEN`, `NO_SNAPSHOT`)."""

@@ -4,7 +4,7 @@ from enum import IntEnum
 from typing import Final
 
 # As plain numbers, for the places that count.
-NEVER_SEEN: Final = 0
+NOT_REMEMBERED: Final = 0
 EVICTED: Final = 1
 UNREACHABLE: Final = 2
 SHRUNK: Final = 3
@@ -19,9 +19,9 @@ NUM_MISS_CAUSES: Final = 11
 
 
 class MissCause(IntEnum):
-    """The first four are the usual ones; `is_capacity` says which would not have been with more memory.
+    """The first four are the usual ones; `is_capacity` says which more memory would have spared for certain.
 
-    NEVER_SEEN: nobody published these tokens after these ones, or it is so long ago that it is forgotten. EVICTED: they were
+    NOT_REMEMBERED: this prefix was never published, or its history entry is gone: new, or forgotten long ago. EVICTED: they were
     here, and their turn to go came, by priority and recency. UNREACHABLE: they were here, and went because what comes before
     them was evicted. SHRUNK: they went as their tier was made smaller. DROPPED: they were cleared, or dropped on request.
     WINDOW_BROKEN: they are here, but a windowed layer lacks pages of the window at every longer prefix. NO_SNAPSHOT: they are
@@ -31,7 +31,7 @@ class MissCause(IntEnum):
     were here, and their bytes were lost in a transfer. BACKOFF: `reuse_match_backoff` trimmed them off.
     """
 
-    NEVER_SEEN = 0
+    NOT_REMEMBERED = 0
     EVICTED = 1
     UNREACHABLE = 2
     SHRUNK = 3
@@ -45,5 +45,5 @@ class MissCause(IntEnum):
 
     @property
     def is_capacity(self) -> bool:
-        """Whether more memory would have helped."""
+        """Whether more memory would have helped, as far as is remembered."""
         return self in (MissCause.EVICTED, MissCause.UNREACHABLE, MissCause.SHRUNK)

@@ -155,7 +155,7 @@ def test_written_through_at_commit_and_evicted_for_nothing(kind: str, seed: int)
     with Bench(through(4, [(kind, 12)]), device) as bench:
         first = bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True)
         assert bench.num_copied(0, 1) == 4 and clean_copies(bench, 1) == 4
-        assert [tier.clean_copies for tier in tier_figures(bench.manager)] == [0, 4]
+        assert [tier.clean_copies for tier in tier_figures(bench.manager, [0, 0])] == [0, 4]
         samples = {one.name: one.samples for one in take_samples(bench.manager)}
         assert samples["kvcm_clean_copies"] == [(("gpu", "0"), 0.0), ((kind, "0"), 4.0)]
         assert bench.counts(1) == (12, 12), "they take no room"

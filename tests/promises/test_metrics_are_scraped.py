@@ -58,7 +58,7 @@ def test_a_scrape_shows_what_was_there_at_the_last_update():
         exporter.update()
         text = scrape(registry)
         assert value_of(text, 'kvcm_prefix_tokens_queried_total{model="small"}') == 8
-        assert value_of(text, 'kvcm_missed_tokens_total{cause="never_seen",model="small"}') == 8
+        assert value_of(text, 'kvcm_missed_tokens_total{cause="not_remembered",model="small"}') == 8
         assert value_of(text, 'kvcm_missed_blocks_total{layer_group="0",model="small"}') == 2
         # 2 of 8 slots are locked.
         assert value_of(text, 'kvcm_cache_usage_ratio{model="small",pool_group="0",tier="gpu"}') == 0.25
@@ -325,6 +325,6 @@ def test_the_log_has_a_line_and_fields(caplog):
             kv_cache.close()
         first, second = caplog.records
         fields = vars(first)["kvcm"]
-        assert (fields["prompt_tokens"], fields["missed_never_seen"], fields["missed_blocks"]) == (8, 8, 2)
+        assert (fields["prompt_tokens"], fields["missed_not_remembered"], fields["missed_blocks"]) == (8, 8, 2)
         assert "missed_blocks=2" in first.getMessage() and "suspends" not in first.getMessage()
         assert second.getMessage() == "nothing happened"

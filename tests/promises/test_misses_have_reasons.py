@@ -23,11 +23,11 @@ def misses_of(manager, tokens, scope=None):
         return kv_cache.statistics.prompts.missed_tokens
 
 
-def test_never_seen():
+def test_not_remembered():
     with manager_of() as manager:
-        assert misses_of(manager, list(range(10))) == {MissCause.NEVER_SEEN: 10}
+        assert misses_of(manager, list(range(10))) == {MissCause.NOT_REMEMBERED: 10}
         run_prompt(manager, list(range(8))).close()
-        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]) == {MissCause.NEVER_SEEN: 2}
+        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]) == {MissCause.NOT_REMEMBERED: 2}
         assert misses_of(manager, list(range(8))) == {}
 
 
@@ -38,7 +38,7 @@ def test_evicted_for_room_and_what_that_made_unreachable():
         run_prompt(manager, [100 + token for token in range(12)]).close()
         assert misses_of(manager, list(range(16))) == {MissCause.EVICTED: 12}
         # What comes behind a text that is gone was never seen.
-        assert misses_of(manager, list(range(8)) + [50, 51, 52, 53]) == {MissCause.EVICTED: 4, MissCause.NEVER_SEEN: 4}
+        assert misses_of(manager, list(range(8)) + [50, 51, 52, 53]) == {MissCause.EVICTED: 4, MissCause.NOT_REMEMBERED: 4}
 
 
 def test_dropped_on_request():
@@ -59,18 +59,18 @@ def test_a_broken_window():
         # At 8 tokens, position 8 reads 1..8: block 0 of the windowed group is needed, and gone.
         assert misses_of(manager, list(range(8))) == {MissCause.WINDOW_BROKEN: 8}
         # With a block more that nobody has seen.
-        assert misses_of(manager, list(range(8)) + [9] * 4) == {MissCause.WINDOW_BROKEN: 8, MissCause.NEVER_SEEN: 4}
+        assert misses_of(manager, list(range(8)) + [9] * 4) == {MissCause.WINDOW_BROKEN: 8, MissCause.NOT_REMEMBERED: 4}
 
 
 def test_a_block_that_begins_with_the_same_tokens():
     with manager_of(enable_partial_reuse=False) as manager:
         run_prompt(manager, list(range(8))).close()
         # 4 tokens are a hit; 4 and 5 begin block 1 as well, 70 does not.
-        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70]) == {MissCause.PARTIAL_BLOCK: 2, MissCause.NEVER_SEEN: 1}
-        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70, 71]) == {MissCause.PARTIAL_BLOCK: 2, MissCause.NEVER_SEEN: 2}
+        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70]) == {MissCause.PARTIAL_BLOCK: 2, MissCause.NOT_REMEMBERED: 1}
+        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70, 71]) == {MissCause.PARTIAL_BLOCK: 2, MissCause.NOT_REMEMBERED: 2}
     with manager_of() as manager:
         run_prompt(manager, list(range(8))).close()
-        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70]) == {MissCause.NEVER_SEEN: 1}
+        assert misses_of(manager, [0, 1, 2, 3, 4, 5, 70]) == {MissCause.NOT_REMEMBERED: 1}
 
 
 def test_part_of_a_block_that_is_gone():
@@ -100,7 +100,7 @@ def test_no_snapshot_of_the_recurrent_state():
     with Rig() as rig:
         rig.prefill(list(range(8))).close()
         # There is one where the prompt ended.
-        assert misses_of(rig.manager, list(range(8)) + [9, 9]) == {MissCause.NEVER_SEEN: 2}
+        assert misses_of(rig.manager, list(range(8)) + [9, 9]) == {MissCause.NOT_REMEMBERED: 2}
 
 
 def test_another_scope():
@@ -109,7 +109,7 @@ def test_another_scope():
         assert misses_of(manager, list(range(8)), ReuseScope(salt="b")) == {MissCause.OTHER_SCOPE: 8}
         assert misses_of(manager, list(range(12)), ReuseScope(salt="b")) == {
             MissCause.OTHER_SCOPE: 8,
-            MissCause.NEVER_SEEN: 4,
+            MissCause.NOT_REMEMBERED: 4,
         }
         manager.clear_reusable_blocks()
         assert misses_of(manager, list(range(8)), ReuseScope(salt="a")) == {MissCause.DROPPED: 8}
@@ -120,7 +120,7 @@ def test_backoff():
     with manager_of(reuse_match_backoff=3) as manager:
         run_prompt(manager, list(range(8))).close()
         # 8 tokens match, 3 are trimmed off.
-        assert misses_of(manager, list(range(8)) + [9]) == {MissCause.BACKOFF: 3, MissCause.NEVER_SEEN: 1}
+        assert misses_of(manager, list(range(8)) + [9]) == {MissCause.BACKOFF: 3, MissCause.NOT_REMEMBERED: 1}
 
 
 def test_capacity_is_told_apart():
@@ -134,5 +134,5 @@ def test_what_is_remembered_is_bounded():
         # 4 slots remember at most 64 blocks: a thousand later ones push the first one out.
         for number in range(1000):
             run_prompt(manager, [1000 + number] * 4).close()
-        assert misses_of(manager, list(range(4))) == {MissCause.NEVER_SEEN: 4}
+        assert misses_of(manager, list(range(4))) == {MissCause.NOT_REMEMBERED: 4}
         assert misses_of(manager, [1000 + 995] * 4) == {MissCause.EVICTED: 4}

@@ -4,8 +4,8 @@ import random
 from typing import Any
 
 import pytest
-from kv_cache_manager_v2 import LogicError
-from small_models import config_of, manager_of
+from kv_cache_manager_v2 import EvictionPolicy, LogicError, MissCause
+from small_models import config_of, manager_of, run_prompt
 
 
 def serve(manager, seed, num_requests):
@@ -33,6 +33,20 @@ def test_the_curve_is_what_other_sizes_then_bring():
         with manager_of(num_slots=int(60 * size)) as manager:
             serve(manager, seed, 600)
             assert abs(manager.get_statistics().prompts.hit_rate - expected) < 0.02, f"at {size}"
+
+
+def test_a_broken_window_makes_the_curve_a_guess_that_says_so():
+    with manager_of(windows=(None, 8), num_slots=10, miss_ratio_sampling=1) as manager:
+        run_prompt(manager, list(range(16))).close()
+        run_prompt(manager, [100 + token for token in range(8)]).close()
+        assert manager.get_hit_rate_curve().incomplete_share == 0.0
+        # 8 tokens are cached, and their window is not: the first block's page went as the second prompt needed its slot.
+        run_prompt(manager, list(range(8))).close()
+        assert manager.get_statistics().prompts.missed_tokens[MissCause.WINDOW_BROKEN] == 8
+        curve = manager.get_hit_rate_curve()
+        # Of 16 + 8 + 8 tokens.
+        assert curve.incomplete_share == 8 / 32
+        assert manager.get_reuse_sample().estimate(EvictionPolicy.LRU).incomplete_share == 8 / 32
 
 
 def test_before_anything_was_served_it_is_zero():

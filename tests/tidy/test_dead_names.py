@@ -19,6 +19,8 @@ FOR_USERS: Final = {
     "num_batches_published",
     "num_not_timed",
     "num_replay_tokens",
+    "num_sampled_queries",
+    "sampling",
     "show_curves",
 }
 """Attributes of public values, which only users read; the public methods of classes that users hold need no entry."""

@@ -3,6 +3,8 @@
 import pytest
 
 from kv_cache_manager_v2.config.batch_desc import BatchDesc, KVCacheDesc
+from kv_cache_manager_v2.config.cache_tier_config import GpuCacheTierConfig, HostCacheTierConfig
+from kv_cache_manager_v2.config.manager_config import KVCacheManagerConfig
 from kv_cache_manager_v2.config.scratch_reuse_config import SwaScratchReuseConfig
 from kv_cache_manager_v2.layout.sizing import compute_min_slot_counts, compute_slots_bytes, plan_slot_counts
 from kv_cache_manager_v2.layout.step_slots import slots_of_batch, slots_of_sequence
@@ -125,11 +127,38 @@ def test_a_small_quota_still_holds_a_sequence_in_every_pool_group() -> None:
     assert plan_slot_counts(layout_of(config), config, 100 * 16 + 67 * 32, 0) == (100, 67)
 
 
-def test_without_a_hint_the_rest_follows_a_long_sequence() -> None:
-    # 16384 tokens are 512 blocks; decoding keeps up to 1 + ceil(63 / 32) = 3 of the window. Bytes: 512 * 16 + 3 * 32.
+def test_without_a_hint_a_large_quota_follows_long_sequences() -> None:
+    # Over 40 times a sequence of 16384 tokens: 512 blocks of 16 bytes; decoding keeps up to 1 + ceil(63 / 32) = 3 of 32 bytes.
     config = config_of([key_value(0, 8), key_value(1, 16, 64)])
-    first = 512 * 16 + 67 * 32
-    assert plan_slot_counts(layout_of(config), config, first + 10 * (512 * 16 + 3 * 32), 0) == (512 * 11, 67 + 30)
+    assert plan_slot_counts(layout_of(config), config, 100 * (512 * 16 + 3 * 32), 0) == (512 * 100, 3 * 100)
+
+
+def test_without_a_hint_a_small_quota_follows_short_sequences() -> None:
+    # 40 sequences of 100 blocks of 16 bytes, and 3 of the window of 32 bytes, fill it; 101 blocks do not fit.
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)])
+    assert plan_slot_counts(layout_of(config), config, 40 * (100 * 16 + 3 * 32), 0) == (4000, 120)
+    # 40 of 1024 tokens do not fit: 20 of these, 32 blocks each, would be (640, 60). But the longest sequence that can
+    # prefill, of 20 * (32 * 16 + 3 * 32) - 67 * 32 bytes for 626 blocks, at most 512, comes first: 67 blocks of its windowed layers,
+    # instead of 60; the rest is 12160 - 67 * 32 = 10016 bytes, 626 blocks.
+    assert plan_slot_counts(layout_of(config), config, 20 * (32 * 16 + 3 * 32), 0) == (626, 67)
+
+
+def test_without_a_hint_all_levels_follow_the_same_sequences() -> None:
+    # Level 0 has 1 MiB: 26214 bytes for each of 40, which are (26214 - 96) / 16 = 1632 blocks, so a long sequence of 512 blocks.
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)])
+    quota = 20 * (512 * 16 + 3 * 32)
+    # 20 sequences would need 60 blocks of the windowed group; 67 are of one that prefills, the rest is for full attention.
+    assert plan_slot_counts(layout_of(config), config, quota, 1) == ((quota - 67 * 32) // 16, 67)
+    small = KVCacheManagerConfig(32, [GpuCacheTierConfig(40 * (100 * 16 + 96)), HostCacheTierConfig(1 << 30)], config.layers)
+    # Level 1 has the mix of level 0, however large it is.
+    assert plan_slot_counts(layout_of(small), small, 1000 * (100 * 16 + 96), 1) == (100000, 3000)
+
+
+def test_without_a_hint_states_have_room_for_the_snapshots_of_each_prefix() -> None:
+    # A sequence of 1024 tokens: 32 blocks of 64 bytes, the live state, and a snapshot for every 1024 tokens.
+    config = config_of([key_value(0, 32), state(1, {"s": 1024})])
+    quota = 39 * (32 * 64 + 2 * 1024)
+    assert plan_slot_counts(layout_of(config), config, quota, 0) == (39 * 32, 39 * 2)
 
 
 def test_small_slots_fill_what_large_ones_leave() -> None:

@@ -12,6 +12,7 @@ from small_models import config_of
 
 from kv_cache_manager_v2 import HostDevice, KVCacheManager
 from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.result_file import write_result
 
 SMALL = ["replay", "--limit", "2", "--quiet"]
 GOOD_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}\n'
@@ -102,7 +103,24 @@ def test_no_half_of_a_result_is_left(tmp_path: Path) -> None:
     assert "prompt tokens" in result.stdout
     found = re.fullmatch(rf"kvcm: {path}: File too large; ([\d,]+) bytes were to be written: .*`ulimit -f`\n", result.stderr)
     assert found is not None and int(found[1].replace(",", "")) > 1024, result.stderr
-    assert not path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_result_survives_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("older")
+    program = f"import sys; from kv_cache_manager_v2.replay.cli import main; sys.exit(main({[*SMALL, '--json', str(path)]!r}))"
+    command = ["sh", "-c", 'ulimit -f 1; exec "$0" -P -c "$1"', sys.executable, program]
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert result.returncode == 3, result
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == "older"
+
+
+def test_a_file_that_may_not_be_written_is_named_alone(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(OSError, match="File name too long") as refused:
+        write_result(str(path), "text")
+    assert refused.value.filename == str(path) and ";" not in str(refused.value.strerror)
 
 
 def test_an_empty_journal_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ def test_the_first_step_of_a_request() -> None:
     run_replay(plan, console)
     rows = {name: (value, bar) for name, value, bar in console.rows}
     assert rows["requests"] == ("0 of 2, 2 running", "." * 24)
-    assert rows["missed, never seen"] == ("100.0%", "#" * 24)
+    assert rows["missed, new"] == ("100.0%", "#" * 24)
     # 5 blocks and 2 blocks of 20: 35 %, 8 of 24 characters.
     assert rows["gpu, pool group 0"] == ("35% needed, 0% kept of 20", "#" * 8 + "." * 16)
 
@@ -59,5 +59,5 @@ def test_the_command_shows_the_last_table_and_the_report(capsys: pytest.CaptureF
     pytest.importorskip("rich", reason="the extra cli is not installed")
     assert main(["replay", "--workload", "mix", "--limit", "3", "--live", "--shrink", "max"]) == 0
     captured = capsys.readouterr()
-    assert "missed, never seen" in captured.err and "prompt tokens" in captured.out
+    assert "missed, new" in captured.err and "prompt tokens" in captured.out
     assert main(["replay", "--live", "--quiet"]) == 2

@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("plotly", reason="the extra report is not installed")
 
-from kv_cache_manager_v2 import DropReason, EvictionPolicy, HitRateCurve, HitRatePoint, MissCause  # noqa: E402
+from kv_cache_manager_v2 import DropReason, EvictionPolicy  # noqa: E402
+from kv_cache_manager_v2.replay.other_sizes import MeasuredCurve, MeasuredRate  # noqa: E402
 from kv_cache_manager_v2.replay.plots import plot_drops, plot_hit_rates, plot_hits, plot_memory  # noqa: E402
+from kv_cache_manager_v2.replay.prompt_misses import MISS_MEANINGS  # noqa: E402
 from kv_cache_manager_v2.replay.timeline import SlotUse, TimelinePoint  # noqa: E402
 
 CLEARLY = 35
@@ -48,7 +50,7 @@ def points_with_everything(num_tiers: int) -> list[TimelinePoint]:
     slots = tuple(SlotUse(level, f"tier {level}", group, 100, 40, 30) for level in range(num_tiers) for group in range(2))
     return [
         TimelinePoint(
-            step, 1000 * step, (10 * step,) * num_tiers, {cause: 10 * step for cause in MissCause},
+            step, 1000 * step, (10 * step,) * num_tiers, {cause: 10 * step for cause in MISS_MEANINGS},
             {reason: step for reason in DropReason}, slots,
         )
         for step in range(1, 9)
@@ -58,13 +60,13 @@ def points_with_everything(num_tiers: int) -> list[TimelinePoint]:
 def test_every_cause_every_tier_every_reason() -> None:
     points = points_with_everything(4)
     # One trace for each tier and cause, and the line.
-    assert require_distinct(plot_hits(points, ["gpu", "host", "disk", "disk2"])) == 4 + len(MissCause) + 1
+    assert require_distinct(plot_hits(points, ["gpu", "host", "disk", "disk2"])) == 4 + len(MISS_MEANINGS) + 1
     assert require_distinct(plot_drops(points)) == len(DropReason)
     assert require_distinct(plot_memory(points)) == 2
 
 
 def test_every_policy_and_tier() -> None:
-    points = tuple(HitRatePoint(size, 0.1 * size) for size in (0.5, 1.0, 2.0))
-    curves = [HitRateCurve(level, points, 0.01, 1000, 1000) for level in range(4)]
-    curves += [HitRateCurve(0, points, 0.01, 1000, 1000, policy) for policy in EvictionPolicy]
+    rates = tuple(MeasuredRate(size, 0.1 * size) for size in (0.5, 1.0, 2.0))
+    curves = [MeasuredCurve(level, None, rates) for level in range(4)]
+    curves += [MeasuredCurve(0, policy, rates[:1]) for policy in EvictionPolicy]
     assert require_distinct(plot_hit_rates(curves, ["gpu", "host", "disk", "disk2"])) == len(curves) + 1

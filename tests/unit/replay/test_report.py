@@ -42,7 +42,7 @@ def test_the_plain_table_names_every_call_and_pool_group() -> None:
     text = plain_report(report)
     for call in report.calls:
         assert call.name in text
-    assert "mismatches" in text
+    assert "tokens read back, all right" in text
     assert f"{report.prompt_tokens:,}" in text
 
 

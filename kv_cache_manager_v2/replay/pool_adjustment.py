@@ -1,0 +1,48 @@
+"""Sharing the memory between the pool groups anew while serving, as a server does: between steps, when the manager asks for it.
+
+The manager's cool-down counts seconds, and a replay looks at no clock. So a step is taken to last as long as on a fast GPU,
+`STEP_MICROSECONDS` and `TOKEN_NANOSECONDS` for each of its inputs: the same requests are adjusted at the same steps everywhere.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .. import KVCacheManager
+
+STEP_MICROSECONDS: Final = 20_000
+TOKEN_NANOSECONDS: Final = 50_000
+_MICROSECONDS_BETWEEN_LOOKS: Final = 1_000_000
+"""A look counts the pages that must stay, which takes as long as a step of the manager."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class PoolAdjustment:
+    """Call `end_step` after each step. Counts the adjustments that have changed a pool group."""
+
+    __slots__ = ("num_adjustments", "_managers", "_waiting_microseconds")
+
+    num_adjustments: int
+    _managers: Final[list[KVCacheManager]]
+    _waiting_microseconds: int
+    """Since the last look."""
+
+    def __init__(self, managers: list[KVCacheManager]) -> None:
+        self.num_adjustments = 0
+        self._managers = managers
+        self._waiting_microseconds = 0
+
+    def end_step(self, num_inputs: int) -> bool:
+        """Whether pages may have moved, and there may be room where there was none."""
+        self._waiting_microseconds += STEP_MICROSECONDS + num_inputs * TOKEN_NANOSECONDS // 1000
+        if self._waiting_microseconds < _MICROSECONDS_BETWEEN_LOOKS:
+            return False
+        has_changed = False
+        for manager in self._managers:
+            manager.advance_clock(self._waiting_microseconds / 1e6)
+            if manager.need_adjustment and manager.adjust():
+                self.num_adjustments += 1
+                has_changed = True
+        self._waiting_microseconds = 0
+        return has_changed

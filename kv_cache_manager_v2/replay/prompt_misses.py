@@ -1,0 +1,48 @@
+"""Why prompt tokens were not reused, in the words of a replay's report, and what each word means.
+
+The manager cannot tell a new prefix from one whose history entry is gone: `MissCause.NOT_REMEMBERED`. A replay can, as it knows
+all that was ever published (`PrefixLedger`). Every other cause has the name of its `MissCause`.
+"""
+
+from typing import Final
+
+from .. import MissCause, PromptStatistics
+
+NEW: Final = "new"
+FORGOTTEN: Final = "forgotten"
+
+MISS_MEANINGS: Final[dict[str, str]] = {
+    NEW: "never published before: no cache can have them",
+    FORGOTTEN: "published, evicted, and so long ago that the manager has no record: more memory would help",
+    "evicted": "their turn to go came: more memory would help",
+    "unreachable": "evicted with the block before them: more memory would help",
+    "window broken": "cached, but a windowed layer has lost pages that the prefix's end reads: more memory for that pool group, or "
+    "another --pool-ratio",
+    "no snapshot": "cached, but no recurrent state is: more memory for that pool group, or another --pool-ratio",
+    "partial block": "a cached block begins with the same tokens, and lacks pages to serve them",
+    "shrunk": "evicted when the pool groups shared the memory anew",
+    "dropped": "dropped on request",
+    "other scope": "cached in another reuse scope",
+    "load failed": "lost in a transfer",
+    "backoff": "trimmed off the match by reuse_match_backoff",
+}
+
+
+def words_of(cause: MissCause) -> str:
+    """WINDOW_BROKEN: window broken."""
+    return cause.name.lower().replace("_", " ")
+
+
+def count_misses(prompt: PromptStatistics, num_prompt_tokens: int, num_reusable: int) -> dict[str, int]:
+    """Missed tokens by word; with the hits they add up to ``num_prompt_tokens``.
+
+    ``prompt``: of the sequence, which asked for all but the last token, the one that the model must compute. ``num_reusable``: tokens
+    that were ever published.
+    """
+    missed = {words_of(cause): tokens for cause, tokens in prompt.missed_tokens.items() if cause is not MissCause.NOT_REMEMBERED}
+    not_remembered = prompt.missed_tokens.get(MissCause.NOT_REMEMBERED, 0)
+    num_new = min(max(prompt.tokens - num_reusable, 0), not_remembered)
+    missed[NEW] = num_new + num_prompt_tokens - prompt.tokens
+    if not_remembered > num_new:
+        missed[FORGOTTEN] = not_remembered - num_new
+    return missed

@@ -1,0 +1,48 @@
+"""Why prompt tokens were missed: a replay knows what was published, so it tells new tokens from forgotten ones."""
+
+from unit.replay.serving import BYTES_PER_BLOCK, replay, request_of
+
+from kv_cache_manager_v2 import MissCause, PromptStatistics
+from kv_cache_manager_v2.replay.prompt_misses import MISS_MEANINGS, count_misses, words_of
+from kv_cache_manager_v2.replay.report_rows import plain_report
+from kv_cache_manager_v2.replay.scheduler import ServingLimits
+
+
+def test_new_and_forgotten_are_told_apart() -> None:
+    # Of 100 tokens 99 are asked for: 30 hit, 20 evicted, 49 not remembered; 80 were published once, so that 19 and the last are new.
+    prompt = PromptStatistics(99, (30,), {MissCause.EVICTED: 20, MissCause.NOT_REMEMBERED: 49})
+    assert count_misses(prompt, 100, 80) == {"evicted": 20, "new": 20, "forgotten": 30}
+    assert count_misses(prompt, 100, 50) == {"evicted": 20, "new": 50}
+
+
+def test_a_tiny_cache_forgets_what_was_here() -> None:
+    """One long-gone prompt comes back: nothing of it is new."""
+    # 4 blocks of 4 tokens remember 64 blocks. 150 other prompts of 2 blocks come before the first returns.
+    requests = [request_of(0, [(0, 8)])]
+    requests += [request_of(number, [(number, 8)]) for number in range(1, 151)]
+    requests.append(request_of(151, [(0, 8)]))
+    report = replay(requests, memory_bytes=4 * BYTES_PER_BLOCK, limits=one_at_a_time())
+    # The first 151 prompts are new; of the last one 7 tokens were here, and the 8th must be computed. Its second block is never
+    # published as a whole: 7 of 8 tokens of a prompt and the answer's token fill it.
+    assert report.reusable_tokens == 7
+    assert report.missed_tokens == {"new": 151 * 8 + 1, "forgotten": 7}
+    assert report.hit_tokens + sum(report.missed_tokens.values()) == report.prompt_tokens
+
+
+def test_requests_that_start_again_count_once() -> None:
+    """Room for two of three: one is closed and comes back, and finds what it has published itself. That is no reuse."""
+    requests = [request_of(number, [(number, 16)], 24) for number in range(3)]
+    report = replay(requests, memory_bytes=18 * BYTES_PER_BLOCK)
+    assert report.restarts > 0
+    assert report.prompt_tokens == 48 and report.hit_tokens == 0 and report.missed_tokens == {"new": 48}
+    assert sum([tier.hit_tokens for tier in report.tiers]) == report.hit_tokens
+
+
+def test_every_cause_has_a_word_with_a_meaning_in_the_table() -> None:
+    assert {words_of(cause) for cause in MissCause} - {"not remembered"} < set(MISS_MEANINGS)
+    report = replay([request_of(0, [(0, 12)])], memory_bytes=20 * BYTES_PER_BLOCK)
+    assert f"100.0%, 12: {MISS_MEANINGS['new']}" in plain_report(report)
+
+
+def one_at_a_time() -> ServingLimits:
+    return ServingLimits(max_running=1)
