@@ -1,5 +1,5 @@
-"""Every device that is present: the host, the simulated one with several seeds, CUDA, and CUDA over a strict fake
-driver.
+"""Every device that is present: the host, the simulated one with several seeds, CUDA, and CUDA over the strict fake drivers: one that
+moves no bytes, and one with bytes whose streams run at once, late, or as a seed says.
 """
 
 import importlib
@@ -20,10 +20,11 @@ from .device_under_test import DeviceUnderTest
 
 _SOFTWARE_DEVICES = ("host", "host-pages", "simulated-0", "simulated-eager-1", "simulated-lazy-2")
 _CUDA_OBSTACLE = find_cuda_obstacle()
-_DEVICES = _SOFTWARE_DEVICES + ("cuda-over-fake-driver",) + (() if _CUDA_OBSTACLE else ("cuda",))
+_FAKE_CUDA = ("cuda-over-fake-driver", "cuda-over-eager-fake-1", "cuda-over-late-fake-2", "cuda-over-mixed-fake-3")
+_DEVICES = _SOFTWARE_DEVICES + _FAKE_CUDA + (() if _CUDA_OBSTACLE else ("cuda",))
 
 
-def _make_fake_driver() -> Any:
+def _make_fake_driver(name_of_device: str) -> Any:
     """It lives with the tests of `CudaDevice`, which are no package that this one could name."""
     folder = Path(__file__).parent.parent / "unit" / "device"
     name = "device_tests"
@@ -33,7 +34,12 @@ def _make_fake_driver() -> Any:
         )
         assert spec is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
-    return importlib.import_module(f"{name}.fake_cuda_driver").FakeCudaDriver()
+    if name_of_device == "cuda-over-fake-driver":
+        return importlib.import_module(f"{name}.fake_cuda_driver").FakeCudaDriver()
+    pace = {"eager": True, "late": False}.get(name_of_device.split("-")[2])
+    driver = importlib.import_module(f"{name}.async_cuda_driver").AsyncCudaDriver(int(name_of_device[-1]))
+    driver.eager = pace
+    return driver
 
 
 def _make_simulated_device(name: str) -> Device:
@@ -53,10 +59,9 @@ def _make(name: str, folder: str) -> DeviceUnderTest:
     if name == "cuda":
         # Small registrations, so that a few MiB have boundaries for copies to cross.
         return DeviceUnderTest(CudaDevice(max_registration_bytes=4 << 20), folder)
-    driver = _make_fake_driver()
-    return DeviceUnderTest(
-        CudaDevice(driver=driver, max_registration_bytes=4 << 20), folder, moves_bytes=False, fake_driver=driver
-    )
+    driver = _make_fake_driver(name)
+    device = CudaDevice(driver=driver, max_registration_bytes=4 << 20)
+    return DeviceUnderTest(device, folder, moves_bytes=name != "cuda-over-fake-driver", fake_driver=driver)
 
 
 @pytest.fixture(params=_DEVICES)

@@ -100,6 +100,7 @@ class DeviceUnderTest:
         self.device.close()
         if self.fake_driver is not None:
             assert self.fake_driver.live() == {}
+            assert self.fake_driver.refusals == []
 
     def _staging_address(self, num_bytes: int) -> int:
         if self._staging is None:

@@ -102,10 +102,10 @@ def outcome_of_suite(name: str, arguments: list[str]) -> Outcome:
     return Outcome(name, PASSED if run.returncode == 0 else FAILED, closing, skipped=skipped)
 
 
-def outcome_of_replay() -> Outcome:
+def outcome_of_replay(device: str = "cuda") -> Outcome:
     name = "verified replay over gpu, host and disk"
-    command = [sys.executable, "-P", "-m", "kv_cache_manager_v2.replay", "--verify", "--device", "cuda", "--quiet"]
-    command += ["--tiers", "gpu=64MiB,host=128MiB,disk=512MiB", "--limit", "40", "--json", "-"]
+    command = [sys.executable, "-P", "-m", "kv_cache_manager_v2.replay", "--verify", "--device", device, "--quiet"]
+    command += ["--workload", "shared-prompt", "--limit", "80", "--tiers", "gpu=5MiB,host=256KiB,disk=256MiB", "--json", "-"]
     began = time.monotonic()
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=SUITE_SECONDS)
@@ -114,7 +114,15 @@ def outcome_of_replay() -> Outcome:
     seconds = time.monotonic() - began
     if run.returncode != 0:
         return Outcome(name, FAILED, last_line(run.stdout + run.stderr))
-    return Outcome(name, PASSED, figures=[Figure("verified replay of 40 requests over gpu, host and disk", seconds, "s")])
+    unused = find_unused_tiers(json.loads(run.stdout))
+    if unused:
+        return Outcome(name, FAILED, f"no page went to and came from: {', '.join(unused)}")
+    return Outcome(name, PASSED, figures=[Figure("verified replay of 80 requests over gpu, host and disk", seconds, "s")])
+
+
+def find_unused_tiers(report: dict[str, Any]) -> list[str]:
+    """A replay that verifies bytes says something of a tier only if pages went there and came back."""
+    return [tier["tier"] for tier in report["tiers"] if tier["pages_in"] == 0 or tier["pages_out"] == 0]
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
