@@ -8,6 +8,7 @@ those alone. Needs a package index, for what builds need and for auditwheel. On 
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ ROOT: Final = Path(__file__).resolve().parent
 WORK: Final = ROOT / "build" / "wheels"
 DIST: Final = ROOT / "dist"
 MAKE_SDIST: Final = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+PYTHON_NAME: Final = re.compile(r"python3\.\d+t?")
 DESCRIBE: Final = (
     "import os, sys, sysconfig; assert sys.version_info >= (3, 11); "
     "assert os.path.exists(sysconfig.get_paths()['include'] + '/Python.h'); print(sysconfig.get_config_var('SOABI'))"
@@ -36,11 +38,9 @@ def find_pythons(names: list[str]) -> dict[str, str]:
     """One path for each kind of Python that can build: by the tag that its extension modules have."""
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
     folders += sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob("*/bin"))
-    candidates = names or [str(path) for folder in folders for path in sorted(folder.glob("python3.[0-9]*"))]
+    programs = [path for folder in folders for path in sorted(folder.glob("python3.*")) if PYTHON_NAME.fullmatch(path.name)]
     found: dict[str, str] = {}
-    for candidate in candidates:
-        if candidate.endswith("-config"):
-            continue
+    for candidate in names or [str(path) for path in programs]:
         described = subprocess.run([candidate, "-c", DESCRIBE], capture_output=True, text=True)
         if described.returncode == 0:
             found.setdefault(described.stdout.strip(), candidate)
