@@ -142,7 +142,7 @@ def compiled_extensions(package: str, opt_level: str) -> list[Extension]:
 
 def rawref_extension() -> Extension:
     compile_args = [] if sys.platform == "win32" else ["-O3", "-g" if keeps_symbols() else "-g0"]
-    sources = [f"{RAWREF}/{name}.c" for name in ("_rawref", "_ref", "_hidden_slot")]
+    sources = [f"{RAWREF}/{name}.c" for name in ("_rawref", "_ref", "_hidden_slot", "_seal")]
     return Extension(
         f"{RAWREF}._rawref",
         sources,

@@ -20,8 +20,12 @@ What a compiled ``__del__`` needs besides, because mypyc's finalizers neither sa
 - it calls `invalidate` first, also where there is no ref: an exception that another object's finalizer left set goes to
   `sys.unraisablehook` then, instead of making the next call fail;
 - it raises nothing: what it catches goes to `write_unraisable`.
+
+`seal` closes what mypyc leaves open in a class that it made: ``del object.property`` is an `AttributeError` then instead of a
+crash, and ``object.__init__(...)`` a second time a `TypeError` instead of nothing. ``__init_subclass__`` of a base is the place
+to call it.
 """
 
-from ._rawref import NULL, invalidate, ref, write_unraisable
+from ._rawref import NULL, invalidate, ref, seal, write_unraisable
 
-__all__ = ["NULL", "invalidate", "ref", "write_unraisable"]
+__all__ = ["NULL", "invalidate", "ref", "seal", "write_unraisable"]

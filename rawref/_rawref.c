@@ -206,6 +206,8 @@ module_invalidate(PyObject *module, PyObject *target)
 static PyMethodDef module_methods[] = {
     {"invalidate", module_invalidate, METH_O,
      "Cut the ref of target, if it has one. For its class to call where it lets go: in close() and in __del__."},
+    {"seal", module_seal, METH_O,
+     "Close what mypyc leaves open in a class that it made: deleting properties, __init__ a second time. For each class once."},
     {"write_unraisable", (PyCFunction)(void (*)(void))module_write_unraisable, METH_FASTCALL,
      "Hand an exception that nobody can catch to sys.unraisablehook, with the object that it is about."},
     {NULL},

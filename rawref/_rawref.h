@@ -87,6 +87,10 @@ int find_attribute(PyTypeObject *type, PyObject *name, PyObject **found, PyTypeO
 GuardObject *load_guard(ModuleState *state, PyObject *inner, PyObject *target);
 HiddenSlotObject *hide_slot(ModuleState *state, PyTypeObject *owner, PyObject *inner);
 
+/* -- _seal.c: what mypyc leaves open in its classes --------------------------------------------------------------- */
+
+PyObject *module_seal(PyObject *module, PyObject *type);
+
 /* -- _rawref.c: the module, and how a target gets its ref -------------------------------------------------------- */
 
 ModuleState *state_of(PyTypeObject *type);

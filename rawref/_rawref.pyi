@@ -27,5 +27,8 @@ NULL: Final[ref[Never]]
 def invalidate(target: object, /) -> None:
     """Cut the target's ref, if it has one. Reports an exception that another finalizer has left set."""
 
+def seal(cls: type, /) -> None:
+    """Close what mypyc leaves open in a class that it made. Does nothing to a class that Python made."""
+
 def write_unraisable(error: BaseException, place: object, /) -> None:
     """Hand an exception that nobody can catch to `sys.unraisablehook`."""

@@ -7,11 +7,12 @@ from mypy_extensions import mypyc_attr
 
 from .checks import to_int
 from .given import Given
+from .value import Value
 
 
 @final
 @mypyc_attr(native_class=True)
-class HalfOpenRange:
+class HalfOpenRange(Value):
     """``[beg, end)``. Empty, and false, when ``end <= beg``; two empty ranges need not be equal."""
 
     __slots__ = ("beg", "end")
@@ -22,6 +23,9 @@ class HalfOpenRange:
     def __init__(self, beg: Given[int], end: Given[int]) -> None:
         self.beg = to_int(beg, "beg")
         self.end = to_int(end, "end")
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.beg, self.end)
 
     def __len__(self) -> int:
         return self.end - self.beg if self.end > self.beg else 0

@@ -13,6 +13,7 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import CudaError, KVCacheManagerError, LogicError
+from ..base.handle import Handle
 from .cuda_context import CudaContext
 from .cuda_driver import CudaDriver, name_stream
 
@@ -95,7 +96,7 @@ class CudaCompiler:
 
 @final
 @mypyc_attr(native_class=True)
-class CudaKernel:
+class CudaKernel(Handle):
     """A function that `CudaDevice.compile` loaded. `close` unloads it, the device's `close` at the latest."""
 
     __slots__ = ("name", "_driver", "_context", "_module", "_function", "_is_closed")

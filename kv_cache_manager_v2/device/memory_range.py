@@ -9,13 +9,14 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
+from ..base.handle import Handle
 from ..base.ids import CacheTier
 from .port import Device
 
 
 @final
 @mypyc_attr(native_class=True)
-class MemoryRange:
+class MemoryRange(Handle):
     """Law: exactly ``[address, address + mapped_bytes)`` is mapped. Who creates it calls `close`."""
 
     __slots__ = ("_device", "_tier", "_granularity_bytes", "_max_bytes", "_address", "_mapped_bytes", "_is_closed")

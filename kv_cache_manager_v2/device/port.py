@@ -34,7 +34,9 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import StorageIOError
+from ..base.handle import Handle
 from ..base.ids import CacheTier
+from ..base.value import Value
 
 
 NO_TIMER: Final = 0
@@ -45,7 +47,7 @@ NOT_MEASURED: Final = -2.0
 
 @final
 @mypyc_attr(native_class=True)
-class CopyBatch:
+class CopyBatch(Handle):
     """Equal-sized copies between two tiers, collected and then enqueued as one call.
 
     ``dst_addresses[i] <- src_addresses[i]``, ``num_bytes`` each, for ``i < count``; what lies behind ``count`` is left
@@ -87,7 +89,7 @@ class CopyBatch:
 
 @final
 @mypyc_attr(native_class=True)
-class MemoryAccess:
+class MemoryAccess(Value):
     """One byte range that a kernel reads or writes."""
 
     __slots__ = ("address", "num_bytes", "is_write")
@@ -101,9 +103,12 @@ class MemoryAccess:
         self.num_bytes = num_bytes
         self.is_write = is_write
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.address, self.num_bytes, self.is_write)
+
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class HostKernel(metaclass=ABCMeta):
+class HostKernel(Handle, metaclass=ABCMeta):
     """Work that a software device runs on the host at its turn in a stream."""
 
     __slots__ = ()
@@ -111,14 +116,16 @@ class HostKernel(metaclass=ABCMeta):
     @abstractmethod
     def accesses(self) -> Sequence[MemoryAccess]:
         """Every byte range that `run` touches; a device that looks for races asks for it, others do not."""
+        raise NotImplementedError("HostKernel.accesses is for subclasses to define")
 
     @abstractmethod
     def run(self) -> None:
         """Do it. Runs exactly once; an exception reaches whoever synchronises with the stream, or the launcher."""
+        raise NotImplementedError("HostKernel.run is for subclasses to define")
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class Device(metaclass=ABCMeta):
+class Device(Handle, metaclass=ABCMeta):
     """One GPU, or something that behaves like one. See the module's docstring for what all of them promise."""
 
     __slots__ = ()
@@ -129,21 +136,25 @@ class Device(metaclass=ABCMeta):
     @abstractmethod
     def name(self) -> str:
         """For logs and reports, e.g. ``"host"`` or ``"cuda:0 NVIDIA H200"``."""
+        raise NotImplementedError("Device.name is for subclasses to define")
 
     @property
     @abstractmethod
     def is_software(self) -> bool:
         """True if level 0 is host memory: addresses can be read by the host and `launch` takes a `HostKernel`."""
+        raise NotImplementedError("Device.is_software is for subclasses to define")
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def granularity_bytes(self, tier: CacheTier) -> int:
         """Ranges and chunks of this tier are multiples of this many bytes (a power of two)."""
+        raise NotImplementedError("Device.granularity_bytes is for subclasses to define")
 
     @abstractmethod
     def total_bytes(self, tier: CacheTier) -> int:
         """Physical memory of that tier in this machine, used or not: how far a range may ever want to grow."""
+        raise NotImplementedError("Device.total_bytes is for subclasses to define")
 
     @abstractmethod
     def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
@@ -151,6 +162,7 @@ class Device(metaclass=ABCMeta):
 
         Not for DISK, whose ranges need a folder: `reserve_disk_range`.
         """
+        raise NotImplementedError("Device.reserve_range is for subclasses to define")
 
     def reserve_disk_range(self, path: str, num_bytes: int) -> int:
         """As `reserve_range`, for the DISK tier: a file of its own in the folder ``path``, empty so far.
@@ -175,6 +187,7 @@ class Device(metaclass=ABCMeta):
     @abstractmethod
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         """Give back a whole reserved range. Nothing in it may be mapped."""
+        raise NotImplementedError("Device.release_range is for subclasses to define")
 
     @abstractmethod
     def map_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
@@ -183,24 +196,29 @@ class Device(metaclass=ABCMeta):
         All of it or nothing; `OutOfMemoryError` says how many bytes were asked for. Host memory is pinned where the
         device can copy asynchronously only from pinned memory.
         """
+        raise NotImplementedError("Device.map_memory is for subclasses to define")
 
     @abstractmethod
     def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         """Give the memory back. The caller made sure that no stream touches it any more."""
+        raise NotImplementedError("Device.unmap_memory is for subclasses to define")
 
     # -- streams and events -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def default_stream(self) -> int:
         """The stream of a sequence that was never given one."""
+        raise NotImplementedError("Device.default_stream is for subclasses to define")
 
     @abstractmethod
     def create_stream(self) -> int:
         """A new stream; `destroy_stream` ends it."""
+        raise NotImplementedError("Device.create_stream is for subclasses to define")
 
     @abstractmethod
     def destroy_stream(self, stream: int) -> None:
         """Work already enqueued still runs."""
+        raise NotImplementedError("Device.destroy_stream is for subclasses to define")
 
     def require_stream(self, stream: int) -> None:
         """`LogicError` if this is no stream's handle, as far as the device can tell; one that cannot tell says nothing."""
@@ -209,26 +227,32 @@ class Device(metaclass=ABCMeta):
     @abstractmethod
     def synchronize_stream(self, stream: int) -> None:
         """Block the host until everything enqueued so far is done."""
+        raise NotImplementedError("Device.synchronize_stream is for subclasses to define")
 
     @abstractmethod
     def record_event(self, stream: int) -> int:
         """An event that is done when all that was enqueued on ``stream`` before this call is done."""
+        raise NotImplementedError("Device.record_event is for subclasses to define")
 
     @abstractmethod
     def wait_event(self, stream: int, event: int) -> None:
         """What is enqueued on ``stream`` from now on runs after ``event``. The host does not wait."""
+        raise NotImplementedError("Device.wait_event is for subclasses to define")
 
     @abstractmethod
     def is_event_done(self, event: int) -> bool:
         """Whether the work before the event is done; the host does not wait."""
+        raise NotImplementedError("Device.is_event_done is for subclasses to define")
 
     @abstractmethod
     def synchronize_event(self, event: int) -> None:
         """Block the host until the event is done."""
+        raise NotImplementedError("Device.synchronize_event is for subclasses to define")
 
     @abstractmethod
     def release_event(self, event: int) -> None:
         """The caller needs the handle no more; waits that were enqueued on it still hold."""
+        raise NotImplementedError("Device.release_event is for subclasses to define")
 
     # -- timers -------------------------------------------------------------------------------------------------------
 
@@ -254,15 +278,19 @@ class Device(metaclass=ABCMeta):
     @abstractmethod
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         """Enqueue all copies of the batch; the batch may be reused by the caller at once."""
+        raise NotImplementedError("Device.copy_batch is for subclasses to define")
 
     @abstractmethod
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         """Enqueue setting ``num_bytes`` bytes of level-0 memory to ``value`` (0-255)."""
+        raise NotImplementedError("Device.fill is for subclasses to define")
 
     @abstractmethod
     def launch(self, stream: int, kernel: HostKernel) -> None:
         """Enqueue a kernel. A device that is not `is_software` raises `LogicError`: it has launches of its own."""
+        raise NotImplementedError("Device.launch is for subclasses to define")
 
     @abstractmethod
     def close(self) -> None:
         """Release what the device object itself created. Idempotent. Ranges still reserved are a `LogicError`."""
+        raise NotImplementedError("Device.close is for subclasses to define")

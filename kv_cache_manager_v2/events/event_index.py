@@ -11,7 +11,7 @@ good, `needs_snapshot` says so, and a snapshot makes it whole again:
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, SupportsIndex, final
+from typing import ClassVar, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
@@ -19,6 +19,8 @@ from ..base.checks import to_count, to_instance, to_list
 from ..base.given import Given
 from ..base.ids import TokenIdExt
 from .block_digest import BlockHash, to_block_hash
+from ..base.handle import Handle
+from ..base.value import Value
 from .event_snapshot import KVCacheEventSnapshot
 from .kv_cache_event import (
     KVCacheCreatedData,
@@ -31,7 +33,7 @@ from .kv_cache_event import (
 
 @final
 @mypyc_attr(native_class=True)
-class IndexedBlock:
+class IndexedBlock(Value):
     """A block that some layer group has. ``places``: (cache level, priority) by layer group."""
 
     __slots__ = ("block_hash", "parent_hash", "tokens", "lora_id", "_places")
@@ -43,13 +45,21 @@ class IndexedBlock:
     _places: Final[dict[int, tuple[int, int]]]
 
     def __init__(
-        self, block_hash: BlockHash, parent_hash: BlockHash | None, tokens: list[TokenIdExt], lora_id: int | None
+        self,
+        block_hash: BlockHash,
+        parent_hash: BlockHash | None,
+        tokens: list[TokenIdExt],
+        lora_id: int | None,
+        places: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         self.block_hash = block_hash
         self.parent_hash = parent_hash
         self.tokens = tokens
         self.lora_id = lora_id
-        self._places = {}
+        self._places = {} if places is None else dict(places)
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.block_hash, self.parent_hash, self.tokens, self.lora_id, self._places)
 
     @property
     def places(self) -> Mapping[int, tuple[int, int]]:
@@ -62,7 +72,7 @@ class IndexedBlock:
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheEventIndex:
+class KVCacheEventIndex(Handle):
     """What the events of one `KVCacheEventManager` amount to.
 
     ``max_waiting_events``: how many early events wait for those before them until these count as lost.
@@ -71,6 +81,8 @@ class KVCacheEventIndex:
     __slots__ = (
         "_blocks", "_num_blocks_per_cache_level", "_last_event_id", "_waiting", "_max_waiting", "_lost_up_to"
     )  # fmt: skip
+
+    _NAMES: ClassVar[str] = "what this process was told; make another and give it a snapshot"
 
     _blocks: Final[dict[BlockHash, IndexedBlock]]
     _num_blocks_per_cache_level: Final[dict[int, list[int]]]

@@ -9,13 +9,14 @@ The calls only take notes (`EventLog`); `flush_iteration_events` hands them over
 """
 
 from collections.abc import Sequence
-from typing import Final, SupportsFloat, SupportsIndex, final
+from typing import ClassVar, Final, SupportsFloat, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_bool, to_count, to_int, to_number
 from ..base.errors import LogicError
 from ..base.given import Given
+from ..base.handle import Handle
 from ..base.ids import CacheTier
 from .block_digest import SHA256, to_hash_algorithm
 from .event_assembler import EventAssembler
@@ -31,7 +32,7 @@ _MAX_TIMEOUT_MS: Final = 86_400_000
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheEventManager:
+class KVCacheEventManager(Handle):
     """Give it to a `KVCacheManager`; call `flush_iteration_events` once a step, and `get_latest_events` wherever you like.
 
     ``max_kv_event_entries``: events kept for the drainer; the oldest are dropped beyond it, and the next one says how many. 0: off.
@@ -42,6 +43,8 @@ class KVCacheEventManager:
     __slots__ = (
         "_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups", "_tokens_per_block", "_cache_tiers"
     )  # fmt: skip
+
+    _NAMES: ClassVar[str] = "what a manager of this process tells"
 
     _max_events: Final[int]
     _hash_algo: Final[str]

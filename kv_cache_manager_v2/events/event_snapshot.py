@@ -4,12 +4,13 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.value import Value
 from .kv_cache_event import KVCacheEvent
 
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheEventSnapshot:
+class KVCacheEventSnapshot(Value):
     """``events``: created and stored ones, parents first. All events up to ``event_id`` are in it; -1: none has been."""
 
     __slots__ = ("event_id", "events")
@@ -20,6 +21,9 @@ class KVCacheEventSnapshot:
     def __init__(self, event_id: int, events: list[KVCacheEvent]) -> None:
         self.event_id = event_id
         self.events = events
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.event_id, self.events)
 
     def __repr__(self) -> str:
         return f"KVCacheEventSnapshot({self.event_id}, {len(self.events)} events)"

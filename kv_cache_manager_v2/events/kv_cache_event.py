@@ -12,12 +12,13 @@ from typing import Any, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
+from ..base.value import Value
 from .block_digest import BlockHash
 
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheEventDiff:
+class KVCacheEventDiff(Value):
     """An old and a new value."""
 
     __slots__ = ("old_value", "new_value")
@@ -29,6 +30,9 @@ class KVCacheEventDiff:
         self.old_value = old_value
         self.new_value = new_value
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.old_value, self.new_value)
+
     def __repr__(self) -> str:
         return f"{self.old_value} -> {self.new_value}"
 
@@ -38,7 +42,7 @@ class KVCacheEventDiff:
 
 
 @mypyc_attr(native_class=True)
-class KVCacheEventData(metaclass=ABCMeta):
+class KVCacheEventData(Value, metaclass=ABCMeta):
     """What happened; one of the four classes below."""
 
     __slots__ = ()
@@ -46,6 +50,7 @@ class KVCacheEventData(metaclass=ABCMeta):
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """As plain values, in TensorRT-LLM's form."""
+        raise NotImplementedError("KVCacheEventData.to_json is for subclasses to define")
 
     def __repr__(self) -> str:
         fields = ", ".join([f"{name}={value!r}" for name, value in self.to_json().items() if name != "type"])
@@ -67,13 +72,16 @@ class KVCacheCreatedData(KVCacheEventData):
     def __init__(self, num_blocks_per_cache_level: list[int]) -> None:
         self.num_blocks_per_cache_level = num_blocks_per_cache_level
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.num_blocks_per_cache_level,)
+
     def to_json(self) -> dict[str, Any]:
         return {"type": "created", "num_blocks_per_cache_level": list(self.num_blocks_per_cache_level)}
 
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheStoredBlockData:
+class KVCacheStoredBlockData(Value):
     """A block that can be reused from now on: its name, its tokens, where its page is and how dear."""
 
     __slots__ = ("block_hash", "tokens", "cache_level", "priority")
@@ -89,6 +97,9 @@ class KVCacheStoredBlockData:
         self.tokens = tokens
         self.cache_level = cache_level
         self.priority = priority
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.block_hash, self.tokens, self.cache_level, self.priority)
 
     def __repr__(self) -> str:
         return (
@@ -130,6 +141,9 @@ class KVCacheStoredData(KVCacheEventData):
         self.blocks = blocks
         self.lora_id = lora_id
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.parent_hash, self.blocks, self.lora_id)
+
     def __repr__(self) -> str:
         lora = "" if self.lora_id is None else f", lora_id={self.lora_id}"
         return f"KVCacheStoredData(parent_hash={self.parent_hash!r}, blocks={self.blocks}{lora})"
@@ -159,6 +173,9 @@ class KVCacheRemovedData(KVCacheEventData):
         self.block_hashes = block_hashes
         self.reason = reason
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.block_hashes, self.reason)
+
     def to_json(self) -> dict[str, Any]:
         return {"type": "removed", "block_hashes": list(self.block_hashes), "reason": self.reason}
 
@@ -181,6 +198,9 @@ class KVCacheUpdatedData(KVCacheEventData):
         self.cache_level = cache_level
         self.priority = priority
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.block_hash, self.cache_level, self.priority)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "type": "updated",
@@ -192,7 +212,7 @@ class KVCacheUpdatedData(KVCacheEventData):
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheEvent:
+class KVCacheEvent(Value):
     """One change of the published blocks of one layer group. ``event_id`` grows by one from event to event, lost ones included."""
 
     __slots__ = (
@@ -226,6 +246,12 @@ class KVCacheEvent:
         self.num_dropped = num_dropped
         self.attention_dp_rank = attention_dp_rank
         self.hash_algo = hash_algo
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (
+            self.event_id, self.data, self.window_size, self.layer_group_id, self.num_dropped, self.attention_dp_rank,
+            self.hash_algo,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         dropped = f", num_dropped={self.num_dropped}" if self.num_dropped > 0 else ""

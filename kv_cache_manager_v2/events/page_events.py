@@ -23,26 +23,34 @@ by its page id, a block by its first page id, a root by a negative number that i
 from abc import ABCMeta, abstractmethod
 
 from librt.vecs import vec
+from typing import ClassVar
+
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.handle import Handle
 from ..base.ids import TokenIdExt
 from .published_run import PublishedRun, level_of_standing, priority_of_standing
 from .removal_cause import UNREACHABLE
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class PageEventSink(metaclass=ABCMeta):
+class PageEventSink(Handle, metaclass=ABCMeta):
     __slots__ = ()
 
-    @abstractmethod
-    def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None: ...
+    _NAMES: ClassVar[str] = "a listener of this process"
 
     @abstractmethod
-    def on_root_removed(self, root: i64) -> None: ...
+    def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None:
+        raise NotImplementedError("PageEventSink.on_root_made is for subclasses to define")
+
+    @abstractmethod
+    def on_root_removed(self, root: i64) -> None:
+        raise NotImplementedError("PageEventSink.on_root_removed is for subclasses to define")
 
     @abstractmethod
     def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
         """``key``: the tokens as packed int32; ``mixed``: the same as the user gave them, if a digest is among them."""
+        raise NotImplementedError("PageEventSink.on_block_published is for subclasses to define")
 
     def on_run_published(self, run: PublishedRun) -> None:
         """`on_block_published` and `on_page_published` for all of them."""
@@ -88,25 +96,32 @@ class PageEventSink(metaclass=ABCMeta):
             position += 1
 
     @abstractmethod
-    def on_block_removed(self, block: i64) -> None: ...
+    def on_block_removed(self, block: i64) -> None:
+        raise NotImplementedError("PageEventSink.on_block_removed is for subclasses to define")
 
     @abstractmethod
-    def on_page_published(self, page: i64, level: i64, priority: i64) -> None: ...
+    def on_page_published(self, page: i64, level: i64, priority: i64) -> None:
+        raise NotImplementedError("PageEventSink.on_page_published is for subclasses to define")
 
     @abstractmethod
     def on_page_removed(self, page: i64, cause: i64) -> None:
         """``cause``: one of `removal_cause`."""
+        raise NotImplementedError("PageEventSink.on_page_removed is for subclasses to define")
 
     @abstractmethod
-    def on_page_moved(self, page: i64, old_level: i64, new_level: i64) -> None: ...
+    def on_page_moved(self, page: i64, old_level: i64, new_level: i64) -> None:
+        raise NotImplementedError("PageEventSink.on_page_moved is for subclasses to define")
 
     @abstractmethod
-    def on_priority_changed(self, page: i64, old_priority: i64, new_priority: i64) -> None: ...
+    def on_priority_changed(self, page: i64, old_priority: i64, new_priority: i64) -> None:
+        raise NotImplementedError("PageEventSink.on_priority_changed is for subclasses to define")
 
     @abstractmethod
     def on_levels_resized(self, num_blocks: list[tuple[int, ...]]) -> None:
         """By layer group, how many of its blocks each cache level has slots for."""
+        raise NotImplementedError("PageEventSink.on_levels_resized is for subclasses to define")
 
     @abstractmethod
     def is_announced(self, page: i64) -> bool:
         """Whether the page was published, as one of a full block, and not removed since; for checks."""
+        raise NotImplementedError("PageEventSink.is_announced is for subclasses to define")

@@ -27,6 +27,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 from ..base.checks import to_count, to_instance, to_int, to_list, to_role
 from ..base.errors import LogicError
 from ..base.given import Given
+from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, DEFAULT_BEAM_INDEX, DataRole
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
@@ -45,7 +46,7 @@ _INT32_MAX: Final = 2**31 - 1
 
 @final
 @mypyc_attr(native_class=True)
-class BatchPageTable:
+class BatchPageTable(Handle):
     """See the module. ``max_num_blocks``: of the longest sequence, in the manager's blocks.
 
     Lengths of the step, all int32, behind the last row as if there were empty sequences:

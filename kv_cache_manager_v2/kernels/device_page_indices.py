@@ -14,6 +14,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_count
 from ..base.errors import LogicError
+from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, CacheTier
 from ..base.integer_math import ceil_div
 from ..device.host_array import host_words
@@ -51,7 +52,7 @@ class _Staging:
 
 @final
 @mypyc_attr(native_class=True)
-class DevicePageIndices:
+class DevicePageIndices(Handle):
     """`address_of` an output: int32 ``[max_num_sequences, max_num_blocks * expansion]`` in GPU memory, the same for the
     object's life.
 

@@ -17,13 +17,14 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.checks import to_index_mode, to_int, to_role
 from ..base.given import Given
 from ..base.ids import DataRole, LayerId, PageIndexMode
+from ..base.value import Value
 from ..layout.buffer_id import BufferId
 from ..manager.kv_cache_manager import KVCacheManager
 
 
 @final
 @mypyc_attr(native_class=True)
-class StridedPages:
+class StridedPages(Value):
     """Entries are base page indices (slot ids) of one layer group."""
 
     __slots__ = ("layer_group_id",)
@@ -33,13 +34,16 @@ class StridedPages:
     def __init__(self, layer_group_id: SupportsIndex) -> None:
         self.layer_group_id = to_int(layer_group_id, "layer_group_id")
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.layer_group_id,)
+
     def __repr__(self) -> str:
         return f"StridedPages({self.layer_group_id})"
 
 
 @final
 @mypyc_attr(native_class=True)
-class DensePages:
+class DensePages(Value):
     """Entries are page indices of one (layer, role), as `PageIndexConverter` computes them; SHARED serves equal
     layers too."""
 
@@ -56,6 +60,9 @@ class DensePages:
         self.data_role = to_role(data_role, "data_role")
         self.index_mode = to_index_mode(index_mode, "index_mode")
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.layer_id, self.data_role, self.index_mode)
+
     def __repr__(self) -> str:
         return f"DensePages({self.layer_id}, {self.data_role!r}, {self.index_mode.name})"
 
@@ -65,7 +72,7 @@ PageFamily = StridedPages | DensePages
 
 @final
 @mypyc_attr(native_class=True)
-class PageRule:
+class PageRule(Value):
     """A page family resolved against a manager: plain numbers for the loops. ``index = (slot * scale + offset) *
     expansion + j``."""
 
@@ -108,6 +115,12 @@ class PageRule:
         self.addresses_scratch = addresses_scratch
         self.page_tokens = page_tokens
         self.text = text
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (
+            self.layer_group, self.scale, self.offset, self.expansion, self.scratch_pages_per_block,
+            self.addresses_scratch, self.page_tokens, self.text,
+        )  # fmt: skip
 
     def moved_by(self, offset: i64) -> "PageRule":
         """The same, counted from a base address that many sub-pages earlier; without scratch blocks."""

@@ -8,6 +8,7 @@ from abc import ABCMeta, abstractmethod
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.handle import Handle
 from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.sequence_state import SequenceState
 from .batch_rows import BatchRows
@@ -15,25 +16,30 @@ from .page_family import PageRule
 
 
 @mypyc_attr(native_class=True)
-class TableOutput(metaclass=ABCMeta):
+class TableOutput(Handle, metaclass=ABCMeta):
     __slots__ = ()
 
     @abstractmethod
     def rules(self) -> list[PageRule]:
         """How its entries are computed; the layer groups in them are those it reads."""
+        raise NotImplementedError("TableOutput.rules is for subclasses to define")
 
     @abstractmethod
     def validate(self, rows: BatchRows) -> None:
         """`ValueError` if the step does not fit into the arrays."""
+        raise NotImplementedError("TableOutput.validate is for subclasses to define")
 
     @abstractmethod
     def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
         """The entries of one row that changed, or all of them where it is new."""
+        raise NotImplementedError("TableOutput.update_row is for subclasses to define")
 
     @abstractmethod
     def finish(self, rows: BatchRows) -> None:
         """What is said of the step as a whole, once all rows are up to date."""
+        raise NotImplementedError("TableOutput.finish is for subclasses to define")
 
     @abstractmethod
     def clear_row(self, row: i64) -> None:
         """The last row is vacant."""
+        raise NotImplementedError("TableOutput.clear_row is for subclasses to define")

@@ -20,11 +20,12 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.integer_math import ceil_div
 from ..base.ranges import HalfOpenRange
+from ..base.value import Value
 
 
 # Not `ABC` as a base: compiled classes would accept weak references through it and then never clear them.
 @mypyc_attr(native_class=True)
-class LifeCycle(metaclass=ABCMeta):
+class LifeCycle(Value, metaclass=ABCMeta):
     """What decides how long a layer needs a block. A value: equal ones are the same life cycle."""
 
     __slots__ = ()
@@ -33,24 +34,29 @@ class LifeCycle(metaclass=ABCMeta):
     @abstractmethod
     def has_page_per_block(self) -> bool:
         """Whether each block has a page of its own; if not, there is one state per sequence and beam."""
+        raise NotImplementedError("LifeCycle.has_page_per_block is for subclasses to define")
 
     @property
     @abstractmethod
     def window_size(self) -> int | None:
         """Tokens that the next token reads, itself included; None if it reads all."""
+        raise NotImplementedError("LifeCycle.window_size is for subclasses to define")
 
     @property
     @abstractmethod
     def num_sink_blocks(self) -> int:
         """Blocks at the start of the sequence that a windowed layer never stops reading."""
+        raise NotImplementedError("LifeCycle.num_sink_blocks is for subclasses to define")
 
     @abstractmethod
     def compute_stale_beg(self, history_length: i64, tokens_per_block: i64) -> i64:
         """The first stale block, if any is."""
+        raise NotImplementedError("LifeCycle.compute_stale_beg is for subclasses to define")
 
     @abstractmethod
     def compute_stale_end(self, history_length: i64, tokens_per_block: i64) -> i64:
         """One past the last stale block; `compute_stale_beg` if none is, never less."""
+        raise NotImplementedError("LifeCycle.compute_stale_end is for subclasses to define")
 
     def compute_stale_range(self, history_length: int, tokens_per_block: int) -> HalfOpenRange:
         """The blocks that no layer will read again once ``history_length`` tokens are there."""
@@ -84,6 +90,9 @@ class AttnLifeCycle(LifeCycle):
         self._has_window = window_size is not None
         self._window = 0 if window_size is None else window_size
         self._sinks = num_sink_blocks
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.window_size, self.num_sink_blocks)
 
     @staticmethod
     def make(window_size: int | None, num_sink_tokens: int | None, tokens_per_block: int) -> "AttnLifeCycle":
@@ -135,6 +144,9 @@ class SsmLifeCycle(LifeCycle):
     """Recurrent state: one slot per sequence and beam, no page per block, nothing that could become stale."""
 
     __slots__ = ()
+
+    def _arguments(self) -> tuple[object, ...]:
+        return ()
 
     @property
     def has_page_per_block(self) -> bool:

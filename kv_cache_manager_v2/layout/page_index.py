@@ -23,6 +23,7 @@ from mypy_extensions import mypyc_attr
 from ..base.checks import to_index_mode, to_instance, to_list
 from ..base.given import Given
 from ..base.ids import PageIndexMode
+from ..base.value import Value
 from .buffer_placement import BufferPlacement
 from .scratch_desc import ScratchDesc
 
@@ -35,7 +36,7 @@ INT32_MAX: Final = 2**31 - 1
 
 @final
 @mypyc_attr(native_class=True)
-class PageIndexConverter:
+class PageIndexConverter(Value):
     """Converts the base page indices of any sequence for one (layer, role). A value, shared by all sequences."""
 
     __slots__ = ("scale", "expansion", "layer_offset", "scratch_pages_per_block")
@@ -60,6 +61,9 @@ class PageIndexConverter:
         self.expansion = expansion
         self.layer_offset = layer_offset
         self.scratch_pages_per_block = scratch_pages_per_block
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.scale, self.expansion, self.layer_offset, self.scratch_pages_per_block)
 
     @property
     def scratch_blocks_per_slot(self) -> int:

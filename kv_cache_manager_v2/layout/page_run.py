@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..base.ids import LayerGroupId, MemAddress, PoolGroupIndex, PoolIndex
+from ..base.value import Value
 from .buffer_id import BufferId
 from .buffer_placement import BufferPlacement
 from .pool_desc import AggregatedPageDesc, ExpandedBuffer
@@ -14,7 +15,7 @@ from .slot_layout import SlotLayout
 
 
 @dataclass(frozen=True)
-class PageRun:
+class PageRun(Value):
     """``[offset_bytes, offset_bytes + num_bytes)`` of each slot of a layer group in one pool."""
 
     layer_group_id: LayerGroupId

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from ..base.ids import LayerGroupId, MemAddress, PoolGroupIndex, PoolIndex
+from ..base.value import Value
 from .buffer_id import BufferId
 from .slot_desc import SlotDesc
 
 
 @dataclass(frozen=True)
-class PoolDesc:
+class PoolDesc(Value):
     """One address range: slot ``i`` is ``base_address + i * slot_bytes + [0, slot_bytes)``."""
 
     pool_index: PoolIndex
@@ -17,7 +18,7 @@ class PoolDesc:
 
 
 @dataclass(frozen=True)
-class PoolGroupDesc:
+class PoolGroupDesc(Value):
     """Pools allocated in lockstep, how many slots each has, and what a slot is made of."""
 
     pool_group_index: PoolGroupIndex
@@ -27,7 +28,7 @@ class PoolGroupDesc:
 
 
 @dataclass(frozen=True)
-class ExpandedBuffer:
+class ExpandedBuffer(Value):
     """A buffer, and how many of its kernel's blocks lie in one block of the manager."""
 
     id: BufferId
@@ -35,7 +36,7 @@ class ExpandedBuffer:
 
 
 @dataclass(frozen=True)
-class AggregatedPageDesc:
+class AggregatedPageDesc(Value):
     """Bytes of neighbouring buffers: for slot ``i`` of the layer group, ``base + stride * i + [0, size)``."""
 
     base: MemAddress

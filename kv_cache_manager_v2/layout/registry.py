@@ -9,6 +9,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import LayerId, LifeCycleId
+from ..base.value import Value
 from ..config.layer_config import AttentionLayerConfig, LayerConfig
 from ..config.manager_config import KVCacheManagerConfig
 from .life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
@@ -16,11 +17,12 @@ from .life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 
 @final
 @mypyc_attr(native_class=True)
-class LifeCycleRegistry:
+class LifeCycleRegistry(Value):
     """``registry[life_cycle_id]`` is a life cycle; iteration is in the order of the ids. Never changes."""
 
-    __slots__ = ("_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_id", "_state_layers")
+    __slots__ = ("_config", "_life_cycles", "_layer_ids", "_layer_grouping", "_attention_ids", "_state_id", "_state_layers")
 
+    _config: Final[KVCacheManagerConfig]
     _life_cycles: Final[list[LifeCycle]]
     _layer_ids: Final[tuple[LayerId, ...]]
     _layer_grouping: Final[tuple[tuple[LayerId, ...], ...]]
@@ -49,12 +51,16 @@ class LifeCycleRegistry:
                 attention_ids[layer.layer_id] = life_cycle_id
             else:
                 state_layers.add(layer.layer_id)
+        self._config = config
         self._life_cycles = life_cycles
         self._layer_ids = tuple(layer_ids)
         self._layer_grouping = tuple([tuple(group) for group in groups])
         self._attention_ids = attention_ids
         self._state_id = ids.get(SsmLifeCycle())
         self._state_layers = state_layers
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self._config,)
 
     def __len__(self) -> int:
         return len(self._life_cycles)

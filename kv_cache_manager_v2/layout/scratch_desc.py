@@ -6,11 +6,12 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ranges import HalfOpenRange
+from ..base.value import Value
 
 
 @final
 @mypyc_attr(native_class=True)
-class ScratchDesc:
+class ScratchDesc(Value):
     """Block ordinals ``range`` of one layer group share ``slot_ids``. A value; false when the range is empty.
 
     In the base page indices these blocks are `BAD_PAGE_INDEX`; a `PageIndexConverter` fills them in, each layer in
@@ -25,6 +26,9 @@ class ScratchDesc:
     def __init__(self, range: HalfOpenRange, slot_ids: Sequence[int]) -> None:
         self.range = range
         self.slot_ids = tuple(slot_ids)
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.range, self.slot_ids)
 
     def __bool__(self) -> bool:
         return bool(self.range)

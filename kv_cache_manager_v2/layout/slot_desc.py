@@ -6,11 +6,12 @@ Sizes are those of one slot, and of a buffer after expansion to the manager's ``
 from dataclasses import dataclass
 
 from ..base.ids import LayerGroupId
+from ..base.value import Value
 from .buffer_id import BufferId
 
 
 @dataclass(frozen=True)
-class CoalescedBuffer:
+class CoalescedBuffer(Value):
     """Equal-sized buffers of a layer group, side by side in this order; one pool's share of a slot."""
 
     single_buffer_size: int
@@ -28,7 +29,7 @@ class CoalescedBuffer:
 
 
 @dataclass(frozen=True)
-class SlotDescVariant:
+class SlotDescVariant(Value):
     """A slot as one layer group uses it: one coalesced buffer per pool."""
 
     layer_group_id: LayerGroupId
@@ -41,7 +42,7 @@ class SlotDescVariant:
 
 
 @dataclass(frozen=True)
-class SlotDesc:
+class SlotDesc(Value):
     """A slot of a pool group: all its variants, one per layer group, have the same sizes."""
 
     variants: tuple[SlotDescVariant, ...]

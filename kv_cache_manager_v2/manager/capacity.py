@@ -15,6 +15,7 @@ from ..base.checks import to_count
 from ..base.given import Given
 from ..base.ids import CacheTier
 from ..base.integer_math import ceil_div
+from ..base.value import Value
 from ..config.batch_desc import BatchDesc, KVCacheDesc
 from ..config.manager_config import KVCacheManagerConfig
 from ..layout.registry import LifeCycleRegistry
@@ -25,7 +26,7 @@ from .capacity_table import format_table
 
 
 @dataclass(frozen=True)
-class PoolGroupCapacity:
+class PoolGroupCapacity(Value):
     """One pool group at one level."""
 
     pool_group_index: int
@@ -50,7 +51,7 @@ class PoolGroupCapacity:
 
 
 @dataclass(frozen=True)
-class LevelCapacity:
+class LevelCapacity(Value):
     """One cache level."""
 
     level: int
@@ -65,7 +66,7 @@ class LevelCapacity:
 
 
 @dataclass(frozen=True)
-class CapacityPlan:
+class CapacityPlan(Value):
     """What a configuration holds. A value; ``print(plan.table())`` shows it."""
 
     config: KVCacheManagerConfig

@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure
+from ..base.handle import Handle
 from ..sequence.call_guard import Abandoned
 from ..sequence.shared_state import SharedState
 
@@ -42,7 +43,7 @@ def cancel_plan(shared: SharedState, number: int) -> None:
 
 @final
 @mypyc_attr(native_class=True)
-class CommittedBlockDrop:
+class CommittedBlockDrop(Handle):
     """Made by `KVCache.plan_committed_block_drop`. It outlives the sequence; it keeps no page from eviction."""
 
     __slots__ = ("_shared", "_number", "_is_done")

@@ -13,6 +13,7 @@ from mypy_extensions import mypyc_attr
 from ..base.checks import to_bool, to_count, to_index_mode, to_int, to_text
 from ..base.errors import LogicError
 from ..base.given import Given
+from ..base.handle import Handle
 from ..base.ids import CacheTier, DataRole, LayerGroupId, LayerId, LifeCycleId, MemAddress, PageIndexMode
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
@@ -30,7 +31,7 @@ from .pool_view import PoolView
 
 
 @mypyc_attr(native_class=True)
-class ModelQueries:
+class ModelQueries(Handle):
     """Base of `KVCacheManager`, which sets the attributes."""
 
     __slots__ = ("_config", "_device", "_layout", "_life_cycles", "_shared", "_addresses", "_lease", "_is_open")

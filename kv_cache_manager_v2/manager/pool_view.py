@@ -23,6 +23,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure
+from ..base.handle import Handle
 from ..device.dlpack import CPU, CUDA, DTYPES, make_capsule
 from .memory_lease import MemoryLease
 
@@ -43,7 +44,7 @@ _TYPE_STRINGS: Final = {
 
 @final
 @mypyc_attr(native_class=True)
-class PoolView:
+class PoolView(Handle):
     """``[rows, items per row]`` of `dtype`. Made by `KVCacheManager.pool_view`; writable. See the module for its
     life."""
 

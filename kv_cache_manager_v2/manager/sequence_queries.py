@@ -10,6 +10,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.checks import to_bool, to_count, to_index_mode, to_int
 from ..base.errors import LogicError
 from ..base.given import Given
+from ..base.handle import Handle
 from ..base.ids import DEFAULT_BEAM_INDEX, PageIndexMode
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
@@ -32,7 +33,7 @@ class SequenceStatus(Enum):
 
 
 @mypyc_attr(native_class=True)
-class SequenceQueries:
+class SequenceQueries(Handle):
     __slots__ = ("_state",)
 
     _state: Final[SequenceState]

@@ -17,6 +17,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.checks import to_int
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure, warn_of_leak
+from ..base.handle import Handle
 from ..sequence.sequence_state import NO_TIMELINE
 from ..sequence.shared_state import SharedState
 from ..sequence.stream_handle import to_stream
@@ -27,7 +28,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @final
 @mypyc_attr(native_class=True)
-class TransferLease:
+class TransferLease(Handle):
     """Made by `KVCache.reserve_transfer`, and listed by `KVCacheManager.open_leases`. Leaving a ``with`` settles it."""
 
     __slots__ = ("_shared", "_lease")

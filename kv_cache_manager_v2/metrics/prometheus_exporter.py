@@ -7,10 +7,11 @@ manager, once per step or per second; a scrape gets what was taken then.
 import re
 from collections.abc import Mapping
 from threading import Lock
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..device.monotonic_clock import MonotonicClock
 from ..events.event_manager import KVCacheEventManager
@@ -34,7 +35,7 @@ _collectors_lock: Final = Lock()
 
 @final
 @mypyc_attr(native_class=True)
-class PrometheusExporter:
+class PrometheusExporter(Handle):
     """Shows one manager's figures in a registry of `prometheus_client`, from the constructor's return until `close`.
 
     ``registry``: a `CollectorRegistry`; None takes the library's default. ``labels`` are added to every sample (a model's name, a
@@ -48,6 +49,8 @@ class PrometheusExporter:
         "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_transfers", "_tiers",
         "_samples_blocks", "_shown", "_metrics", "_histograms", "_is_open",
     )  # fmt: skip
+
+    _NAMES: ClassVar[str] = "a registry of this process"
 
     def __init__(
         self,

@@ -1,10 +1,11 @@
 """What an iteration did, as one record of `logging`: a line for people, fields for machines."""
 
 import logging
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.handle import Handle
 from ..manager.kv_cache_manager import KVCacheManager
 from ..stats.usage_statistics import UsageStatistics
 
@@ -13,13 +14,15 @@ LOGGER_NAME: Final = "kv_cache_manager_v2.statistics"
 
 @final
 @mypyc_attr(native_class=True)
-class StatisticsLog:
+class StatisticsLog(Handle):
     """``write`` logs what happened since it was last called. The record's attribute ``kvcm`` is a dict of the same figures.
 
     It takes the manager's iteration statistics, so nobody else should. ``logger`` None: ``kv_cache_manager_v2.statistics``.
     """
 
     __slots__ = ("_manager", "_logger", "_level")
+
+    _NAMES: ClassVar[str] = "a manager of this process"
 
     def __init__(self, manager: KVCacheManager, logger: logging.Logger | None = None, level: int = logging.INFO) -> None:
         self._manager: Final = manager

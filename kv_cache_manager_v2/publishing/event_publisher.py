@@ -21,12 +21,13 @@ import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, SupportsIndex, final
+from typing import Any, ClassVar, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_count, to_int
 from ..base.errors import LogicError
+from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..events.event_manager import KVCacheEventManager
 from .replay_buffer import PublishedBatch, ReplayBuffer
@@ -45,7 +46,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @final
 @mypyc_attr(native_class=True)
-class KVCacheEventPublisher:
+class KVCacheEventPublisher(Handle):
     """Publishes from its creation until `close`; a context manager. The event manager is drained by nobody else.
 
     ``endpoint``, ``replay_endpoint``: where to bind (`*`, `::`, ipc, inproc) or else connect; a TCP port counts up by
@@ -61,6 +62,8 @@ class KVCacheEventPublisher:
         "_event_manager", "_topic", "_rank", "_translator", "_writer", "_buffer", "_sequence", "_context", "_socket",
         "_replay_socket", "_endpoint", "_replay_endpoint", "_stop", "_sender", "_error", "_num_batches", "_num_lost", "_linger_ms",
     )  # fmt: skip
+
+    _NAMES: ClassVar[str] = "sockets and threads of this process"
 
     _event_manager: Final[KVCacheEventManager]
     _topic: Final[bytes]

@@ -9,9 +9,11 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.value import Value
+
 
 @mypyc_attr(native_class=True)
-class WireEvent:
+class WireEvent(Value):
     """One of the three classes below."""
 
     __slots__ = ()
@@ -65,6 +67,12 @@ class BlockStored(WireEvent):
         self.kind = kind
         self.window = window
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (
+            self.hashes, self.parent_hash, self.token_ids, self.block_size, self.lora_id, self.medium, self.lora_name,
+            self.extra_keys, self.group, self.kind, self.window,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         return (
             f"BlockStored({self.hashes}, parent={self.parent_hash}, tokens={self.token_ids}, medium={self.medium}, "
@@ -88,6 +96,9 @@ class BlockRemoved(WireEvent):
         self.medium = medium
         self.group = group
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.hashes, self.medium, self.group)
+
     def __repr__(self) -> str:
         return f"BlockRemoved({self.hashes}, medium={self.medium}, group={self.group})"
 
@@ -98,6 +109,9 @@ class AllBlocksCleared(WireEvent):
     """Nothing is anywhere. The first event of every stream, so that what a consumer knew before a restart is void."""
 
     __slots__ = ()
+
+    def _arguments(self) -> tuple[object, ...]:
+        return ()
 
     def __repr__(self) -> str:
         return "AllBlocksCleared()"

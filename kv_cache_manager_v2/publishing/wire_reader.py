@@ -7,6 +7,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.given import Given
 from ..base.missing_package import missing_package
+from ..base.value import Value
 from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
 
 _STORED_FIELDS: Final = (
@@ -18,7 +19,7 @@ _REMOVED_FIELDS: Final = ("block_hashes", "medium", "group_idx")
 
 @final
 @mypyc_attr(native_class=True)
-class WireBatch:
+class WireBatch(Value):
     """One message's payload."""
 
     __slots__ = ("timestamp", "events", "data_parallel_rank")
@@ -31,6 +32,9 @@ class WireBatch:
         self.timestamp = timestamp
         self.events = events
         self.data_parallel_rank = data_parallel_rank
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.timestamp, self.events, self.data_parallel_rank)
 
 
 def read_batch(payload: Given[bytes]) -> WireBatch:

@@ -7,10 +7,11 @@ draws one live line; otherwise there is a quiet line every few seconds.
 import sys
 from abc import ABCMeta, abstractmethod
 from time import monotonic
-from typing import Final, TextIO, final
+from typing import ClassVar, Final, TextIO, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.handle import Handle
 from .report import ReplayReport
 from .report_rows import plain_report
 from .tally import Tally
@@ -20,17 +21,21 @@ _QUIET_INTERVAL_SECONDS: Final = 10.0
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class Console(metaclass=ABCMeta):
+class Console(Handle, metaclass=ABCMeta):
     """What a replay says to whoever started it."""
 
     __slots__ = ()
 
+    _NAMES: ClassVar[str] = "the output of this process"
+
     @abstractmethod
-    def start(self, num_requests: int) -> None: ...
+    def start(self, num_requests: int) -> None:
+        raise NotImplementedError("Console.start is for subclasses to define")
 
     @abstractmethod
     def update(self, tally: Tally, used_shares: list[float]) -> None:
         """Several times a second at most; ``used_shares``: slots in use over all, per pool group."""
+        raise NotImplementedError("Console.update is for subclasses to define")
 
     @property
     def wants_points(self) -> bool:
@@ -43,9 +48,11 @@ class Console(metaclass=ABCMeta):
     @abstractmethod
     def stop(self) -> None:
         """The last update has come. Also after an error, and more than once."""
+        raise NotImplementedError("Console.stop is for subclasses to define")
 
     @abstractmethod
-    def show(self, report: ReplayReport) -> None: ...
+    def show(self, report: ReplayReport) -> None:
+        raise NotImplementedError("Console.show is for subclasses to define")
 
     def say(self, text: str) -> None:
         """A line of progress after the report."""

@@ -15,6 +15,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from .. import OutOfPagesError
+from ..base.value import Value
 from ..testing import Step
 from .served_request import ServedRequest
 
@@ -25,7 +26,7 @@ _WRONG_TOKEN: Final = 2_000_000_000
 
 @final
 @mypyc_attr(native_class=True)
-class Decoding:
+class Decoding(Value):
     __slots__ = ("num_drafts", "beam_width")
 
     num_drafts: Final[int]
@@ -38,6 +39,9 @@ class Decoding:
             raise ValueError("drafts and beams do not go together; give one of them")
         self.num_drafts = num_drafts
         self.beam_width = beam_width
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.num_drafts, self.beam_width)
 
     @property
     def is_plain(self) -> bool:

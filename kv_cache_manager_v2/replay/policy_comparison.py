@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from .. import EvictionPolicy, __version__, is_compiled
+from ..base.value import Value
 from .block_cache import BlockCache
 from .block_requests import BlockRequests
 from .comparison_progress import ComparisonProgress
@@ -17,7 +18,7 @@ INFINITE: Final = "infinite"
 
 
 @dataclass(frozen=True)
-class ComparisonRow:
+class ComparisonRow(Value):
     """One size of the cache. ``hit_rates``: per policy and yardstick, hit blocks over all blocks of all prompts."""
 
     num_slots: int
@@ -25,7 +26,7 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True)
-class SourceComparison:
+class SourceComparison(Value):
     """One trace or workload; ``num_blocks`` different blocks are its working set."""
 
     name: str
@@ -36,7 +37,7 @@ class SourceComparison:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Value):
     sources: tuple[SourceComparison, ...]
 
     def to_json(self) -> str:

@@ -17,6 +17,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from .. import AttentionLayerConfig, BufferConfig, LayerConfig, LayerId, SsmLayerConfig
+from ..base.value import Value
 
 MIN_BYTES_PER_TOKEN: Final = 8
 """Per buffer."""
@@ -24,7 +25,7 @@ MIN_BYTES_PER_TOKEN: Final = 8
 
 @final
 @mypyc_attr(native_class=True)
-class LayerShape:
+class LayerShape(Value):
     """What one attention layer stores for a token and how far back it looks."""
 
     __slots__ = ("num_kv_heads", "head_dim", "sliding_window_size", "num_sink_tokens")
@@ -43,10 +44,13 @@ class LayerShape:
         self.sliding_window_size = sliding_window_size
         self.num_sink_tokens = num_sink_tokens
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.num_kv_heads, self.head_dim, self.sliding_window_size, self.num_sink_tokens)
+
 
 @final
 @mypyc_attr(native_class=True)
-class StateShape:
+class StateShape(Value):
     """What one recurrent layer stores for a sequence, in bytes."""
 
     __slots__ = ("conv_bytes", "ssm_bytes")
@@ -58,10 +62,13 @@ class StateShape:
         self.conv_bytes = conv_bytes
         self.ssm_bytes = ssm_bytes
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.conv_bytes, self.ssm_bytes)
+
 
 @final
 @mypyc_attr(native_class=True)
-class ModelPreset:
+class ModelPreset(Value):
     """A model's layers, in order."""
 
     __slots__ = ("name", "source", "layers", "bytes_per_element")
@@ -78,6 +85,9 @@ class ModelPreset:
         self.source = source
         self.layers = tuple(layers)
         self.bytes_per_element = bytes_per_element
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.name, self.source, self.layers, self.bytes_per_element)
 
     def buffer_bytes_per_token(self, layer: LayerShape, shrink: int) -> int:
         """Of its keys, or of its values: a multiple of `MIN_BYTES_PER_TOKEN`."""

@@ -8,6 +8,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from ..base.value import Value
 from .recorder import CALL_NAMES, CallRecorder
 from .tier_figures import TierFigures, TransferFigures
 
@@ -15,7 +16,7 @@ SCHEMA_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
-class CallFigures:
+class CallFigures(Value):
     """One kind of call on the manager."""
 
     name: str
@@ -28,7 +29,7 @@ class CallFigures:
 
 
 @dataclass(frozen=True)
-class PoolGroupFigures:
+class PoolGroupFigures(Value):
     """One pool group of level 0."""
 
     slot_bytes: tuple[int, ...]
@@ -39,7 +40,7 @@ class PoolGroupFigures:
 
 
 @dataclass(frozen=True)
-class LayerGroupFigures:
+class LayerGroupFigures(Value):
     """One layer group. ``peak_slots``: the most that running sequences used at once, scratch slots included."""
 
     window_size: int | None
@@ -49,7 +50,7 @@ class LayerGroupFigures:
 
 
 @dataclass(frozen=True)
-class ReplayReport:
+class ReplayReport(Value):
     """See the module. ``reusable_tokens`` is what an unlimited cache would have hit, by the requests' own ids."""
 
     workload: str

@@ -22,13 +22,14 @@ from .. import (
     ReuseScope,
     TransferLease,
 )
+from ..base.value import Value
 from ..config.config_codec import decode_config, decode_retention
 from ..journal import journal_format as form
 from ..journal.journal_reader import JournalError, JournalReader, TornJournalError
 
 
 @dataclass(frozen=True)
-class RerunResult:
+class RerunResult(Value):
     """``num_digests`` points at which the decisions were compared and found equal; ``digest`` is the last one.
 
     ``num_torn_bytes`` at the end are the beginning of a record whose rest was never written; 0 if the journal ends with a whole one.

@@ -19,6 +19,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from .. import KVCache, SsmLayerConfig
+from ..base.value import Value
 from ..testing import FakeEngine, Step
 from .decoding import Decoding
 from .forced_pauses import ForcedPauses
@@ -34,7 +35,7 @@ from .waiting_line import WaitingLine
 
 @final
 @mypyc_attr(native_class=True)
-class ServingLimits:
+class ServingLimits(Value):
     """How much one step may take on, and how sequences come and go."""
 
     __slots__ = ("max_running", "token_budget", "chunk_tokens", "preempt_share", "waits", "prefetches")
@@ -69,6 +70,9 @@ class ServingLimits:
         self.preempt_share = preempt_share
         self.waits = waits
         self.prefetches = prefetches
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.max_running, self.token_budget, self.chunk_tokens, self.preempt_share, self.waits, self.prefetches)
 
 
 @final

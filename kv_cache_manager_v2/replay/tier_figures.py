@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import KVCacheManager
+from ..base.value import Value
 from .timeline import TIER_NAMES
 
 TIER_HEADER = ("level", "quota", "slots", "peak slots", "hit tokens", "pages in", "pages out", "pages dropped", "clean copies")
@@ -11,7 +12,7 @@ TRANSFER_HEADER = ("from", "to", "pool group", "pages", "bytes")
 
 
 @dataclass(frozen=True)
-class TierFigures:
+class TierFigures(Value):
     """One level, all its pool groups together. ``hit_tokens``: of prompts, by the level that they were found on.
 
     Of each request its first admission counts. Pages in and out: copied from and to other levels. Clean copies: free
@@ -30,7 +31,7 @@ class TierFigures:
 
 
 @dataclass(frozen=True)
-class TransferFigures:
+class TransferFigures(Value):
     """Pages of one pool group that were copied from one level to another."""
 
     source_level: int

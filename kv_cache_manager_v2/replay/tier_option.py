@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from .. import DiskCacheTierConfig, EvictionPolicy, HostCacheTierConfig
+from ..base.value import Value
 from .option_values import parse_size
 
 _EXAMPLE: Final = "gpu=64MiB,host=256MiB,disk=1GiB:/folder"
 
 
 @dataclass(frozen=True)
-class LowerTier:
+class LowerTier(Value):
     """One level below the GPU: ``kind`` is host or disk, ``path`` the disk's folder; None: a temporary one."""
 
     kind: str
@@ -28,7 +29,7 @@ class LowerTier:
 
 
 @dataclass(frozen=True)
-class TierSizes:
+class TierSizes(Value):
     """All levels, the GPU first."""
 
     gpu_bytes: int

@@ -11,13 +11,14 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from .. import DropReason, KVCacheManager
+from ..base.value import Value
 from .tally import Tally
 
 MAX_POINTS: Final = 512
 
 
 @dataclass(frozen=True)
-class SlotUse:
+class SlotUse(Value):
     """The slots of one pool group at one level."""
 
     level: int
@@ -31,7 +32,7 @@ class SlotUse:
 
 
 @dataclass(frozen=True)
-class TimelinePoint:
+class TimelinePoint(Value):
     """One moment. Prompts count when their requests are first admitted; ``missed_tokens`` by the words of `prompt_misses`."""
 
     step: int

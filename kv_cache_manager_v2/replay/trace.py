@@ -9,13 +9,14 @@ Ids and lengths are bounded, so that one broken number cannot ask for all the me
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any, Final, final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
 
+from ..base.value import Value
 from .tokens import NUM_SEGMENT_IDS
 from .workload import Request, Workload, WorkloadSummary
 
@@ -26,7 +27,7 @@ MAX_REQUEST_TOKENS: Final = 1 << 24
 
 @final
 @mypyc_attr(native_class=True)
-class BadLine:
+class BadLine(Value):
     """A line that is not a request, and why."""
 
     __slots__ = ("path", "line_number", "reason")
@@ -40,6 +41,9 @@ class BadLine:
         self.line_number = line_number
         self.reason = reason
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.path, self.line_number, self.reason)
+
     def __str__(self) -> str:
         return f"{self.path}:{self.line_number}: {self.reason}"
 
@@ -50,7 +54,7 @@ class _LineError(ValueError):
 
 @final
 @mypyc_attr(native_class=True)
-class TraceScan:
+class TraceScan(Value):
     """What a whole trace holds: totals of the good lines, the first bad ones in full, whether it is in time order."""
 
     __slots__ = ("summary", "num_bad_lines", "bad_lines", "is_sorted")
@@ -62,11 +66,20 @@ class TraceScan:
     bad_lines: Final[list[BadLine]]
     is_sorted: bool
 
-    def __init__(self) -> None:
-        self.summary = WorkloadSummary()
-        self.num_bad_lines = 0
-        self.bad_lines = []
-        self.is_sorted = True
+    def __init__(
+        self,
+        summary: WorkloadSummary | None = None,
+        num_bad_lines: int = 0,
+        bad_lines: Sequence[BadLine] = (),
+        is_sorted: bool = True,
+    ) -> None:
+        self.summary = WorkloadSummary() if summary is None else summary
+        self.num_bad_lines = num_bad_lines
+        self.bad_lines = list(bad_lines)
+        self.is_sorted = is_sorted
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.summary, self.num_bad_lines, self.bad_lines, self.is_sorted)
 
     def add_bad_line(self, bad_line: BadLine) -> None:
         self.num_bad_lines += 1

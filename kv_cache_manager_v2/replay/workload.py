@@ -7,17 +7,19 @@ times; it gives its requests in the order of their arrival.
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
 
+from ..base.handle import Handle
+from ..base.value import Value
 from .tokens import SegmentArray, answer_segment
 
 
 @final
 @mypyc_attr(native_class=True)
-class Request:
+class Request(Value):
     """One prompt and the number of tokens that the model generates for it.
 
     ``after`` names the request that must have finished before this one starts (an earlier turn), and ``pause_steps``
@@ -51,6 +53,24 @@ class Request:
         self.after = after
         self.pause_steps = pause_steps
 
+    def _arguments(self) -> tuple[object, ...]:
+        return (
+            self.id, self.arrival_ms, self.segment_codes, self.segment_lengths, self.num_output_tokens, self.after,
+            self.pause_steps,
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Request):
+            return NotImplemented
+        return self._comparable() == other._comparable()
+
+    def __hash__(self) -> int:
+        return hash(self._comparable())
+
+    def _comparable(self) -> tuple[object, ...]:
+        """Arrays are compared item by item, which is no answer."""
+        return tuple([tuple(item.tolist()) if isinstance(item, np.ndarray) else item for item in self._arguments()])
+
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose keys and values are computed: the last token generated is never an input."""
@@ -70,7 +90,7 @@ class Request:
 
 @final
 @mypyc_attr(native_class=True)
-class WorkloadSummary:
+class WorkloadSummary(Value):
     """Totals of a workload: what a plan of memory and a progress bar need to know beforehand."""
 
     __slots__ = ("num_requests", "num_prompt_tokens", "num_output_tokens", "longest_tokens")
@@ -81,11 +101,16 @@ class WorkloadSummary:
     longest_tokens: int
     """Of the longest request, prompt and answer."""
 
-    def __init__(self) -> None:
-        self.num_requests = 0
-        self.num_prompt_tokens = 0
-        self.num_output_tokens = 0
-        self.longest_tokens = 0
+    def __init__(
+        self, num_requests: int = 0, num_prompt_tokens: int = 0, num_output_tokens: int = 0, longest_tokens: int = 0
+    ) -> None:
+        self.num_requests = num_requests
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_output_tokens = num_output_tokens
+        self.longest_tokens = longest_tokens
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.num_requests, self.num_prompt_tokens, self.num_output_tokens, self.longest_tokens)
 
     def add(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
         self.num_requests += 1
@@ -95,21 +120,26 @@ class WorkloadSummary:
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class Workload(metaclass=ABCMeta):
+class Workload(Handle, metaclass=ABCMeta):
     """A named source of requests that can be read more than once."""
 
     __slots__ = ()
 
+    _NAMES: ClassVar[str] = "requests that this process reads"
+
     @property
     @abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        raise NotImplementedError("Workload.name is for subclasses to define")
 
     @abstractmethod
-    def summary(self) -> WorkloadSummary: ...
+    def summary(self) -> WorkloadSummary:
+        raise NotImplementedError("Workload.summary is for subclasses to define")
 
     @abstractmethod
     def requests(self) -> Iterator[Request]:
         """In the order of arrival, each after the one that it names in ``after``."""
+        raise NotImplementedError("Workload.requests is for subclasses to define")
 
 
 @final

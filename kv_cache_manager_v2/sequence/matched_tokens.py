@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from ..base.value import Value
+
 
 @dataclass(frozen=True)
-class MatchedTokens:
+class MatchedTokens(Value):
     """Both are lengths from the text's first token on.
 
     A sequence begins at the shorter of the two, its committed tokens, unless `max_state_replay_tokens` lets it begin at

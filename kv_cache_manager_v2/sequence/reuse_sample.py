@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_list, to_number
+from ..base.handle import Handle
 from ..config.eviction_policy import EvictionPolicy, validate_eviction_policy
 from ..stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from ..storage.eviction.miniature_cache import MiniatureCache, SampledBlocks
@@ -100,10 +101,12 @@ class CacheFigures:
 
 @final
 @mypyc_attr(native_class=True)
-class ReuseSample:
+class ReuseSample(Handle):
     """Of `KVCacheManager.get_reuse_sample`. Nothing in it belongs to the manager: any thread may use it, one at a time."""
 
     __slots__ = ("_figures", "_blocks", "_hits")
+
+    _NAMES: ClassVar[str] = "what one manager has sampled; send what estimate() returns"
 
     _figures: Final[CacheFigures]
     _blocks: Final[SampledBlocks]

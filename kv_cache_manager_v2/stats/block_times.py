@@ -4,10 +4,11 @@ No decision is made from a time, and without a clock (`KVCacheManager.time_block
 """
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.handle import Handle
 from .statistics_clock import StatisticsClock
 from .time_histogram import TimeHistogram
 
@@ -17,10 +18,12 @@ BOUNDS: Final[Sequence[float]] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 
 
 @final
 @mypyc_attr(native_class=True)
-class BlockTimes:
+class BlockTimes(Handle):
     """Of the sampled blocks that were published since the clock was there; an entry for each that is here now."""
 
     __slots__ = ("lifetimes", "reuse_gaps", "idle_times", "_clock", "_born", "_used")
+
+    _NAMES: ClassVar[str] = "a clock of this process"
 
     lifetimes: Final[TimeHistogram]
     """From being published to being gone."""

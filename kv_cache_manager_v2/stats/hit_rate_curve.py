@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+from ..base.value import Value
 from ..config.eviction_policy import EvictionPolicy
 
 
 @dataclass(frozen=True)
-class HitRatePoint:
+class HitRatePoint(Value):
     """``size``: of the tier, in present sizes."""
 
     size: float
@@ -14,7 +15,7 @@ class HitRatePoint:
 
 
 @dataclass(frozen=True)
-class HitRateCurve:
+class HitRateCurve(Value):
     """The miss-ratio curve of one tier, the other way up. Under the present policy it is at size 1 what was measured.
 
     Estimated from sampled blocks. Misses that are not for capacity stay misses at every size. Layers with windows or recurrent

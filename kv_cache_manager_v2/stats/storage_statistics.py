@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from ..base.value import Value
+
 
 @dataclass(frozen=True)
-class StorageStatistics:
+class StorageStatistics(Value):
     """Slots of one pool group at one level, at the moment of the call.
 
     ``total == free + evictable + unavailable`` and ``available == free + evictable``. ``peak_used`` and ``evicted`` count since

@@ -6,10 +6,12 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.value import Value
+
 
 @final
 @mypyc_attr(native_class=True)
-class TimeHistogram:
+class TimeHistogram(Value):
     """``counts[i]``: times of at most ``bounds[i]`` and over the bound before; the last one has no bound."""
 
     __slots__ = ("bounds", "counts", "total_seconds")
@@ -19,10 +21,15 @@ class TimeHistogram:
     counts: Final[vec[i64]]
     total_seconds: float
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(
+        self, bounds: Sequence[float], counts: Sequence[int] | None = None, total_seconds: float = 0.0
+    ) -> None:
         self.bounds = bounds
-        self.counts = vec[i64]([0] * (len(bounds) + 1))
-        self.total_seconds = 0.0
+        self.counts = vec[i64]([0] * (len(bounds) + 1) if counts is None else counts)
+        self.total_seconds = total_seconds
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.bounds, [int(count) for count in self.counts], self.total_seconds)
 
     def add(self, seconds: float) -> None:
         """One more."""

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+from ..base.value import Value
 from .drop_reason import DropReason
 from .miss_cause import MissCause
 
 
 @dataclass(frozen=True)
-class BlockStatistics:
+class BlockStatistics(Value):
     """Blocks of one layer group. ``allocated == missed + generated + private copies``: of blocks that were
     found in part, shared by a fork or beam, or published before they were full."""
 
@@ -32,7 +33,7 @@ class BlockStatistics:
 
 
 @dataclass(frozen=True)
-class TransferStatistics:
+class TransferStatistics(Value):
     """Pages of one pool group that were copied from one level to another, or within one."""
 
     source_level: int
@@ -50,7 +51,7 @@ class TransferStatistics:
 
 
 @dataclass(frozen=True)
-class DropStatistics:
+class DropStatistics(Value):
     """Pages of one pool group that were dropped from a level, for one reason."""
 
     level: int
@@ -60,7 +61,7 @@ class DropStatistics:
 
 
 @dataclass(frozen=True)
-class PromptStatistics:
+class PromptStatistics(Value):
     """Where the tokens of prompts came from. ``tokens == sum(hit_tokens) + sum(missed_tokens.values())``, always."""
 
     tokens: int
@@ -86,7 +87,7 @@ class PromptStatistics:
 
 
 @dataclass(frozen=True)
-class UsageStatistics:
+class UsageStatistics(Value):
     """Lists hold only what occurred. Of a sequence, pages that its calls moved or drove out count as its own."""
 
     requests: int

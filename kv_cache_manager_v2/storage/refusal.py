@@ -4,10 +4,12 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.value import Value
+
 
 @final
 @mypyc_attr(native_class=True)
-class Refusal:
+class Refusal(Value):
     """The pool group that bound. ``asked`` slots more were needed than the call itself would have given back."""
 
     __slots__ = ("level", "pool_group", "asked", "free", "evictable", "text")
@@ -26,6 +28,9 @@ class Refusal:
         self.free = free
         self.evictable = evictable
         self.text = text
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.level, self.pool_group, self.asked, self.free, self.evictable, self.text)
 
     def __repr__(self) -> str:
         return f"Refusal({self.text})"

@@ -7,10 +7,11 @@ transfers beyond are counted as not timed, as are those of a device without a cl
 """
 
 from collections.abc import Sequence
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.handle import Handle
 from ..device.port import NO_TIMER, STILL_RUNNING, Device
 from ..stats.time_histogram import TimeHistogram
 
@@ -40,10 +41,12 @@ class _Way:
 
 @final
 @mypyc_attr(native_class=True)
-class TransferTimes:
+class TransferTimes(Handle):
     """Of `KVCacheManager.time_transfers`; read on the thread that calls the manager."""
 
     __slots__ = ("num_not_timed", "_device", "_ways", "_num_levels")
+
+    _NAMES: ClassVar[str] = "a device of this process"
 
     num_not_timed: int
     """Transfers of which nobody will know how long they took."""

@@ -18,6 +18,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_bool, to_count, to_index_mode, to_instance, to_list
 from ..base.given import Given
+from ..base.handle import Handle
 from ..base.ids import PageIndexMode
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
@@ -35,7 +36,7 @@ from .step_batch import Step, StepBatch, validate_tokens
 
 @final
 @mypyc_attr(native_class=True)
-class FakeEngine:
+class FakeEngine(Handle):
     """Runs batches of `Step`. See the module's docstring.
 
     ``raise_on_mismatch=False`` only counts wrong tokens in `mismatches`. ``index_mode`` is how page indices are asked

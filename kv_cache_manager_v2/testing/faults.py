@@ -5,9 +5,11 @@ once. Calls are counted from the moment the fault is planned. ``disk_read`` and 
 and to a disk, which fail when they run.
 """
 
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
+
+from ..base.handle import Handle
 
 FAULT_KINDS: Final = (
     "reserve",
@@ -26,10 +28,12 @@ FAULT_KINDS: Final = (
 
 @final
 @mypyc_attr(native_class=True)
-class FaultPlan:
+class FaultPlan(Handle):
     """Conservation: every planned fault is pending, or has fired, or was cleared."""
 
     __slots__ = ("_pending", "num_fired")
+
+    _NAMES: ClassVar[str] = "calls of a device of this process"
 
     _pending: Final[dict[str, list["_Fault"]]]
     num_fired: int

@@ -7,6 +7,7 @@ therefore no `KVCacheManagerError`: code that catches the library's own errors m
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 from mypy_extensions import mypyc_attr
 
@@ -50,3 +51,6 @@ class RaceError(Exception):
             lines.append("history of these bytes, oldest first:")
             lines.extend(["  " + line for line in self.history])
         super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.address, self.num_bytes, self.current, self.earlier, self.history)

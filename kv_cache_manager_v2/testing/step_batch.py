@@ -6,13 +6,14 @@ behind.
 
 from array import array
 from collections.abc import Mapping, Sequence, Sized
-from typing import Any, Final, cast, final
+from typing import Any, ClassVar, Final, cast, final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int, to_list
 from ..base.errors import LogicError
+from ..base.handle import Handle
 from .paged_sequence import PagedManager, PagedSequence
 from .step_rows import StepRows
 from .token_values import Values, prefix_values, token_numbers, tree_values
@@ -26,7 +27,7 @@ def validate_tokens(tokens: object, name: str) -> None:
 
 @final
 @mypyc_attr(native_class=True)
-class Step:
+class Step(Handle):
     """One sequence's part in a batch: compute ``input``, the tokens that follow ``history``.
 
     Both are tokens as everywhere in the library. Where ``beam_width > 1`` either may be a list with the tokens of each
@@ -37,6 +38,8 @@ class Step:
     """
 
     __slots__ = ("kv_cache", "input", "history", "parents")
+
+    _NAMES: ClassVar[str] = "a sequence of this process"
 
     kv_cache: Final[PagedSequence]
     input: Final[object]

@@ -117,3 +117,47 @@ class Undeclared:
 
     def __init__(self) -> None:
         self.name = "undeclared"
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class Sealing:
+    """Seals its subclasses."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __init_subclass__(cls) -> None:
+        rawref.seal(cls)
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class Sealed(Sealing):
+    """A plain attribute, a property of each kind, and a constructor."""
+
+    __slots__ = ("plain", "_size", "__rawref__")
+
+    plain: object
+    _size: int
+    __rawref__: object
+
+    def __init__(self, size: int) -> None:
+        self.plain = "plain"
+        self._size = size
+        self.__rawref__ = None
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        if size < 0:
+            raise ValueError("negative")
+        self._size = size
+
+    @property
+    def double(self) -> int:
+        return 2 * self._size
+
+    def __del__(self) -> None:
+        rawref.invalidate(self)
