@@ -174,21 +174,24 @@ class DiskWorkers(Drained):
 
     def _serve(self) -> None:
         staging = StagingMemory(MAX_EXTENT_BYTES)
-        is_open = True
-        while is_open:
-            job, index = self._next()
-            if job is None:
-                is_open = index != _CLOSE
-            elif index == _START:
-                self._accept(job)
-            else:
-                self._carry_out(job, index, staging)
+        message = self._next()
+        while message[1] != _CLOSE:
+            job = message[0]
+            if job is not None:
+                self._serve_job(job, message[1], staging)
+            message = self._next()
         staging.close()
         # For the next one.
         self._inbox.put((None, _CLOSE))
         with self._lock:
             self._num_ended += 1
             self._note_progress()
+
+    def _serve_job(self, job: DiskJob, index: int, staging: StagingMemory) -> None:
+        if index == _START:
+            self._accept(job)
+        else:
+            self._carry_out(job, index, staging)
 
     def _next(self) -> tuple[DiskJob | None, int]:
         """Blocks until there is something to do; one of the workers opens gates meanwhile."""
