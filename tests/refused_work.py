@@ -27,6 +27,18 @@ class RefusingHostDevice(ForwardingDevice):
         self.faults.count_call("map")
         super().map_memory(tier, address, num_bytes)
 
+    def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
+        self.faults.count_call("unmap")
+        super().unmap_memory(tier, address, num_bytes)
+
+    def synchronize_stream(self, stream: int) -> None:
+        self.faults.count_call("synchronize")
+        super().synchronize_stream(stream)
+
+    def synchronize_event(self, event: int) -> None:
+        self.faults.count_call("synchronize")
+        super().synchronize_event(event)
+
     def create_stream(self) -> int:
         self.faults.count_call("create_stream")
         return super().create_stream()

@@ -57,12 +57,12 @@ class PoolGroup:
         self.base_addresses = vec[i64]([memory.address for memory in self._ranges])
 
     def resize_memory(self, num_slots: i64) -> None:
-        """Have memory for ``num_slots`` slots and the null slots; `OutOfMemoryError` leaves all as it was.
+        """Have memory for ``num_slots`` slots and the null slots; what the device refuses, by any error, leaves all as it was.
 
         Before shrinking, the caller made sure that nobody touches the slots that go.
         """
         all_slots = num_slots + self.allocator.first_slot
-        old_slots = self.allocator.num_slots + self.allocator.first_slot
+        old_bytes = [memory.mapped_bytes for memory in self._ranges]
         done: i64 = 0
         try:
             while done < len(self._ranges):
@@ -71,7 +71,7 @@ class PoolGroup:
         except BaseException:
             while done > 0:
                 done -= 1
-                self._ranges[done].resize(int(old_slots * self.slot_bytes[done]))
+                self._ranges[done].resize(old_bytes[done])
             raise
 
     @property

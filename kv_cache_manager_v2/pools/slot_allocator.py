@@ -26,7 +26,7 @@ MOST_RESERVED: Final = 1 << 24
 class SlotAllocator:
     __slots__ = (
         "num_slots", "num_free", "num_aside", "first_slot", "peak_used", "_past_peak", "ready", "_stack", "_num_stacked", "_next_unused",
-        "_before_shrink",
+        "_before_shrink", "_kept_ready",
     )  # fmt: skip
 
     num_slots: i64
@@ -42,6 +42,7 @@ class SlotAllocator:
     _num_stacked: i64
     _next_unused: i64
     _before_shrink: vec[i64]  # free stack, then its length, next unused slot, slots, free slots
+    _kept_ready: vec[i64]  # what `ready` will be after `end_shrink`
 
     def __init__(self, num_slots: i64, first_slot: i64) -> None:
         """``num_slots`` slots with the ids ``first_slot ..``; lower ids (the null slot) are never handed out."""
@@ -58,6 +59,7 @@ class SlotAllocator:
         self._num_stacked = 0
         self._next_unused = first_slot
         self._before_shrink = vec[i64]()
+        self._kept_ready = vec[i64]()
 
     @property
     def num_used(self) -> i64:
@@ -200,6 +202,16 @@ class SlotAllocator:
 
     # -- another number of slots --------------------------------------------------------------------------------------
 
+    def reserve(self, num_slots: i64) -> None:
+        """Take all memory that `grow` to that number, or `end_shrink`, and the slots' use afterwards, need. Changes nothing else."""
+        end = self.first_slot + num_slots
+        if num_slots <= self.num_slots:
+            kept = len(self.ready) if len(self.ready) < end else end
+            self._kept_ready = reserve_words(self.ready[:kept], end)
+        elif num_slots <= MOST_RESERVED:
+            self.ready = reserve_words(self.ready, end)
+            self._stack = reserve_words(self._stack, num_slots)
+
     def grow(self, num_more: i64) -> None:
         """There is memory for that many slots more, behind the last one."""
         self.num_slots += num_more
@@ -244,12 +256,17 @@ class SlotAllocator:
         """That many slots in use behind the end are gone: nobody has them any more."""
         self.num_slots -= num_retired
 
-    def end_shrink(self) -> None:
-        """What was behind the end is forgotten."""
-        limit = self.first_slot + self.num_slots
+    def undo_shrink(self, num_retired: i64) -> None:
+        """So many slots were retired, and are slots again: free ones, with the points that they have."""
         self._before_shrink = vec[i64]()
-        if len(self.ready) > limit:
-            self.ready = self.ready[:limit]
+        self._kept_ready = vec[i64]()
+        self.grow(num_retired)
+
+    def end_shrink(self) -> None:
+        """What was behind the end is forgotten. `reserve` has been called."""
+        self._before_shrink = vec[i64]()
+        self.ready = self._kept_ready
+        self._kept_ready = vec[i64]()
 
     def collect_free_slots(self) -> list[int]:
         """Ids of all free slots that have been used before, for checks and pictures."""

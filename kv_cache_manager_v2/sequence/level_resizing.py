@@ -3,23 +3,31 @@
     1. memory for the pool groups that grow; none is taken from anybody yet
     2. what a shrinking pool group has too many pages of goes down or, droppable on the last level, goes
     3. pages and scratch slots behind the new end move in front of it; active sequences wait for that, and it for them
-    4. the host waits until nobody touches what is behind the end; the memory there is given back
+    4. the host waits until nobody touches what is behind the end
+    5. the arrays of the new sizes are allocated
+    6. the memory behind the end is given back
+    7. the counts change; that takes no memory and asks the device for nothing
 
-Where the device refuses something, what was done so far is undone as far as slots go: every pool group has its old number of slots.
+Where a step is refused, by the device or for want of memory, what was done so far is undone as far as slots go: every pool group has its
+old number of slots. Pages that have moved stay where they are, and their sequences know.
 """
 
+import logging
 from collections.abc import Sequence
+from typing import Final, final
 
-from librt.vecs import append, vec
-from mypy_extensions import i64
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
 
 from ..device.stream_order import NO_POINT
 from ..storage.page_bytes import clear_slots
-from ..storage.pool_resizer import PoolResizer
+from ..storage.pool_resizer import NOT_MOVED, PoolResizer
 from ..storage.slots_per_level import announce_slots
 from .beams import list_beams
 from .sequence_state import NO_TIMELINE, SequenceState
 from .shared_state import SharedState
+
+_logger = logging.getLogger("kv_cache_manager_v2")
 
 
 def find_leased_beyond(shared: SharedState, pool_group: i64, num_slots: i64) -> int | None:
@@ -42,116 +50,192 @@ def resize_level(
 ) -> None:
     """``counts``: slots by pool group; the caller has made sure that all that must stay fits.
 
-    `OutOfMemoryError`, `PageMoveError` or what the device said of an event: no pool group has another number of slots than before.
+    `OutOfMemoryError`, `MemoryError`, `PageMoveError` or what the device said: no pool group has another number of slots than before.
     """
-    storage = shared.storage
-    first = level * storage.num_pool_groups
-    old_counts = [int(storage.allocators[first + index].num_slots) for index in range(storage.num_pool_groups)]
-    grown: list[int] = []
-    shrunk: list[int] = []
-    states = [beam for state in sequences for beam in list_beams(state)]
-    resizer = PoolResizer(storage, shared.room_count, shared.room, shared.mover)
-    points = vec[i64]()
+    change = _LevelChange(shared, sequences, level, counts)
     shared.guard.begin_change()
     try:
-        for pool_group, count in enumerate(counts):
-            if count > old_counts[pool_group]:
-                storage.pool_groups[first + pool_group].resize_memory(count)
-                grown.append(pool_group)
-        for pool_group, count in enumerate(counts):
-            if count < old_counts[pool_group]:
-                # Not before there was memory for the others: a resize that is refused for want of it changes nothing.
-                storage.copies.forget_all(pool_group)
-                resizer.evacuate(level, pool_group, count)
-        for pool_group, count in enumerate(counts):
-            if count < old_counts[pool_group]:
-                points = _shrink_group(shared, states, resizer, level, pool_group, count, points)
-                shrunk.append(pool_group)
+        change.prepare()
     except AssertionError:
         raise
     except Exception:
-        for pool_group in shrunk:
-            storage.allocators[first + pool_group].grow(old_counts[pool_group] - counts[pool_group])
-        for pool_group in grown:
-            storage.pool_groups[first + pool_group].resize_memory(old_counts[pool_group])
+        change.undo()
         shared.guard.end_change()
         raise
-    for pool_group in shrunk:
-        _wait_for_end(shared, first + pool_group, points)
-        storage.pool_groups[first + pool_group].resize_memory(counts[pool_group])
-        storage.allocators[first + pool_group].end_shrink()
-        storage.queues[first + pool_group].set_capacity(counts[pool_group])
-    for pool_group in grown:
-        storage.allocators[first + pool_group].grow(counts[pool_group] - old_counts[pool_group])
-        storage.queues[first + pool_group].set_capacity(counts[pool_group])
-        if level == 0:
-            clear_slots(storage, pool_group, old_counts[pool_group], counts[pool_group])
-    announce_slots(storage)
+    change.settle()
     shared.guard.end_change()
 
 
-def _shrink_group(
-    shared: SharedState,
-    states: Sequence[SequenceState],
-    resizer: PoolResizer,
-    level: i64,
-    pool_group: i64,
-    count: i64,
-    points: vec[i64],
-) -> vec[i64]:
-    """Returns ``points`` and those after which nobody touches what lies behind the new end any more."""
-    order = shared.order
-    if level == 0:
-        # Active sequences use their pages on streams of their own: the copies wait for these, and they for the copies.
-        timeline = shared.mover.timeline(0, 0)
-        for state in states:
-            if state.timeline != NO_TIMELINE:
-                mark = order.mark(state.timeline)
-                order.wait(timeline, mark)
-                points = append(points, mark)
-    # Active sequences have to hear of each page that moves: what is refused while they do, or while they wait, stays half done.
-    shared.guard.begin_change()
-    try:
-        point = resizer.relocate(level, pool_group, count)
-    except BaseException:
+@final
+@mypyc_attr(native_class=True)
+class _LevelChange:
+    """One `resize_level`: `prepare`, then `settle` or `undo`."""
+
+    __slots__ = (
+        "_shared", "_states", "_level", "_first", "_counts", "_old_counts", "_shrunk", "_num_remapped", "_resizer", "_points", "_num_points"
+    )  # fmt: skip
+
+    _shared: Final[SharedState]
+    _states: Final[list[SequenceState]]
+    _level: Final[i64]
+    _first: Final[i64]
+    """The level's first pool group among those of all levels."""
+    _counts: Final[Sequence[int]]
+    _old_counts: Final[list[int]]
+    _shrunk: Final[list[int]]
+    """Pool groups that hand out nothing behind their new end any more."""
+    _num_remapped: int
+    """Pool groups, from the first on, whose memory may be that of another number of slots than the old one."""
+    _resizer: Final[PoolResizer]
+    _points: vec[i64]
+    """After the first ``_num_points`` nobody touches what lies behind the new ends."""
+    _num_points: i64
+
+    def __init__(self, shared: SharedState, sequences: Sequence[SequenceState], level: i64, counts: Sequence[int]) -> None:
+        storage = shared.storage
+        self._shared = shared
+        self._states = [beam for state in sequences for beam in list_beams(state)]
+        self._level = level
+        self._first = level * storage.num_pool_groups
+        self._counts = counts
+        self._old_counts = [int(storage.allocators[self._first + index].num_slots) for index in range(len(counts))]
+        self._shrunk = []
+        self._num_remapped = 0
+        self._resizer = PoolResizer(storage, shared.room_count, shared.room, shared.mover)
+        # Of each pool group: a mark of each sequence, and the point after the copies.
+        self._points = vec[i64]([NO_POINT] * (len(counts) * (len(self._states) + 1)))
+        self._num_points = 0
+
+    def _note_point(self, point: i64) -> None:
+        self._points[self._num_points] = point
+        self._num_points += 1
+
+    # -- all that may be refused --------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        storage = self._shared.storage
+        for pool_group, count in enumerate(self._counts):
+            if count > self._old_counts[pool_group]:
+                self._resize_memory(pool_group, count)
+                if self._level == 0:
+                    clear_slots(storage, pool_group, self._old_counts[pool_group], count)
+        for pool_group, count in enumerate(self._counts):
+            if count < self._old_counts[pool_group]:
+                # Not before there was memory for the others: a resize that is refused for want of it changes nothing.
+                storage.copies.forget_all(pool_group)
+                self._resizer.evacuate(self._level, pool_group, count)
+        for pool_group, count in enumerate(self._counts):
+            if count < self._old_counts[pool_group]:
+                self._shrink_group(pool_group, count)
+        for pool_group in self._shrunk:
+            self._wait_for_end(storage.allocators[self._first + pool_group].first_slot + self._counts[pool_group], pool_group)
+        for pool_group, count in enumerate(self._counts):
+            if count != self._old_counts[pool_group]:
+                storage.allocators[self._first + pool_group].reserve(count)
+                storage.queues[self._first + pool_group].reserve_capacity(count)
+        for pool_group in self._shrunk:
+            self._resize_memory(pool_group, self._counts[pool_group])
+
+    def _resize_memory(self, pool_group: int, count: int) -> None:
+        self._num_remapped = max(self._num_remapped, pool_group + 1)
+        self._shared.storage.pool_groups[self._first + pool_group].resize_memory(count)
+
+    def _shrink_group(self, pool_group: int, count: int) -> None:
+        shared = self._shared
+        order = shared.order
+        level = self._level
+        resizer = self._resizer
         if level == 0:
-            # Some copies may be under way: they read pages that active sequences are going to write.
-            mark = order.mark(shared.mover.timeline(0, 0))
-            for state in states:
+            # Active sequences use their pages on streams of their own: the copies wait for these, and they for the copies.
+            timeline = shared.mover.timeline(0, 0)
+            for state in self._states:
                 if state.timeline != NO_TIMELINE:
-                    order.wait(state.timeline, mark)
+                    mark = order.mark(state.timeline)
+                    order.wait(timeline, mark)
+                    self._note_point(mark)
+        # Active sequences have to hear of each page that moves: what is refused while they do, or while they wait, stays half done.
+        shared.guard.begin_change()
+        try:
+            point = resizer.relocate(level, pool_group, count)
+        except BaseException:
+            if level == 0:
+                # Some copies may be under way: they read pages that active sequences are going to write.
+                mark = order.mark(shared.mover.timeline(0, 0))
+                for state in self._states:
+                    if state.timeline != NO_TIMELINE:
+                        order.wait(state.timeline, mark)
+            shared.guard.end_change()
+            raise
+        if point != NO_POINT:
+            self._note_point(point)
+        if level == 0:
+            for state in self._states:
+                if state.timeline != NO_TIMELINE:
+                    order.wait(state.timeline, point)
+                    _follow(state, pool_group, resizer)
+                    _move_scratch_slots(state, pool_group, count)
+        self._shrunk.append(pool_group)
         shared.guard.end_change()
-        raise
-    if point != NO_POINT:
-        points = append(points, point)
-    if level == 0:
-        moved: dict[int, int] = {}
+
+    def _wait_for_end(self, end: i64, pool_group: int) -> None:
+        """The host waits for whatever may still touch slots behind the end: once in a while is often enough for a resize."""
+        reads = self._shared.storage.reads
         position: i64 = 0
-        while position < len(resizer.pages):
-            moved[int(resizer.sources[position])] = int(resizer.targets[position])
+        while position < self._num_points:
+            reads.wait(self._points[position])
             position += 1
-        for state in states:
-            if state.timeline != NO_TIMELINE:
-                order.wait(state.timeline, point)
-                _follow(state, pool_group, moved)
-                _move_scratch_slots(state, pool_group, count)
-    shared.guard.end_change()
-    return points
+        ready = self._shared.storage.allocators[self._first + pool_group].ready
+        slot = end
+        last = NO_POINT
+        while slot < len(ready):
+            point = ready[slot]
+            if point != last:
+                reads.wait(point)
+                last = point
+            slot += 1
+
+    # -- how it ends --------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        storage = self._shared.storage
+        for pool_group in self._shrunk:
+            storage.allocators[self._first + pool_group].end_shrink()
+            storage.queues[self._first + pool_group].set_capacity(self._counts[pool_group])
+        for pool_group, count in enumerate(self._counts):
+            if count > self._old_counts[pool_group]:
+                storage.allocators[self._first + pool_group].grow(count - self._old_counts[pool_group])
+                storage.queues[self._first + pool_group].set_capacity(count)
+        announce_slots(storage)
+
+    def undo(self) -> None:
+        """Slots behind the new end, which are free, are handed out again. Memory that was given back already is asked for once more."""
+        storage = self._shared.storage
+        for pool_group in range(self._num_remapped):
+            memory = storage.pool_groups[self._first + pool_group]
+            count = self._old_counts[pool_group]
+            try:
+                memory.resize_memory(count)
+            except Exception as error:
+                if self._counts[pool_group] < count:
+                    raise
+                _logger.warning("level %d keeps memory that it does not use: %s", int(self._level), str(error))
+        for pool_group in self._shrunk:
+            storage.allocators[self._first + pool_group].undo_shrink(self._old_counts[pool_group] - self._counts[pool_group])
 
 
-def _follow(state: SequenceState, pool_group: i64, moved: dict[int, int]) -> None:
+def _follow(state: SequenceState, pool_group: i64, resizer: PoolResizer) -> None:
     """Base page indices of slots that moved."""
-    if len(moved) == 0:
-        return
+    limit = resizer.limit
+    moved_to = resizer.moved_to
     life_cycle: i64 = 0
     while life_cycle < state.shared.num_life_cycles:
         if state.shared.storage.pool_group_of[life_cycle] == pool_group:
             table = state.tables[life_cycle]
             ordinal: i64 = 0
             while ordinal < table.num_blocks:
-                slot = moved.get(int(table.entries[ordinal]))
-                if slot is not None:
-                    table.set(ordinal, slot)
+                slot = i64(table.entries[ordinal])
+                if slot >= limit and moved_to[slot - limit] != NOT_MOVED:
+                    table.set(ordinal, moved_to[slot - limit])
                 ordinal += 1
         life_cycle += 1
 
@@ -174,18 +258,3 @@ def _move_scratch_slots(state: SequenceState, pool_group: i64, count: i64) -> No
                     allocator.retire(1)
                 position += 1
         life_cycle += 1
-
-
-def _wait_for_end(shared: SharedState, index: i64, points: vec[i64]) -> None:
-    """The host waits for whatever may still touch slots behind the end: once in a while is often enough for a resize."""
-    allocator = shared.storage.allocators[index]
-    for point in points:
-        shared.storage.reads.wait(point)
-    slot = allocator.first_slot + allocator.num_slots
-    last = NO_POINT
-    while slot < len(allocator.ready):
-        point = allocator.ready[slot]
-        if point != last:
-            shared.storage.reads.wait(point)
-            last = point
-        slot += 1

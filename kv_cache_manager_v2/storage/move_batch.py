@@ -13,6 +13,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import CacheTier
+from ..base.growing_arrays import reserve_words
 from ..device.stream_order import NO_POINT, StreamOrder
 from .page_mover import PageMover, describe_lost_copies
 from .page_storage import PageStorage
@@ -39,10 +40,11 @@ class MoveBatch:
         self._mover = mover
         self._order = storage.order
 
-    def begin(self) -> None:
-        self.sources = self.sources[:0]
-        self.targets = self.targets[:0]
-        self.pages = self.pages[:0]
+    def begin(self, count: i64 = 0) -> None:
+        """``count``: so many calls of `add` take no memory."""
+        self.sources = reserve_words(self.sources[:0], count)
+        self.targets = reserve_words(self.targets[:0], count)
+        self.pages = reserve_words(self.pages[:0], count)
 
     def add(self, page: i64, target_index: i64) -> None:
         """Take a slot for a page that is in no queue; the target level has one free."""

@@ -18,21 +18,27 @@ from .page_storage import PageStorage
 from .room_count import RoomCount
 from .room_maker import RoomMaker
 
+NOT_MOVED: Final = -1
+
 
 @final
 @mypyc_attr(native_class=True)
 class PoolResizer:
-    __slots__ = ("_storage", "_count", "_room", "_mover", "_order", "pages", "sources", "targets")
+    __slots__ = ("_storage", "_count", "_room", "_mover", "_order", "limit", "moved_to", "_pages", "_sources", "_targets")
 
     _storage: Final[PageStorage]
     _count: Final[RoomCount]
     _room: Final[RoomMaker]
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
-    pages: vec[i64]
-    """Of the last `relocate`: what moved, from where, to where."""
-    sources: vec[i64]
-    targets: vec[i64]
+    limit: i64
+    """Of the latest `relocate`: the first slot behind the new end."""
+    moved_to: vec[i64]
+    """By slot from ``limit`` on: where its page moved, or NOT_MOVED."""
+    _pages: vec[i64]
+    """What moved, from where, to where."""
+    _sources: vec[i64]
+    _targets: vec[i64]
 
     def __init__(self, storage: PageStorage, count: RoomCount, room: RoomMaker, mover: PageMover) -> None:
         self._storage = storage
@@ -40,9 +46,11 @@ class PoolResizer:
         self._room = room
         self._mover = mover
         self._order = storage.order
-        self.pages = vec[i64]()
-        self.sources = vec[i64]()
-        self.targets = vec[i64]()
+        self.limit = 0
+        self.moved_to = vec[i64]()
+        self._pages = vec[i64]()
+        self._sources = vec[i64]()
+        self._targets = vec[i64]()
 
     def count_must_stay(self, level: i64, pool_group: i64) -> i64:
         """Slots that the level cannot do without: those of pages that may neither be dropped nor go down for want of room."""
@@ -76,23 +84,26 @@ class PoolResizer:
         allocator = storage.allocators[index]
         limit = allocator.first_slot + num_slots
         self._collect(level, pool_group, limit)
-        count: i64 = len(self.pages)
+        pages = self._pages
+        sources = self._sources
+        targets = self._targets
+        count: i64 = len(pages)
         if count > 0:
             # A device that has no stream says so before anything changes.
             self._mover.timeline(level, level)
+        # All memory that this takes is taken by now, but for the copies' own.
         allocator.begin_shrink(num_slots)
         position: i64 = 0
-        self.targets = vec[i64]()
         while position < count:
-            self.targets = append(self.targets, allocator.allocate())
+            targets[position] = allocator.allocate()
             position += 1
         if count == 0:
             return NO_POINT
         try:
-            point = self._mover.move(pool_group, level, self.sources, level, self.targets, count)
+            point = self._mover.move(pool_group, level, sources, level, targets, count)
             group = storage.pool_groups[index]
             if group.tier == CacheTier.DISK:
-                storage.reads.note(point, level, group, self.pages, self.sources, count)
+                storage.reads.note(point, level, group, pages, sources, count)
         except BaseException:
             try:
                 self._undo(index, level, count)
@@ -101,13 +112,14 @@ class PoolResizer:
             raise
         position = 0
         while position < count:
-            page = self.pages[position]
-            target = self.targets[position]
+            target = targets[position]
+            source = sources[position]
             words = storage.rows.words
-            at = page * ROW_WORDS + PLACE
+            at = pages[position] * ROW_WORDS + PLACE
             words[at] = (words[at] & ~LOW_MASK) | target
             allocator.ready[target] = point
-            allocator.ready[self.sources[position]] = point
+            allocator.ready[source] = point
+            self.moved_to[source - limit] = target
             position += 1
         allocator.retire(count)
         storage.counters.note_copied(level, level, pool_group, count)
@@ -119,8 +131,8 @@ class PoolResizer:
         point = self._order.mark(timeline)
         position = count - 1
         while position >= 0:
-            target = self.targets[position]
-            source = self.sources[position]
+            target = self._targets[position]
+            source = self._sources[position]
             allocator.free(target, self._order.advance(allocator.ready[target], timeline, point))
             allocator.ready[source] = self._order.advance(allocator.ready[source], timeline, point)
             position -= 1
@@ -143,5 +155,9 @@ class PoolResizer:
                 pages = append(pages, page)
                 sources = append(sources, rows.slot(page))
             page += 1
-        self.pages = pages
-        self.sources = sources
+        allocator = storage.allocators[level * storage.num_pool_groups + pool_group]
+        self.limit = limit
+        self.moved_to = vec[i64]([NOT_MOVED] * (allocator.first_slot + allocator.num_slots - limit))
+        self._pages = pages
+        self._sources = sources
+        self._targets = vec[i64]([0] * len(pages))

@@ -12,6 +12,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
+from ..base.growing_arrays import reserve_words
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import CAPACITY
 from .decision_digest import VICTIM
@@ -191,27 +192,32 @@ class RoomMaker:
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         moves = self.moves
-        moves.begin()
-        chosen = vec[i64]()
-        to_copy = vec[i64]()
+        moves.begin(count)
+        # Before the first victim leaves its queue: what has no memory for its lists has changed nothing.
+        chosen = vec[i64]([NO_PAGE] * count)
+        to_copy = reserve_words(vec[i64](), count)
         first_to_copy = vec[i64]()
         first_to_write = vec[i64]()
-        to_write = vec[i64]()
-        position: i64 = 0
-        while position < count:
-            page = self._choose_victim(index)
-            is_first = storage.stands_first(page, index)
-            storage.take_out_victim(page, pool_group)
-            chosen = append(chosen, page)
-            if storage.copies.num_copies > 0 and self._has_good_copy(page, index + storage.num_pool_groups):
-                to_copy = append(to_copy, page)
-                if is_first:
-                    first_to_copy = append(first_to_copy, page)
-            else:
-                to_write = append(to_write, page)
-                if is_first:
-                    first_to_write = append(first_to_write, page)
-            position += 1
+        to_write = reserve_words(vec[i64](), count)
+        num_chosen: i64 = 0
+        try:
+            while num_chosen < count:
+                page = self._choose_victim(index)
+                is_first = storage.stands_first(page, index)
+                storage.take_out_victim(page, pool_group)
+                chosen[num_chosen] = page
+                num_chosen += 1
+                if storage.copies.num_copies > 0 and self._has_good_copy(page, index + storage.num_pool_groups):
+                    to_copy = append(to_copy, page)
+                    if is_first:
+                        first_to_copy = append(first_to_copy, page)
+                else:
+                    to_write = append(to_write, page)
+                    if is_first:
+                        first_to_write = append(first_to_write, page)
+        except MemoryError:
+            self._put_all_back(chosen, pool_group, num_chosen)
+            raise
         if len(to_copy) > 0:
             try:
                 self._go_to_copies(level, pool_group, to_copy)

@@ -107,6 +107,9 @@ class VictimQueue(metaclass=ABCMeta):
         """
         return NO_VICTIM
 
+    def reserve_capacity(self, num_slots: i64) -> None:
+        """Take the memory that `set_capacity` of that number needs. Changes nothing else."""
+
     @abstractmethod
     def set_capacity(self, num_slots: i64) -> None:
         """How many pages there can be; bounds what the policy remembers of those that are gone."""

@@ -14,6 +14,7 @@ from ..base.handle import Handle
 FAULT_KINDS: Final = (
     "reserve",
     "map",
+    "unmap",
     "copy",
     "fill",
     "launch",

@@ -209,6 +209,7 @@ class SimulatedDevice(Device):
         mapped_bytes = self._detector.mapped_bytes(address, end)
         if mapped_bytes != num_bytes:
             raise LogicError(f"of [{address:#x}, {end:#x}) only {mapped_bytes} bytes are mapped; unmap those")
+        self.faults.count_call("unmap")
         self._detector.note_unmap(address, end)
         self._mapped_bytes[tier] -= num_bytes
         ctypes.memset(address, UNMAPPED_POISON, num_bytes)

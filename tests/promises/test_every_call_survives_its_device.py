@@ -169,7 +169,7 @@ def refuse(device: SimulatedDevice | RefusingHostDevice, kind: str, nth: int, la
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("kind", ["copy", "wait", "record", "create_stream", "fill", "map"])
+@pytest.mark.parametrize("kind", ["copy", "wait", "record", "create_stream", "fill", "map", "unmap", "synchronize"])
 def test_each_in_turn(kind: str, call: str) -> None:
     outcomes: list[str] = []
     while outcomes[-1:] != ["done"]:
@@ -181,7 +181,7 @@ def test_each_in_turn(kind: str, call: str) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_on_the_host_device(call: str) -> None:
-    for kind in ("copy", "wait", "record", "create_stream"):
+    for kind in ("copy", "wait", "record", "create_stream", "map", "unmap", "synchronize"):
         outcomes: list[str] = []
         while outcomes[-1:] != ["done"]:
             nth = len(outcomes) + 1

@@ -7,6 +7,7 @@ import pytest
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BufferConfig,
+    CorruptedError,
     DiskCacheTierConfig,
     GpuCacheTierConfig,
     HostCacheTierConfig,
@@ -22,6 +23,7 @@ from kv_cache_manager_v2 import (
 from kv_cache_manager_v2.config.cache_tier_config import CacheTierConfig
 from kv_cache_manager_v2.device.host_device import HostDevice
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
+from refused_work import Refused, RefusingHostDevice
 from small_models import attention_layers
 
 MIB = 1 << 20
@@ -268,3 +270,58 @@ def test_memory_that_the_device_does_not_have() -> None:
             manager.resize(0, too_much)
         assert manager.get_quota(0) == 16 * 64
         manager.check_invariants()
+
+
+class ClearingDevice(RefusingHostDevice):
+    """One whose memory does not begin as zeros: slots that are new are filled, and waited for."""
+
+    @property
+    def is_software(self) -> bool:
+        return False
+
+
+def test_new_slots_that_cannot_be_cleared_are_no_slots() -> None:
+    """The fill, and the host's wait for it, are refused in turn, and both once more: nothing has changed, and the same call passes."""
+    config, _device = small_manager()
+    for kind in ("fill", "synchronize", "map"):
+        device = ClearingDevice()
+        with KVCacheManager(config, device=device) as manager:
+            before = manager.describe()
+            for _again in range(2):
+                device.faults.fail(kind, 1, OutOfMemoryError("not now"))
+                with pytest.raises(OutOfMemoryError, match="not now"):
+                    manager.resize(0, 64 * (1 << 20))
+                assert manager.describe() == before
+            manager.check_invariants()
+            assert manager.resize(0, 64 * (1 << 20))
+            assert manager.get_storage_statistics()[0].total == 1 << 20
+
+
+def two_buffers_manager(device: SimulatedDevice) -> KVCacheManager:
+    """Two pools in the one pool group: a key of 64 bytes, a scale of 4."""
+    layers = [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64), BufferConfig("scale", 4)])]
+    return KVCacheManager(KVCacheManagerConfig(4, [GpuCacheTierConfig(1000 * 68)], layers), device=device)
+
+
+def test_memory_that_the_device_does_not_take_back() -> None:
+    """Of the first pool or of the second: the level keeps its size. Only if it then has no memory for it either, the manager is broken."""
+    for nth in (1, 2):
+        device = SimulatedDevice(nth, granularity_bytes=64)
+        with two_buffers_manager(device) as manager:
+            device.faults.fail("unmap", nth, Refused("not now"))
+            with pytest.raises(Refused):
+                manager.resize(0, 500 * 68)
+            assert manager.get_storage_statistics()[0].total == 1000 and manager.get_quota(0) == 1000 * 68
+            manager.check_invariants()
+            assert manager.resize(0, 500 * 68) and manager.get_storage_statistics()[0].total == 500
+    device = SimulatedDevice(3, granularity_bytes=64)
+    manager = two_buffers_manager(device)
+    device.faults.fail("unmap", 2, Refused("not now"))
+    for nth in (1, 2):
+        device.faults.fail("map", nth, OutOfMemoryError("nor again"))
+    with pytest.raises((Refused, OutOfMemoryError)):
+        manager.resize(0, 500 * 68)
+    with pytest.raises(CorruptedError, match="nor again"):
+        manager.probe_reuse(None, [1])
+    manager.shutdown()
+    device.close()

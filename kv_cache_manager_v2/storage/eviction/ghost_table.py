@@ -44,23 +44,33 @@ class _Piece:
 class GhostTable:
     """``is_empty``: nothing was ever added, so nobody need ask."""
 
-    __slots__ = ("is_empty", "_num_buckets", "_pieces")
+    __slots__ = ("is_empty", "_num_buckets", "_pieces", "_reserved")
 
     is_empty: bool
     _num_buckets: i64
     _pieces: list[_Piece | None]
+    _reserved: list[_Piece | None]
+    """For the next `set_num_buckets`, if it is long enough."""
 
     def __init__(self) -> None:
         self.is_empty = True
         self._num_buckets = 0
         self._pieces = []
+        self._reserved = []
+
+    def reserve_buckets(self, num_buckets: i64) -> None:
+        """`set_num_buckets` of that number allocates nothing."""
+        self._reserved = [None] * ((num_buckets + _PIECE_BUCKETS - 1) >> _PIECE_BITS)
 
     def set_num_buckets(self, num_buckets: i64) -> None:
         """Forgets everything, unless there are as many already."""
         if num_buckets != self._num_buckets:
+            if len(self._reserved) != (num_buckets + _PIECE_BUCKETS - 1) >> _PIECE_BITS:
+                self.reserve_buckets(num_buckets)
             self.is_empty = True
             self._num_buckets = num_buckets
-            self._pieces = [None] * ((num_buckets + _PIECE_BUCKETS - 1) >> _PIECE_BITS)
+            self._pieces = self._reserved
+        self._reserved = []
 
     def add(self, key: i64, kind: i64, stamp: i64) -> None:
         self._add(key, pack_entry(kind, stamp))

@@ -343,6 +343,9 @@ class LearnedQueue(VictimQueue):
     def following(self, page: i64) -> i64:
         return self._lines.following(page)
 
+    def reserve_capacity(self, num_slots: i64) -> None:
+        self._ghosts.reserve_buckets(num_slots)
+
     def set_capacity(self, num_slots: i64) -> None:
         stamp = self.rates.clock
         is_part_over = self.rates.set_capacity(num_slots)

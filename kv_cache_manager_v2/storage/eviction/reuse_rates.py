@@ -46,7 +46,7 @@ class ReuseRates:
 
     __slots__ = (
         "clock", "last_old", "num_in_part", "num_pushed", "_num_known", "_pushes_per_part", "_smoothing", "_num_ticks_done",
-        "_pushed", "_reached", "_returned", "_remaining", "_worth", "_bucket_of", "_begins", "_widths",
+        "_pushed", "_reached", "_returned", "_remaining", "_worth", "_chances", "_bucket_of", "_begins", "_widths",
     )  # fmt: skip
 
     clock: i64
@@ -69,6 +69,8 @@ class ReuseRates:
     _remaining: vec[i64]
     """Share of what was pushed that gets to the bucket."""
     _worth: vec[i64]
+    _chances: vec[i64]
+    """Of one kind, while its worth is computed."""
     _bucket_of: vec[i64]
     """By age in ticks."""
     _begins: vec[i64]
@@ -86,6 +88,7 @@ class ReuseRates:
         self._returned = vec[i64]([0] * (NUM_KINDS * _NUM_BUCKETS))
         self._remaining = vec[i64]([_ONE] * (NUM_KINDS * _NUM_BUCKETS))
         self._worth = vec[i64]([0] * (NUM_KINDS * _NUM_BUCKETS))
+        self._chances = vec[i64]([0] * _NUM_BUCKETS)
         begins = [0, *_THRESHOLDS]
         self._begins = vec[i64](begins)
         ends = [*_THRESHOLDS, _THRESHOLDS[-1] + _LAST_WIDTH]
@@ -186,7 +189,7 @@ class ReuseRates:
         return chance if chance < _MOST else _MOST
 
     def _evaluate(self) -> None:
-        chances = vec[i64]([0] * _NUM_BUCKETS)
+        chances = self._chances
         kind: i64 = 0
         while kind < NUM_KINDS:
             remaining: i64 = _ONE
