@@ -157,6 +157,8 @@ class CudaKernel(Handle):
                 ctypes.addressof(addresses),
                 0,
             )
+        # Compiled code drops a local after its last use: without this one the array is gone before the driver reads it.
+        _keep_alive(addresses)
 
     def close(self) -> None:
         """Idempotent. Nothing that was launched may still be running; where it raises it may be called again."""
@@ -165,3 +167,7 @@ class CudaKernel(Handle):
         with self._context:
             self._driver.call("cuModuleUnload", self._module)
         self._is_closed = True
+
+
+def _keep_alive(value: object) -> None:
+    """The caller's reference lasts until here."""
