@@ -41,6 +41,7 @@ from kv_cache_manager_v2.replay.console import PlainConsole
 from kv_cache_manager_v2.replay.live_console import LiveConsole
 from kv_cache_manager_v2.replay.presets import LayerShape
 from kv_cache_manager_v2.replay.rich_console import RichConsole
+from kv_cache_manager_v2.replay.console import SilentConsole
 from kv_cache_manager_v2.replay.trace import TraceWorkload
 from kv_cache_manager_v2.replay.workload import ListedWorkload
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
@@ -229,6 +230,7 @@ class Samples:
             FaultPlan(),
             Step(sequence, [1], prompt),
             PlainConsole(io.StringIO(), io.StringIO()),
+            SilentConsole(),
             LiveConsole(io.StringIO(), io.StringIO()),
             RichConsole(io.StringIO(), io.StringIO()),
             workload,
