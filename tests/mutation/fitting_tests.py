@@ -4,7 +4,7 @@ from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[1]
 _PROMISES = {
-    "layout": "capacity_is page_indices page_tables scratch_slots windows_free pool_views recurrent_state_is_kept",
+    "layout": "tiers_can capacity_is page_indices page_tables scratch_slots windows_free pool_views recurrent_state_is_kept",
     "pools": "nothing_leaks tiers_can refusals_change leased_pages tiers_hold",
     "storage": (
         "tiers_ clean_pages failing_tiers eviction_policies retention refused_copies nobody_waits refusals_change scopes_can "
@@ -16,7 +16,7 @@ _PROMISES = {
     ),
     "sequence": (
         "a_batch beams forks leased prefill recurrent refusals_change scratch_slots starting states_arrive steps_cost trees_of "
-        "windows_free equal_blocks published_ends misuse nobody_waits refused_copies"
+        "windows_free retention equal_blocks published_ends misuse nobody_waits refused_copies"
     ),
     "device": "nobody_waits refused_copies tiers_hold states_arrive forks leased pauses",
 }

@@ -188,3 +188,15 @@ def test_converters_and_descs_are_values() -> None:
     desc = scratch(0, 4, slot_ids)
     slot_ids.append(3)
     assert desc == scratch(0, 4, (1, 2)) and desc != scratch(0, 4, (1, 3)) and desc.slot_ids == (1, 2)
+
+
+def test_a_batch_with_scratch_of_no_blocks() -> None:
+    """Scratch is given, so the mode must be; none of its blocks is to be addressed, so SHARED will do."""
+    base = np.array([[0, 4], [1, -1]], np.int32)
+    out = np.zeros((2, 2), np.int32)
+    nothing = [scratch(0, 0, []), None]
+    with pytest.raises(ValueError, match="index_mode is None"):
+        CONVERTER.convert_batch_into(base, out, None, nothing)
+    assert (out == 0).all()
+    assert CONVERTER.convert_batch_into(base, out, SHARED, nothing) == 2
+    assert out.tolist() == [[0, 24], [6, -1]]
