@@ -263,7 +263,9 @@ class SlotAllocator:
         self.grow(num_retired)
 
     def end_shrink(self) -> None:
-        """What was behind the end is forgotten. `reserve` has been called."""
+        """What was behind the end is forgotten. Takes no memory after `reserve`."""
+        if len(self._kept_ready) == 0:
+            self.reserve(self.num_slots)
         self._before_shrink = vec[i64]()
         self.ready = self._kept_ready
         self._kept_ready = vec[i64]()

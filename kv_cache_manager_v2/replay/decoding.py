@@ -56,7 +56,8 @@ class Decoding(Value):
                 self._widen(served)
 
     def _widen(self, served: ServedRequest) -> None:
-        kv_cache = served.open_kv_cache()
+        # Through Any, as a user's code does: mypyc passes numbers wrongly to setters that are declared wider.
+        kv_cache: Any = served.open_kv_cache()
         if kv_cache.has_scratch_slots:
             # Of the prompt's last step; the first one of the answer gives them back.
             return

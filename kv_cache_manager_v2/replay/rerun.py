@@ -190,7 +190,8 @@ class _Rerun:
 
     def apply_to_sequence(self, operation: int, serial: int) -> None:
         reader = self.reader
-        kv_cache = self.sequence(serial)
+        # Through Any, as a user's code does: mypyc passes numbers wrongly to setters that are declared wider.
+        kv_cache: Any = self.sequence(serial)
         if operation == form.RESUME:
             self.read_priorities()
             stream = self.stream(reader.number())

@@ -1,7 +1,7 @@
 """Several texts go on from one committed beginning, in one sequence: more or fewer of them, another order, one that is committed."""
 
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from ...base.errors import LogicError, OutOfPagesError
 from ...base.ids import TokenIdExt
@@ -49,8 +49,10 @@ def _change_width(
     call = f"beam_width of sequence {sequence.name} from {old_width} to {width}"
     need = count_states(model, sequence, max(width - old_width, 0))
     picture = manager.describe()
+    # Through Any, as a user's code does: mypyc passes an int wrongly to a setter that is declared wider.
+    handle: Any = sequence.handle
     try:
-        sequence.handle.beam_width = width
+        handle.beam_width = width
     except LogicError:
         if is_possible:
             raise

@@ -1,6 +1,7 @@
 """Room of a sequence that changes without a step, and the user's buffers that must be long enough for it."""
 
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -51,8 +52,10 @@ def toggle_scratch(run: RunState, sequence: SimulatedSequence) -> None:
         return  # the next step could not begin at the end of the text
     is_possible = scratch_reuse is not None and run.model.may_toggle_scratch(sequence.model)
     picture = run.manager.describe()
+    # Through Any, as a user's code does: mypyc passes a bool wrongly to a setter that is declared wider.
+    handle: Any = sequence.handle
     try:
-        sequence.handle.enable_swa_scratch_reuse = wanted
+        handle.enable_swa_scratch_reuse = wanted
     except ValueError:
         if is_possible:
             raise
