@@ -204,8 +204,10 @@ class DiskWorkers(Drained):
                 time.sleep(_GATE_SECONDS)
                 is_watching = self._try_to_watch(True)
             else:
-                self._leave_watch()
-                return message
+                # Who watches already needs no call to do so, and must not pass it on to himself for ever.
+                if message[1] != _LOOK:
+                    self._leave_watch()
+                    return message
         return self._inbox.get()
 
     def _try_to_watch(self, is_watching: bool) -> bool:

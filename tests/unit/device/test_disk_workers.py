@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -125,6 +126,31 @@ def test_gates_open_while_all_workers_are_busy_or_idle(bench: Bench) -> None:
         gates[index].is_up = True
         bench.workers.wait(jobs[index])
         assert bench.on_disk(index) == index
+
+
+def test_a_shut_gate_keeps_no_worker_busy(bench: Bench) -> None:
+    """Whoever watches takes other jobs meanwhile, and others watch; then their queue is empty, though the gate is shut."""
+    gate = Gate()
+    shut = bench.write(0, 5, gate)
+    bench.workers.start(shut, [])
+    for turn in range(200):
+        job = bench.write(1 + turn % 7, turn % 7)
+        bench.workers.start(job, [])
+        if turn % 3 == 0:
+            bench.workers.wait(job)
+    pause = threading.Event()
+    for _attempt in range(1000):
+        if bench.workers._inbox.empty():
+            break
+        pause.wait(0.002)
+    num_empty = 0
+    for _attempt in range(20):
+        pause.wait(0.002)
+        num_empty += bench.workers._inbox.empty()
+    assert num_empty == 20
+    gate.is_up = True
+    bench.workers.wait(shut)
+    assert bench.on_disk(0) == 5
 
 
 def test_a_job_that_is_handed_over_twice_is_done_once(bench: Bench) -> None:
