@@ -54,7 +54,7 @@ export KVCM
 
 # What a build was made from: it is made again exactly when this changes, also when a file was deleted or checked out anew.
 fingerprint = { $(VENV_PYTHON) -c 'import sys, mypy.version as m; print(sys.version, m.__version__, "$(KV_CACHE_MANAGER_V2_OPT_LEVEL)")'; \
-	find $(1) setup_mypyc.py compiled_docstrings.py -type f '(' -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' ')' | LC_ALL=C sort | xargs cksum; }
+	find $(1) setup_mypyc.py -type f '(' -name '*.py' -o -name '*.pyi' -o -name '*.[ch]' ')' | LC_ALL=C sort | xargs cksum; }
 
 # $(1): the folder under build; $(2): the sources; $(3): arguments; $(4): how long it takes.
 define build_tree
@@ -147,7 +147,7 @@ rawref-asan: setup ## Test rawref under AddressSanitizer; says so if the compile
 PYTHONS ?=
 .PHONY: wheels docs
 wheels: setup ## The source distribution, and wheels for each Python of this machine, into dist (PYTHONS="python3.12 python3.13").
-	$(VENV_PYTHON) -P build_wheels.py $(PYTHONS)
+	$(VENV_PYTHON) -P tests/packaging/build_wheels.py $(PYTHONS)
 
 docs: interpreted ## The reference of all public names, from their docstrings, into build/docs.
 	@$(VENV_PYTHON) -c 'import pdoc' 2>/dev/null || $(VENV_PYTHON) -m pip install --quiet 'pdoc>=15,<17'
