@@ -50,10 +50,13 @@ class OpenLeases:
         """By now, or after what is enqueued on some stream."""
         if len(self._leases) == 0:
             return
-        lease = self._leases.pop(int(random.random() * len(self._leases)))
+        index = int(random.random() * len(self._leases))
+        lease = self._leases[index]
         self._check(lease)
+        # A device that refuses the stream leaves the lease open.
         lease.settle(None if random.random() < 0.4 else random.choice(self._streams))
         self._model.settle(lease.number)
+        del self._leases[index]
 
     def settle_all(self) -> None:
         while len(self._leases) > 0:
