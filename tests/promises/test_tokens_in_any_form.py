@@ -73,3 +73,16 @@ def test_bad_token_counts_no_digest() -> None:
             with pytest.raises(ValueError):
                 kv_cache.commit([b"x", b"y", -1])
             manager.check_invariants()
+
+
+@pytest.mark.parametrize("length", [8191, 8192, 8193, 20_000])
+def test_long_prompts_are_validated_as_short_ones_are(length: int) -> None:
+    """A wrong id at any end of a long array is named, and a good array is taken."""
+    with manager_of() as manager:
+        tokens = np.arange(length, dtype=np.int32)
+        assert manager.probe_reuse(None, tokens) == 0
+        for position in (0, length // 2, length - 1):
+            wrong = tokens.copy()
+            wrong[position] = -7
+            with pytest.raises(ValueError, match="-7"):
+                manager.probe_reuse(None, wrong)

@@ -1,37 +1,31 @@
-"""Neighbours among sorted keys are those of a sorted list, through any number of runs."""
+"""`SortedKeys` against a sorted list, with more keys than a run has, so that runs split, empty and go."""
 
-import random
-from bisect import bisect_left, insort
+from bisect import bisect_left
+from random import Random
 
 import pytest
 
 from kv_cache_manager_v2.reuse.sorted_keys import RUN_KEYS, SortedKeys
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("grows", ["anywhere", "upwards"])
-def test_like_one_sorted_list(seed: int, grows: str) -> None:
-    choices = random.Random(seed)
-    expected = sorted({choices.randbytes(3) for _ in range(10)})
-    keys = SortedKeys(list(expected))
-    next_key = 2**23
-    for _ in range(4 * RUN_KEYS):
-        if expected and choices.random() < 0.2:
-            gone = choices.choice([expected[-1], choices.choice(expected)])
-            keys.remove(gone)
-            expected.remove(gone)
-            continue
-        next_key += 3
-        new = choices.randbytes(3) if grows == "anywhere" else next_key.to_bytes(3, "big")
-        if new in expected:
-            continue
-        keys.add(new)
-        insort(expected, new)
-        for asked in (new, choices.randbytes(3)):
-            place = bisect_left(expected, asked)
-            before, after = keys.neighbours(asked, 3)
-            assert after == expected[place : place + 3]
-            assert before == expected[max(0, place - 3) : place][::-1]
-    for gone in list(expected):
-        keys.remove(gone)
-    assert keys.neighbours(b"a", 3) == ([], [])
+@pytest.mark.parametrize(("seed", "num_first"), [(0, 0), (1, RUN_KEYS), (2, 3 * RUN_KEYS)])
+def test_against_a_sorted_list(seed: int, num_first: int) -> None:
+    random = Random(seed)
+    model = sorted({random.randbytes(3) for _ in range(num_first)})
+    keys = SortedKeys(list(model))
+    most = 0
+    for step in range(6 * RUN_KEYS):
+        key = random.randbytes(3)
+        # It grows beyond a run, and then shrinks to nothing.
+        if step < 3 * RUN_KEYS and key not in model:
+            keys.add(key)
+            model.insert(bisect_left(model, key), key)
+        elif model and step >= 3 * RUN_KEYS:
+            keys.remove(model.pop(random.randrange(len(model))))
+        most = max(most, len(model))
+        if step % 7 == 0:
+            at = bisect_left(model, key)
+            before, after = keys.neighbours(key, 8)
+            assert before == model[max(at - 8, 0) : at][::-1]
+            assert after == model[at : at + 8]
+    assert most > 2 * RUN_KEYS

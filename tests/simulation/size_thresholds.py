@@ -1,0 +1,120 @@
+"""Every threshold of the library that depends on how much there is, and where it is crossed: by a large world, or by a test of its own.
+
+`CROSSED` are those that the large worlds among CI's seeds cross; `probe` says how far each got. `ELSEWHERE` are those that 200 actions
+cannot reach, or that are no matter of slots, blocks or pages, each with what holds it. `test_size_thresholds.py` looks for constants
+that are in neither.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
+from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
+from kv_cache_manager_v2.testing.simulation.simulated_run import SimulatedRun
+
+
+def queues_of(run: Any, kind: type) -> list[Any]:
+    return [queue for queue in run.manager._shared.storage.queues if isinstance(queue, kind)]
+
+
+def most(values: list[int]) -> int:
+    return max(values, default=0)
+
+
+def most_children(run: Any) -> int:
+    tree = run.manager._shared.tree
+    roots = [tree.find_root(scope) for scope in tree.scopes()]
+    return most([len(root.children.by_key) for root in roots if root is not None and root.children is not None])
+
+
+CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
+    "storage/eviction/reuse_rates.py _LEAST_PART": (
+        lambda run: most([queue.rates._pushes_per_part for queue in queues_of(run, LearnedQueue)]), 2,
+    ),
+    "storage/eviction/learned.py _MOST_UNKNOWN": (
+        lambda run: most([len(queue._pages) for queue in queues_of(run, LearnedQueue)]), 8,
+    ),
+    "storage/eviction/learned_lines.py MOST_AGED": (
+        lambda run: most([queue._lines.once.num_pages for queue in queues_of(run, LearnedQueue)]), 64,
+    ),
+    "storage/eviction/s3_fifo.py SMALL_SHARE": (
+        lambda run: most([queue._most_in_small for queue in queues_of(run, S3FifoQueue)]), 10,
+    ),
+    "reuse/window_runs.py _MAX_BRANCHES": (most_children, 8),
+    "reuse/match.py NEIGHBOURS_TRIED": (most_children, 8),
+    "reuse/block_history.py _PART_WORDS": (lambda run: run.manager._shared.tree.history.num_blocks, 1024),
+    "reuse/block_text.py MAX_TEXT_BYTES": (
+        lambda run: most([4 * handle.num_committed_tokens for handle in run.manager.open_kv_caches]), 999,
+    ),
+    "reuse/token_packing.py _FEW": (lambda run: most([handle.capacity for handle in run.manager.open_kv_caches]), 16),
+    "sequence/page_table.py _LEAST_SPARE": (lambda run: most([handle.num_blocks for handle in run.manager.open_kv_caches]), 64),
+    "sequence/window_move.py LEAST_SLACK_TOKENS": (
+        lambda run: most([handle.num_committed_tokens for handle in run.manager.open_kv_caches]), 512,
+    ),
+}  # fmt: skip
+"""By file and name: how far a run is now, and what it has to exceed."""
+
+ELSEWHERE: dict[str, str] = {
+    "pools/slot_allocator.py MOST_RESERVED": "more slots than a test has memory for; beyond it arrays grow by appending",
+    "storage/page_rows.py MOST_RESERVED": "more rows than a test has memory for; beyond it arrays grow by appending",
+    "storage/page_rows.py MOST_HOLDS": "users of one page: tests/unit/storage/test_page_rows.py",
+    "storage/page_rows.py ROW_WORDS": "no limit",
+    "storage/victim_queue.py NUM_PRIORITIES": "no limit",
+    "storage/decision_digest.py NUM_SLOTS": "no limit",
+    "storage/transfer_times.py MAX_PENDING": "timers under way: tests/unit/storage/test_transfer_times.py",
+    "storage/eviction/recency_shadow.py NUM_PARTS": "parts of ticks: tests/unit/storage/test_recency_shadow.py",
+    "storage/eviction/recency_shadow.py _MOST_CREDIT": "a bound: tests/unit/storage/test_recency_shadow.py",
+    "storage/eviction/recency_shadow.py _MOST_DEBT": "a bound: tests/unit/storage/test_recency_shadow.py",
+    "storage/eviction/recency_shadow.py _MOST_RISK": "a bound: tests/unit/storage/test_recency_shadow.py",
+    "storage/eviction/reuse_rates.py NUM_KINDS": "no limit",
+    "storage/eviction/reuse_rates.py TICKS_PER_CACHE": "no limit",
+    "storage/eviction/reuse_rates.py _NUM_BUCKETS": "no limit",
+    "storage/eviction/reuse_rates.py _MOST": "a chance",
+    "storage/eviction/reuse_rates.py PART_SHIFT": "no limit",
+    "storage/eviction/reuse_rates.py _LEAST_SMOOTHING": "a summand",
+    "storage/eviction/reuse_rates.py _NUM_TICKS": "eight caches of pushes: tests/unit/storage/test_reuse_rates.py",
+    "storage/eviction/ghost_table.py _PIECE_BUCKETS": "evictions from more slots: tests/unit/storage/test_ghost_table.py",
+    "storage/eviction/ghost_list.py _SMALLEST": "evictions of new content: tests/unit/storage/test_ghost_list.py",
+    "storage/eviction/ghost_table.py _WORDS": "no limit",
+    "storage/eviction/ghost_table.py _PIECE_BITS": "see _PIECE_BUCKETS",
+    "storage/eviction/learned_lines.py NUM_LINES": "no limit",
+    "storage/eviction/learned_lines.py NUM_SENTINELS": "no limit",
+    "storage/eviction/make_queue.py MOST_SENTINELS": "no limit",
+    "storage/eviction/miniature_cache.py _LEAST_ACCOUNT": "an estimate: tests/promises/test_other_policies_are_estimated.py",
+    "storage/eviction/lfu.py MOST_USES": "uses of one page: tests/unit/storage/test_policies_against_naive.py",
+    "storage/eviction/s3_fifo.py MOST_USES": "uses of one page: tests/unit/storage/test_policies_against_naive.py",
+    "reuse/victim_path.py _MOST_PAGES": "one eviction of so many pages: tests/unit/reuse/test_victims_in_one_go.py",
+    "reuse/sorted_keys.py RUN_KEYS": "children of one block: tests/unit/reuse/test_sorted_keys.py",
+    "reuse/text_hash.py RUN_WORDS": "no limit",
+    "reuse/text_table.py _WAYS": "entries of a bucket: tests/unit/reuse/test_text_table.py",
+    "reuse/text_table.py _ENTRY_WORDS": "no limit",
+    "reuse/text_table.py _BUCKET_WORDS": "no limit",
+    "reuse/text_table.py _LINE_WORDS": "texts that wait: tests/unit/reuse/test_text_table.py",
+    "reuse/token_packing.py MAX_TOKEN_ID": "no size",
+    "reuse/token_packing.py _NUMPY_FROM": "tokens of one call: tests/promises/test_tokens_in_any_form.py",
+    "sequence/reuse_sample.py MAX_SIZE": "an argument",
+    "sequence/reuse_sample.py _WORDS_AT_ONCE": "words of a log: tests/promises/test_other_policies_are_estimated.py",
+    "sequence/stream_handle.py _MAX_HANDLE": "an argument",
+    "sequence/usage_books.py HISTORY_PER_SLOT": "a factor",
+    "sequence/usage_books.py LARGEST_SIZE": "a factor",
+    "sequence/usage_books.py MAX_HISTORY_ENTRIES": "a bound of memory: more slots than a test has",
+    "stats/miss_cause.py NUM_MISS_CAUSES": "no limit",
+    "stats/reuse_log.py MAX_WORDS": "words of a log: tests/unit/stats/test_reuse_log.py",
+    "stats/reuse_log.py PUBLISHED_PART": "no limit",
+    "stats/reuse_sampler.py MAX_SAMPLES": "samples: tests/unit/stats/test_reuse_sampler.py",
+    "stats/reuse_sampler.py _NUM_COUNTS": "no limit",
+    "stats/usage_counters.py NUM_BLOCK_COUNTS": "no limit",
+    "stats/usage_counters.py NUM_CALL_COUNTS": "no limit",
+    "stats/use_order.py MAX_KEYS": "samples: tests/unit/stats/test_use_order.py",
+    "stats/use_order.py NUM_TIMES": "uses of samples: tests/unit/stats/test_use_order.py",
+    "stats/use_order.py _NUM_PLACES": "see MAX_KEYS",
+    "stats/use_order.py _NUM_GROUPS": "see NUM_TIMES",
+    "stats/use_order.py _NUM_HALLS": "see NUM_TIMES",
+}
+
+
+def cross(run: SimulatedRun, reached: dict[str, int]) -> None:
+    """Note how far the run is with each threshold."""
+    state: Any = run
+    for name, (probe, _limit) in CROSSED.items():
+        reached[name] = max(reached.get(name, 0), int(probe(state)))
