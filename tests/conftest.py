@@ -4,6 +4,7 @@ KV_CACHE_MANAGER_V2_EXPECT_BUILD is "compiled" or "interpreted"; unset takes wha
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
     expected = os.environ.get("KV_CACHE_MANAGER_V2_EXPECT_BUILD", BUILD)
     if expected != BUILD:
         raise pytest.UsageError(f"the {expected} build was asked for, and {build_mode.__file__} is {BUILD}")
+    # A shell's background jobs ignore Ctrl-C, and so would the children that tests interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -8,7 +8,6 @@ import ctypes
 import gc
 import importlib
 import importlib.util
-import inspect
 import os
 import shutil
 import subprocess
@@ -26,7 +25,6 @@ from kv_cache_manager_v2 import (
     LogicError,
 )
 from kv_cache_manager_v2.base.errors import CudaError, KVCacheManagerError
-from kv_cache_manager_v2.device.cuda_device import CudaDevice
 from kv_cache_manager_v2.device.port import CopyBatch
 
 from .gpu_figures import Figure, Figures
@@ -130,8 +128,6 @@ def launches_through_bindings(setting: Setting) -> Figures:
 def launches_that_hold_the_gil(setting: Setting) -> Figures:
     """The same by an extension that lets no other Python thread run; the device is told so (``streams_wait_for_disk=False``)."""
     setting.require_kernels()
-    if "streams_wait_for_disk" not in inspect.signature(CudaDevice).parameters:
-        raise Skipped("this CudaDevice has no streams_wait_for_disk")
     with Tiers(setting, setting.pick(64 * MIB, 2 * MIB), streams_wait_for_disk=False) as tiers:
         kernel: Any = tiers.device.compile(NOTHING, "nothing")
         argument = ctypes.c_uint64(0)

@@ -501,8 +501,8 @@ CANARIES = (
     Canary(
         "copies of a level that could not shrink are not waited for",
         "sequence/level_resizing.py",
-        "                    order.wait(state.timeline, mark)\n        shared.guard.end_change()\n",
-        "                    pass\n        shared.guard.end_change()\n",
+        "                        order.wait(state.timeline, mark)\n            shared.guard.end_change()\n",
+        "                        pass\n            shared.guard.end_change()\n",
         1670,
     ),
     Canary(
