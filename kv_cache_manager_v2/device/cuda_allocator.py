@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int
 from ..base.errors import CudaError, KVCacheManagerError, LogicError
+from ..base.given import Given
 from .cuda_driver import CudaDriver
 
 _logger: Final = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class CudaAllocator:
         driver: CudaDriver,
         ordinal: int,
         device: Any,
-        gpu_direct_rdma: bool | None = None,
+        gpu_direct_rdma: Given[bool | None] = None,
         peers: Sequence[int] = (),
         exportable_as: str | None = None,
     ) -> None:
@@ -146,7 +147,7 @@ def _make_access(module: Any, ordinal: int) -> Any:
     return access
 
 
-def _choose_rdma(driver: CudaDriver, ordinal: int, device: Any, is_wanted: bool | None) -> bool:
+def _choose_rdma(driver: CudaDriver, ordinal: int, device: Any, is_wanted: Given[bool | None]) -> bool:
     if is_wanted is not None and not isinstance(is_wanted, bool):
         raise TypeError(f"gpu_direct_rdma must be None, True or False, not {type(is_wanted).__name__}")
     if is_wanted is False:

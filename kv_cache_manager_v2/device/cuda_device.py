@@ -15,8 +15,9 @@ from typing import Any, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_int
+from ..base.checks import to_bool, to_int
 from ..base.errors import KVCacheManagerError, LogicError, StorageIOError
+from ..base.given import Given
 from ..base.ids import CacheTier
 from .cuda_allocator import CudaAllocator
 from .cuda_context import CudaContext, RelaxedCaptures
@@ -155,18 +156,17 @@ class CudaDevice(Device):
         nvrtc: Any = None,
         granularity_bytes: int = _DEFAULT_GRANULARITY_BYTES,
         chunk_bytes: int = _MAX_CHUNK_BYTES,
-        gpu_direct_rdma: bool | None = None,
+        gpu_direct_rdma: Given[bool | None] = None,
         peers: Sequence[int] = (),
         exportable_as: str | None = None,
         max_registration_bytes: int = _MAX_REGISTRATION_BYTES,
         files: FilePort | None = None,
         num_disk_threads: int = _DEFAULT_DISK_THREADS,
         staging_bytes: int = _DEFAULT_STAGING_BYTES,
-        streams_wait_for_disk: bool = True,
+        streams_wait_for_disk: Given[bool] = True,
     ) -> None:
         _validate_sizes(granularity_bytes, chunk_bytes, max_registration_bytes, num_disk_threads, staging_bytes)
-        if not isinstance(streams_wait_for_disk, bool):
-            raise TypeError(f"streams_wait_for_disk must be a bool, not {type(streams_wait_for_disk).__name__}")
+        waits_for_disk = to_bool(streams_wait_for_disk, "streams_wait_for_disk")
         checked = CudaDriver(load_driver_module() if driver is None else driver)
         checked.call("cuInit", 0)
         num_devices: int = checked.call("cuDeviceGetCount")
@@ -217,7 +217,7 @@ class CudaDevice(Device):
             granularity_bytes,
             num_disk_threads,
             staging_bytes // STAGING_SLOT_BYTES,
-            streams_wait_for_disk,
+            waits_for_disk,
         )
 
     # -- what it is ---------------------------------------------------------------------------------------------------

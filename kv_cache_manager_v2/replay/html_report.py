@@ -18,7 +18,7 @@ from .timeline import TimelinePoint
 
 _STYLE: Final = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 0 1rem 3rem; color: #111; background: #fff }
-h1 { font-size: 1.5rem; overflow-wrap: anywhere } h2 { font-size: 1.2rem; margin-top: 2.5rem }
+h1, p { overflow-wrap: anywhere } h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2.5rem }
 table { border-collapse: collapse; width: 100% } td { border-bottom: 1px solid #ccc; padding: .2rem .5rem; vertical-align: top }
 td:first-child { font-weight: 600; white-space: nowrap } td { overflow-wrap: anywhere }
 .plot { width: 100% }

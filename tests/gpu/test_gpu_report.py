@@ -68,8 +68,8 @@ def test_the_command_over_the_driver_in_host_memory(tmp_path: Path) -> None:
     lines = run.stdout.splitlines()
     for name in names_of_all():
         assert any(f"  {name}" in line and line.startswith((PASSED, SKIPPED)) for line in lines), name
-    passed = [line for line in lines if line.startswith(PASSED)]
-    assert len(passed) >= 12, run.stdout
+    for name in ("contract suite", "round_trip", "capture_global", "batches", "copies_beside_one_large", "resume_of_host_pages"):
+        assert any(f"  {name}" in line and line.startswith(PASSED) for line in lines), run.stdout
     assert "no card: nothing was written" in run.stdout
     assert PERFORMANCE.read_bytes() == before
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-LEFT_OUT = ("__init__.py", "__main__.py")
+LEFT_OUT = ("__init__.py", "__main__.py", "given.py")
 OPTIONAL = ("plotly", "rich")
 """Packages that some modules import when they are loaded, and that an installation may lack."""
 
