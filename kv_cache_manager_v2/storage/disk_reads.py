@@ -18,6 +18,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.change_count import ChangeCount
 from ..base.errors import StorageIOError
 from ..device.port import Device
 from ..device.stream_order import StreamOrder
@@ -70,7 +71,7 @@ class _Read:
 class DiskReads:
     """See the module. ``is_idle``: nothing is doubtful or lost, as nearly always; then nothing else here need be asked."""
 
-    __slots__ = ("is_idle", "lost", "mends", "_device", "_order", "_reads")
+    __slots__ = ("is_idle", "lost", "mends", "_device", "_order", "_changes", "_reads")
 
     is_idle: bool
     lost: Final[dict[int, str]]
@@ -80,14 +81,16 @@ class DiskReads:
     for these too, before he goes on with the page."""
     _device: Final[Device]
     _order: Final[StreamOrder]
+    _changes: Final[ChangeCount]
     _reads: list[_Read]
 
-    def __init__(self, device: Device, order: StreamOrder) -> None:
+    def __init__(self, device: Device, order: StreamOrder, changes: ChangeCount) -> None:
         self.is_idle = True
         self.lost = {}
         self.mends = {}
         self._device = device
         self._order = order
+        self._changes = changes
         self._reads = []
 
     def note(self, point: i64, level: i64, source: PoolGroup, pages: vec[i64], slots: vec[i64], count: i64) -> None:
@@ -107,7 +110,9 @@ class DiskReads:
         for read in self._reads:
             if not self._is_over(read.point):
                 left.append(read)
-        # After that: what is done has told its failures.
+        # The device tells each failure once: interrupted before it is recorded, a lost page would be taken for a good one.
+        self._changes.begin()
+        # After the look at what is over: what is done has told its failures.
         for error in self._device.take_failed_reads():
             for read in self._reads:
                 if read.reads_from(error):
@@ -115,6 +120,7 @@ class DiskReads:
                         self.lost[page] = f"level {read.level} (DISK): {error}"
         self._reads = left
         self.is_idle = len(left) == 0 and len(self.lost) == 0
+        self._changes.end()
 
     def wait_for(self, pages: list[int]) -> None:
         """Block the host until none of these pages is doubtful."""

@@ -146,9 +146,9 @@ class PageStorage:
         self.digest = DecisionDigest()
         self.last_refusal = None
         self.sink = None
-        self.reads = DiskReads(device, order)
-        self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups)
         self.changes = ChangeCount()
+        self.reads = DiskReads(device, order, self.changes)
+        self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups)
         self._keys = OwnerKeys()
         self._notes = PageNotes()
         self._num_sentinels_used = 0
