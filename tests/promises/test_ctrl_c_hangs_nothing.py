@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment, hundreds of times, with pages on their way to a disk: nobody waits for ever, and the manager works on with every
+"""Ctrl-C at any moment, hundreds of times, with pages on their way to a disk: no call waits for ever, and the manager works on with every
 byte right, or says that it is broken."""
 
 import subprocess

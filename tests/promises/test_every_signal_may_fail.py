@@ -1,5 +1,5 @@
 """On a GPU, streams and threads tell each other how far they are: whichever of these signals the driver refuses, at whichever place, no
-wrong byte is served and nobody waits for ever."""
+wrong byte is served and no call waits for ever."""
 
 import ctypes
 import threading
