@@ -13,18 +13,26 @@ class KVCacheManagerError(Exception):
 
 
 @mypyc_attr(native_class=False)
-class LogicError(KVCacheManagerError):
+class LogicError(KVCacheManagerError, RuntimeError):
     """A call that does not fit the state: the state is named, and the call that would fit."""
-
-
-@mypyc_attr(native_class=False)
-class OutOfPagesError(KVCacheManagerError):
-    """No room for the pages asked for. Nothing has changed; `KVCacheManager.last_refusal` has the numbers."""
 
 
 @mypyc_attr(native_class=False)
 class OutOfMemoryError(KVCacheManagerError, MemoryError):
     """The device or the operating system has no memory to give; says how much was asked for."""
+
+
+@mypyc_attr(native_class=False)
+class OutOfPagesError(OutOfMemoryError):
+    """No room for the pages asked for. Nothing has changed; `KVCacheManager.last_refusal` has the numbers."""
+
+
+@mypyc_attr(native_class=False)
+class UnknownBufferError(ValueError, KeyError):
+    """No buffer has that layer and role. Engines ask so which roles a layer has, with a handler for either class."""
+
+    def __str__(self) -> str:
+        return "" if len(self.args) == 0 else str(self.args[0])
 
 
 @mypyc_attr(native_class=False)

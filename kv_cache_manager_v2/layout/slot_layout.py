@@ -8,6 +8,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.errors import UnknownBufferError
 from ..base.ids import LifeCycleId, PoolGroupIndex, PoolIndex
 from ..config.manager_config import KVCacheManagerConfig
 from .buffer_id import BufferId
@@ -85,7 +86,7 @@ class SlotLayout:
         placement = self._placements.get(buffer_id)
         if placement is None:
             roles = [other.role for other in self.buffer_ids if other.layer_id == buffer_id.layer_id]
-            raise ValueError(
+            raise UnknownBufferError(
                 f"layer_id is {buffer_id.layer_id} and data_role {buffer_id.role!r}: there is no such buffer; the layer has {roles}"
                 if roles
                 else f"layer_id is {buffer_id.layer_id}; there is no such layer"

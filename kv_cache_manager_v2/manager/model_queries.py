@@ -124,7 +124,7 @@ class ModelQueries(Handle):
         self, layer_id: SupportsIndex, data_role: Given[DataRole], index_mode: Given[PageIndexMode | None] = None
     ) -> MemAddress:
         """Address that a page index of that mode counts from; default SHARED. `ValueError` without a mode if
-        `swa_scratch_reuse` is configured, or for an unknown buffer."""
+        `swa_scratch_reuse` is configured; for an unknown buffer one that is a `KeyError` too."""
         self._require_open()
         return self._addresses.base_address(
             LayerId(to_int(layer_id, "layer_id")),

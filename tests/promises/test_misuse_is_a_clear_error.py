@@ -20,6 +20,8 @@ from kv_cache_manager_v2 import (
     KVCacheManager,
     LayerId,
     LogicError,
+    OutOfMemoryError,
+    OutOfPagesError,
     PageIndexMode,
     ReuseScope,
     SwaScratchReuseConfig,
@@ -475,3 +477,20 @@ def test_numbers_of_numpy_are_numbers(call: Callable[[KVCacheManager, KVCache, A
         assert kv_cache.resize(8)
         call(manager, kv_cache, number)
         manager.check_invariants()
+
+
+def test_handlers_for_the_wider_class_catch_the_narrower_one() -> None:
+    """No room for pages is no memory, a call out of order a RuntimeError, and a buffer that no layer has both a bad value and a
+    missing key."""
+    with manager_of(num_slots=2) as manager, run_prompt(manager, [1, 2, 3]) as kv_cache:
+        with pytest.raises(OutOfMemoryError, match="slots asked for") as no_room:
+            kv_cache.capacity = 100
+        assert isinstance(no_room.value, OutOfPagesError) and isinstance(no_room.value, MemoryError)
+        with pytest.raises(RuntimeError, match="needs a sequence that is SUSPENDED"):
+            kv_cache.resume()
+        messages = []
+        for kind in (ValueError, KeyError):
+            with pytest.raises(kind) as unknown:
+                manager.get_mem_pool_base_address(LayerId(0), "scale")
+            messages.append(str(unknown.value))
+        assert messages[0] == messages[1] == "layer_id is 0 and data_role 'scale': there is no such buffer; the layer has ['key', 'value']"
