@@ -43,7 +43,8 @@ class KVCacheManagerConfig(ConfigValue):
       group, so that those that run have room to grow.
     - ``constraints``: batches that must always fit. ``typical_step`` shares what is left between the pool groups;
       ``initial_pool_ratio``, one share of the bytes per pool group, takes its place.
-    - ``reuse_match_backoff``: tokens trimmed off the end of every match.
+    - ``enable_partial_reuse``: a match may end inside a block. Without it, only where the text and a published block end together.
+    - ``reuse_match_backoff``: a match is at most that many tokens shorter than the text's longest path in the tree.
     - ``snapshot_policy``: when the state of recurrent layers is kept for reuse.
     - ``max_state_replay_tokens``: a match may begin with a recurrent state that many tokens behind its attention; the engine
       runs those tokens again before anything else (`KVCache.match_info`). Of no effect without attention layers.

@@ -57,11 +57,13 @@ class PrefixMatches(ScopeControl):
         match = self._leave_lost_out(root, packed, shared.matcher.find_longest(root, packed))
         self._num_untrimmed = match.num_tokens
         backoff = self._config.reuse_match_backoff
-        if backoff == 0 or match.num_tokens == 0:
+        if backoff == 0 or match.num_tokens == 0 or root is None:
+            return match
+        end = shared.matcher.count_content(root, match, packed) - backoff
+        if match.num_tokens <= end:
             return match
         # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
-        end = int(match.num_tokens) - backoff
-        return shared.matcher.find_longest(root, packed[: end * TOKEN_BYTES]) if end > 0 else Match([], 0)
+        return shared.matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
 
     def _leave_lost_out(self, root: Block | None, packed: bytes, match: Match) -> Match:
         """Pages whose bytes a disk has lost may be there while somebody holds them; the text in front of them matches."""
@@ -96,5 +98,7 @@ class PrefixMatches(ScopeControl):
         backoff = self._config.reuse_match_backoff
         if backoff == 0 or found.attention_tokens == 0:
             return found
-        end = int(found.attention_tokens) - backoff
-        return matcher.find_longest(root, packed[: end * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH
+        end = shared.matcher.count_content(root, found.match, packed) - backoff
+        if found.attention_tokens <= end:
+            return found
+        return matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH

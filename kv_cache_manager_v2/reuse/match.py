@@ -115,11 +115,39 @@ class Matcher:
             blocks.append(child)
             node = child
             position += block_bytes
-        if self._partial and position < num_bytes:
-            partial = self.find_partial(node, packed[position : position + block_bytes], blocks)
+        if position < num_bytes:
+            rest = packed[position : position + block_bytes]
+            partial = self.find_partial(node, rest, blocks) if self._partial else self._find_exact(node, rest, blocks)
             if partial is not None:
                 return partial
         return self._find_whole_windows(root, packed, blocks)
+
+    def _find_exact(self, parent: Block, rest: bytes, blocks: list[Block]) -> Match | None:
+        """Without partial reuse: the partial block that is just the text's last tokens."""
+        if len(rest) == self._tree.block_bytes:
+            return None
+        child = self._tree.find_child(parent, rest)
+        return None if child is None else self._try_partial(child, len(rest) // TOKEN_BYTES, blocks)
+
+    def count_content(self, root: Block, match: Match, packed: bytes) -> i64:
+        """How many leading tokens lie on a path of the tree, whatever pages are left of it; at least those of ``match``."""
+        size = self._tokens_per_block
+        block_bytes = self._tree.block_bytes
+        num_bytes: i64 = len(packed)
+        ordinal = match.num_tokens // size
+        node = match.blocks[ordinal - 1] if ordinal > 0 else root
+        position = ordinal * block_bytes
+        while position < num_bytes:
+            rest = packed[position : position + block_bytes]
+            child = self._tree.find_child(node, rest)
+            if child is None:
+                break
+            node = child
+            position += len(rest)
+        num_tokens = position // TOKEN_BYTES
+        if self._partial and position < num_bytes:
+            num_tokens += count_shared_with_children(self._tree, node, packed[position : position + block_bytes])
+        return num_tokens
 
     def _find_whole_windows(self, root: Block, packed: bytes, blocks: list[Block]) -> Match:
         """The longest match at or above the end of the path ``blocks``; nothing below it can serve."""
@@ -246,6 +274,25 @@ def has_pages(words: vec[i64], first_page: i64, life_cycles: vec[i64]) -> bool:
         if words[(first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
             return False
     return True
+
+
+def count_shared_with_children(tree: RadixTree, parent: Block, key: bytes) -> i64:
+    """The most leading tokens of ``key`` that a child of ``parent`` begins with."""
+    only_child = parent.only_child
+    if only_child is not None:
+        return count_shared_tokens(tree.key_of(only_child), key)
+    children = parent.children
+    if children is None:
+        return 0
+    before, after = children.sorted_keys().neighbours(key, 1)
+    most: i64 = 0
+    if len(before) > 0:
+        most = count_shared_tokens(before[0], key)
+    if len(after) > 0:
+        shared = count_shared_tokens(after[0], key)
+        if shared > most:
+            most = shared
+    return most
 
 
 def count_shared_tokens(a: bytes, b: bytes) -> i64:

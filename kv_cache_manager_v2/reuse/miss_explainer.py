@@ -28,7 +28,7 @@ from ..stats.miss_cause import (
 )
 from .block import Block
 from .block_history import BlockHistory, key_of
-from .match import Match, count_shared_tokens
+from .match import Match, count_shared_with_children
 from .radix_tree import RadixTree
 from .text_hash import hash_block
 from .text_table import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN
@@ -104,7 +104,7 @@ class MissExplainer:
             if cause == NOT_REMEMBERED:
                 num_shared: i64 = 0
                 if node is not None and self._checks_parts:
-                    num_shared = _count_shared_with_children(self._tree, node, key)
+                    num_shared = count_shared_with_children(self._tree, node, key)
                 elif is_gone_before and end < (ordinal + 1) * size:
                     num_shared = end - ordinal * size
                 shared_end = ordinal * size + num_shared
@@ -122,25 +122,6 @@ class MissExplainer:
                 samples.append(int(key_of(text, scope)))
             ordinal += 1
         return samples
-
-
-def _count_shared_with_children(tree: RadixTree, node: Block, key: bytes) -> i64:
-    """The most leading tokens of ``key`` that a child begins with."""
-    only_child = node.only_child
-    if only_child is not None:
-        return count_shared_tokens(tree.key_of(only_child), key)
-    children = node.children
-    if children is None:
-        return 0
-    before, after = children.sorted_keys().neighbours(key, 1)
-    most: i64 = 0
-    if len(before) > 0:
-        most = count_shared_tokens(before[0], key)
-    if len(after) > 0:
-        shared = count_shared_tokens(after[0], key)
-        if shared > most:
-            most = shared
-    return most
 
 
 def _cause_of(state: i64) -> i64:

@@ -89,6 +89,12 @@ class StateMatcher:
         size = self._tokens_per_block
         ordinal = attention_tokens // size
         longest = attention_tokens - ordinal * size
+        if longest > 0 and not self._partial:
+            # The attention match is exact: so must the snapshot be.
+            parent = attention.blocks[ordinal - 1] if ordinal > 0 else root
+            snapshot = self._find_partial_snapshot(parent, packed, ordinal * self._tree.block_bytes, longest, longest)
+            if snapshot is not None:
+                return StateMatch(attention, attention_tokens, attention_tokens, snapshot, branch_tokens)
         while ordinal >= 0:
             if self._partial and longest > 0:
                 found = self._find_partial(root, attention, packed, ordinal, longest, branch_tokens)

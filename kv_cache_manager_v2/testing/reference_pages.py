@@ -33,7 +33,7 @@ class ReferencePages:
     """``statuses`` and ``places`` are what was seen last of each page in the tree."""
 
     __slots__ = (
-        "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_must_come",
+        "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_backoff", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
         "state", "lost", "_snapshots_due", "leases", "_published_as",
     )  # fmt: skip
@@ -45,6 +45,7 @@ class ReferencePages:
     statuses: dict[Page, str]
     places: dict[Page, tuple[int, int]]  # level and slot
     _with_partial_blocks: Final[bool]
+    _backoff: Final[int]
     _must_come: Final[set[Page]]
     _may_come: Final[set[Page]]
     _may_go: Final[set[Page]]
@@ -77,6 +78,7 @@ class ReferencePages:
         self.statuses = {}
         self.places = {}
         self._with_partial_blocks = config.enable_partial_reuse
+        self._backoff = config.reuse_match_backoff
         self._must_come = set()
         self._may_come = set()
         self._may_go = set()
@@ -282,6 +284,14 @@ class ReferencePages:
     def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
         """What `create_kv_cache` and `probe_reuse` may answer now."""
         present = self.statuses.keys() - self.lost
+        if self._backoff > 0:
+            in_tree = {node for node, _group in self.statuses}
+            for sequence in self.sequences.values():
+                in_tree.update(sequence.path)
+                if sequence.shared_tail is not None:
+                    in_tree.add(sequence.shared_tail)
+            content = self.tree.count_content(scope, text, in_tree, self._with_partial_blocks)
+            text = text[: max(0, content - self._backoff)]
         match = self.tree.match(scope, text, present, self._with_partial_blocks, self.lost)
         return self.state.narrow(match, scope, text, present)
 

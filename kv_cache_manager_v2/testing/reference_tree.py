@@ -6,8 +6,10 @@ choice. The rules are those of the design, written from the text and not from th
 
 - a prefix of ``n`` tokens is reusable when, for every layer group, every block that is not stale at history ``n`` has
   its
-  page; a block that the prefix ends in the middle of may be any one that begins with those tokens;
-- the longest such ``n`` wins. Where a block has many children, the library may look at the nearest of them only.
+  page; a block that the prefix ends in the middle of may be any one that begins with those tokens; without partial reuse
+  only one that ends where the text ends, with just those tokens;
+- the longest such ``n`` wins. Where a block has many children, the library may look at the nearest of them only;
+- a backoff is taken off the *content*: the tokens that lie on a path of blocks in the tree, whatever pages these have.
 """
 
 from collections.abc import Sequence, Set
@@ -174,12 +176,13 @@ class ReferenceTree:
             candidates = [child for child in self._children[node] if self._num_common(child, rest) > 0]
             for child in candidates:
                 for num_tokens in range(1, self._num_common(child, rest) + 1):
-                    if num_tokens < size and not with_partial_blocks:
+                    is_exact = self._tokens[child] == rest and num_tokens == len(rest)
+                    if num_tokens < size and not with_partial_blocks and not is_exact:
                         continue
                     if self._is_reusable([*path, child], position + num_tokens, present):
                         lengths.add(position + num_tokens)
-                        if num_tokens == size:
-                            least = position + size
+                        if num_tokens == size or not with_partial_blocks:
+                            least = position + num_tokens
             has_page = [child for child in candidates if self._has_any_page(child, present)]
             num_candidates = max(num_candidates, len(has_page))
             if before_lost is None and any([self._has_any_page(child, lost) for child in candidates]):
@@ -192,6 +195,26 @@ class ReferenceTree:
         if num_candidates <= SIBLINGS_SEARCHED:
             least = best
         return ReferenceMatch(best, least if before_lost is None else min(least, before_lost), lengths)
+
+    def count_content(self, scope: Scope, text: Text, in_tree: Set[int], with_partial_blocks: bool) -> int:
+        """The most leading tokens of ``text`` on a path of blocks in the tree: those of ``in_tree``, and all above them."""
+        size = self._tokens_per_block
+        there: set[int] = set()
+        for node in in_tree:
+            while node >= 0 and node not in there:
+                there.add(node)
+                node = self._parents[node]
+        most = 0
+        above = self._roots.get(scope)
+        position = 0
+        while above is not None and above in there:
+            rest = text[position : position + size]
+            for child in self._children[above]:
+                if child in there and (with_partial_blocks or self._tokens[child] == rest):
+                    most = max(most, position + self._num_common(child, rest))
+            above = self._by_text.get((above, rest)) if len(rest) == size else None
+            position += size
+        return most
 
     def partial_matches(self, scope: Scope, text: Text, num_tokens: int, present: Set[Page]) -> list[int]:
         """The blocks that may serve the last, partial block of a match of ``num_tokens``."""

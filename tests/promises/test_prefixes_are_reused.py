@@ -46,6 +46,38 @@ def test_tokens_that_end_inside_a_block(partial: bool, expected: int) -> None:
             assert kv_cache.num_committed_tokens == expected
 
 
+@pytest.mark.parametrize("windows", [[None], [None, 16], [16]])
+def test_without_partial_reuse_an_exact_end_matches(windows: list[int | None]) -> None:
+    """Blocks of 32: 48 tokens committed and closed. Exactly these 48 match; a longer, a shorter or another text matches one block."""
+    with manager_of(windows, tokens_per_block=32, enable_partial_reuse=False) as manager:
+        run_prompt(manager, list(range(48))).close()
+        assert manager.probe_reuse(input_tokens=list(range(48))) == 48
+        for text in (list(range(49)), list(range(47)), [*range(47), 99], list(range(70))):
+            assert manager.probe_reuse(input_tokens=text) == 32
+        with manager.create_kv_cache(input_tokens=list(range(48))) as kv_cache:
+            assert kv_cache.num_committed_tokens == 48
+            assert kv_cache.resume() and kv_cache.resize(50), "the shared last block is copied before tokens 48 and 49 are written"
+            kv_cache.commit([48, 49])
+            manager.check_invariants()
+        assert manager.probe_reuse(input_tokens=list(range(50))) == 50
+
+
+@pytest.mark.parametrize(("partial", "backoff", "expected"), [(True, 1, 16), (False, 1, 16), (True, 9, 15), (False, 9, 8)])
+def test_the_backoff_is_taken_off_the_content(partial: bool, backoff: int, expected: int) -> None:
+    """Blocks of 8, a window of 9; 24 tokens are on a path of the tree, 16 usable: a match has at most 24 - backoff tokens.
+
+    The second sequence moves its history over tokens 16..39 at once, so their blocks 2 and 3 never get windowed pages. At 24 and 23
+    tokens the window reads block 2; at 16 it reads 8..16, block 1; at 15 it reads 7..15, and at 8 0..8, blocks 0 and 1.
+    """
+    text = list(range(40))
+    with manager_of([None, 9], tokens_per_block=8, enable_partial_reuse=partial, reuse_match_backoff=backoff) as manager:
+        with run_prompt(manager, text[:16]) as first:
+            assert first.resize(40, 40)
+            first.commit(text[16:])
+        manager.check_invariants()
+        assert manager.probe_reuse(input_tokens=[*text[:24], 99]) == expected
+
+
 def test_best_of_many_siblings_serves_a_partial_block() -> None:
     """Siblings 0..39 under one parent differ in their third token; the one with the longest common prefix is taken."""
     with manager_of(num_slots=400) as manager:

@@ -96,11 +96,16 @@ def test_a_prompt_that_goes_on_inside_a_block_is_found_again() -> None:
         assert rig.manager.probe_reuse(None, tokens[:9] + [5, 5]) == 0
 
 
-def test_without_partial_reuse_only_whole_blocks_are_found() -> None:
+def test_without_partial_reuse_whole_blocks_and_exact_ends_are_found() -> None:
+    """Snapshots at 8, a block boundary, and at 10, where the prompt ended: a longer prompt may not end inside a block."""
     with Rig(enable_partial_reuse=False) as rig:
         tokens = text(1, 10)
         rig.prefill(tokens, stops=[8], snapshot_positions=[8]).close()
-        assert rig.manager.probe_reuse(None, tokens) == 8
+        assert rig.manager.probe_reuse(None, tokens) == 10
+        assert rig.manager.probe_reuse(None, [*tokens, 7]) == 8
+        again = rig.prefill(tokens)
+        assert again.match_info == MatchedTokens(10, 10)
+        again.close()
 
 
 def test_snapshot_stays_when_it_is_used() -> None:
