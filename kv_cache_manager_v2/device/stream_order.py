@@ -114,7 +114,7 @@ class StreamOrder:
     """
 
     __slots__ = (
-        "_device", "_num_kept", "_num_retired", "_timelines", "_by_stream", "_join", "_slow_join",
+        "_device", "_num_kept", "_num_retired", "_timelines", "_by_stream", "_join", "_slow_join", "_is_closing",
     )  # fmt: skip
 
     _device: Final[Device]
@@ -125,11 +125,14 @@ class StreamOrder:
     _join: Final[_Join]
     _slow_join: Final[_Join]
     """For points of slow timelines, so that what has nothing to do with these never waits behind them."""
+    _is_closing: bool
+    """All is synchronised, and some events are released: nothing is recorded any more."""
 
     def __init__(self, device: Device, num_kept: i64 = _TIMELINES_KEPT) -> None:
         self._device = device
         self._num_kept = num_kept
         self._num_retired = 0
+        self._is_closing = False
         self._timelines = []
         self._by_stream = {}
         self._join = _Join()
@@ -295,15 +298,19 @@ class StreamOrder:
         return event == _DONE or self._device.is_event_done(event)
 
     def close(self) -> None:
-        """Release every event and the stream of its own. The caller has synchronised."""
+        """Release every event and the streams of its own. The caller has synchronised. May be called again after an interruption."""
+        self._is_closing = True
         for timeline in self._timelines:
-            self._release(timeline.events)
-            timeline.events.clear()
+            while len(timeline.events) > 0:
+                event = timeline.events.pop()
+                if event != _DONE:
+                    self._device.release_event(event)
             timeline.event_ticks.clear()
         for join in (self._join, self._slow_join):
             if join.index != _NO_TIMELINE:
-                self._device.destroy_stream(self._timelines[join.index].stream)
+                stream = self._timelines[join.index].stream
                 join.index = _NO_TIMELINE
+                self._device.destroy_stream(stream)
         self._timelines.clear()
         self._by_stream.clear()
 
@@ -312,6 +319,8 @@ class StreamOrder:
 
         For an orderly end: what the device refuses (a stream that is gone, a sticky error) is logged, and the rest goes on.
         """
+        if self._is_closing:
+            return
         for timeline in self._timelines:
             try:
                 if not timeline.retired_event:

@@ -126,12 +126,14 @@ class KVCacheManager(PrefixMatches):
     cannot be made.
     """
 
-    __slots__ = ("_owns_device", "_batch_number", "_event_manager")
+    __slots__ = ("_owns_device", "_batch_number", "_event_manager", "_is_released")
 
     _owns_device: Final[bool]
     _event_manager: Final[KVCacheEventManager | None]
     _batch_number: i64
     """Counts batch calls; each sequence remembers the last one that listed it."""
+    _is_released: bool
+    """Whether there is no memory to release: `shutdown` is done, or the constructor is not."""
 
     def __init__(
         self,
@@ -143,6 +145,7 @@ class KVCacheManager(PrefixMatches):
         event_manager: Given[KVCacheEventManager | None] = None,
     ) -> None:
         self._is_open = False
+        self._is_released = True
         config = to_instance(config, KVCacheManagerConfig, "config")
         fill = _to_fill(debug_fill)
         own_device = _to_device(device)
@@ -194,6 +197,7 @@ class KVCacheManager(PrefixMatches):
                 [tier.tier for tier in config.cache_tiers],
             )
         bind_to_process(self._shared.guard)
+        self._is_released = False
         self._is_open = True
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -222,7 +226,7 @@ class KVCacheManager(PrefixMatches):
         rawref.invalidate(self)
         # Compiled, arguments of a wrong type are refused before the constructor has set anything, and only `getattr` notices.
         shared = getattr(self, "_shared", None)
-        if not isinstance(shared, SharedState) or not self._is_open:
+        if not isinstance(shared, SharedState) or self._is_released:
             return
         try:
             if not shared.guard.is_foreign:
@@ -271,17 +275,20 @@ class KVCacheManager(PrefixMatches):
     def shutdown(self) -> None:
         """Wait for the device, then give all memory back. Twice is fine. `LogicError` while sequences are open.
 
+        Where Ctrl-C cuts it off, other calls are refused from then on, and the next shutdown() goes on where this one stopped.
         In a process that was forked from the one that made the manager it gives nothing back: all is the parent's.
         """
-        if not self._is_open:
+        if self._is_released:
             return
         guard = self._shared.guard
-        if not guard.is_broken and not guard.is_foreign:
+        if self._is_open and not guard.is_broken and not guard.is_foreign:
             guard.enter()
             try:
                 self._require_no_sequences("shutdown")
+                guard.begin_change()
                 self._shared.drop_plans.void_all()
                 self._shared.tree.clear()
+                guard.end_change()
                 if self._event_manager is not None:
                     self._event_manager.flush_iteration_events()
             except AssertionError as error:
@@ -294,16 +301,20 @@ class KVCacheManager(PrefixMatches):
         self._is_open = False
         release_from_process(self._shared.guard)
         if self._shared.guard.is_foreign:
+            self._is_released = True
             return
         if self._shared.journal is not None:
             self._shared.journal.writer.close()
         if sys.is_finalizing():
             # Worker threads are gone, and the CUDA driver may be: nothing can be waited for, and all memory ends with the process.
+            self._is_released = True
             return
+        # Each of these may be cut off by Ctrl-C, and is called again then: it does what is left.
         order = self._shared.order
         order.synchronize_all()
         order.close()
         self._lease.close()
+        self._is_released = True
 
     def _require_no_sequences(self, call: str) -> None:
         for state in self._open_sequences.forgotten():

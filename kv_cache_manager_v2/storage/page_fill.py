@@ -120,8 +120,8 @@ class PageFiller:
     def close(self) -> None:
         """Nothing that was enqueued is running."""
         if self._timeline != _NO_TIMELINE:
-            self._device.destroy_stream(self._stream)
             self._timeline = _NO_TIMELINE
+            self._device.destroy_stream(self._stream)
 
 
 def _note_refusal(error: Exception) -> None:

@@ -169,13 +169,12 @@ class PageMover:
             raise
 
     def close(self) -> None:
-        """Give back the streams and the bounce slots. Nothing that was enqueued is running."""
+        """Release the streams and the bounce slots. Nothing that was enqueued is running. May be called again after an interruption."""
         if self._times is not None:
             self._times.close()
             self._times = None
-        for stream in self._streams:
-            self._device.destroy_stream(stream)
-        self._streams.clear()
+        while len(self._streams) > 0:
+            self._device.destroy_stream(self._streams.pop())
         self._bounce.close()
 
 

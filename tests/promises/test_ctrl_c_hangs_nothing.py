@@ -1,5 +1,5 @@
 """Ctrl-C at any moment, hundreds of times, with pages on their way to a disk: no call waits for ever, and the manager works on with every
-byte right, or says that it is broken."""
+byte right, or says that it is broken. A shutdown that was cut off is finished by the next one."""
 
 import subprocess
 import sys
@@ -132,3 +132,57 @@ def test_a_storm_of_signals(run: int) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     words = ended.stdout.split()
     assert int(words[1]) > 20 and int(words[-1]) > 100, ended.stdout
+
+
+SHUTDOWN = """
+import sys
+sys.path[:] = {path!r}
+import os, signal, threading
+from tiered_models import TOKENS_PER_BLOCK, tiered_config
+from unit.device.fake_files import FakeFiles
+from kv_cache_manager_v2 import HostDevice, KVCacheManager, LogicError
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+files = FakeFiles()
+device = HostDevice(files=files)
+manager = KVCacheManager(tiered_config(8, [("disk", 64)]), device=device)
+kv_cache = manager.create_kv_cache()
+assert kv_cache.resume() and kv_cache.resize(8 * TOKENS_PER_BLOCK)
+kv_cache.commit(list(range(8 * TOKENS_PER_BLOCK)))
+kv_cache.close()
+files.hold()
+kv_cache = manager.create_kv_cache(input_tokens=[7, 8, 9])
+assert kv_cache.resume() and kv_cache.resize(8 * TOKENS_PER_BLOCK)
+kv_cache.close()
+files.wait_until_held(1)
+
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+for turn in range(3):
+    threading.Timer(0.2, press).start()
+    try:
+        manager.shutdown()
+        os._exit(7)
+    except KeyboardInterrupt:
+        pass
+    try:
+        device.close()
+        os._exit(8)
+    except LogicError as error:
+        assert "still reserved" in str(error)
+files.let_go()
+manager.shutdown()
+device.close()
+manager.shutdown()
+print("ended", files.used_bytes)
+"""
+
+
+def test_a_shutdown_that_was_interrupted_is_finished_by_the_next() -> None:
+    command = [sys.executable, "-P", "-c", SHUTDOWN.format(path=[str(TESTS), *sys.path])]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout == "ended 0\n", "the disk has its bytes back"
