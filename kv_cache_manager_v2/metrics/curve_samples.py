@@ -1,4 +1,4 @@
-"""Estimated hit rates as gauges: what each size of a tier, under each policy that somebody looked at, would bring."""
+"""Estimated hit rates as gauges: of each size of a tier, under each policy that was asked for; sizes that are not known have no sample."""
 
 from typing import Final
 
@@ -16,5 +16,6 @@ def sample_curves(curves: list[HitRateCurve], tiers: list[str]) -> MetricSamples
     for curve in curves:
         policy = RECENCY if curve.policy is None else curve.policy.value
         for point in curve.points:
-            metric.add((tiers[curve.level], f"{point.size:g}", policy), point.hit_rate)
+            if point.hit_rate is not None:
+                metric.add((tiers[curve.level], f"{point.size:g}", policy), point.hit_rate)
     return metric

@@ -19,6 +19,9 @@ def estimate_hit_rates(
     now = int(sampler.count_queries_within(figures.num_blocks * sampler.rate))
     points: list[HitRatePoint] = []
     for size in sizes:
+        if not figures.is_known(size, policy):
+            points.append(HitRatePoint(size, None))
+            continue
         hits = int(sampler.count_queries_within(figures.compute_blocks(size) * sampler.rate))
         points.append(HitRatePoint(size, figures.compute_hit_rate(now, hits, int(sampler.num_queries))))
     return HitRateCurve(
@@ -66,6 +69,7 @@ def _take_figures(
         rate=float(sampler.rate),
         has_lost=sampler.log.has_lost,
         unsampled=sampler.compute_unsampled(),
+        has_partial_layers=tree.has_partial_layers,
         num_incomplete=int(total.counts[total.misses_at + WINDOW_BROKEN]) + int(total.counts[total.misses_at + NO_SNAPSHOT]),
     )
 

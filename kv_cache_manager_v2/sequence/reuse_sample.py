@@ -30,7 +30,7 @@ class CacheFigures:
 
     __slots__ = (
         "level", "policy", "num_tokens", "num_hit", "num_gone", "num_blocks", "share", "rate", "has_lost", "unsampled",
-        "num_incomplete",
+        "num_incomplete", "has_partial_layers",
     )  # fmt: skip
 
     level: Final[int]
@@ -49,10 +49,12 @@ class CacheFigures:
     """See `ReuseSampler.compute_unsampled`."""
     num_incomplete: Final[int]
     """Tokens that were here when they were asked for, without the window or recurrent state that a hit needs."""
+    has_partial_layers: Final[bool]
+    """Whether some layers keep a part of a prefix only: a window, or a recurrent state."""
 
     def __init__(
         self, level: int, policy: EvictionPolicy, num_tokens: int, num_hit: int, num_gone: int, num_blocks: float, share: float,
-        rate: float, has_lost: bool, unsampled: float = 0.0, num_incomplete: int = 0,
+        rate: float, has_lost: bool, unsampled: float = 0.0, num_incomplete: int = 0, has_partial_layers: bool = False,
     ) -> None:  # fmt: skip
         self.level = level
         self.policy = policy
@@ -65,11 +67,16 @@ class CacheFigures:
         self.has_lost = has_lost
         self.unsampled = unsampled
         self.num_incomplete = num_incomplete
+        self.has_partial_layers = has_partial_layers
 
     @property
     def incomplete_share(self) -> float:
         """Of all prompt tokens."""
         return self.num_incomplete / self.num_tokens if self.num_tokens > 0 else 0.0
+
+    def is_known(self, size: float, policy: EvictionPolicy) -> bool:
+        """Whether the blocks tell the hit rate at that size: pages that partial layers lose there are not sampled."""
+        return not self.has_partial_layers or (size == 1.0 and policy is self.policy)
 
     def compute_blocks(self, size: float) -> float:
         """Blocks that there would be with the level ``size`` times as large."""
@@ -91,11 +98,7 @@ class CacheFigures:
         if more < 0:
             tokens = self.num_hit * hits_then / hits_now
         elif more > 0 and num_queries > hits_now:
-            found = self.num_gone * more / (num_queries - hits_now)
-            # Of what is found then, windows and states are missing as often as of what is found now.
-            if self.num_incomplete > 0:
-                found *= self.num_hit / (self.num_hit + self.num_incomplete)
-            tokens += found
+            tokens += self.num_gone * more / (num_queries - hits_now)
         return tokens / self.num_tokens if self.num_tokens > 0 else 0.0
 
 
@@ -124,7 +127,7 @@ class ReuseSample(Handle):
         return len(self._blocks.kinds)
 
     def estimate(self, policy: EvictionPolicy, sizes: Sequence[float] = DEFAULT_SIZES) -> HitRateCurve:
-        """The hit rates that the level would have had under ``policy``, at ``sizes`` times its present size.
+        """The hit rates that the level would have had under ``policy``, at ``sizes`` times its present size; None: see `HitRateCurve`.
 
         `TypeError` for no `EvictionPolicy`, `ValueError` for a size that is not over 0 and at most 1024. Compiled code lets other
         threads run every 0.3 ms or so.
@@ -135,6 +138,9 @@ class ReuseSample(Handle):
         now, num_queries = self._count_hits(figures.policy, figures.num_blocks)
         points: list[HitRatePoint] = []
         for size in wanted:
+            if not figures.is_known(size, policy):
+                points.append(HitRatePoint(size, None))
+                continue
             hits, _ = self._count_hits(policy, figures.compute_blocks(size))
             points.append(HitRatePoint(size, figures.compute_hit_rate(now, hits, num_queries)))
         return HitRateCurve(

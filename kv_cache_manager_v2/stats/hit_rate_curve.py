@@ -8,19 +8,19 @@ from ..config.eviction_policy import EvictionPolicy
 
 @dataclass(frozen=True)
 class HitRatePoint(Value):
-    """``size``: of the tier, in present sizes."""
+    """``size``: of the tier, in present sizes. ``hit_rate`` None: not known, see `HitRateCurve`."""
 
     size: float
-    hit_rate: float
+    hit_rate: float | None
 
 
 @dataclass(frozen=True)
 class HitRateCurve(Value):
     """The miss-ratio curve of one tier, the other way up. Under the present policy it is at size 1 what was measured.
 
-    Estimated from sampled blocks. Misses that are not for capacity stay misses at every size. Layers with windows or recurrent
-    states can lose pages of cached prefixes, and how many they lose at another size cannot be known from blocks: the curve assumes the
-    present share. With ``incomplete_share`` over 0 it is a guess; `kvcm replay --report` measures instead.
+    Estimated from sampled blocks. Misses that are not for capacity stay misses at every size. In a model with sliding windows or
+    recurrent states, a cached prefix is no hit where its window or state is gone. How many are gone at another size or under another
+    policy cannot be known from blocks: there, ``hit_rate`` is None but at size 1. `kvcm replay --report` measures instead.
     """
 
     level: int
@@ -34,4 +34,4 @@ class HitRateCurve(Value):
     policy: EvictionPolicy | None = None
     """Which one was played through; None: recency, by reuse distances."""
     incomplete_share: float = 0.0
-    """Of the prompt tokens, those cached whose window or recurrent state is gone (`WINDOW_BROKEN`, `NO_SNAPSHOT`)."""
+    """Measured share of the prompt tokens that are cached, but whose window or recurrent state is gone (`WINDOW_BROKEN`, `NO_SNAPSHOT`)."""

@@ -241,6 +241,19 @@ def test_curves_are_shown():
         exporter.close()
 
 
+def test_sizes_whose_hit_rate_is_not_known_have_no_sample():
+    registry = prometheus_client.CollectorRegistry()
+    with manager_of(windows=(None, 8), miss_ratio_sampling=1) as manager:
+        exporter = PrometheusExporter(manager, registry=registry)
+        for _ in range(2):
+            run_prompt(manager, list(range(8))).close()
+        exporter.show_curves([manager.get_reuse_sample().estimate(EvictionPolicy.LFU)])
+        exporter.update()
+        samples = [line for line in scrape(registry).splitlines() if line.startswith("kvcm_estimated_hit_ratio{")]
+        assert samples == ['kvcm_estimated_hit_ratio{policy="recency",size="1",tier="gpu"} 0.5']
+        exporter.close()
+
+
 def test_events_are_counted_by_type():
     registry = prometheus_client.CollectorRegistry()
     events = KVCacheEventManager(16)
