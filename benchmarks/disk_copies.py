@@ -46,8 +46,8 @@ class BufferedFiles(FilePort):
     def grow(self, file: int, offset: int, num_bytes: int) -> None:
         self._files.grow(file, offset, num_bytes)
 
-    def give_back(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
-        self._files.give_back(file, offset, num_bytes, is_last)
+    def discard(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
+        self._files.discard(file, offset, num_bytes, is_last)
 
     def free_bytes(self, path: str) -> int:
         return self._files.free_bytes(path)

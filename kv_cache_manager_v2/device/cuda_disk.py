@@ -283,7 +283,7 @@ class CudaDisk:
         try:
             flags.enqueue_raise(stream, flag)
         except KVCacheManagerError:
-            flags.give_back(flag)
+            flags.release(flag)
             raise
         self._flags_of_streams.append(flag)
         return [flag]
@@ -402,7 +402,7 @@ class CudaDisk:
         # First it is nobody's: two would have it, if it was given back twice where this is interrupted.
         job.signal = None
         if self._staging is not None and isinstance(flag, CudaFlag):
-            self._staging.flags.give_back(flag)
+            self._staging.flags.release(flag)
 
     def _collect_flags(self) -> None:
         """Give back those that streams have raised. Whoever looks at one later still finds it raised."""
@@ -411,7 +411,7 @@ class CudaDisk:
         self._flags_of_streams = []
         for flag in waiting:
             if flag.is_raised():
-                self._staging.flags.give_back(flag)
+                self._staging.flags.release(flag)
             else:
                 self._flags_of_streams.append(flag)
 

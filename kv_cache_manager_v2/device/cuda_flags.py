@@ -107,7 +107,7 @@ class CudaFlags:
         self._values[index] = value
         return CudaFlag(index, value, self._address + index * _WORD_BYTES)
 
-    def give_back(self, flag: CudaFlag) -> None:
+    def release(self, flag: CudaFlag) -> None:
         """It is raised, or nobody will raise it."""
         self._free.append(flag.index)
 

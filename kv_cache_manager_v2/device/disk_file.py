@@ -88,7 +88,7 @@ class DiskFile:
                 f"cannot grow the file by {num_bytes} bytes", address, num_bytes, True, error
             ) from error
 
-    def give_back(self, address: int, num_bytes: int, mapped: IntervalSet) -> None:
+    def discard(self, address: int, num_bytes: int, mapped: IntervalSet) -> None:
         """``mapped`` is what the file has, this part included."""
         end = address + num_bytes
         is_last = mapped.end(len(mapped) - 1) == end
@@ -98,7 +98,7 @@ class DiskFile:
             offset = mapped.end(len(mapped) - 2) - self.address if len(mapped) > 1 else 0
             num_bytes = end - self.address - offset
         try:
-            self.files.give_back(self.file, offset, num_bytes, is_last)
+            self.files.discard(self.file, offset, num_bytes, is_last)
         except OSError as error:
             raise self.make_error(
                 f"cannot give back {num_bytes} bytes of the file", address, num_bytes, True, error

@@ -61,7 +61,7 @@ class DiskRanges:
 
     def unmap(self, address: int, num_bytes: int) -> None:
         reserved = self.table.require_mapped(address, num_bytes)
-        self.file_of(address).give_back(address, num_bytes, reserved.mapped)
+        self.file_of(address).discard(address, num_bytes, reserved.mapped)
         reserved.mapped.remove(address, address + num_bytes)
 
     def file_of(self, address: int) -> DiskFile:

@@ -44,9 +44,9 @@ class FilePort(Handle, metaclass=ABCMeta):
         raise NotImplementedError("FilePort.grow is for subclasses to define")
 
     @abstractmethod
-    def give_back(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
+    def discard(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
         """The room of these bytes is needed no more; ``is_last``: the file has nothing behind them."""
-        raise NotImplementedError("FilePort.give_back is for subclasses to define")
+        raise NotImplementedError("FilePort.discard is for subclasses to define")
 
     @abstractmethod
     def free_bytes(self, path: str) -> int:

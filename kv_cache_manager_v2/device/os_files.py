@@ -83,7 +83,7 @@ class OsFiles(FilePort):
             os.ftruncate(file, old_bytes)
         raise OSError(number, os.strerror(number))
 
-    def give_back(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
+    def discard(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
         if is_last:
             os.ftruncate(file, offset)
         elif _fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, offset, num_bytes) != 0:

@@ -2,7 +2,7 @@
 
 state      way out
 OPEN       close -> CLOSED if no view is out, else PENDING
-PENDING    the last give_back -> CLOSED
+PENDING    the last release -> CLOSED
 CLOSED     none; the storage is closed, and the device if the manager made it
 """
 
@@ -21,7 +21,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class MemoryLease:
-    """Conservation: `num_views` is the number of `take` without `give_back`."""
+    """Conservation: `num_views` is the number of `take` without `release`."""
 
     __slots__ = ("num_views", "is_closed", "_storage", "_mover", "_device", "_owns_device")
 
@@ -44,7 +44,7 @@ class MemoryLease:
     def take(self) -> None:
         self.num_views += 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         assert self.num_views > 0, "a view of the memory was given back twice"
         self.num_views -= 1
         if self.is_closed and self.num_views == 0:

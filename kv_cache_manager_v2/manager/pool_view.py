@@ -99,7 +99,7 @@ class PoolView(Handle):
             # At the interpreter's end the memory goes with the process; other destructors may still come.
             return
         try:
-            self._give_back()
+            self._release_memory()
         except BaseException as error:
             report_failure(error, PoolView)
 
@@ -107,11 +107,11 @@ class PoolView(Handle):
         """No array or tensor made from this view is used any more: the memory may go when the manager shuts down, or
         goes now if it has. Using one afterwards reads memory that is not there. Twice is fine."""
         if not self._is_released:
-            self._give_back()
+            self._release_memory()
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         self._is_released = True
-        self._lease.give_back()
+        self._lease.release()
 
     def _require_usable(self) -> None:
         if self._is_released:

@@ -267,7 +267,7 @@ class BlockHistory:
         """A sequence uses the path that ends at this published block from now on."""
         self._note_path(HELD, block)
 
-    def note_given_back(self, block: i64) -> None:
+    def record_release(self, block: i64) -> None:
         """The path that ends at this published block was used until now; its far end is the first to go."""
         self._note_path(GIVEN_BACK, block)
 

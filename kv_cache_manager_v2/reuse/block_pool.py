@@ -78,7 +78,7 @@ class BlockPool:
         while len(self._blocks) < num_blocks:
             self._blocks.append(Block(self._rows.add_block()))
 
-    def give_back(self, block: Block) -> None:
+    def release(self, block: Block) -> None:
         """The block has no page, no parent, no child, no pin."""
         assert block.parent is None and block.num_pins == 0 and block.num_co_owners == 0, "a block was recycled that is still in use"
         self._free.append(block)

@@ -236,7 +236,7 @@ class RadixTree(PageOwner):
 
     def _detach(self, block: Block) -> None:
         self._unlink(block)
-        self.pool.give_back(block)
+        self.pool.release(block)
 
     def _unlink(self, block: Block) -> None:
         parent = block.parent
@@ -429,7 +429,7 @@ class RadixTree(PageOwner):
             text = block.text
             text_begin = block.text_begin
             self._cut_off(block, parent)
-            self.pool.give_back(block)
+            self.pool.release(block)
             block = parent
             num_blocks -= 1
         self._shorten_texts(text, text_begin, block)

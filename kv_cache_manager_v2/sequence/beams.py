@@ -22,8 +22,8 @@ from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_slots_at_once
 from ..storage.token_copy import TokenCopies
 from .fork import try_fork
-from .forked_blocks import add_owner, give_up_block
-from .page_users import give_up_page
+from .forked_blocks import add_owner, release_block
+from .page_users import release_page
 from .sequence_state import SequenceState
 
 
@@ -188,10 +188,10 @@ def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
             life_cycle: i64 = 0
             while life_cycle < shared.num_life_cycles:
                 if beam.holds_page(life_cycle, ordinal):
-                    give_up_page(beam, life_cycle, ordinal, mark)
+                    release_page(beam, life_cycle, ordinal, mark)
                     beam.tables[life_cycle].set(ordinal, int(rows.slot(block.first_page + life_cycle)))
                 life_cycle += 1
-            give_up_block(beam, ordinal)
+            release_block(beam, ordinal)
             beam.blocks[ordinal] = block
         ordinal += 1
     beam.tail_is_shared = len(blocks) > 0 and blocks[0].parent is not None

@@ -11,8 +11,8 @@ from mypy_extensions import i64
 from ..base.ids import PRIORITY_DEFAULT
 from ..reuse.block import Block
 from ..storage.page_runs import (
-    give_back_run,
-    give_back_run_first,
+    release_run,
+    release_run_evict_first,
     hold_run,
     lock_run,
     make_locked_run,
@@ -75,7 +75,7 @@ def make_pages(state: SequenceState, first_pages: vec[i64], first_block: i64, li
         table.set_run(first_block + begin, slots)
 
 
-def give_back_published(state: SequenceState, mark: i64) -> None:
+def release_published(state: SequenceState, mark: i64) -> None:
     """All pages of the published path of an active sequence, the last block first."""
     storage = state.shared.storage
     first_pages = list_first_pages(state.blocks, 0, state.num_published)
@@ -84,7 +84,7 @@ def give_back_published(state: SequenceState, mark: i64) -> None:
         life_cycles = _list_holders(state, end - 1)
         begin = _find_run_begin(state, end - 1)
         if len(life_cycles) > 0:
-            give_back_run(storage, first_pages, life_cycles, begin, end, state.timeline, mark)
+            release_run(storage, first_pages, life_cycles, begin, end, state.timeline, mark)
         end = begin
 
 
@@ -113,18 +113,18 @@ def _find_run_begin(state: SequenceState, ordinal: i64) -> i64:
     return begin
 
 
-def give_back_stale(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
+def release_stale(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
     """Pages of published blocks that the window has passed, the last block first."""
     first_pages = list_first_pages(state.blocks, begin, end)
-    give_back_run(state.shared.storage, first_pages, vec[i64]([life_cycle]), 0, end - begin, state.timeline, mark)
+    release_run(state.shared.storage, first_pages, vec[i64]([life_cycle]), 0, end - begin, state.timeline, mark)
 
 
-def give_back_passed(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
+def release_evict_first(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
     """The same, first in line for eviction, the last one before all others."""
     if begin >= end:
         return
     first_pages = list_first_pages(state.blocks, begin, end)
-    give_back_run_first(state.shared.storage, first_pages, life_cycle, 0, end - begin, state.timeline, mark)
+    release_run_evict_first(state.shared.storage, first_pages, life_cycle, 0, end - begin, state.timeline, mark)
 
 
 def publish_fresh(state: SequenceState, packed: bytes, position: i64, mark: i64) -> i64:

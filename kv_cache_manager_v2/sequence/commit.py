@@ -331,4 +331,4 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                     storage.free_unlocked_page(ours, pool_group)
         life_cycle += 1
     state.blocks[ordinal] = published
-    shared.tree.pool.give_back(private)
+    shared.tree.pool.release(private)

@@ -154,7 +154,7 @@ class InPlaceCopies:
         pool = self._states[0].shared.tree.pool
         for targets in self._targets:
             while len(targets) > 0:
-                pool.give_back(targets.pop())
+                pool.release(targets.pop())
 
     # -- carrying out -------------------------------------------------------------------------------------------------
 

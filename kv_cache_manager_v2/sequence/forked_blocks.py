@@ -118,7 +118,7 @@ def add_owner(state: SequenceState, block: Block, ordinal: i64) -> None:
     block.num_co_owners += 1
 
 
-def give_up_block(state: SequenceState, ordinal: i64) -> None:
+def release_block(state: SequenceState, ordinal: i64) -> None:
     """A block behind the published path is the sequence's no more; its pages have been given up."""
     tree = state.shared.tree
     block = state.blocks[ordinal]
@@ -127,7 +127,7 @@ def give_up_block(state: SequenceState, ordinal: i64) -> None:
     elif block.num_co_owners > 0:
         block.num_co_owners -= 1
     else:
-        tree.pool.give_back(block)
+        tree.pool.release(block)
 
 
 # -- publishing -----------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
         num_leases = block.num_co_owners + 1 - len(owners)
         block.num_co_owners = num_leases - 1 if num_leases > 0 else 0
         if num_leases == 0:
-            tree.pool.give_back(block)
+            tree.pool.release(block)
     for owner in owners:
         if owner is not state and owner.num_published == ordinal:
             owner.tail_is_shared = True

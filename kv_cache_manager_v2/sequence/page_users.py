@@ -5,7 +5,7 @@ from mypy_extensions import i64
 from .sequence_state import NO_TIMELINE, SequenceState
 
 
-def give_up_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
+def release_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
     """A page that the sequence holds is needed no more: back to the tree if it is published, gone otherwise.
 
     ``mark`` is a fresh mark of an active sequence's timeline; without meaning for a suspended one, whose pages carry their

@@ -181,7 +181,7 @@ def unlock_state(state: SequenceState, mark: i64) -> None:
 
 
 def free_state(state: SequenceState, mark: i64) -> None:
-    """The sequence is closed. ``mark``: as for `give_up_page`."""
+    """The sequence is closed. ``mark``: as for `release_page`."""
     release_snapshot(state)
     if len(state.state_blocks) > 0:
         _free_blocks(state, mark)
@@ -201,4 +201,4 @@ def _free_blocks(state: SequenceState, mark: i64) -> None:
                 storage.free_unfinished_page(page, pool_group, state.timeline, mark)
             else:
                 storage.free_unlocked_page(page, pool_group)
-        shared.tree.pool.give_back(block)
+        shared.tree.pool.release(block)

@@ -20,12 +20,12 @@ from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
 from .beams import list_beams
-from .block_runs import give_back_published, hold_pages, list_first_pages, lock_pages
+from .block_runs import release_published, hold_pages, list_first_pages, lock_pages
 from .disk_arrivals import note_doubtful_pages, settle_before_resume
 from .early_copying import write_published_down
-from .forked_blocks import give_up_block, leave_family
+from .forked_blocks import release_block, leave_family
 from .page_arrivals import begin_apart, end_apart, lock_pages_on_their_way, settle_arrivals, take_over_arrivals
-from .page_users import give_up_page
+from .page_users import release_page
 from .recurrent_state import (
     add_needed_state_slots,
     begin_state,
@@ -422,7 +422,7 @@ def suspend(state: SequenceState) -> None:
             ordinal += 1
         state.tables[life_cycle].clear()
         life_cycle += 1
-    state.scratch.give_all_back(mark)
+    state.scratch.release_all(mark)
     unlock_state(state, mark)
     shared.order.leave(state.timeline)
     state.timeline = NO_TIMELINE
@@ -444,7 +444,7 @@ def close(state: SequenceState) -> None:
     close_beams(state, 1)
     tree = shared.tree
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
-    state.scratch.give_all_back(mark)
+    state.scratch.release_all(mark)
     leave_last_state(state)
     if shared.early_copies is not None:
         write_published_down(state, 0)
@@ -455,13 +455,13 @@ def close(state: SequenceState) -> None:
         life_cycle: i64 = 0
         while life_cycle < shared.num_life_cycles:
             if state.holds_page(life_cycle, ordinal):
-                give_up_page(state, life_cycle, ordinal, mark)
+                release_page(state, life_cycle, ordinal, mark)
             life_cycle += 1
         if ordinal >= state.num_published:
-            give_up_block(state, ordinal)
+            release_block(state, ordinal)
         ordinal -= 1
     if goes_by_runs:
-        give_back_published(state, mark)
+        release_published(state, mark)
     if tree.has_digests and state.tail.count > 0:
         tree.digests.release(state.tail.packed())
     leave_family(state)

@@ -12,8 +12,8 @@ from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
 from .beams import list_beams
 from .block_runs import list_first_pages, make_pages
 from .copies_in_place import InPlaceCopies, plan_in_place
-from .forked_blocks import NO_ORDINALS, cut_forked, give_up_block, settle_forked
-from .page_users import give_up_page
+from .forked_blocks import NO_ORDINALS, cut_forked, release_block, settle_forked
+from .page_users import release_page
 from .published_tail import take_tail_back
 from .resize_plan import (
     CopyWay,
@@ -207,9 +207,9 @@ def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
         life_cycle: i64 = 0
         while life_cycle < shared.num_life_cycles:
             if state.holds_page(life_cycle, ordinal):
-                give_up_page(state, life_cycle, ordinal, mark)
+                release_page(state, life_cycle, ordinal, mark)
             life_cycle += 1
-        give_up_block(state, ordinal)
+        release_block(state, ordinal)
         state.blocks.pop()
         ordinal -= 1
     for table in state.tables:
@@ -230,10 +230,10 @@ def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) 
         ordinal = begin
         while ordinal < end and ordinal < state.num_blocks:
             if state.holds_page(life_cycle, ordinal):
-                give_up_page(state, life_cycle, ordinal, mark)
+                release_page(state, life_cycle, ordinal, mark)
                 state.tables[life_cycle].set(ordinal, BAD_PAGE_INDEX)
             ordinal += 1
-        scratch.give_back(life_cycle, scratch.count_slots(life_cycle, end - begin), mark)
+        scratch.release(life_cycle, scratch.count_slots(life_cycle, end - begin), mark)
         scratch.set_range(life_cycle, begin, end)
         life_cycle += 1
 

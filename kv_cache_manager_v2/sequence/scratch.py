@@ -69,7 +69,7 @@ class Scratch:
         self.begins[life_cycle] = begin
         self.ends[life_cycle] = end
 
-    def give_back(self, life_cycle: i64, kept: i64, mark: i64) -> None:
+    def release(self, life_cycle: i64, kept: i64, mark: i64) -> None:
         """Free all slots but the first ``kept``; they may be touched after ``mark``."""
         storage = self.shared.storage
         pool_group = storage.pool_group_of[life_cycle]
@@ -95,12 +95,12 @@ class Scratch:
                 storage.advance_ready_slot(slot, storage.pool_group_of[life_cycle], timeline, mark)
             life_cycle += 1
 
-    def give_all_back(self, mark: i64) -> None:
+    def release_all(self, mark: i64) -> None:
         if self.num_blocks == 0:
             return
         life_cycle: i64 = 0
         while life_cycle < self.shared.num_life_cycles:
-            self.give_back(life_cycle, 0, mark)
+            self.release(life_cycle, 0, mark)
             life_cycle += 1
 
 

@@ -60,7 +60,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
         shared.guard.begin_change()
         if storage.rows.has_page(page):
             storage.free_unfinished_page(page, pool_group, state.timeline, shared.order.mark(state.timeline))
-        shared.tree.pool.give_back(block)
+        shared.tree.pool.release(block)
         shared.guard.end_change()
         storage.digest.value = digest
         if state.is_wide and isinstance(refusal, Exception) and not isinstance(refusal, AssertionError):
@@ -102,7 +102,7 @@ def publish_snapshot(state: SequenceState, staged: Block) -> None:
             move_page(storage, page, target)
             storage.unlock(target, pool_group, state.timeline, mark)
             storage.release(target, pool_group)
-        tree.pool.give_back(staged)
+        tree.pool.release(staged)
     if shared.max_snapshots_per_path > 0:
         _thin(state)
     shared.guard.end_change()

@@ -14,8 +14,8 @@ from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..reuse.block import Block
 from ..stats.usage_counters import ALLOCATED
 from ..storage.page_bytes import copy_page
-from .forked_blocks import give_up_block
-from .page_users import give_up_page
+from .forked_blocks import release_block
+from .page_users import release_page
 from .sequence_state import SequenceState
 from .shared_state import SharedState
 
@@ -119,12 +119,12 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64) -> 
     while life_cycle < state.shared.num_life_cycles:
         if state.holds_page(life_cycle, ordinal):
             state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
-            give_up_page(state, life_cycle, ordinal, mark)
+            release_page(state, life_cycle, ordinal, mark)
             storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1)
             if state.counters is not None:
                 state.counters.add_blocks(life_cycle, ALLOCATED, 1)
         life_cycle += 1
-    give_up_block(state, ordinal)
+    release_block(state, ordinal)
     state.blocks[ordinal] = target
     if ordinal == state.num_published:
         state.tail_is_shared = False
@@ -144,5 +144,5 @@ def _free_copy(state: SequenceState, target: Block) -> None:
         if storage.rows.has_page(page):
             storage.free_unfinished_page(page, storage.pool_group_of[life_cycle], state.timeline, mark)
         life_cycle -= 1
-    state.shared.tree.pool.give_back(target)
+    state.shared.tree.pool.release(target)
     guard.end_change()

@@ -144,7 +144,7 @@ class TransferLeases:
             elif block.num_co_owners > 0:
                 block.num_co_owners -= 1
             else:
-                self._tree.pool.give_back(block)
+                self._tree.pool.release(block)
         if timeline >= 0:
             self._order.leave(timeline)
         del self._open[lease.number]

@@ -202,7 +202,7 @@ def enter_close(state: SequenceState) -> None:
     if history is not None and counters is not None:
         if not counters.has_asked:
             history.note_held(state.path_end.first_page)
-        history.note_given_back(state.path_end.first_page)
+        history.record_release(state.path_end.first_page)
 
 
 def enter_growth(state: SequenceState, counters: SequenceCounters, old_num_blocks: i64) -> None:

@@ -5,8 +5,8 @@ from typing import Final
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX
-from .block_runs import give_back_passed, give_back_stale
-from .page_users import give_up_page
+from .block_runs import release_evict_first, release_stale
+from .page_users import release_page
 from .sequence_state import SequenceState
 
 LEAST_SLACK_TOKENS: Final = 512
@@ -27,31 +27,31 @@ def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
         begin = state.window_begins[life_cycle]
         new_begin = shared.compute_window_begin(life_cycle, history)
         if new_begin > begin:
-            _give_up_range(state, life_cycle, begin, new_begin, mark)
+            _release_range(state, life_cycle, begin, new_begin, mark)
             state.window_begins[life_cycle] = new_begin
         life_cycle += 1
     state.note_next_window_move()
 
 
-def _give_up_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin: i64, mark: i64) -> None:
+def _release_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin: i64, mark: i64) -> None:
     end = new_begin if new_begin < state.num_blocks else state.num_blocks
     table = state.tables[life_cycle]
     runs_end = begin
     if state.scratch.num_blocks == 0 and end - begin > 1:
         runs_end = end if end < state.num_published else state.num_published
     if begin < runs_end:
-        _give_back_published(state, life_cycle, begin, runs_end, mark)
+        _release_published(state, life_cycle, begin, runs_end, mark)
         table.set_bad_run(begin, runs_end)
     ordinal = runs_end if runs_end > begin else begin
     while ordinal < end:
         if state.holds_page(life_cycle, ordinal):
-            _give_up_passed_page(state, life_cycle, ordinal, mark)
+            _release_out_of_window_page(state, life_cycle, ordinal, mark)
             table.set(ordinal, BAD_PAGE_INDEX)
         ordinal += 1
 
 
-def _give_back_published(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
-    """Page by page the same as `_give_up_passed_page`, in up to five runs."""
+def _release_published(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
+    """Page by page the same as `_release_out_of_window_page`, in up to five runs."""
     branch_begin = _find_branch_window(state, life_cycle)
     branch_end = state.branch_end
     prompt_begin = _find_prompt_window(state, life_cycle)
@@ -67,15 +67,15 @@ def _give_back_published(state: SequenceState, life_cycle: i64, begin: i64, end:
         if begin < prompt_end < stop:
             stop = prompt_end
         if branch_begin <= begin < branch_end or prompt_begin <= begin < prompt_end:
-            give_back_stale(state, life_cycle, begin, stop, mark)
+            release_stale(state, life_cycle, begin, stop, mark)
         else:
-            give_back_passed(state, life_cycle, begin, stop, mark)
+            release_evict_first(state, life_cycle, begin, stop, mark)
         begin = stop
 
 
-def _give_up_passed_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
+def _release_out_of_window_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
     if not state.is_published(ordinal):
-        give_up_page(state, life_cycle, ordinal, mark)
+        release_page(state, life_cycle, ordinal, mark)
         return
     storage = state.shared.storage
     page = state.blocks[ordinal].first_page + life_cycle
@@ -86,7 +86,7 @@ def _give_up_passed_page(state: SequenceState, life_cycle: i64, ordinal: i64, ma
     ):
         storage.release(page, pool_group)
     else:
-        storage.release_first(page, pool_group)
+        storage.release_evict_first_page(page, pool_group)
 
 
 def _find_branch_window(state: SequenceState, life_cycle: i64) -> i64:

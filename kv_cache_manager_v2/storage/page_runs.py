@@ -161,7 +161,7 @@ def set_ready_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, 
             ready[place & LOW_MASK] = point
 
 
-def give_back_run(
+def release_run(
     storage: PageStorage, first_pages: vec[i64], life_cycles: vec[i64], begin: i64, end: i64, timeline: i64, mark: i64
 ) -> None:
     """`unlock_and_release` all pages of published blocks, the last block first."""
@@ -207,10 +207,10 @@ def give_back_run(
     storage.num_locked[pool_group] -= num_unlocked
 
 
-def give_back_run_first(
+def release_run_evict_first(
     storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin: i64, end: i64, timeline: i64, mark: i64
 ) -> None:
-    """`unlock` and `release_first` the pages of published blocks, the first block first."""
+    """`unlock` and `release_evict_first_page` the pages of published blocks, the first block first."""
     order = storage.order
     words = storage.rows.words
     pool_group = storage.pool_group_of[life_cycle]
@@ -235,6 +235,6 @@ def give_back_run_first(
         else:
             # Held by others too: it enters another queue, or none.
             storage.unlock(page, pool_group, timeline, mark)
-            storage.release_first(page, pool_group)
+            storage.release_evict_first_page(page, pool_group)
     queue.push_run_first(released, num_released)
     storage.num_locked[pool_group] -= num_unlocked

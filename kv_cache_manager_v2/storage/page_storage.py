@@ -322,7 +322,7 @@ class PageStorage:
         if self._take_hold_off(page, pool_group):
             self.queues[self.rows.level(page) * self.num_pool_groups + pool_group].push(page)
 
-    def release_first(self, page: i64, pool_group: i64) -> None:
+    def release_evict_first_page(self, page: i64, pool_group: i64) -> None:
         """Drop a hold of a published page; the last one puts it first in line for eviction."""
         if self._take_hold_off(page, pool_group):
             self.queues[self.rows.level(page) * self.num_pool_groups + pool_group].push_first(page)

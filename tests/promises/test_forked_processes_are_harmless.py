@@ -57,7 +57,7 @@ def use_everything(manager: KVCacheManager, sequences: list[KVCache]) -> None:
         expect_refused(call)
 
 
-def give_all_back(manager: KVCacheManager, sequences: list[KVCache]) -> None:
+def release_all(manager: KVCacheManager, sequences: list[KVCache]) -> None:
     for kv_cache in sequences:
         kv_cache.close()
     manager.shutdown()
@@ -73,7 +73,7 @@ def leave_with(manager: KVCacheManager, sequences: list[KVCache]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.parametrize("work", [use_everything, give_all_back, leave_with])
+@pytest.mark.parametrize("work", [use_everything, release_all, leave_with])
 def test_child_leaves_the_parents_bytes_alone(work: Callable[[KVCacheManager, list[KVCache]], None], tmp_path: Path) -> None:
     """5 sequences of 2 blocks, 2 slots on the GPU and 2 in host memory: at least 6 pages are in the file, which both processes have."""
     with Bench(tiered_config(2, [("host", 2), ("disk", 16)], str(tmp_path)), HostDevice()) as bench:

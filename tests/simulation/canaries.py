@@ -167,8 +167,8 @@ CANARIES = (
     Canary(
         "shrunk sequence keeps its slots",
         "sequence/resize.py",
-        "            if state.holds_page(life_cycle, ordinal):\n                give_up_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        give_up_block",
-        "            if life_cycle > 0 and state.holds_page(life_cycle, ordinal):\n                give_up_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        give_up_block",
+        "            if state.holds_page(life_cycle, ordinal):\n                release_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        release_block",
+        "            if life_cycle > 0 and state.holds_page(life_cycle, ordinal):\n                release_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        release_block",
     ),
     # -- reuse --------------------------------------------------------------------------------------------------------
     Canary(

@@ -49,8 +49,8 @@ class UnreliableFiles(FilePort):
     def grow(self, file, offset, num_bytes):
         self._files.grow(file, offset, num_bytes)
 
-    def give_back(self, file, offset, num_bytes, is_last):
-        self._files.give_back(file, offset, num_bytes, is_last)
+    def discard(self, file, offset, num_bytes, is_last):
+        self._files.discard(file, offset, num_bytes, is_last)
 
     def free_bytes(self, path):
         return self._files.free_bytes(path)

@@ -86,7 +86,7 @@ class FakeFiles(FilePort):
         self.used_bytes += max(offset + num_bytes - len(content), 0)
         content.extend(bytes(max(offset + num_bytes - len(content), 0)))
 
-    def give_back(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
+    def discard(self, file: int, offset: int, num_bytes: int, is_last: bool) -> None:
         content = self.contents[file]
         if is_last:
             self.used_bytes -= len(content) - offset

@@ -42,7 +42,7 @@ def mapped(device: CudaDevice, tier: CacheTier, granules: int, *, reserved: int 
     return address
 
 
-def give_back(device: CudaDevice, tier: CacheTier, address: int, granules: int, *, reserved: int = 8) -> None:
+def discard(device: CudaDevice, tier: CacheTier, address: int, granules: int, *, reserved: int = 8) -> None:
     device.unmap_memory(tier, address, granules * GRANULE)
     device.release_range(tier, address, reserved * GRANULE)
 
@@ -158,7 +158,7 @@ def test_host_memory_is_pinned_in_pieces_and_repinned_where_a_piece_is_cut(
     driver.calls.clear()
     device.unmap_memory(HOST, address + 4 * GRANULE, GRANULE)
     assert "cuCtxSynchronize" not in driver.calls  # whole pieces need no waiting
-    give_back(device, HOST, address, 1)
+    discard(device, HOST, address, 1)
 
 
 def test_memory_that_cannot_be_pinned(driver: FakeCudaDriver) -> None:
@@ -172,7 +172,7 @@ def test_memory_that_cannot_be_pinned(driver: FakeCudaDriver) -> None:
     assert accessible_bytes(address, address + 8 * GRANULE) == GRANULE  # what was committed went back
     device.map_memory(HOST, address + GRANULE, 2 * GRANULE)
     assert accessible_bytes(address, address + 8 * GRANULE) == 3 * GRANULE
-    give_back(device, HOST, address, 3)
+    discard(device, HOST, address, 3)
     device.close()
     assert driver.live() == {}
 
@@ -186,7 +186,7 @@ def test_out_of_gpu_memory_says_how_much_was_asked_for(driver: FakeCudaDriver) -
         device.map_memory(GPU, address + GRANULE, 4 * GRANULE)
     assert str(4 * GRANULE) in str(caught.value)
     assert driver.memory() == before
-    give_back(device, GPU, address, 1)
+    discard(device, GPU, address, 1)
     device.close()
     assert driver.live() == {}
 
@@ -427,8 +427,8 @@ def test_the_default_stream_goes_by_the_handle_that_nothing_renames(
     gpu, host = mapped(device, GPU, 1), mapped(device, HOST, 1)
     for stream in (0, 1, 2, device.default_stream(), device.create_stream()):
         STREAM_CALLS[name](device, stream, gpu, host)
-    give_back(device, GPU, gpu, 1)
-    give_back(device, HOST, host, 1)
+    discard(device, GPU, gpu, 1)
+    discard(device, HOST, host, 1)
 
 
 # -- copies -----------------------------------------------------------------------------------------------------------
@@ -462,8 +462,8 @@ def test_batches_where_the_driver_has_them_whatever_cuda_python_is(
     assert driver.calls.count("cuMemcpyBatchAsync") == (1 if is_batched else 0)
     assert driver.calls.count("cuMemcpyAsync") == (0 if is_batched else 10)
     assert driver.copies == [(host + 2 * i * 4096, gpu + 3 * i * 4096, 4096) for i in range(10)]
-    give_back(device, GPU, gpu, 1)
-    give_back(device, HOST, host, 1)
+    discard(device, GPU, gpu, 1)
+    discard(device, HOST, host, 1)
     device.close()
     assert driver.live() == {}
 
@@ -476,8 +476,8 @@ def test_a_driver_that_takes_no_batches_after_all(device: CudaDevice, driver: Fa
     device.copy_batch(stream, scattered(gpu, host, 5))
     assert driver.calls.count("cuMemcpyBatchAsync") == 1  # asked once
     assert len(driver.copies) == 10
-    give_back(device, GPU, gpu, 1)
-    give_back(device, HOST, host, 1)
+    discard(device, GPU, gpu, 1)
+    discard(device, HOST, host, 1)
 
 
 @pytest.mark.parametrize("num_done", [0, 1, 4])
@@ -493,8 +493,8 @@ def test_a_copy_that_is_refused_in_the_middle_is_told_apart(num_done: int) -> No
     assert driver.failed_call == "cuMemcpyAsync" and len(driver.copies) == num_done
     assert isinstance(caught.value, PartlyCopiedError) == (num_done > 0)
     assert num_done == 0 or f"of 5 copies {num_done} were enqueued" in str(caught.value)
-    give_back(device, GPU, gpu, 1)
-    give_back(device, HOST, host, 1)
+    discard(device, GPU, gpu, 1)
+    discard(device, HOST, host, 1)
     device.close()
 
 
@@ -512,9 +512,9 @@ def test_neighbours_are_merged_and_pieces_are_kept_apart(device: CudaDevice, dri
     # Cuts: host at granules 2, 4, 6; GPU between the ranges, which is host granule 4 as well.
     sizes = [(dst - host) // GRANULE for dst, _, _ in driver.copies], [size // GRANULE for _, _, size in driver.copies]
     assert sizes == ([1, 2, 4, 6], [1, 2, 2, 1])
-    give_back(device, HOST, host, 8)
-    give_back(device, GPU, first, 8)
-    give_back(device, GPU, second, 8)
+    discard(device, HOST, host, 8)
+    discard(device, GPU, first, 8)
+    discard(device, GPU, second, 8)
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------

@@ -56,9 +56,9 @@ def test_files_have_no_name_and_room_goes_back(tmp_path: Path) -> None:
     files.grow(file, 0, 8 * MIB)
     assert os.fstat(file).st_size == 8 * MIB
     taken_bytes = os.fstat(file).st_blocks * 512
-    files.give_back(file, 2 * MIB, 2 * MIB, False)
+    files.discard(file, 2 * MIB, 2 * MIB, False)
     assert os.fstat(file).st_size == 8 * MIB
-    files.give_back(file, 4 * MIB, 4 * MIB, True)
+    files.discard(file, 4 * MIB, 4 * MIB, True)
     assert os.fstat(file).st_size == 4 * MIB
     assert os.fstat(file).st_blocks * 512 <= max(taken_bytes - 4 * MIB, 2 * MIB)
     files.close_file(file)

@@ -59,7 +59,7 @@ def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: in
     scope = at_once.scope_of(ROOT)
     for history in (at_once, one_by_one):
         history.note_asked(blocks[-1].first_page, 20)
-        history.note_given_back(blocks[-1].first_page)
+        history.record_release(blocks[-1].first_page)
         # While there is one scope, the tree knows what is here.
         assert history.find(text, scope) == (IS_HERE if num_scopes == 2 else NOT_KNOWN)
     assert at_once.sampler is not None and one_by_one.sampler is not None
