@@ -170,9 +170,9 @@ def _apply_turn(plan: ResizePlan, turn: TurnPlan, in_place: InPlaceCopies | None
         in_place.settle(state)
     _set_numbers(state, plan.capacity, plan.history)
     if len(turn.copies) == 0 or plan.way is CopyWay.LAST:
-        shared.room.make_room_surely(turn.needed)
+        shared.room.make_room_or_drop(turn.needed)
     else:
-        shared.room.make_room_surely(subtract_slots(turn.needed, turn.copied))
+        shared.room.make_room_or_drop(subtract_slots(turn.needed, turn.copied))
     if plan.way is CopyWay.LAST:
         copy_shared_blocks(state, turn.copies, priorities)
     if turn.first_written < state.forked_end:

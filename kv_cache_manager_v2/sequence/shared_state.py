@@ -22,7 +22,7 @@ from ..storage.onboarding import Onboarding
 from ..storage.page_mover import PageMover
 from ..storage.page_storage import PageStorage
 from ..storage.room_count import RoomCount
-from ..storage.room_maker import RoomMaker
+from ..storage.slot_reclaimer import SlotReclaimer
 from .call_guard import CallGuard
 from .retention_book import RetentionBook
 from .transfer_leases import TransferLeases
@@ -70,7 +70,7 @@ class SharedState:
     order: Final[StreamOrder]
     storage: Final[PageStorage]
     room_count: Final[RoomCount]
-    room: Final[RoomMaker]
+    room: Final[SlotReclaimer]
     mover: Final[PageMover]
     onboarding: Final[Onboarding]
     early_copies: Final[EarlyCopies | None]
@@ -123,7 +123,7 @@ class SharedState:
         self.order = storage.order
         self.storage = storage
         self.room_count = RoomCount(storage)
-        self.room = RoomMaker(storage, mover)
+        self.room = SlotReclaimer(storage, mover)
         self.mover = mover
         self.onboarding = Onboarding(storage, self.room, mover)
         writes_early = config.write_policy == "through" and storage.last_level > 0

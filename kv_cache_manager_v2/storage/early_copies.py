@@ -14,7 +14,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
 from .page_storage import GPU, PageStorage
-from .room_maker import RoomMaker
+from .slot_reclaimer import SlotReclaimer
 
 _BELOW: Final = 1
 _logger = logging.getLogger("kv_cache_manager_v2")
@@ -26,9 +26,9 @@ class EarlyCopies:
     __slots__ = ("_storage", "_room")
 
     _storage: Final[PageStorage]
-    _room: Final[RoomMaker]
+    _room: Final[SlotReclaimer]
 
-    def __init__(self, storage: PageStorage, room: RoomMaker) -> None:
+    def __init__(self, storage: PageStorage, room: SlotReclaimer) -> None:
         self._storage = storage
         self._room = room
 

@@ -16,7 +16,7 @@ from ..device.stream_order import StreamOrder
 from .decision_digest import VICTIM
 from .page_mover import PageMover, describe_lost_copies
 from .page_storage import PageStorage
-from .room_maker import RoomMaker
+from .slot_reclaimer import SlotReclaimer
 
 _TOP: Final = 0
 
@@ -84,11 +84,11 @@ class Onboarding:
     __slots__ = ("_storage", "_room", "_mover", "_order")
 
     _storage: Final[PageStorage]
-    _room: Final[RoomMaker]
+    _room: Final[SlotReclaimer]
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
 
-    def __init__(self, storage: PageStorage, room: RoomMaker, mover: PageMover) -> None:
+    def __init__(self, storage: PageStorage, room: SlotReclaimer, mover: PageMover) -> None:
         self._storage = storage
         self._room = room
         self._mover = mover

@@ -13,7 +13,7 @@ page is gone. The states of a page and what each guarantees are the table in `pa
     HELD        (none)      free_page (a private page: nobody else can want it), drop_hold (one that forks may share)
     DROPPABLE   (none)      drop
 
-Who makes room, and which page has to go, is `RoomMaker`'s business.
+Who makes room, and which page has to go, is `SlotReclaimer`'s business.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ from .page_mover import PageMover, describe_lost_copies
 from .page_rows import LOW_MASK, PLACE, ROW_WORDS
 from .page_storage import PageStorage
 from .room_count import RoomCount
-from .room_maker import RoomMaker
+from .slot_reclaimer import SlotReclaimer
 
 NOT_MOVED: Final = -1
 
@@ -28,7 +28,7 @@ class PoolResizer:
 
     _storage: Final[PageStorage]
     _count: Final[RoomCount]
-    _room: Final[RoomMaker]
+    _room: Final[SlotReclaimer]
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
     limit: i64
@@ -40,7 +40,7 @@ class PoolResizer:
     _sources: vec[i64]
     _targets: vec[i64]
 
-    def __init__(self, storage: PageStorage, count: RoomCount, room: RoomMaker, mover: PageMover) -> None:
+    def __init__(self, storage: PageStorage, count: RoomCount, room: SlotReclaimer, mover: PageMover) -> None:
         self._storage = storage
         self._count = count
         self._room = room

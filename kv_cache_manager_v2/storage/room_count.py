@@ -1,6 +1,6 @@
 """Whether slots are to be had: free ones, and those of pages that may go.
 
-Changes nothing; `RoomMaker` then makes the room that was counted here, so that a caller can refuse before it has changed
+Changes nothing; `SlotReclaimer` then makes the room that was counted here, so that a caller can refuse before it has changed
 anything. Held pages are never dropped, so what is below must have room for them:
 
     slots asked for <= free + droppable + held, on level 0

@@ -365,7 +365,7 @@ CANARIES = (
     # -- clean copies -------------------------------------------------------------------------------------------------
     Canary(
         "a slot is free before its page has been copied down",
-        "storage/room_maker.py",
+        "storage/slot_reclaimer.py",
         "                point = mark\n",
         "                pass\n",
     ),

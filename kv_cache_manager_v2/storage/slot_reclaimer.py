@@ -27,7 +27,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @final
 @mypyc_attr(native_class=True)
-class RoomMaker:
+class SlotReclaimer:
     __slots__ = ("drop_cause", "min_offload_priority", "moves", "_storage", "_mover", "_order")
 
     drop_cause: i64
@@ -60,7 +60,7 @@ class RoomMaker:
                 assert self._storage.allocators[pool_group].num_free >= needed[pool_group], "no victim where one was counted"
             pool_group += 1
 
-    def make_room_surely(self, needed: vec[i64]) -> None:
+    def make_room_or_drop(self, needed: vec[i64]) -> None:
         """The same, for slots whose number `free` and droppable pages of level 0 cover: what cannot be moved is dropped."""
         storage = self._storage
         pool_group: i64 = 0
