@@ -9,7 +9,7 @@
 - What the driver refuses in the middle of a call leaves nothing running that nobody waits for: the stream, or else the host, waits for
   the jobs that were started, and who uses a staging slot next waits for the GPU.
 - A job whose flag the stream never raises, for the context is broken, is lost: it reads nothing, and what it should have written can
-  never be read (`RescueTable`).
+  never be read (`FailedWrites`).
 
 Nothing here relies on the driver's calls letting other threads run: whoever is going to wait for the GPU waits for the
 workers first.
@@ -34,7 +34,7 @@ from .disk_file import DIRECT_ALIGNMENT
 from .disk_job import DiskJob
 from .disk_plan import plan_extents, plan_job
 from .disk_ranges import DiskRanges
-from .disk_trail import DiskTrail, tell_first
+from .disk_dependencies import DiskDependencies, tell_first
 from .disk_workers import DiskWorkers
 from .file_port import FilePort
 from .job_gate import GateWatch
@@ -109,7 +109,7 @@ class CudaDisk:
     _streams_may_wait: Final[bool]
     _staging: CudaStaging | None  # from the first range on
     _watch: _ContextWatch | None  # the same
-    _trail: Final[DiskTrail]
+    _trail: Final[DiskDependencies]
     _open: list[DiskJob]  # each with its flag
     _flags_of_streams: list[CudaFlag]  # which streams were told to raise
 
@@ -136,7 +136,7 @@ class CudaDisk:
         self._streams_may_wait = streams_may_wait
         self._staging = None
         self._watch = None
-        self._trail = DiskTrail()
+        self._trail = DiskDependencies()
         self._open = []
         self._flags_of_streams = []
 

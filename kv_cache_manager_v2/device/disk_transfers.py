@@ -1,6 +1,6 @@
 """Moving the bytes of disk files, to the last one: short transfers go on, interrupted ones are tried again.
 
-Called by worker threads; the only state they share is the `RescueTable`. What goes wrong is returned, not raised.
+Called by worker threads; the only state they share is the `FailedWrites`. What goes wrong is returned, not raised.
 """
 
 import errno
@@ -11,7 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import StorageIOError
 from .disk_extent import DiskExtent
-from .rescue_table import RescueTable
+from .failed_writes import FailedWrites
 
 _MAX_RETRIES: Final = 1000
 
@@ -23,10 +23,10 @@ class DiskTransfers:
 
     __slots__ = ("rescued",)
 
-    rescued: Final[RescueTable]
+    rescued: Final[FailedWrites]
 
     def __init__(self) -> None:
-        self.rescued = RescueTable()
+        self.rescued = FailedWrites()
 
     def read(self, extent: DiskExtent) -> StorageIOError | None:
         if self.rescued.is_empty:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not disk_workers.__file__.endswith(".py"), reaso
 GPU, HOST, DISK = CacheTier.GPU_MEM, CacheTier.HOST_MEM, CacheTier.DISK
 PAGE = 4096
 SLOT = 64 << 10
-FILES = ("disk_workers", "host_streams", "rescue_table", "disk_job", "disk_trail", "cuda_disk", "cuda_flags", "cuda_staging")
+FILES = ("disk_workers", "host_streams", "failed_writes", "disk_job", "disk_dependencies", "cuda_disk", "cuda_flags", "cuda_staging")
 
 Place = tuple[CodeType, int]
 

@@ -1,11 +1,11 @@
-"""`RescueTable` against a dictionary of bytes."""
+"""`FailedWrites` against a dictionary of bytes."""
 
 import ctypes
 import random
 
 import pytest
 
-from kv_cache_manager_v2.device.rescue_table import RescueTable
+from kv_cache_manager_v2.device.failed_writes import FailedWrites
 
 SPACE = 60
 
@@ -13,7 +13,7 @@ SPACE = 60
 @pytest.mark.parametrize("seed", range(6))
 def test_against_a_dictionary(seed: int) -> None:
     generator = random.Random(seed)
-    table = RescueTable()
+    table = FailedWrites()
     expected: dict[int, int | None] = {}
     memory = ctypes.create_string_buffer(SPACE)
     address = ctypes.addressof(memory)

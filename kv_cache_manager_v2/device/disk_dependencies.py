@@ -14,7 +14,7 @@ from .disk_job import DiskJob
 
 @final
 @mypyc_attr(native_class=True)
-class DiskTrail:
+class DiskDependencies:
     """By handle. Law: no list is empty."""
 
     __slots__ = ("_of_streams", "_of_events")

@@ -70,7 +70,7 @@ class _Intervals:
 
 @final
 @mypyc_attr(native_class=True)
-class RescueTable:
+class FailedWrites:
     """See the module."""
 
     __slots__ = ("is_empty", "_lock", "_intervals")
