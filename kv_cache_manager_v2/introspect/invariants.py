@@ -83,12 +83,12 @@ def _with_beams(states: Sequence[SequenceState]) -> list[SequenceState]:
     found: list[SequenceState] = []
     for state in states:
         found.append(state)
-        _require(state.is_wide == (len(state.beams) > 0), f"sequence {state.id} has {len(state.beams)} further beams")
+        _require(state.has_beams == (len(state.beams) > 0), f"sequence {state.id} has {len(state.beams)} further beams")
         for beam in state.beams:
             found.append(beam)
             ours = (state.status, state.stream, state.capacity, state.history, state.num_committed, state.num_published)
             theirs = (beam.status, beam.stream, beam.capacity, beam.history, beam.num_committed, beam.num_published)
-            _require(beam.is_wide and len(beam.beams) == 0, f"a beam of sequence {state.id} has beams of its own")
+            _require(beam.has_beams and len(beam.beams) == 0, f"a beam of sequence {state.id} has beams of its own")
             _require(ours == theirs, f"the beams of sequence {state.id} differ: {ours} and {theirs}")
             _require(beam.tail.packed() == state.tail.packed(), f"the beams of sequence {state.id} have other tokens")
     return found

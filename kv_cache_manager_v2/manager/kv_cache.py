@@ -238,7 +238,7 @@ class KVCache(SequenceBeams):
         try:
             if len(state.arrivals) > 0:
                 page_arrivals.settle_arrivals(state)
-            if state.is_wide:
+            if state.has_beams:
                 # First: a last block that beams share is then beam 0's alone, and can be published.
                 guard.begin_change()
                 residency.close_beams(state, 1)
@@ -272,7 +272,7 @@ class KVCache(SequenceBeams):
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
             validate_fork(state)
-            if state.is_wide:
+            if state.has_beams:
                 raise LogicError(f"sequence {state.id}: fork() with {len(state.beams) + 1} beams; set beam_width to 1 first")
             if len(state.state_blocks) > 0 and len(state.arrivals) > 0:
                 # The copy of the recurrent state reads it on the sequence's stream.

@@ -69,7 +69,7 @@ class SequenceCommits(SequenceTransfers):
         state = self._state
         if num_heads is not ONE_HEAD:
             _to_heads(num_heads)
-        if state.is_wide or beam_search_indices is not None:
+        if state.has_beams or beam_search_indices is not None:
             self._commit_of_beams(accepted_input_tokens, beam_search_indices, num_heads)
             return
         token = single_token(accepted_input_tokens)
@@ -193,7 +193,7 @@ class SequenceCommits(SequenceTransfers):
             self._require(ACTIVE, "commit_tree")
             if not state.is_committing:
                 raise LogicError(f"sequence {state.id}: commit_tree() after stop_committing()")
-            if state.is_wide:
+            if state.has_beams:
                 raise LogicError(f"sequence {state.id}: commit_tree() with {len(state.beams) + 1} beams")
             if state.shared.has_state:
                 raise LogicError(f"sequence {state.id}: commit_tree() with recurrent layers; their state is of the whole tree")

@@ -165,7 +165,7 @@ class SequenceQueries(Handle):
             return
         if enable and not state.shared.scratch_is_configured:
             raise ValueError("the manager was made without swa_scratch_reuse; set it in KVCacheManagerConfig")
-        if state.is_wide:
+        if state.has_beams:
             raise LogicError(f"sequence {state.id}: beams do not use scratch slots; set beam_width to 1 first")
         if would_have_scratch(state):
             raise ValueError(

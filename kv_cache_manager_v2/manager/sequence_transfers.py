@@ -34,7 +34,7 @@ class SequenceTransfers(SequenceQueries):
         guard.enter()
         try:
             self._require(ACTIVE, "reserve_transfer")
-            if state.is_wide:
+            if state.has_beams:
                 raise LogicError(f"sequence {state.id}: reserve_transfer() with {len(state.beams) + 1} beams")
             begin = to_count(begin_block, "begin_block")
             end = state.num_blocks if end_block is None else to_count(end_block, "end_block")

@@ -35,14 +35,14 @@ def list_beams(state: SequenceState) -> list[SequenceState]:
 def add_beam(state: SequenceState) -> bool:
     """One more beam, a fork of beam 0. False, and nothing has changed, if there is no slot for its recurrent state."""
     beam = SequenceState(state.shared, state.serial, state.id, state.scope, state.stream, None)
-    beam.is_wide = True
+    beam.has_beams = True
     if not try_fork(state, beam):
         return False
     beam.counters = None
     beam.snapshot_plan = None
     beam.retention = None
     state.beams.append(beam)
-    state.is_wide = True
+    state.has_beams = True
     return True
 
 

@@ -485,7 +485,7 @@ def close_beams(state: SequenceState, width: i64) -> None:
         settle_arrivals(state)
     while len(state.beams) + 1 > width:
         close(state.beams.pop())
-    state.is_wide = len(state.beams) > 0
+    state.has_beams = len(state.beams) > 0
 
 
 def change_stream(state: SequenceState, stream: int) -> None:

@@ -36,7 +36,7 @@ from .window_move import move_windows
 def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
     counters = state.counters
-    if not state.is_wide and stays_within_blocks(state, capacity, history):
+    if not state.has_beams and stays_within_blocks(state, capacity, history):
         _set_numbers(state, capacity, history)
         return True
     if counters is None:
@@ -61,7 +61,7 @@ def _set_numbers(state: SequenceState, capacity: i64, history: i64) -> None:
 
 
 def _resize_blocks(state: SequenceState, capacity: i64, history: i64) -> bool:
-    if not state.is_wide and try_next_block(state, capacity, history):
+    if not state.has_beams and try_next_block(state, capacity, history):
         return True
     plan = plan_resize(list_beams(state), capacity, history)
     if plan is None:

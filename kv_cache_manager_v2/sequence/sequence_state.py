@@ -59,7 +59,7 @@ class SequenceState:
         "forked_end",
         "forks",
         "beams",
-        "is_wide",
+        "has_beams",
         "copies_tail_on_resume",
         "is_committing",
         "blocks",
@@ -106,7 +106,7 @@ class SequenceState:
     arrivals: vec[i64]
     """Points after which pages land that the stream does not wait for yet; empty unless it was resumed so."""
     tail_is_shared: bool
-    is_wide: bool
+    has_beams: bool
     """Whether this is one of several beams."""
     is_committing: bool
     # The rest.
@@ -172,7 +172,7 @@ class SequenceState:
         self.forked_end = 0
         self.forks = None
         self.beams = []
-        self.is_wide = False
+        self.has_beams = False
         self.copies_tail_on_resume = False
         self.is_committing = True
         self.blocks = []

@@ -37,7 +37,7 @@ def is_small_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     return (
         state.status == ACTIVE
         and not (state.shared.scratch_is_configured and state.scratch.is_enabled)
-        and not state.is_wide
+        and not state.has_beams
         and state.snapshot_plan is None
         and len(state.arrivals) == 0
         and state.history <= history <= capacity
@@ -65,7 +65,7 @@ def is_small_commit(state: SequenceState) -> bool:
         and state.is_committing
         and not state.shared.has_state
         and len(state.arrivals) == 0
-        and not state.is_wide
+        and not state.has_beams
         and num_committed <= state.capacity
         and num_committed < state.next_window_move
         and state.tail.count + 1 < state.shared.tokens_per_block

@@ -63,7 +63,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
         shared.tree.pool.release(block)
         shared.guard.end_change()
         storage.digest.value = digest
-        if state.is_wide and isinstance(refusal, Exception) and not isinstance(refusal, AssertionError):
+        if state.has_beams and isinstance(refusal, Exception) and not isinstance(refusal, AssertionError):
             # Bytes of other beams have been gathered for this commit already.
             _logger.warning("a snapshot of recurrent state is left out: %s", refusal)
             return None

@@ -38,7 +38,7 @@ def validate_next_token(state: SequenceState, call: str) -> None:
         raise _inactive(state, call)
     if not state.is_committing:
         raise LogicError(f"sequence {state.id}: {call}() after stop_committing()")
-    if state.is_wide:
+    if state.has_beams:
         raise LogicError(f"sequence {state.id}: {call}() with {len(state.beams) + 1} beams; commit() says which beam has the token")
     if state.num_committed >= state.capacity:
         raise ValueError(
