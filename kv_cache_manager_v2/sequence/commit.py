@@ -264,7 +264,7 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     return private
 
 
-def _mend_page(
+def _repair_page(
     state: SequenceState, ours: i64, theirs: i64, pool_group: i64, is_partial: bool, mark: i64
 ) -> i64:
     """Theirs, without a copy further down, comes from a disk, and may never come, or has not: it gets the bytes of ours. Returns the
@@ -287,7 +287,7 @@ def _mend_page(
         return mark
     storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     new_mark = state.shared.order.mark(state.timeline)
-    reads.note_mended(theirs, state.timeline, new_mark)
+    reads.record_repair(theirs, state.timeline, new_mark)
     storage.set_ready(theirs, pool_group, new_mark)
     return new_mark
 
@@ -324,7 +324,7 @@ def _rebase(state: SequenceState, ordinal: i64, private: Block, published: Block
                         # copies there are may not depend on how quick a disk is.
                         storage.copies.forget(theirs)
                         if not storage.reads.is_idle:
-                            mark = _mend_page(state, ours, theirs, pool_group, is_partial, mark)
+                            mark = _repair_page(state, ours, theirs, pool_group, is_partial, mark)
                     storage.free_page(ours, pool_group, mark)
                     state.tables[life_cycle].set(ordinal, slot)
                 else:

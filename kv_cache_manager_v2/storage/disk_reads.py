@@ -179,7 +179,7 @@ class DiskReads:
             if read.level == level and read.pages.get(int(page)) == int(slot):
                 del read.pages[int(page)]
 
-    def note_mended(self, page: i64, timeline: i64, point: i64) -> None:
+    def record_repair(self, page: i64, timeline: i64, point: i64) -> None:
         """The page has other bytes after ``point``, a mark of ``timeline``."""
         self.forget(page)
         self.mends[int(timeline)] = int(point)
