@@ -13,10 +13,10 @@ from ..sequence.disk_arrivals import has_lost_page
 from ..sequence.sequence_state import ACTIVE, SequenceState
 from ..sequence.shared_state import SharedState
 
-Picture: TypeAlias = dict[str, Any]
+StateDump: TypeAlias = dict[str, Any]
 
 
-def describe(shared: SharedState, states: Sequence[SequenceState]) -> Picture:
+def describe(shared: SharedState, states: Sequence[SequenceState]) -> StateDump:
     return {
         "tokens_per_block": int(shared.tokens_per_block),
         "life_cycles": [repr(cycle) for cycle in shared.life_cycles],
@@ -36,9 +36,9 @@ def describe(shared: SharedState, states: Sequence[SequenceState]) -> Picture:
     }
 
 
-def _describe_level(shared: SharedState, level: int) -> Picture:
+def _describe_level(shared: SharedState, level: int) -> StateDump:
     storage = shared.storage
-    groups: list[Picture] = []
+    groups: list[StateDump] = []
     for pool_group in range(storage.num_pool_groups):
         index = level * int(storage.num_pool_groups) + pool_group
         allocator = storage.allocators[index]
@@ -61,7 +61,7 @@ def _describe_level(shared: SharedState, level: int) -> Picture:
     }
 
 
-def _describe_sequence(state: SequenceState) -> Picture:
+def _describe_sequence(state: SequenceState) -> StateDump:
     rows = state.shared.storage.rows
     pages: list[list[int | None]] = []
     levels: list[list[int | None]] = []
@@ -77,7 +77,7 @@ def _describe_sequence(state: SequenceState) -> Picture:
         pages.append(slots)
         levels.append(on_levels)
     scratch = state.scratch
-    picture: Picture = {
+    picture: StateDump = {
         "id": state.id,
         "status": "active" if state.status == ACTIVE else "suspended",
         "scope": [state.scope.lora_id, state.scope.salt],
@@ -114,10 +114,10 @@ def _describe_forked(state: SequenceState, ordinal: int) -> str | int:
     return "published" if block.parent is not None else int(block.num_co_owners) + 1
 
 
-def _describe_scope(shared: SharedState, index: int) -> Picture:
+def _describe_scope(shared: SharedState, index: int) -> StateDump:
     scope = shared.tree.scopes()[index]
     root = shared.tree.find_root(scope)
-    blocks: list[Picture] = []
+    blocks: list[StateDump] = []
     # Preorder with explicit depth: a path may be longer than any recursion limit.
     pending: list[tuple[Block, int]] = []
     if root is not None:
@@ -130,15 +130,15 @@ def _describe_scope(shared: SharedState, index: int) -> Picture:
     return {"lora_id": scope.lora_id, "salt": scope.salt, "blocks": blocks}
 
 
-def _describe_block(shared: SharedState, block: Block, depth: int) -> Picture:
+def _describe_block(shared: SharedState, block: Block, depth: int) -> StateDump:
     rows = shared.storage.rows
-    pages: list[Picture | None] = []
+    pages: list[StateDump | None] = []
     for life_cycle in range(shared.num_life_cycles):
         page = block.first_page + life_cycle
         if not rows.has_page(page):
             pages.append(None)
             continue
-        found: Picture = {
+        found: StateDump = {
             "level": int(rows.level(page)),
             "slot": int(rows.slot(page)),
             "status": _status_of(int(rows.num_holds(page)), int(rows.num_locks(page))),

@@ -42,7 +42,7 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     pool_group: int = options.pool_group or 0
     path = Path(options.state)
     try:
-        picture = _read_picture(path, options.call)
+        picture = _read_state_dump(path, options.call)
     except (JournalError, RerunMismatch, CorruptedError, ValueError) as error:
         sys.stderr.write(f"kvcm: {path}: {error}\n")
         return EXIT_BAD_INPUT
@@ -64,7 +64,7 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     return EXIT_OK
 
 
-def _read_picture(path: Path, num_calls: int | None) -> dict[str, Any]:
+def _read_state_dump(path: Path, num_calls: int | None) -> dict[str, Any]:
     data = path.read_bytes()
     if len(data) == 0:
         raise ValueError("it is empty; a journal is while nothing has been written out, and after its process was killed early")

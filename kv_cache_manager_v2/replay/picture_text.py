@@ -3,13 +3,13 @@
 from typing import Any, Final
 
 from .report_rows import format_bytes
-from .slot_owners import DROPPABLE, HELD, LOCKED, SCRATCH, Picture, find_slot_owners
+from .slot_owners import DROPPABLE, HELD, LOCKED, SCRATCH, StateDump, find_slot_owners
 
 MAX_TREE_LINES: Final = 40
 _TOKENS_SHOWN: Final = 6
 
 
-def describe_in_words(picture: Picture, max_tree_lines: int = MAX_TREE_LINES) -> str:
+def describe_in_words(picture: StateDump, max_tree_lines: int = MAX_TREE_LINES) -> str:
     """``max_tree_lines`` 0: all of the tree."""
     lines = [f"{picture['tokens_per_block']} tokens per block"]
     for life_cycle, name in enumerate(picture["life_cycles"]):
@@ -25,7 +25,7 @@ def describe_in_words(picture: Picture, max_tree_lines: int = MAX_TREE_LINES) ->
     return "\n".join(lines) + "\n"
 
 
-def _describe_pool_group(picture: Picture, level: int, pool_group: int) -> str:
+def _describe_pool_group(picture: StateDump, level: int, pool_group: int) -> str:
     group = picture["levels"][level]["pool_groups"][pool_group]
     counts: dict[str, int] = {}
     for owner in find_slot_owners(picture, level, pool_group):
@@ -46,7 +46,7 @@ def _shorten(pages: list[int]) -> str:
     return f"pages {first}{', ...' if len(pages) > 4 else ''} ({len(pages):,})"
 
 
-def _describe_sequence(sequence: Picture) -> str:
+def _describe_sequence(sequence: StateDump) -> str:
     num_pages = [len([slot for slot in slots if slot is not None]) for slots in sequence["page_slots"]]
     num_scratch = sum([len(scratch["slots"]) for scratch in sequence["scratch"]])
     text = (
@@ -63,7 +63,7 @@ def _name_scope(lora_id: object, salt: object) -> str:
     return f"LoRA {lora_id}, salt {salt!r}"
 
 
-def _describe_tree(picture: Picture, max_lines: int) -> list[str]:
+def _describe_tree(picture: StateDump, max_lines: int) -> list[str]:
     num_blocks = sum([len(scope["blocks"]) for scope in picture["tree"]])
     lines = ["", f"tree: {num_blocks:,} blocks in {len(picture['tree'])} reuse scopes"]
     num_shown = 0

@@ -4,7 +4,7 @@ from typing import Any, Final, TypeAlias, final
 
 from mypy_extensions import mypyc_attr
 
-Picture: TypeAlias = dict[str, Any]
+StateDump: TypeAlias = dict[str, Any]
 
 FREE: Final = "free"
 SCRATCH: Final = "scratch"
@@ -47,7 +47,7 @@ class SlotOwner:
         return str(self.users[0]) if len(self.users) == 1 else f"{self.users[0]}+"
 
 
-def find_slot_owners(picture: Picture, level: int, pool_group: int) -> list[SlotOwner]:
+def find_slot_owners(picture: StateDump, level: int, pool_group: int) -> list[SlotOwner]:
     """One entry per slot, by slot id; a null slot, which belongs to nobody, comes first where there is one."""
     group = picture["levels"][level]["pool_groups"][pool_group]
     owners: dict[int, SlotOwner] = {}
@@ -66,7 +66,7 @@ def find_slot_owners(picture: Picture, level: int, pool_group: int) -> list[Slot
     return [owners.get(slot, SlotOwner()) for slot in range(num_slots)]
 
 
-def _enter_tree(picture: Picture, level: int, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
+def _enter_tree(picture: StateDump, level: int, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
     for scope in picture["tree"]:
         for block in scope["blocks"]:
             page = block["pages"][life_cycle]
@@ -79,7 +79,7 @@ def _enter_tree(picture: Picture, level: int, life_cycle: int, owners: dict[int,
 
 
 def _enter_sequence(
-    sequence: Picture, level: int, life_cycle: int, owners: dict[int, SlotOwner], user: int | None = None
+    sequence: StateDump, level: int, life_cycle: int, owners: dict[int, SlotOwner], user: int | None = None
 ) -> None:
     """``user``: of a beam, the sequence that it belongs to."""
     number: int = sequence["id"] if user is None else user
@@ -107,7 +107,7 @@ def _enter_user(slot: int, user: int, status: str, life_cycle: int, owners: dict
         owner.status = status
 
 
-def _enter_lease(lease: Picture, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
+def _enter_lease(lease: StateDump, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
     """Its pages are locked on level 0, whatever becomes of the sequence."""
     slots: list[list[int]] = lease["page_slots"]
     for slot in slots[life_cycle]:

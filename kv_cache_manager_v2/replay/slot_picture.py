@@ -6,7 +6,7 @@ Readable in black and white: the pattern is the status, the text in a cell is th
 import html
 from typing import Final
 
-from .slot_owners import DROPPABLE, FREE, HELD, LOCKED, SCRATCH, STATUSES, Picture, SlotOwner, find_slot_owners
+from .slot_owners import DROPPABLE, FREE, HELD, LOCKED, SCRATCH, STATUSES, StateDump, SlotOwner, find_slot_owners
 
 _CELL: Final = 26
 _SMALL_CELL: Final = 8
@@ -28,7 +28,7 @@ _MEANINGS: Final = {
 }  # fmt: skip
 
 
-def draw_slots(picture: Picture, level: int, pool_group: int) -> str:
+def draw_slots(picture: StateDump, level: int, pool_group: int) -> str:
     """An SVG document; `ValueError` for more slots than anybody can see."""
     owners = find_slot_owners(picture, level, pool_group)
     if len(owners) > MAX_SLOTS:

@@ -23,7 +23,7 @@ from ..base.ids import TokenIdExt
 from .reference_beams import list_beams, may_gather, name_beam, reorder_blocks
 from .reference_forks import list_sharers, make_fork, num_first_written
 from .reference_lease import LeasedPage, ReferenceLease
-from .reference_pages import ModelDisagreement, Picture, picture_of
+from .reference_pages import ModelDisagreement, StateDump, state_dump_of
 from .reference_room import ReferenceRoom
 from .reference_sequence import ReferenceSequence
 from .reference_tree import Scope, Text
@@ -43,7 +43,7 @@ class ReferenceModel(ReferenceRoom):
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def create(
-        self, name: int, scope: Scope, text: Text, num_matched: int, picture: Picture, state_tokens: int = 0
+        self, name: int, scope: Scope, text: Text, num_matched: int, picture: StateDump, state_tokens: int = 0
     ) -> ReferenceSequence:
         """``state_tokens``: what its recurrent state is said to begin with."""
         size = self.tokens_per_block
@@ -67,7 +67,7 @@ class ReferenceModel(ReferenceRoom):
         sequence.capacity = num_matched
         if num_matched % size != 0:
             candidates = self.tree.partial_matches(scope, text, num_matched, self.statuses.keys() - self.lost)
-            sequence.shared_tail = self._find_tail(candidates, picture_of(picture, name))
+            sequence.shared_tail = self._find_tail(candidates, state_dump_of(picture, name))
             sequence.is_matched_tail = True
         self.sequences[name] = sequence
         return sequence
@@ -82,19 +82,19 @@ class ReferenceModel(ReferenceRoom):
         if state_tokens > 0:
             sequence.snapshot_node = self.tree.find_exact(sequence.scope, text[:state_tokens])
 
-    def _find_tail(self, candidates: list[int], sequence_picture: Picture) -> int:
+    def _find_tail(self, candidates: list[int], sequence_dump: StateDump) -> int:
         """Which of the blocks that begin alike was taken: the one whose slots the sequence names."""
-        slots = [slots[-1] for slots in sequence_picture["page_slots"]]
-        levels = [levels[-1] for levels in sequence_picture["page_levels"]]
+        slots = [slots[-1] for slots in sequence_dump["page_slots"]]
+        levels = [levels[-1] for levels in sequence_dump["page_levels"]]
         last = list(zip(levels, slots))
         for node in candidates:
             groups = [group for group in range(len(self.rules)) if slots[group] is not None]
             if all([self.places.get((node, group)) == last[group] for group in groups]):
                 return node
-        raise ModelDisagreement(f"sequence {sequence_picture['id']}: its partial last block is none that could serve")
+        raise ModelDisagreement(f"sequence {sequence_dump['id']}: its partial last block is none that could serve")
 
-    def resume(self, sequence: ReferenceSequence, picture: Picture) -> None:
-        tail_is_shared = bool(picture_of(picture, sequence.name)["shares_last_block"])
+    def resume(self, sequence: ReferenceSequence, picture: StateDump) -> None:
+        tail_is_shared = bool(state_dump_of(picture, sequence.name)["shares_last_block"])
         if tail_is_shared and (sequence.shared_tail is None or sequence.is_matched_tail):
             raise ModelDisagreement(f"sequence {sequence.name} was resumed and shares its last block")
         if not tail_is_shared:
@@ -119,8 +119,8 @@ class ReferenceModel(ReferenceRoom):
         for beam in list_beams(sequence):
             beam.is_active = False
 
-    def resize(self, sequence: ReferenceSequence, capacity: int, history: int, picture: Picture) -> None:
-        tail_is_shared = bool(picture_of(picture, sequence.name)["shares_last_block"])
+    def resize(self, sequence: ReferenceSequence, capacity: int, history: int, picture: StateDump) -> None:
+        tail_is_shared = bool(state_dump_of(picture, sequence.name)["shares_last_block"])
         end_of_tail = (len(sequence.path) + 1) * self.tokens_per_block
         if tail_is_shared and (sequence.shared_tail is None or (history < capacity and history < end_of_tail)):
             raise ModelDisagreement(f"sequence {sequence.name} may write its last block, which is shared")
@@ -162,14 +162,14 @@ class ReferenceModel(ReferenceRoom):
         self.sequences[name] = child
         return child
 
-    def reserve(self, sequence: ReferenceSequence, number: int, begin: int, end: int, picture: Picture) -> None:
+    def reserve(self, sequence: ReferenceSequence, number: int, begin: int, end: int, picture: StateDump) -> None:
         """Of groups without a window the pages before ``begin`` are kept with those that are lent."""
         lease = ReferenceLease(sequence.scope)
         for ordinal in range(len(sequence.path), end):
             if sequence.node(ordinal) is None:
                 lease.numbers.add(sequence.shared_private.setdefault(ordinal, self._next_private + ordinal))
         self._next_private += end
-        slots = picture_of(picture, sequence.name)["page_slots"]
+        slots = state_dump_of(picture, sequence.name)["page_slots"]
         for group, rule in enumerate(self.rules):
             for ordinal in range(0 if rule.window is None else begin, end):
                 if self.is_needed(sequence, group, ordinal):
@@ -225,7 +225,7 @@ class ReferenceModel(ReferenceRoom):
             self._snapshots_due.add((node, self.state.group))
         self._may_all_go = self._may_all_go or makes_room
 
-    def stop_committing(self, sequence: ReferenceSequence, picture: Picture) -> None:
+    def stop_committing(self, sequence: ReferenceSequence, picture: StateDump) -> None:
         """The partial last block is published, unless a longer one with its text and all its pages is there already.
 
         Once: what was written into the block since the first time must stay.
@@ -234,7 +234,7 @@ class ReferenceModel(ReferenceRoom):
         for beam in list_beams(sequence):
             beam.is_committing = False
         ordinal = len(sequence.path)
-        tail_is_shared = bool(picture_of(picture, sequence.name)["shares_last_block"])
+        tail_is_shared = bool(state_dump_of(picture, sequence.name)["shares_last_block"])
         has_tail = len(sequence.committed) > ordinal * self.tokens_per_block
         if was_committing and sequence.shared_tail is None and has_tail:
             if tail_is_shared:

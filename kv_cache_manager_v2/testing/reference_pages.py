@@ -16,7 +16,7 @@ from .reference_sequence import ReferenceSequence
 from .reference_state import StateRule, group_layers, make_rules
 from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
 
-Picture: TypeAlias = dict[str, Any]
+StateDump: TypeAlias = dict[str, Any]
 
 DROPPABLE: Final = "droppable"
 HELD: Final = "held"
@@ -92,7 +92,7 @@ class ReferencePages:
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
-    def see(self, picture: Picture) -> None:
+    def see(self, picture: StateDump) -> None:
         """Compare the tree in a picture with what was seen last and what has been told since."""
         old = self.statuses
         self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones go with their last holder, others with them
@@ -124,13 +124,13 @@ class ReferencePages:
         self._may_go.clear()
         self._may_all_go = False
 
-    def _read_tree(self, picture: Picture) -> None:
+    def _read_tree(self, picture: StateDump) -> None:
         self.statuses = {}
         self.places = {}
         self.lost = set()
-        for scope_picture in picture["tree"]:
-            path = [self.tree.root((scope_picture["lora_id"], scope_picture["salt"]))]
-            for block in scope_picture["blocks"]:
+        for scope_dump in picture["tree"]:
+            path = [self.tree.root((scope_dump["lora_id"], scope_dump["salt"]))]
+            for block in scope_dump["blocks"]:
                 del path[block["depth"] + 1 :]
                 tokens = tuple([bytes.fromhex(token) if isinstance(token, str) else token for token in block["tokens"]])
                 node = self.tree.child(path[-1], tokens)
@@ -142,10 +142,10 @@ class ReferencePages:
                         if page.get("is_lost", False):
                             self.lost.add((node, group))
 
-    def _adopt_published(self, picture: Picture) -> None:
+    def _adopt_published(self, picture: StateDump) -> None:
         """What became of private last blocks whose owner ended, and that forks share: published for all of them, or not."""
         for sequence in self.sequences.values():
-            forked: list[str | int] = picture_of(picture, sequence.name)["forked_blocks"]
+            forked: list[str | int] = state_dump_of(picture, sequence.name)["forked_blocks"]
             for position, what in enumerate(forked):
                 ordinal = len(sequence.path) + position
                 node = self._maybe_published.get(sequence.shared_private.get(ordinal, -1))
@@ -155,16 +155,16 @@ class ReferencePages:
                     raise ModelDisagreement(f"block {ordinal} of sequence {sequence.name} is published, and nobody did that")
         self._maybe_published.clear()
 
-    def _find_leased(self, picture: Picture) -> None:
+    def _find_leased(self, picture: StateDump) -> None:
         """Lent pages stay in their slots, whatever block of the tree they are a page of by now; what is kept with them stays on level 0,
         and may move there when the level gets another size."""
         node_in_slot = {(page[1], place[1]): page[0] for page, place in self.places.items() if place[0] == 0}
-        for lease_picture in picture["leases"]:
-            number: int = lease_picture["number"]
+        for lease_dump in picture["leases"]:
+            number: int = lease_dump["number"]
             lease = self.leases[number]
             slots = [lease.lent_slots(group) for group in range(len(self.rules))]
-            if lease_picture["slots"] != slots:
-                raise ModelDisagreement(f"lease {number} has slots {lease_picture['slots']}, must have {slots}")
+            if lease_dump["slots"] != slots:
+                raise ModelDisagreement(f"lease {number} has slots {lease_dump['slots']}, must have {slots}")
             for page in lease.pages:
                 node = node_in_slot.get((page.group, page.slot))
                 if page.node is None and node is not None and page.number is not None:
@@ -296,13 +296,13 @@ class ReferencePages:
         return self.state.narrow(match, scope, text, present)
 
 
-def picture_of(picture: Picture, name: int) -> Picture:
+def state_dump_of(picture: StateDump, name: int) -> StateDump:
     """Of a sequence, or of a further beam."""
     if name < 0:
         owner, beam = place_of_beam(name)
-        beams: list[Picture] = picture_of(picture, owner)["beams"]
+        beams: list[StateDump] = state_dump_of(picture, owner)["beams"]
         return beams[beam - 1]
-    found: list[Picture] = [one for one in picture["sequences"] if one["id"] == name]
+    found: list[StateDump] = [one for one in picture["sequences"] if one["id"] == name]
     if len(found) == 0:
         raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")
     return found[0]

@@ -246,7 +246,7 @@ def test_the_setting_is_checked() -> None:
         bench.suspended(1, 4, commit=True).close()
 
 
-def pictures_of_small_tiers(seed: int, has_quick_disk: bool, folder: str) -> list[Any]:
+def state_dumps_of_small_tiers(seed: int, has_quick_disk: bool, folder: str) -> list[Any]:
     """Short prompts of few tokens in 6, 2 and 8 slots: many match what is on the disk, whose own slot is soon somebody else's."""
     rng = random.Random(seed)
     device = SimulatedDevice(seed, eager=False)
@@ -273,10 +273,10 @@ def pictures_of_small_tiers(seed: int, has_quick_disk: bool, folder: str) -> lis
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_written_early_does_not_depend_on_how_quick_a_disk_is(seed: int, tmp_path: Any) -> None:
-    assert pictures_of_small_tiers(seed, True, str(tmp_path)) == pictures_of_small_tiers(seed, False, str(tmp_path))
+    assert state_dumps_of_small_tiers(seed, True, str(tmp_path)) == state_dumps_of_small_tiers(seed, False, str(tmp_path))
 
 
-def pictures_of_many_at_once(seed: int, write_policy: str, has_quick_disk: bool, folder: str) -> list[Any]:
+def state_dumps_of_many_at_once(seed: int, write_policy: str, has_quick_disk: bool, folder: str) -> list[Any]:
     """The same with up to four sequences at a time, which find that another one has published what they have computed."""
     rng = random.Random(seed)
     device = SimulatedDevice(seed, eager=False)
@@ -314,5 +314,5 @@ def pictures_of_many_at_once(seed: int, write_policy: str, has_quick_disk: bool,
 @pytest.mark.parametrize("write_policy", ["back", "through"])
 @pytest.mark.parametrize("seed", [17, 34, 37, 51, 54, 55])
 def test_what_is_kept_below_does_not_depend_on_how_quick_a_disk_is(seed: int, write_policy: str, tmp_path: Any) -> None:
-    quick, slow = [pictures_of_many_at_once(seed, write_policy, is_quick, str(tmp_path)) for is_quick in (True, False)]
+    quick, slow = [state_dumps_of_many_at_once(seed, write_policy, is_quick, str(tmp_path)) for is_quick in (True, False)]
     assert quick == slow

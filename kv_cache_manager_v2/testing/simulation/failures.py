@@ -20,7 +20,7 @@ from ...base.errors import CorruptedError, OutOfMemoryError, PageMoveError, Stor
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
-from ..reference_pages import ModelDisagreement, Picture
+from ..reference_pages import ModelDisagreement, StateDump
 from ..simulated_device import SimulatedDevice
 from .scenario import Action
 from .simulated_sequence import SimulatedSequence
@@ -98,7 +98,7 @@ def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
     return True
 
 
-def decisions_in(picture: Picture, streams: Sequence[int]) -> bytes:
+def decisions_in(picture: StateDump, streams: Sequence[int]) -> bytes:
     """All of the picture but what a device said of its failure, which names addresses, and its handles of ``streams``."""
     levels = [{**level, "failure": level["failure"] is not None} for level in picture["levels"]]
     names = {stream: name for name, stream in enumerate(streams)}
@@ -149,7 +149,7 @@ def await_ready(handle: KVCache) -> bool:
     return True
 
 
-def list_lost(picture: Picture) -> list[int]:
+def list_lost(picture: StateDump) -> list[int]:
     """Sequences that hold a lost page."""
     return [sequence["id"] for sequence in picture["sequences"] if sequence.get("has_lost_pages", False)]
 

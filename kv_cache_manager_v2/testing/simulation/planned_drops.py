@@ -9,7 +9,7 @@ from ...manager.committed_block_drop import CommittedBlockDrop
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ..reference_model import ReferenceModel
-from ..reference_pages import ModelDisagreement, Picture
+from ..reference_pages import ModelDisagreement, StateDump
 
 
 @final
@@ -48,5 +48,5 @@ class PlannedDrops:
         model.make_room()
 
 
-def _count_pages(picture: Picture) -> int:
+def _count_pages(picture: StateDump) -> int:
     return sum([page is not None for scope in picture["tree"] for block in scope["blocks"] for page in block["pages"]])

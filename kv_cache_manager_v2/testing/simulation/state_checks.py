@@ -12,7 +12,7 @@ from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ..reference_beams import list_beams
 from ..reference_model import ReferenceModel
-from ..reference_pages import ModelDisagreement, Picture
+from ..reference_pages import ModelDisagreement, StateDump
 from ..reference_sequence import ReferenceSequence
 from .room_judge import RoomJudge
 from .simulated_sequence import SimulatedSequence
@@ -156,13 +156,13 @@ def check_prompt(handle: KVCache, num_tokens: int) -> None:
         raise ModelDisagreement(f"{num_tokens} tokens, {handle.num_committed_tokens} matched, but the statistics say {prompt}")
 
 
-def require_unchanged(before: Picture, after: Picture) -> None:
+def require_unchanged(before: StateDump, after: StateDump) -> None:
     """A refused call may have found out that a disk has failed meanwhile, or lost a page: that is no change of its own."""
     if _without_failures(before) != _without_failures(after):
         raise ModelDisagreement("a call that was refused has changed something")
 
 
-def _without_failures(picture: Picture) -> Picture:
+def _without_failures(picture: StateDump) -> StateDump:
     levels: list[dict[str, Any]] = picture["levels"]
     sequences: list[dict[str, Any]] = picture["sequences"]
     return {
