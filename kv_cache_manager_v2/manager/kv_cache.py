@@ -33,7 +33,7 @@ from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize
 from ..sequence.stream_handle import to_stream
-from ..sequence.usage_books import enter_close, enter_fork
+from ..sequence.usage_recorder import record_close, record_fork
 from .open_sequences import OpenSequences
 from .sequence_beams import SequenceBeams
 from .sequence_queries import SequenceStatus
@@ -45,7 +45,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 
 def close_and_remove(state: SequenceState, open_sequences: OpenSequences) -> None:
-    enter_close(state)
+    record_close(state)
     residency.close(state)
     open_sequences.remove(state)
     if state.shared.journal is not None:
@@ -282,7 +282,7 @@ class KVCache(SequenceBeams):
             )
             if not try_fork(state, child):
                 raise OutOfPagesError(self._refusal_text())
-            enter_fork(child)
+            record_fork(child)
             kv_cache = KVCache(child, self._manager, self._open_sequences)
             if state.shared.journal is not None:
                 state.shared.journal.fork(state.serial)

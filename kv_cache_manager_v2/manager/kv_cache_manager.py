@@ -51,7 +51,7 @@ from ..sequence.recurrent_state import begin_with
 from ..sequence.retention_plan import RetentionPlan
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
-from ..sequence.usage_books import make_usage_books
+from ..sequence.usage_recorder import make_usage_recorder
 from ..stats.demand import Demand
 from ..stats.storage_statistics import StorageStatistics
 from ..storage.debug_fill import DebugFill
@@ -182,7 +182,7 @@ class KVCacheManager(PrefixMatches):
         self._demand = Demand(self._layout.num_pool_groups, config.rebalance.smoothing)
         self._last_adjustment_us = 0
         self._num_untrimmed = 0
-        self._usage = make_usage_books(tree, self._life_cycles, config) if config.enable_stats else None
+        self._usage = make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None
         self._iteration = None
         self._batch_number = 0
         self._lease = MemoryLease(storage, mover, self._device, self._owns_device)
@@ -405,7 +405,7 @@ class KVCacheManager(PrefixMatches):
             if self._usage is not None:
                 text = b"" if packed is None else packed
                 self._usage.open_account(state, prompt_length, is_counted)
-                self._usage.enter_match(state, text, match, self._num_untrimmed)
+                self._usage.record_match(state, text, match, self._num_untrimmed)
             if priorities is not None:
                 shared.uses_priorities = True
                 residency.raise_matched_priorities(state, priorities)

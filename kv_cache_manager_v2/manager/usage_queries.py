@@ -13,7 +13,7 @@ from ..base.given import Given
 from ..config.eviction_policy import EvictionPolicy
 from ..sequence.hit_rate_estimate import estimate_hit_rates, take_reuse_sample
 from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample, validate_sizes
-from ..sequence.usage_books import UsageBooks
+from ..sequence.usage_recorder import UsageRecorder
 from ..stats.block_times import BlockTimes
 from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.statistics_clock import StatisticsClock
@@ -30,7 +30,7 @@ class UsageQueries(ModelQueries):
 
     __slots__ = ("_usage", "_iteration")
 
-    _usage: UsageBooks | None
+    _usage: UsageRecorder | None
     """None with ``enable_stats=False``."""
     _iteration: UsageSnapshot | None
     """The counters when `get_iteration_statistics` was last asked."""
@@ -148,7 +148,7 @@ class UsageQueries(ModelQueries):
             raise ValueError(f"level is {number}; there are {len(self._config.cache_tiers)} cache levels")
         return number
 
-    def _require_usage(self) -> UsageBooks:
+    def _require_usage(self) -> UsageRecorder:
         self._require_open()
         usage = self._usage
         if usage is None:

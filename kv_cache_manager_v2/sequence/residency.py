@@ -43,7 +43,7 @@ from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
 from .snapshots import leave_last_state
 from .staged_copies import copy_shared_blocks
-from .usage_books import enter_resume
+from .usage_recorder import record_resume
 
 
 def hold_match(state: SequenceState, match: Match) -> None:
@@ -135,7 +135,7 @@ def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     finally:
         pages.caller = None
     if is_done:
-        enter_resume(state, counters)
+        record_resume(state, counters)
     return is_done
 
 

@@ -29,7 +29,7 @@ from .resize_plan import (
 from .sequence_state import SequenceState
 from .small_step import stays_within_blocks, try_next_block
 from .staged_copies import StagedCopies, copy_shared_blocks
-from .usage_books import enter_growth
+from .usage_recorder import record_growth
 from .window_move import move_windows
 
 
@@ -49,7 +49,7 @@ def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     finally:
         pages.caller = None
     if is_done:
-        enter_growth(state, counters, old_num_blocks)
+        record_growth(state, counters, old_num_blocks)
     return is_done
 
 

@@ -24,7 +24,7 @@ from ..storage.page_storage import PageStorage
 from ..storage.room_count import RoomCount
 from ..storage.slot_reclaimer import SlotReclaimer
 from .call_guard import CallGuard
-from .retention_book import RetentionBook
+from .retention_records import RetentionRecords
 from .transfer_leases import TransferLeases
 
 
@@ -79,7 +79,7 @@ class SharedState:
     matcher: Final[Matcher]
     drop_plans: Final[DropPlans]
     leases: Final[TransferLeases]
-    retention: Final[RetentionBook]
+    retention: Final[RetentionRecords]
     guard: Final[CallGuard]
     life_cycles: Final[list[LifeCycle]]
     num_life_cycles: Final[i64]
@@ -132,7 +132,7 @@ class SharedState:
         self.matcher = matcher
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
         self.leases = TransferLeases(storage, tree)
-        self.retention = RetentionBook(storage, tree, _count_pinnable(storage, config.max_pinned_share))
+        self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
         self.room.min_offload_priority = config.min_offload_priority
         self.guard = CallGuard(storage.changes)
         self.life_cycles = list(life_cycles)

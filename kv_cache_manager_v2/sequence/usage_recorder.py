@@ -41,7 +41,7 @@ MAX_HISTORY_ENTRIES: Final = 1 << 19
 
 @final
 @mypyc_attr(native_class=True)
-class UsageBooks:
+class UsageRecorder:
     """The totals of one manager, and who explains its misses."""
 
     __slots__ = ("total", "explainer")
@@ -63,7 +63,7 @@ class UsageBooks:
         total = self.total if is_counted else None
         state.counters = SequenceCounters(storage.rows.num_life_cycles, storage.counters, total, prompt_length)
 
-    def enter_match(self, state: SequenceState, packed: bytes, match: Match, num_untrimmed: i64) -> None:
+    def record_match(self, state: SequenceState, packed: bytes, match: Match, num_untrimmed: i64) -> None:
         """What the match found, and why it found no more. The state holds the match already."""
         counters = state.counters
         if counters is None:
@@ -96,7 +96,7 @@ class UsageBooks:
             life_cycle += 1
 
 
-def make_usage_books(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageBooks:
+def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageRecorder:
     """Also makes the tree remember what becomes of its blocks: of ten times as many as there are slots."""
     storage = tree.storage
     num_slots: i64 = 0
@@ -119,7 +119,7 @@ def make_usage_books(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KV
     has_windows = any([cycle.window_size is not None for cycle in life_cycles])
     # Where nothing but the text decides, a match takes all that a block begins with.
     checks_parts = has_state or has_windows or not config.enable_partial_reuse
-    return UsageBooks(storage, MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts))
+    return UsageRecorder(storage, MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts))
 
 
 def _count_hits_by_level(state: SequenceState, usage: UsageCounters) -> None:
@@ -171,7 +171,7 @@ def count_held_pages(state: SequenceState, life_cycle: i64, begin: i64, end: i64
     return count
 
 
-def enter_resume(state: SequenceState, counters: SequenceCounters) -> None:
+def record_resume(state: SequenceState, counters: SequenceCounters) -> None:
     """The first time the sequence is a request now, and its path is what it asked for and found."""
     history = state.shared.tree.history
     if not counters.has_asked and history is not None:
@@ -186,7 +186,7 @@ def enter_resume(state: SequenceState, counters: SequenceCounters) -> None:
     counters.note_resumed()
 
 
-def enter_fork(child: SequenceState) -> None:
+def record_fork(child: SequenceState) -> None:
     """It uses what its parent has, and has asked for nothing; called once it is open."""
     history = child.shared.tree.history
     counters = child.counters
@@ -195,7 +195,7 @@ def enter_fork(child: SequenceState) -> None:
         history.note_held(child.path_end.first_page)
 
 
-def enter_close(state: SequenceState) -> None:
+def record_close(state: SequenceState) -> None:
     """Up to now the path was in use; called before it is given up."""
     history = state.shared.tree.history
     counters = state.counters
@@ -205,7 +205,7 @@ def enter_close(state: SequenceState) -> None:
         history.record_release(state.path_end.first_page)
 
 
-def enter_growth(state: SequenceState, counters: SequenceCounters, old_num_blocks: i64) -> None:
+def record_growth(state: SequenceState, counters: SequenceCounters, old_num_blocks: i64) -> None:
     """A resize has added blocks: their pages were missed if they begin in the prompt, else generated."""
     if state.num_blocks <= old_num_blocks:
         return

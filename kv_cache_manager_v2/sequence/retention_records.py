@@ -37,7 +37,7 @@ class _Retained:
 
 @final
 @mypyc_attr(native_class=True)
-class RetentionBook:
+class RetentionRecords:
     __slots__ = ("now_us", "_storage", "_tree", "_ends", "_entries", "_next_number", "_pins", "_max_pinned")
 
     now_us: i64
