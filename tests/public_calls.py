@@ -551,7 +551,7 @@ _SINGLE_METHODS_LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
         [f"SimulatedDevice.{name}" for name in dir(library.Device)]
         + ["SimulatedDevice." + name for name in "hold release hold_stream release_stream".split()]
-        + ["SimulatedDevice." + name for name in "set_memory_limit mapped_bytes note_host_access host_read host_write".split()],
+        + ["SimulatedDevice." + name for name in "set_memory_limit mapped_bytes record_host_access host_read host_write".split()],
         _PORT,
     ),
 }

@@ -347,7 +347,7 @@ class CudaDevice(Device):
             self._driver.call("cuStreamDestroy", self._streams[stream])
         del self._streams[stream]
         if self._disk.is_busy:
-            self._disk.note_destroy(stream)
+            self._disk.on_destroy(stream)
 
     def synchronize_stream(self, stream: int) -> None:
         self._require_open()
@@ -378,7 +378,7 @@ class CudaDevice(Device):
             self._events.free(handle)
             raise
         if self._disk.is_busy:
-            self._disk.note_record(stream, handle)
+            self._disk.on_record(stream, handle)
         return handle
 
     def wait_event(self, stream: int, event: int) -> None:
@@ -391,7 +391,7 @@ class CudaDevice(Device):
         else:
             self._driver.wait_event(stream, event_object)
         if self._disk.is_busy:
-            self._disk.note_wait(stream, event)
+            self._disk.on_wait(stream, event)
 
     def is_event_done(self, event: int) -> bool:
         self._require_open()
@@ -416,7 +416,7 @@ class CudaDevice(Device):
         self._require_open()
         self._events.free(event)
         if self._disk.is_busy:
-            self._disk.note_release(event)
+            self._disk.on_release(event)
 
     # -- timers -------------------------------------------------------------------------------------------------------
 

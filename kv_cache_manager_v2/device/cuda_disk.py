@@ -315,18 +315,18 @@ class CudaDisk:
 
     # -- streams and events; only while busy --------------------------------------------------------------------------
 
-    def note_record(self, stream: int, event: int) -> None:
+    def on_record(self, stream: int, event: int) -> None:
         self._trail.record(stream, event)
         self.poll()
 
-    def note_wait(self, stream: int, event: int) -> None:
+    def on_wait(self, stream: int, event: int) -> None:
         self._trail.wait(stream, event)
 
-    def note_release(self, event: int) -> None:
+    def on_release(self, event: int) -> None:
         self._trail.forget_event(event)
         self.poll()
 
-    def note_destroy(self, stream: int) -> None:
+    def on_destroy(self, stream: int) -> None:
         self._trail.forget_stream(stream)
 
     def wait_before_event(self, event: int) -> None:
@@ -397,7 +397,7 @@ class CudaDisk:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _finish(self, job: DiskJob) -> None:
-        job.note_failed_writes()
+        job.record_failed_writes()
         flag = job.signal
         # First it is nobody's: two would have it, if it was given back twice where this is interrupted.
         job.signal = None

@@ -93,7 +93,7 @@ class DiskJob:
             or (ours.src_beg < theirs.dst_end and theirs.dst_beg < ours.src_end)
         )
 
-    def note_failed_writes(self) -> None:
+    def record_failed_writes(self) -> None:
         """Once the job is done: what its files remember, and what the log hears of it."""
         for error in self.write_errors:
             for extent in self._targets:

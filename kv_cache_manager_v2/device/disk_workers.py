@@ -185,7 +185,7 @@ class DiskWorkers(Drained):
         self._inbox.put((None, _CLOSE))
         with self._lock:
             self._num_ended += 1
-            self._note_progress()
+            self._record_progress()
 
     def _serve_job(self, job: DiskJob, index: int, staging: StagingMemory) -> None:
         if index == _START:
@@ -306,13 +306,13 @@ class DiskWorkers(Drained):
             if follower.num_blockers == 0:
                 self._let_begin(follower)
         job.followers.clear()
-        self._note_progress()
+        self._record_progress()
 
     def _queue_tasks(self, job: DiskJob) -> None:
         for index in range(job.num_tasks()):
             self._inbox.put((job, index))
 
-    def _note_progress(self) -> None:
+    def _record_progress(self) -> None:
         if self._progress.locked():
             # Only the caller takes it, and not before this.
             self._progress.release()

@@ -210,7 +210,7 @@ class _DiskCopies(QueuedWork):
         if not job.is_done:
             return False
         stream.pass_at(job.done_at)
-        job.note_failed_writes()
+        job.record_failed_writes()
         if job.read_error is not None:
             if self._failure is None:
                 self._failure = ReadFailure(job.read_error)

@@ -80,7 +80,7 @@ class EventLog(PageEventSink):
         self._num_pages = 0
         self._backlog.hand_over(batch)
 
-    def _note(self, word: i64) -> None:
+    def _record(self, word: i64) -> None:
         words = self._words
         at = self._num_words
         if at == len(words):
@@ -115,20 +115,20 @@ class EventLog(PageEventSink):
         return words
 
     def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None:
-        self._note(ROOT_MADE | (-root << ID_SHIFT))
+        self._record(ROOT_MADE | (-root << ID_SHIFT))
         self._objects.append((lora_id, salt))
         self._hand_over_if_full()
 
     def on_root_removed(self, root: i64) -> None:
-        self._note(ROOT_REMOVED | (-root << ID_SHIFT))
+        self._record(ROOT_REMOVED | (-root << ID_SHIFT))
 
     def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
         marks = self._reach(block)
         at = block - self._first_page
         assert marks[at] == 0, "a block was announced twice"
         marks[at] = _KNOWN
-        self._note(BLOCK_PUBLISHED | (block << ID_SHIFT))
-        self._note(parent)
+        self._record(BLOCK_PUBLISHED | (block << ID_SHIFT))
+        self._record(parent)
         if mixed is None:
             self._objects.append(key)
         else:
@@ -157,7 +157,7 @@ class EventLog(PageEventSink):
                 position += 1
                 at += 1
         assert marks_before == 0, "a block was announced twice"
-        self._note(RUN_PUBLISHED)
+        self._record(RUN_PUBLISHED)
         self._objects.append(run)
         self._num_pages += num_pages
         self._hand_over_if_full()
@@ -176,8 +176,8 @@ class EventLog(PageEventSink):
         words[position] = BLOCK_REMOVED | (block << ID_SHIFT)
         self._num_words = position + 1
 
-    def _note_page(self, word: i64) -> None:
-        self._note(word)
+    def _record_page(self, word: i64) -> None:
+        self._record(word)
         self._num_pages += 1
         self._hand_over_if_full()
 
@@ -187,14 +187,14 @@ class EventLog(PageEventSink):
         first = at - at % self._num_life_cycles
         if first < len(marks) and (marks[first] & _KNOWN) != 0 and (marks[at] & _ANNOUNCED) == 0:
             marks[at] |= _ANNOUNCED
-            self._note_page(
+            self._record_page(
                 PAGE_PUBLISHED | (page << ID_SHIFT) | (level << LEVEL_SHIFT) | (priority << PRIORITY_SHIFT)
             )
 
     def on_page_removed(self, page: i64, cause: i64) -> None:
         if self.is_announced(page):
             self._marks[page - self._first_page] &= ~_ANNOUNCED
-            self._note_page(PAGE_REMOVED | (page << ID_SHIFT) | (cause << LEVEL_SHIFT))
+            self._record_page(PAGE_REMOVED | (page << ID_SHIFT) | (cause << LEVEL_SHIFT))
 
     def on_pages_removed(self, pages: vec[i64], num_pages: i64, cause: i64) -> None:
         # A path of which no block leaves, and none has other pages.
@@ -240,14 +240,14 @@ class EventLog(PageEventSink):
 
     def on_page_moved(self, page: i64, old_level: i64, new_level: i64) -> None:
         if self.is_announced(page) and new_level != old_level:
-            self._note_page(PAGE_MOVED | (page << ID_SHIFT) | (new_level << LEVEL_SHIFT))
+            self._record_page(PAGE_MOVED | (page << ID_SHIFT) | (new_level << LEVEL_SHIFT))
 
     def on_priority_changed(self, page: i64, old_priority: i64, new_priority: i64) -> None:
         if self.is_announced(page) and new_priority != old_priority:
-            self._note_page(PRIORITY_CHANGED | (page << ID_SHIFT) | (new_priority << PRIORITY_SHIFT))
+            self._record_page(PRIORITY_CHANGED | (page << ID_SHIFT) | (new_priority << PRIORITY_SHIFT))
 
     def on_levels_resized(self, num_blocks: list[tuple[int, ...]]) -> None:
-        self._note(LEVELS_RESIZED)
+        self._record(LEVELS_RESIZED)
         self._objects.append(num_blocks)
         self._num_pages += self._num_life_cycles  # as many events may come of it
         self._hand_over_if_full()

@@ -292,7 +292,7 @@ class BatchPageTable(Handle):
                     changed.clear()
                     if has_scratch:
                         # These blocks never were in the page table, so it cannot tell when they are gone.
-                        changed.note_all()
+                        changed.record_all()
                 position += 1
             row += 1
         for output in self._outputs:

@@ -49,7 +49,7 @@ class BatchRows:
             for row, state in enumerate(self.states):
                 self.changed[row].append(_register(state, layer_group))
         for readers in self.changed:
-            readers[self.layer_groups.index(layer_group)].note_all()
+            readers[self.layer_groups.index(layer_group)].record_all()
 
     def find(self, owner: SequenceState, beam: int) -> int:
         """The row of that beam of a sequence, or -1."""
@@ -79,7 +79,7 @@ class BatchRows:
             self.owners[row] = last_owner
             self.beams[row] = last_beam
             self.changed[row] = last_changed
-            _note_all(last_changed)
+            _record_all(last_changed)
 
     def swap(self, first: int, second: int) -> None:
         states = self.states
@@ -88,17 +88,17 @@ class BatchRows:
         self.owners[first], self.owners[second] = self.owners[second], self.owners[first]
         self.beams[first], self.beams[second] = self.beams[second], self.beams[first]
         changed[first], changed[second] = changed[second], changed[first]
-        _note_all(changed[first])
-        _note_all(changed[second])
+        _record_all(changed[first])
+        _record_all(changed[second])
 
 
 def _register(state: SequenceState, layer_group: int) -> ChangedBlocks:
     reader = ChangedBlocks()
-    reader.note_all()
+    reader.record_all()
     state.tables[layer_group].add_reader(reader)
     return reader
 
 
-def _note_all(readers: list[ChangedBlocks]) -> None:
+def _record_all(readers: list[ChangedBlocks]) -> None:
     for reader in readers:
-        reader.note_all()
+        reader.record_all()

@@ -216,7 +216,7 @@ class KVCache(SequenceBeams):
             self._require(ACTIVE, "suspend")
             residency.suspend(state)
             if state.counters is not None:
-                state.counters.note_suspended()
+                state.counters.record_suspended()
             if state.shared.journal is not None:
                 state.shared.journal.suspend(state.serial)
         except AssertionError as error:

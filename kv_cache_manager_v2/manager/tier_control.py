@@ -209,7 +209,7 @@ class TierControl(UsageQueries):
                 resize_level(self._shared, self._open_sequences.states(), level, counts)
                 self._quotas[level] = quota
                 for count in counts:
-                    self._shared.storage.digest.note(NUM_SLOTS, count)
+                    self._shared.storage.digest.record(NUM_SLOTS, count)
                 if self._shared.tree.history is not None:
                     self._shared.tree.history.forget_full_size()
                 return True
@@ -228,7 +228,7 @@ class TierControl(UsageQueries):
     def _refuse(self, level: int, quota: int, least: list[int]) -> None:
         storage = self._shared.storage
         needed = compute_slots_bytes(self._layout, least)
-        storage.digest.note(REFUSAL, needed)
+        storage.digest.record(REFUSAL, needed)
         text = (
             f"level {level}: a quota of {quota} bytes is asked for, but pages that must stay take {least} slots of "
             f"{self._slot_bytes()} bytes by pool group, {needed} bytes. Suspend or close sequences, or enlarge a lower tier"
@@ -237,7 +237,7 @@ class TierControl(UsageQueries):
 
     def _refuse_leased(self, pool_group: int, lease: int) -> None:
         storage = self._shared.storage
-        storage.digest.note(REFUSAL, lease)
+        storage.digest.record(REFUSAL, lease)
         text = (
             f"level 0, pool group {pool_group}: lease {lease} has slots behind the new end of its pool, which must not move. "
             f"Settle it first"

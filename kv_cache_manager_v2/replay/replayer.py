@@ -168,7 +168,7 @@ class _Replayer:
         num_computed = 0
         while scheduler.step():
             if adjustment.end_step(scheduler.tally.num_computed_tokens - num_computed):
-                scheduler.note_moved_pages()
+                scheduler.record_moved_pages()
             num_computed = scheduler.tally.num_computed_tokens
             if self.plan.check_invariants:
                 self._manager.check_invariants()

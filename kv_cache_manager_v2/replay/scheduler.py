@@ -143,7 +143,7 @@ class Scheduler:
         self.tally.num_requests_running = len(self._running)
         return True
 
-    def note_moved_pages(self) -> None:
+    def record_moved_pages(self) -> None:
         """Pool groups have other sizes now, and pages other slots."""
         self._room_may_exist = True
         for served in self._running:
@@ -184,7 +184,7 @@ class Scheduler:
                 if served.num_inputs == 0 and budget > 0:
                     served.num_inputs = self._chunk_of(served, budget)
                     budget -= served.num_inputs
-                self._note_partial_prompt(served)
+                self._record_partial_prompt(served)
                 if served.num_inputs > 0:
                     self._batch.append(served)
         self._budget = budget
@@ -199,7 +199,7 @@ class Scheduler:
                 ready.append(served)
         return ready if len(ready) > 0 else self._running[:]
 
-    def _note_partial_prompt(self, served: ServedRequest) -> None:
+    def _record_partial_prompt(self, served: ServedRequest) -> None:
         if served.num_inputs < served.num_known - served.history:
             self._has_partial_prompt = True
 
@@ -246,7 +246,7 @@ class Scheduler:
                 self._line.pop()
                 self._batch.append(served)
                 self._budget -= served.num_inputs
-                self._note_partial_prompt(served)
+                self._record_partial_prompt(served)
             elif len(self._running) + len(self._preempted) == 0:
                 self._line.pop()
                 self._refuse(served)
@@ -418,7 +418,7 @@ class Scheduler:
                 census.look(served.ticket, served.open_kv_cache())
                 # What a longer commit publishes may be swapped for equal pages.
                 served.must_look = served.num_inputs > 1
-        census.note_peak()
+        census.record_peak()
 
     def _compute(self) -> None:
         engine = self._engine

@@ -97,7 +97,7 @@ class SlotCensus:
             for census, slots in zip(self._groups, slots_of, strict=True):
                 census.remove(slots)
 
-    def note_peak(self) -> None:
+    def record_peak(self) -> None:
         """Every sequence that changed has been looked at."""
         for census in self._groups:
             census.peak_used = max(census.peak_used, census.num_used)

@@ -85,7 +85,7 @@ class BlockHistory:
 
     # -- what the tree tells ------------------------------------------------------------------------------------------
 
-    def note_root(self, root: i64, scope: ReuseScope) -> None:
+    def record_root(self, root: i64, scope: ReuseScope) -> None:
         hashed = hash_scope(scope)
         self._scopes[int(root)] = int(hashed)
         if self._tells_scopes:
@@ -100,13 +100,13 @@ class BlockHistory:
         while number < len(self._block_texts):
             self._block_scopes = append(self._block_scopes, self._only_scope)
             if self._block_texts[number] != NO_TEXT:
-                self._table.note(self._block_texts[number], self._only_scope, IS_HERE)
+                self._table.record(self._block_texts[number], self._only_scope, IS_HERE)
             number += 1
 
     def forget_root(self, root: i64) -> None:
         del self._scopes[int(root)]
 
-    def note_published(self, parent: i64, block: i64, key: bytes) -> None:
+    def record_published(self, parent: i64, block: i64, key: bytes) -> None:
         """Both by their first page id; ``parent`` may be a root, ``key`` shorter than a block."""
         text = hash_block(self.text_of(parent), key)
         scope = self._scope_of_path(parent)
@@ -115,19 +115,19 @@ class BlockHistory:
         self._block_texts[number] = text
         if self._tells_scopes:
             self._block_scopes[number] = scope
-            self._table.note(text, scope, IS_HERE)
+            self._table.record(text, scope, IS_HERE)
         self.num_blocks += 1
         sample = self._nearest_sample(parent)
         self._block_samples[number] = sample
         sampler = self.sampler
         if sampler is not None and sampler.is_sampled(key_of(text, scope)):
-            self._note_sample(sampler, number, text, scope, sample, len(key) == self._block_bytes)
+            self._record_sample(sampler, number, text, scope, sample, len(key) == self._block_bytes)
 
-    def note_published_run(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
+    def record_published_run(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
         """Blocks below each other, the first one below ``parent``; ``first_pages`` are theirs, and ``packed`` their texts."""
         num_blocks: i64 = len(first_pages)
         if len(packed) % (WORD_BYTES * RUN_WORDS * num_blocks) != 0:
-            self._note_one_by_one(parent, first_pages, packed)
+            self._record_one_by_one(parent, first_pages, packed)
             return
         run_texts = _hash_in_parts(self.text_of(parent), packed, num_blocks)
         scope = self._scope_of_path(parent)
@@ -149,20 +149,20 @@ class BlockHistory:
             texts[number] = text
             samples[number] = sample
             if (((text ^ scope_bits) >> SAMPLED_SHIFT) & SAMPLED_MASK) < threshold and sampler is not None:
-                sample = self._note_sample(sampler, number, text, scope, sample, True)
+                sample = self._record_sample(sampler, number, text, scope, sample, True)
             ordinal += 1
         self.num_blocks += num_blocks
         if self._tells_scopes:
             for first_page in first_pages:
                 number = rows.block_number(first_page)
                 self._block_scopes[number] = scope
-                self._table.note(texts[number], scope, IS_HERE)
+                self._table.record(texts[number], scope, IS_HERE)
 
-    def _note_one_by_one(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
+    def _record_one_by_one(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
         block_bytes = len(packed) // len(first_pages)
         position = 0
         for first_page in first_pages:
-            self.note_published(parent, first_page, bytes(packed[position : position + block_bytes]))
+            self.record_published(parent, first_page, bytes(packed[position : position + block_bytes]))
             parent = first_page
             position += block_bytes
 
@@ -175,7 +175,7 @@ class BlockHistory:
             if self._tells_scopes:
                 self._block_scopes = append(self._block_scopes, 0)
 
-    def note_gone(self, block: i64, cause: i64) -> None:
+    def record_removal(self, block: i64, cause: i64) -> None:
         """The block left the tree, for a `removal_cause`."""
         number = self._rows.block_number(block)
         texts = self._block_texts
@@ -184,22 +184,22 @@ class BlockHistory:
         scope = self._only_scope
         if self._tells_scopes:
             scope = self._block_scopes[number]
-        self._table.note(text, scope, FIRST_DROPPED + cause)
+        self._table.record(text, scope, FIRST_DROPPED + cause)
         if self._block_samples[number] < NO_SAMPLE and self.sampler is not None:
-            self.sampler.note_gone(key_of(text, scope))
+            self.sampler.record_removal(key_of(text, scope))
         num_blocks = self.num_blocks
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += 1
             self._num_blocks_at_evictions += num_blocks
         self.num_blocks = num_blocks - 1
 
-    def note_path_gone(self, first_pages: vec[i64], num_blocks: i64, cause: i64) -> None:
-        """`note_gone` for the first ``num_blocks`` of them, blocks of one path that go one after the other."""
+    def record_path_removal(self, first_pages: vec[i64], num_blocks: i64, cause: i64) -> None:
+        """`record_removal` for the first ``num_blocks`` of them, blocks of one path that go one after the other."""
         sampler = self.sampler
         if self._tells_scopes or (sampler is not None and sampler.times is not None):
             position: i64 = 0
             while position < num_blocks:
-                self.note_gone(first_pages[position], cause)
+                self.record_removal(first_pages[position], cause)
                 position += 1
             return
         texts = self._block_texts
@@ -213,7 +213,7 @@ class BlockHistory:
         while ordinal < num_blocks:
             first_page = first_pages[ordinal]
             number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
-            table.note(texts[number], scope, state)
+            table.record(texts[number], scope, state)
             texts[number] = NO_TEXT
             ordinal += 1
         if cause == CAPACITY or cause == UNREACHABLE:
@@ -232,16 +232,16 @@ class BlockHistory:
         before = self._block_samples[number]
         return number if before < NO_SAMPLE else before
 
-    def _note_sample(self, sampler: ReuseSampler, number: i64, text: i64, scope: i64, before: i64, is_full: bool) -> i64:
+    def _record_sample(self, sampler: ReuseSampler, number: i64, text: i64, scope: i64, before: i64, is_full: bool) -> i64:
         """A block of the sample was published, the one with that number."""
         self._block_samples[number] = _as_own(before)
         key_before: i64 = NO_KEY
         if before != NO_SAMPLE:
             key_before = key_of(self._block_texts[before], scope)
-        sampler.note_published(key_of(text, scope), key_before, is_full)
+        sampler.record_published(key_of(text, scope), key_before, is_full)
         return number
 
-    def _note_path(self, kind: i64, block: i64) -> None:
+    def _record_path(self, kind: i64, block: i64) -> None:
         """Of all sampled blocks of the path that ends at this published block, the last one first."""
         sampler = self.sampler
         if sampler is None or block < 0:
@@ -251,25 +251,25 @@ class BlockHistory:
         while sample != NO_SAMPLE:
             key = key_of(self._block_texts[sample], scope)
             if kind == ASKED:
-                sampler.note_found(key)
+                sampler.record_found(key)
             else:
-                sampler.note(kind, key)
+                sampler.record(kind, key)
             # The one before it; it is one of the sample itself.
             sample = _as_own(self._block_samples[sample])
 
-    def note_asked(self, block: i64, num_blocks: i64) -> None:
+    def record_lookup(self, block: i64, num_blocks: i64) -> None:
         """A prompt asked for the path that ends at this published block, of so many blocks, and found it."""
         if self.sampler is not None:
             self.sampler.num_found += num_blocks
-        self._note_path(ASKED, block)
+        self._record_path(ASKED, block)
 
-    def note_held(self, block: i64) -> None:
+    def record_held(self, block: i64) -> None:
         """A sequence uses the path that ends at this published block from now on."""
-        self._note_path(HELD, block)
+        self._record_path(HELD, block)
 
     def record_release(self, block: i64) -> None:
         """The path that ends at this published block was used until now; its far end is the first to go."""
-        self._note_path(GIVEN_BACK, block)
+        self._record_path(GIVEN_BACK, block)
 
     def forget_full_size(self) -> None:
         """The cache has another size now."""

@@ -130,7 +130,7 @@ class DropPlans:
         for other in self._open.values():
             if ordinal < len(other.blocks) and other.blocks[ordinal] is block and self._needs(other, ordinal, life_cycle):
                 return 0
-        storage.digest.note(VICTIM, page)
+        storage.digest.record(VICTIM, page)
         storage.drop(page, storage.pool_group_of[life_cycle], REQUESTED)
         self._tree.on_page_dropped(page)
         return 1

@@ -100,7 +100,7 @@ class RadixTree(PageOwner):
             if sink is not None:
                 sink.on_root_made(root.first_page, scope.lora_id, scope.salt)
             if self.history is not None:
-                self.history.note_root(root.first_page, scope)
+                self.history.record_root(root.first_page, scope)
         root.num_pins += 1
         return root
 
@@ -165,7 +165,7 @@ class RadixTree(PageOwner):
         block.parent = parent
         block.content_key = NO_KEY
         if self.history is not None:
-            self.history.note_published(parent.first_page, block.first_page, key)
+            self.history.record_published(parent.first_page, block.first_page, key)
         if self.storage.sink is not None and len(key) == self.block_bytes:
             mixed = unpack_tokens(key, self.digests) if self.has_digests and has_digest(key) else None
             announce_block(self.storage.rows, self.storage.sink, parent.first_page, block.first_page, key, mixed)
@@ -204,7 +204,7 @@ class RadixTree(PageOwner):
         first_pages = vec[i64]([block.first_page for block in fresh])
         if self.history is not None:
             text = memoryview(packed)[position : position + len(fresh) * block_bytes]
-            self.history.note_published_run(parent.first_page, first_pages, text)
+            self.history.record_published_run(parent.first_page, first_pages, text)
         if self.storage.sink is not None:
             standings = list_standings(self.storage.rows, first_pages)
             run = PublishedRun(parent.first_page, first_pages, standings, packed, position, block_bytes)
@@ -244,7 +244,7 @@ class RadixTree(PageOwner):
         if self.storage.sink is not None:
             self.storage.sink.on_block_removed(block.first_page)
         if self.history is not None:
-            self.history.note_gone(block.first_page, self.storage.last_cause)
+            self.history.record_removal(block.first_page, self.storage.last_cause)
         text = block.text
         begin = block.text_begin
         self._cut_off(block, parent)
@@ -394,7 +394,7 @@ class RadixTree(PageOwner):
                     continue
             elif missing > 1 and block.num_pins == 0 and self._drop_path(block, life_cycle, level, missing, cause):
                 continue
-            digest.note(VICTIM, page)
+            digest.record(VICTIM, page)
             storage.drop(page, pool_group, cause)
             self._drop_useless(block, life_cycle)
 
@@ -418,12 +418,12 @@ class RadixTree(PageOwner):
                 path.pages, path.num_pages, path.blocks, num_blocks, life_cycle, storage.rows.num_life_cycles, cause
             )
         if self.history is not None:
-            self.history.note_path_gone(path.blocks, num_blocks, cause)
+            self.history.record_path_removal(path.blocks, num_blocks, cause)
         block = leaf
         text = b""
         text_begin: i64 = 0
         while num_blocks > 0:
-            storage.digest.note(VICTIM, block.first_page + life_cycle)
+            storage.digest.record(VICTIM, block.first_page + life_cycle)
             parent = block.parent
             assert parent is not None, "a victim is in no tree"
             text = block.text
@@ -453,7 +453,7 @@ class RadixTree(PageOwner):
             storage.sink.on_pages_removed(pages, count, cause)
         position: i64 = 0
         while position < count:
-            storage.digest.note(VICTIM, pages[position])
+            storage.digest.record(VICTIM, pages[position])
             position += 1
         return True
 

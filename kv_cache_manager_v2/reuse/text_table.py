@@ -70,7 +70,7 @@ class TextTable:
         self._settle()
         self._keeps_one_each = True
 
-    def note(self, text: i64, scope: i64, state: i64) -> None:
+    def record(self, text: i64, scope: i64, state: i64) -> None:
         """That is so from now on."""
         at = self._line_end
         if at == _LINE_WORDS:

@@ -261,8 +261,8 @@ def _copy_states(beams: list[SequenceState], parents: vec[i64], assigned: list[l
         raise
     position = 0
     while position < len(pages):
-        storage.reads.note_copy(pages[position], pages[position + 1])
+        storage.reads.record_copy(pages[position], pages[position + 1])
         position += 2
     storage.counters.caller = find_page_counters(beams[0].counters)
-    storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources))
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources))
     storage.counters.caller = None

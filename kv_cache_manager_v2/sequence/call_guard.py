@@ -89,7 +89,7 @@ class CallGuard(ProcessBound):
 
     def leave(self) -> None:
         if self._changes.num_begun > 0:
-            self._note_interruption()
+            self._record_interruption()
         self._busy = False
         # In this order: a handle that another thread drops between the two sets it again.
         self._attention = _IDLE
@@ -126,10 +126,10 @@ class CallGuard(ProcessBound):
             raise self.fail(error) from error
         finally:
             if self._changes.num_begun > 0:
-                self._note_interruption()
+                self._record_interruption()
             self._busy = False
 
-    def _note_interruption(self) -> None:
+    def _record_interruption(self) -> None:
         self._changes.num_begun = 0
         if self._reason is None:
             error = sys.exc_info()[1]
@@ -142,7 +142,7 @@ class CallGuard(ProcessBound):
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
 
-    def note_user_error(self, error: AssertionError) -> None:
+    def record_user_error(self, error: AssertionError) -> None:
         """The user's callback raised it, before anything changed; it is his."""
         self._user_error = error
 

@@ -34,7 +34,7 @@ class ChangedBlocks:
         self.erased_end = 0
         self.following = None
 
-    def note(self, ordinal: i64, slot: int) -> None:
+    def record(self, ordinal: i64, slot: int) -> None:
         if slot >= 0:
             if ordinal < self.filled_begin:
                 self.filled_begin = ordinal
@@ -56,7 +56,7 @@ class ChangedBlocks:
         self.erased_begin = _NOTHING
         self.erased_end = 0
 
-    def note_all(self) -> None:
+    def record_all(self) -> None:
         """As if every entry had been set."""
         self.filled_begin = 0
         self.filled_end = _NOTHING

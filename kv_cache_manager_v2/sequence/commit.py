@@ -18,7 +18,7 @@ from ..storage.page_handover import move_page, replace_page
 from .block_runs import publish_fresh
 from .disk_arrivals import expect_reads
 from .early_copying import write_published_down
-from .forked_blocks import join_tree, may_publish_partial, note_published
+from .forked_blocks import join_tree, may_publish_partial, record_published
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshots import publish_snapshot, stage_snapshot
 from .window_move import move_windows
@@ -40,7 +40,7 @@ def commit_token(state: SequenceState, token: i32) -> None:
         publish_block(state, tail.packed(), mark)
         tail.clear()
     if state.retention is not None and state.num_published > first_block:
-        note_retained(state, first_block)
+        record_retained(state, first_block)
     _advance_history(state, mark)
     state.shared.guard.end_change()
     if staged is not None:
@@ -89,7 +89,7 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
         publish_block(state, key, mark)
     state.num_committed += num_bytes // TOKEN_BYTES
     if state.retention is not None and state.num_published > first_block:
-        note_retained(state, first_block)
+        record_retained(state, first_block)
     _advance_history(state, mark)
     state.shared.guard.end_change()
     if staged is not None:
@@ -98,14 +98,14 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
         write_published_down(state, first_block)
 
 
-def note_retained(state: SequenceState, first_block: i64) -> None:
+def record_retained(state: SequenceState, first_block: i64) -> None:
     """From block ``first_block`` on the published path is new, and has durations."""
     plan = state.retention
     assert plan is not None
     block = state.path_end
     ordinal = state.num_published - 1
     while ordinal >= first_block:
-        state.shared.retention.note_published(plan, block, int(ordinal))
+        state.shared.retention.record_published(plan, block, int(ordinal))
         parent = block.parent
         assert parent is not None, "a published path does not end at a root"
         block = parent
@@ -236,7 +236,7 @@ def publish_block(state: SequenceState, key: bytes, mark: i64) -> None:
     state.path_end = block
     state.num_published += 1
     if state.forked_end > 0:
-        note_published(state)
+        record_published(state)
 
 
 def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
@@ -249,7 +249,7 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     private = state.blocks[ordinal]
     published = tree.find_child(state.path_end, key)
     if published is not None:
-        shared.storage.digest.note(REBASE, ordinal)
+        shared.storage.digest.record(REBASE, ordinal)
         _rebase(state, ordinal, private, published, mark)
         return published
     tree.attach(state.path_end, private, key)
@@ -285,7 +285,7 @@ def _repair_page(
         _logger.warning("a page was not mended (%s); sequence %s waits for the disk instead", str(error), state.id)
         expect_reads(state)
         return mark
-    storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     new_mark = state.shared.order.mark(state.timeline)
     reads.record_repair(theirs, state.timeline, new_mark)
     storage.set_ready(theirs, pool_group, new_mark)

@@ -212,13 +212,13 @@ class InPlaceCopies:
             if copy.donor != _NO_DONOR and copy.donors_turn == turn:
                 if storage.rows.has_page(copy.donor):
                     # Published, and its bytes are gone.
-                    storage.digest.note(VICTIM, copy.donor)
+                    storage.digest.record(VICTIM, copy.donor)
                     storage.drop_with_owner(copy.donor, copy.pool_group, CAPACITY)
                 storage.allocators[copy.pool_group].take_out(copy.slot)
         for copy in self._copies:
             if copy.turn == turn:
                 storage.make_locked_page_at(copy.page, copy.pool_group, copy.slot, copy.priority)
-                storage.reads.note_copy(copy.source, copy.page)
+                storage.reads.record_copy(copy.source, copy.page)
         take_copies(state, self._ordinals[turn], self._targets[turn], self._mark)
 
 

@@ -18,7 +18,7 @@ def settle_before_resume(state: SequenceState, waits: bool) -> None:
     _require_whole(state, pages)
 
 
-def note_doubtful_pages(state: SequenceState) -> None:
+def record_doubtful_pages(state: SequenceState) -> None:
     """The sequence was resumed without waiting: from now on `ready` and the next step ask for its reads, if there are any."""
     reads = state.shared.storage.reads
     for page in _list_pages(state):
@@ -30,7 +30,7 @@ def note_doubtful_pages(state: SequenceState) -> None:
 def expect_reads(state: SequenceState) -> None:
     state.awaits_reads = True
     if len(state.arrivals) == 0:
-        state.note_arrival(NO_POINT)
+        state.record_arrival(NO_POINT)
 
 
 def are_reads_here(state: SequenceState) -> bool:
@@ -59,7 +59,7 @@ def wait_for_reads(state: SequenceState) -> None:
 def _end_awaiting(state: SequenceState) -> None:
     """Its pages are whole; some of them, perhaps, because others have put their bytes there since."""
     for point in state.shared.storage.reads.mends.values():
-        state.note_arrival(point)
+        state.record_arrival(point)
     state.awaits_reads = False
 
 

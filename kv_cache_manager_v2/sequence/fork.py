@@ -82,7 +82,7 @@ def _copy_state(state: SequenceState, child: SequenceState) -> None:
         undo_begin_state(child)
         storage.digest.value = digest
         raise
-    storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.state_blocks))
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.state_blocks))
 
 
 def share_blocks(state: SequenceState, child: SequenceState) -> None:

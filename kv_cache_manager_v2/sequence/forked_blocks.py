@@ -193,10 +193,10 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
         block.num_co_owners = 0
         tree.attach(state.path_end, block, key)
         block.num_pins += num_co_owners
-        _note_ready(state, block, mark)
+        _record_ready(state, block, mark)
         published = block
     else:
-        state.shared.storage.digest.note(REBASE, ordinal)
+        state.shared.storage.digest.record(REBASE, ordinal)
         _rebase_owners(state, owners, block, published, mark)
         published.num_pins += len(owners) - 1
         num_leases = block.num_co_owners + 1 - len(owners)
@@ -209,7 +209,7 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
     return published
 
 
-def note_published(state: SequenceState) -> None:
+def record_published(state: SequenceState) -> None:
     """The published path of a sequence with forked blocks has grown by one."""
     if state.forked_end > state.num_published:
         state.tail_is_shared = state.blocks[state.num_published].parent is not None
@@ -218,7 +218,7 @@ def note_published(state: SequenceState) -> None:
         state.forked_end = 0
 
 
-def _note_ready(state: SequenceState, block: Block, mark: i64) -> None:
+def _record_ready(state: SequenceState, block: Block, mark: i64) -> None:
     """The committer's writes are behind ``mark``; what other owners do with the pages stays in their points."""
     if state.timeline == NO_TIMELINE:
         return
@@ -240,21 +240,21 @@ def _rebase_owners(
     rows = storage.rows
     ordinal = state.num_published
     life_cycle: i64 = 0
-    _note_ready(state, block, mark)
+    _record_ready(state, block, mark)
     while life_cycle < state.shared.num_life_cycles:
         ours = block.first_page + life_cycle
         theirs = published.first_page + life_cycle
         if rows.has_page(ours):
             if not rows.has_page(theirs):
                 move_page(storage, ours, theirs)
-                state.shared.leases.note_moved(ours, theirs, life_cycle)
+                state.shared.leases.record_moved(ours, theirs, life_cycle)
             else:
                 if state.shared.uses_priorities:
                     storage.raise_priority(theirs, storage.pool_group_of[life_cycle], rows.priority(ours))
                 if rows.num_locks(ours) > 0 and rows.level(theirs) > 0:
                     # Ours is on level 0 already: it saves bringing theirs up.
                     replace_page(storage, ours, theirs, storage.pool_group_of[life_cycle])
-                    state.shared.leases.note_moved(ours, theirs, life_cycle)
+                    state.shared.leases.record_moved(ours, theirs, life_cycle)
                     life_cycle += 1
                     continue
                 for owner in owners:

@@ -106,7 +106,7 @@ class _LevelChange:
         self._points = vec[i64]([NO_POINT] * (len(counts) * (len(self._states) + 1)))
         self._num_points = 0
 
-    def _note_point(self, point: i64) -> None:
+    def _record_point(self, point: i64) -> None:
         self._points[self._num_points] = point
         self._num_points += 1
 
@@ -152,7 +152,7 @@ class _LevelChange:
                 if state.timeline != NO_TIMELINE:
                     mark = order.mark(state.timeline)
                     order.wait(timeline, mark)
-                    self._note_point(mark)
+                    self._record_point(mark)
         # Active sequences have to hear of each page that moves: what is refused while they do, or while they wait, stays half done.
         shared.guard.begin_change()
         try:
@@ -167,7 +167,7 @@ class _LevelChange:
             shared.guard.end_change()
             raise
         if point != NO_POINT:
-            self._note_point(point)
+            self._record_point(point)
         if level == 0:
             for state in self._states:
                 if state.timeline != NO_TIMELINE:

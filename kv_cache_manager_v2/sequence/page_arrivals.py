@@ -28,7 +28,7 @@ def lock_page_on_its_way(state: SequenceState, page: i64, pool_group: i64) -> i6
     storage = state.shared.storage
     point = storage.allocators[pool_group].ready[storage.rows.slot(page)]
     if state.shared.order.is_slow(point):
-        state.note_arrival(point)
+        state.record_arrival(point)
         return storage.lock_without_wait(page, pool_group)
     return storage.lock(page, pool_group, state.timeline)
 
@@ -112,7 +112,7 @@ def end_apart(state: SequenceState, own: OwnStream) -> None:
     if storage.fills_pages:
         # Scratch slots too: nothing else is enqueued for them before the step.
         state.scratch.advance_ready(apart, mark)
-    state.note_arrival(mark)
+    state.record_arrival(mark)
 
 
 def _takes_slow_slot(storage: PageStorage, needed: vec[i64]) -> bool:
@@ -134,7 +134,7 @@ def _takes_slow_slot(storage: PageStorage, needed: vec[i64]) -> bool:
 def take_over_arrivals(state: SequenceState, beam: SequenceState) -> None:
     """What a further beam waits for, its first one does."""
     for point in beam.arrivals:
-        state.note_arrival(point)
+        state.record_arrival(point)
     if beam.awaits_reads:
         expect_reads(state)
     beam.arrivals = vec[i64]()
@@ -170,4 +170,4 @@ def settle_arrivals(state: SequenceState) -> None:
         order.wait(state.timeline, point)
     state.arrivals = vec[i64]()
     if state.awaits_reads:
-        state.note_arrival(NO_POINT)
+        state.record_arrival(NO_POINT)

@@ -44,7 +44,7 @@ class PageTable:
             buffer[ordinal] = slot
         reader = self._reader
         while reader is not None:
-            reader.note(ordinal, slot)
+            reader.record(ordinal, slot)
             reader = reader.following
 
     def set_run(self, first: i64, slots: vec[i64]) -> None:
@@ -77,7 +77,7 @@ class PageTable:
         while reader is not None:
             ordinal = begin
             while ordinal < end:
-                reader.note(ordinal, entries[ordinal])
+                reader.record(ordinal, entries[ordinal])
                 ordinal += 1
             reader = reader.following
 

@@ -142,7 +142,7 @@ def _copy_snapshot(state: SequenceState, source: i64, target: i64) -> None:
     storage.lock(source, pool_group, state.timeline)
     try:
         copy_page(storage, source, target, pool_group, state.stream)
-        storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+        storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     finally:
         # Held until the resume has succeeded; whoever writes to the slot then waits for the copy. Without a point for
         # that (the device refuses the event) the lock cannot be undone.

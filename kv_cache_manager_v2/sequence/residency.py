@@ -21,7 +21,7 @@ from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
 from .beams import list_beams
 from .block_runs import release_published, hold_pages, list_first_pages, lock_pages
-from .disk_arrivals import note_doubtful_pages, settle_before_resume
+from .disk_arrivals import record_doubtful_pages, settle_before_resume
 from .early_copying import write_published_down
 from .forked_blocks import release_block, leave_family
 from .page_arrivals import begin_apart, end_apart, lock_pages_on_their_way, settle_arrivals, take_over_arrivals
@@ -51,7 +51,7 @@ def hold_match(state: SequenceState, match: Match) -> None:
     shared = state.shared
     tokens_per_block = shared.tokens_per_block
     num_tokens = match.num_tokens
-    shared.storage.digest.note(MATCH, num_tokens)
+    shared.storage.digest.record(MATCH, num_tokens)
     if num_tokens < tokens_per_block:
         state.path_end = shared.tree.pin_root(state.scope)
     if num_tokens == 0:
@@ -87,7 +87,7 @@ def hold_match(state: SequenceState, match: Match) -> None:
     hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
     if shared.uses_priorities and state.priority_callback is None:
         raise_matched_priorities(state, None)
-    state.note_next_window_move()
+    state.record_next_window_move()
 
 
 def raise_matched_priorities(state: SequenceState, priorities: list[int] | None) -> None:
@@ -284,7 +284,7 @@ def _take_own_slots(resume: _Resume, waits: bool) -> None:
         if own is not None:
             end_apart(state, own)
     if not waits and not state.shared.storage.reads.is_idle:
-        note_doubtful_pages(state)
+        record_doubtful_pages(state)
 
 
 def _take_private_slots(
@@ -386,7 +386,7 @@ def _find_overuse(state: SequenceState) -> bool:
                 f"level 0, pool group {pool_group}: {locked} of {total} slots are locked by active sequences, more than "
                 f"max_util_for_resume={limit} allows to resume another one. Suspend or close sequences first"
             )
-            storage.digest.note(REFUSAL, locked)
+            storage.digest.record(REFUSAL, locked)
             storage.last_refusal = Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text)
             return True
         pool_group += 1

@@ -55,7 +55,7 @@ def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
 
 def _set_numbers(state: SequenceState, capacity: i64, history: i64) -> None:
     if state.snapshot_plan is not None:
-        state.snapshot_plan.note_room(state.num_committed, state.capacity, capacity, history)
+        state.snapshot_plan.record_room(state.num_committed, state.capacity, capacity, history)
     state.capacity = capacity
     state.history = history
 

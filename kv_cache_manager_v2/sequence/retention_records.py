@@ -63,7 +63,7 @@ class RetentionRecords:
 
     # -- durations ----------------------------------------------------------------------------------------------------
 
-    def note_published(self, plan: RetentionPlan, block: Block, ordinal: int) -> None:
+    def record_published(self, plan: RetentionPlan, block: Block, ordinal: int) -> None:
         """The block of a sequence with durations has joined the tree."""
         duration = plan.duration_of(ordinal)
         if duration != FOR_EVER:

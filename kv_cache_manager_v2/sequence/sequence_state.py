@@ -197,9 +197,9 @@ class SequenceState:
         self.branch_end = 0
         self.prompt_length = 0
         self.awaits_reads = False
-        self.note_next_window_move()
+        self.record_next_window_move()
 
-    def note_next_window_move(self) -> None:
+    def record_next_window_move(self) -> None:
         shared = self.shared
         earliest: i64 = NEVER
         life_cycle: i64 = 0
@@ -210,7 +210,7 @@ class SequenceState:
             life_cycle += 1
         self.next_window_move = earliest
 
-    def note_arrival(self, point: i64) -> None:
+    def record_arrival(self, point: i64) -> None:
         if len(self.arrivals) == 0 or self.arrivals[len(self.arrivals) - 1] != point:
             self.arrivals = append(self.arrivals, point)
 
@@ -233,7 +233,7 @@ class SequenceState:
         try:
             answer: object = callback(BlockOrdinal(int(ordinal)), self.shared.life_cycles[life_cycle])
         except AssertionError as error:
-            self.shared.guard.note_user_error(error)
+            self.shared.guard.record_user_error(error)
             raise
         priority = to_int(answer, "what custom_priority_callback returned")
         if not PRIORITY_MIN <= priority <= PRIORITY_MAX:

@@ -56,7 +56,7 @@ class SnapshotPlan:
         on_grid = int((num_tokens // self._interval + 1) * self._interval)
         return on_grid if listed is None or on_grid < listed else listed
 
-    def note_room(self, num_committed: i64, old_capacity: i64, capacity: i64, history: i64) -> None:
+    def record_room(self, num_committed: i64, old_capacity: i64, capacity: i64, history: i64) -> None:
         """A resize has made room up to ``capacity``."""
         if history > num_committed or (capacity > old_capacity and old_capacity > num_committed):
             self._ahead_until = capacity

@@ -68,9 +68,9 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
             _logger.warning("a snapshot of recurrent state is left out: %s", refusal)
             return None
         raise
-    storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     if account is not None:
-        account.note_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+        account.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
     return block
 
 

@@ -120,7 +120,7 @@ def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64) -> 
         if state.holds_page(life_cycle, ordinal):
             state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
             release_page(state, life_cycle, ordinal, mark)
-            storage.counters.note_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1)
+            storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1)
             if state.counters is not None:
                 state.counters.add_blocks(life_cycle, ALLOCATED, 1)
         life_cycle += 1

@@ -115,7 +115,7 @@ class TransferLeases:
                     return True
         return False
 
-    def note_moved(self, old_page: i64, new_page: i64, life_cycle: i64) -> None:
+    def record_moved(self, old_page: i64, new_page: i64, life_cycle: i64) -> None:
         """A page goes on under another row, with all its holds and locks."""
         for lease in self._open.values():
             pages = lease.pages[life_cycle]

@@ -92,7 +92,7 @@ class UsageRecorder:
             num_partial = count_held_pages(state, life_cycle, state.num_published, state.num_blocks)
             usage.add_blocks(life_cycle, REUSED_FULL, num_full)
             usage.add_blocks(life_cycle, REUSED_PARTIAL, num_partial)
-            usage.note_peak(life_cycle, num_full + num_partial)
+            usage.record_peak(life_cycle, num_full + num_partial)
             life_cycle += 1
 
 
@@ -178,12 +178,12 @@ def record_resume(state: SequenceState, counters: SequenceCounters) -> None:
         counters.has_asked = True
         sampler = history.sampler
         if sampler is not None and counters.total is not None:
-            history.note_asked(state.path_end.first_page, state.num_published)
+            history.record_lookup(state.path_end.first_page, state.num_published)
             for key in counters.missed_samples:
-                sampler.note(ASKED, key)
+                sampler.record(ASKED, key)
             counters.missed_samples = []
-        history.note_held(state.path_end.first_page)
-    counters.note_resumed()
+        history.record_held(state.path_end.first_page)
+    counters.record_resumed()
 
 
 def record_fork(child: SequenceState) -> None:
@@ -192,7 +192,7 @@ def record_fork(child: SequenceState) -> None:
     counters = child.counters
     if history is not None and counters is not None:
         counters.has_asked = True
-        history.note_held(child.path_end.first_page)
+        history.record_held(child.path_end.first_page)
 
 
 def record_close(state: SequenceState) -> None:
@@ -201,7 +201,7 @@ def record_close(state: SequenceState) -> None:
     counters = state.counters
     if history is not None and counters is not None:
         if not counters.has_asked:
-            history.note_held(state.path_end.first_page)
+            history.record_held(state.path_end.first_page)
         history.record_release(state.path_end.first_page)
 
 
@@ -222,5 +222,5 @@ def record_growth(state: SequenceState, counters: SequenceCounters, old_num_bloc
             counters.add_blocks(life_cycle, ALLOCATED, num_missed + num_generated)
             counters.add_blocks(life_cycle, MISSED, num_missed)
             counters.add_blocks(life_cycle, GENERATED, num_generated)
-            counters.note_peak(life_cycle, count_held_pages(state, life_cycle, 0, state.num_blocks))
+            counters.record_peak(life_cycle, count_held_pages(state, life_cycle, 0, state.num_blocks))
         life_cycle += 1

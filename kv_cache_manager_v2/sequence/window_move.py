@@ -30,7 +30,7 @@ def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
             _release_range(state, life_cycle, begin, new_begin, mark)
             state.window_begins[life_cycle] = new_begin
         life_cycle += 1
-    state.note_next_window_move()
+    state.record_next_window_move()
 
 
 def _release_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin: i64, mark: i64) -> None:

@@ -43,23 +43,23 @@ class BlockTimes(Handle):
         self._born = {}
         self._used = {}
 
-    def note_published(self, key: int) -> None:
+    def record_published(self, key: int) -> None:
         """The manager calls it: the sampled block is in the tree from now on."""
         now = self._clock.seconds()
         self._born[key] = now
         self._used[key] = now
 
-    def note_asked(self, key: int) -> None:
+    def record_lookup(self, key: int) -> None:
         """The manager calls it: a prompt found the block."""
         if key in self._used:
             self.reuse_gaps.add(self._clock.seconds() - self._used[key])
 
-    def note_used(self, key: int) -> None:
+    def record_used(self, key: int) -> None:
         """The manager calls it: a sequence used the block until now."""
         if key in self._used:
             self._used[key] = self._clock.seconds()
 
-    def note_gone(self, key: int) -> None:
+    def record_removal(self, key: int) -> None:
         """The manager calls it: the block's last page is gone."""
         born = self._born.pop(key, None)
         if born is not None:

@@ -39,14 +39,14 @@ class PageCounters:
         self.dropped_pages = vec[i64]([0] * (num_levels * num_pool_groups * NUM_DROP_REASONS))
         self.caller = None
 
-    def note_copied(self, source_level: i64, target_level: i64, pool_group: i64, num_pages: i64) -> None:
+    def record_copied(self, source_level: i64, target_level: i64, pool_group: i64, num_pages: i64) -> None:
         """Onto the same level: a copy; to a warmer one: onboarded; to a colder one: offloaded."""
         at = (source_level * self.num_levels + target_level) * self.num_pool_groups + pool_group
         self.copied_pages[at] += num_pages
         if self.caller is not None:
-            self.caller.note_copied(source_level, target_level, pool_group, num_pages)
+            self.caller.record_copied(source_level, target_level, pool_group, num_pages)
 
-    def note_dropped(self, level: i64, pool_group: i64, reason: i64, num_pages: i64) -> None:
+    def record_dropped(self, level: i64, pool_group: i64, reason: i64, num_pages: i64) -> None:
         """``reason`` is a `removal_cause`."""
         at = (level * self.num_pool_groups + pool_group) * NUM_DROP_REASONS + reason
         dropped = self.dropped_pages

@@ -43,7 +43,7 @@ class ReuseLog:
         self._words = vec[i64]()
         self._next = 0
 
-    def note(self, kind: i64, key: i64) -> None:
+    def record(self, kind: i64, key: i64) -> None:
         word = ((key & _KEY_MASK) << KEY_SHIFT) | kind
         if len(self._words) < MAX_WORDS:
             self._words = append(self._words, word)

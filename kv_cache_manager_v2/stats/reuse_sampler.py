@@ -69,33 +69,33 @@ class ReuseSampler:
     def is_sampled(self, key: i64) -> bool:
         return ((key >> SAMPLED_SHIFT) & SAMPLED_MASK) < self.threshold
 
-    def note_published(self, key: i64, key_before: i64, is_full: bool) -> None:
+    def record_published(self, key: i64, key_before: i64, is_full: bool) -> None:
         """A sampled block joins the tree. ``key_before``: of the nearest sampled block on its path, or NO_KEY."""
         if key_before != NO_KEY:
-            self.log.note(BELOW, key_before)
-        self.log.note(PUBLISHED if is_full else PUBLISHED_PART, key)
+            self.log.record(BELOW, key_before)
+        self.log.record(PUBLISHED if is_full else PUBLISHED_PART, key)
         self.touch(key)
         if self.times is not None:
-            self.times.note_published(int(key))
+            self.times.record_published(int(key))
 
-    def note(self, kind: i64, key: i64) -> None:
+    def record(self, kind: i64, key: i64) -> None:
         """A prompt asks for a sampled block, which is there or not (ASKED); a sequence begins to use it (HELD), or has (GIVEN_BACK)."""
-        self.log.note(kind, key)
+        self.log.record(kind, key)
         times = self.times
         if kind == ASKED:
             self.query(key)
             if times is not None:
-                times.note_asked(int(key))
+                times.record_lookup(int(key))
             return
         self.touch(key)
         if times is not None:
-            times.note_used(int(key))
+            times.record_used(int(key))
 
-    def note_found(self, key: i64) -> None:
+    def record_found(self, key: i64) -> None:
         """A prompt asks for a sampled block that is there."""
         self._num_sampled_found += 1
         self._found_counts[key & (_NUM_COUNTS - 1)] += 1
-        self.note(ASKED, key)
+        self.record(ASKED, key)
 
     def compute_unsampled(self) -> float:
         """Queries that the sample lacks, of blocks that are always there, over those that it has; negative: it has too many.
@@ -115,10 +115,10 @@ class ReuseSampler:
         deviations = abs(missing) / math.sqrt(variance)
         return missing * min(max(deviations - 2.0, 0.0), 1.0) / float(self.num_queries)
 
-    def note_gone(self, key: i64) -> None:
+    def record_removal(self, key: i64) -> None:
         """A sampled block left the tree."""
         if self.times is not None:
-            self.times.note_gone(int(key))
+            self.times.record_removal(int(key))
 
     def query(self, key: i64) -> None:
         self.num_queries += 1
@@ -128,7 +128,7 @@ class ReuseSampler:
 
     def touch(self, key: i64) -> None:
         """A sampled block is used: it is the last one in order now."""
-        self._order.note_use(key)
+        self._order.record_use(key)
 
     def count_queries_within(self, distance: float) -> i64:
         """Queries whose distance is under ``distance``."""

@@ -78,7 +78,7 @@ class UsageCounters:
             counts[position] += others[position]
             position += 1
 
-    def note_peak(self, layer_group: i64, num_pages: i64) -> None:
+    def record_peak(self, layer_group: i64, num_pages: i64) -> None:
         if num_pages > self.recent_peaks[layer_group]:
             self.recent_peaks[layer_group] = num_pages
         if num_pages > self.peak_pages[layer_group]:
@@ -131,12 +131,12 @@ class SequenceCounters:
         if self.is_in_total and self.total is not None:
             self.total.add_blocks(layer_group, kind, number)
 
-    def note_peak(self, layer_group: i64, num_pages: i64) -> None:
-        self.usage.note_peak(layer_group, num_pages)
+    def record_peak(self, layer_group: i64, num_pages: i64) -> None:
+        self.usage.record_peak(layer_group, num_pages)
         if self.is_in_total and self.total is not None:
-            self.total.note_peak(layer_group, num_pages)
+            self.total.record_peak(layer_group, num_pages)
 
-    def note_resumed(self) -> None:
+    def record_resumed(self) -> None:
         self.usage.add_call(RESUMES)
         total = self.total
         if total is None:
@@ -148,10 +148,10 @@ class SequenceCounters:
         total.add_all_of(self.usage)
         layer_group: i64 = 0
         while layer_group < total.num_layer_groups:
-            total.note_peak(layer_group, self.usage.peak_pages[layer_group])
+            total.record_peak(layer_group, self.usage.peak_pages[layer_group])
             layer_group += 1
 
-    def note_suspended(self) -> None:
+    def record_suspended(self) -> None:
         self.usage.add_call(SUSPENDS)
         if self.is_in_total and self.total is not None:
             self.total.add_call(SUSPENDS)

@@ -54,7 +54,7 @@ class UseOrder:
         self._halls = vec[i64]([0] * _NUM_HALLS)
         self._next_time = 0
 
-    def note_use(self, key: i64) -> None:
+    def record_use(self, key: i64) -> None:
         """It is the last one in order now."""
         if self._next_time == NUM_TIMES:
             self._renumber(0)

@@ -30,10 +30,10 @@ class DecisionDigest:
     def __init__(self) -> None:
         self.value = 0
 
-    def note(self, kind: i64, decision: i64) -> None:
+    def record(self, kind: i64, decision: i64) -> None:
         self.value = ((self.value ^ (decision << 3 | kind)) * _MULTIPLIER + 1) & _MASK
 
-    def note_run(self, kind: i64, decisions: vec[i64]) -> None:
+    def record_run(self, kind: i64, decisions: vec[i64]) -> None:
         """`note` each of them, in order."""
         value = self.value
         for decision in decisions:

@@ -93,7 +93,7 @@ class DiskReads:
         self._changes = changes
         self._reads = []
 
-    def note(self, point: i64, level: i64, source: PoolGroup, pages: vec[i64], slots: vec[i64], count: i64) -> None:
+    def record(self, point: i64, level: i64, source: PoolGroup, pages: vec[i64], slots: vec[i64], count: i64) -> None:
         """These pages are read from those slots of a disk; done or failed at ``point``."""
         read = _Read(point, level, source)
         position: i64 = 0
@@ -184,7 +184,7 @@ class DiskReads:
         self.forget(page)
         self.mends[int(timeline)] = int(point)
 
-    def note_copy(self, source_page: i64, target_page: i64) -> None:
+    def record_copy(self, source_page: i64, target_page: i64) -> None:
         """The target gets the bytes of the source, and is as good as they are."""
         if self.is_idle:
             return

@@ -94,7 +94,7 @@ class EarlyCopies:
         except BaseException:
             moves.undo(GPU, pool_group, _BELOW)
             raise
-        storage.counters.note_copied(GPU, _BELOW, pool_group, count)
+        storage.counters.record_copied(GPU, _BELOW, pool_group, count)
         position = 0
         while position < count:
             allocator.ready[moves.targets[position]] = point

@@ -61,7 +61,7 @@ class MoveBatch:
         point = self._mover.move(pool_group, source_level, self.sources, target_level, self.targets, len(self.pages))
         source = self._storage.pool_groups[source_level * self._storage.num_pool_groups + pool_group]
         if source.tier == CacheTier.DISK:
-            self._storage.reads.note(point, source_level, source, self.pages, self.sources, len(self.pages))
+            self._storage.reads.record(point, source_level, source, self.pages, self.sources, len(self.pages))
         return point
 
     def settle(self, position: i64, source_index: i64, level: i64, pool_group: i64, point: i64) -> None:
@@ -69,7 +69,7 @@ class MoveBatch:
         storage = self._storage
         target = self.targets[position]
         source_level = source_index // storage.num_pool_groups
-        storage.counters.note_copied(source_level, level, pool_group, 1)
+        storage.counters.record_copied(source_level, level, pool_group, 1)
         storage.place_page(self.pages[position], level, target)
         storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point
         source = self.sources[position]

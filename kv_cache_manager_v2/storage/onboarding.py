@@ -227,13 +227,13 @@ class Onboarding:
             except Exception as error:
                 raise describe_lost_copies(error) from error
             raise
-        storage.digest.note(VICTIM, victim)
+        storage.digest.record(VICTIM, victim)
         storage.num_evicted[pool_group] += 1
-        storage.counters.note_copied(level, _TOP, pool_group, 1)
-        storage.counters.note_copied(_TOP, level, pool_group, 1)
+        storage.counters.record_copied(level, _TOP, pool_group, 1)
+        storage.counters.record_copied(_TOP, level, pool_group, 1)
         low = storage.pool_groups[level * wanted.num_pool_groups + pool_group]
         if low.tier == CacheTier.DISK and not verify:
-            storage.reads.note(point, level, low, vec[i64]([page]), vec[i64]([low_slot]), 1)
+            storage.reads.record(point, level, low, vec[i64]([page]), vec[i64]([low_slot]), 1)
         storage.place_page(page, _TOP, high_slot)
         storage.place_page(victim, level, low_slot)
         low_ready[low_slot] = point

@@ -94,13 +94,13 @@ class PageFiller:
         try:
             stream = self._device.create_stream()
         except Exception as error:
-            _note_refusal(error)
+            _record_refusal(error)
             return False
         try:
             self._timeline = self._order.enter(stream)
         except Exception as error:
             self._device.destroy_stream(stream)
-            _note_refusal(error)
+            _record_refusal(error)
             return False
         self._stream = stream
         return True
@@ -115,7 +115,7 @@ class PageFiller:
                 self._device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, self._value)
                 pool += 1
         except Exception as error:
-            _note_refusal(error)
+            _record_refusal(error)
 
     def close(self) -> None:
         """Nothing that was enqueued is running."""
@@ -124,7 +124,7 @@ class PageFiller:
             self._device.destroy_stream(self._stream)
 
 
-def _note_refusal(error: Exception) -> None:
+def _record_refusal(error: Exception) -> None:
     if isinstance(error, AssertionError):
         raise error
     _logger.warning("a slot is not filled with the debug pattern: %s", str(error))

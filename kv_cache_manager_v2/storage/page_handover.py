@@ -35,7 +35,7 @@ def move_page(storage: PageStorage, source: i64, target: i64) -> None:
     words[at_target + LINKS] = words[at_source + LINKS]
     words[at_source + PLACE] = NO_PAGE
     words[at_source + LINKS] = NOT_QUEUED
-    storage.reads.note_copy(source, target)
+    storage.reads.record_copy(source, target)
     storage.reads.forget(source)
     if queue is not None:
         queue.push(target)
@@ -67,7 +67,7 @@ def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) 
     words[at_ours + PLACE] = NO_PAGE
     words[at_ours + LINKS] = NOT_QUEUED
     storage.reads.forget(theirs)
-    storage.reads.note_copy(ours, theirs)
+    storage.reads.record_copy(ours, theirs)
     storage.reads.forget(ours)
     if storage.sink is not None:
         storage.sink.on_page_moved(theirs, level, GPU)

@@ -107,7 +107,7 @@ def make_locked_run(
     allocator = storage.allocators[pool_group]
     slots = allocator.allocate_many(count)
     ready = allocator.ready
-    storage.digest.note_run(SLOT, slots)
+    storage.digest.record_run(SLOT, slots)
     place_of_slot_0 = pack_place(0, GPU, priority) + ONE_HOLD
     awaited: i64 = NO_POINT
     for first_page, slot in zip(first_pages[begin:end], slots):

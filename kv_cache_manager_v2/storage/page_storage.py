@@ -214,7 +214,7 @@ class PageStorage:
         at = page * ROW_WORDS
         assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
         slot = allocator.allocate()
-        self.digest.note(SLOT, slot)
+        self.digest.record(SLOT, slot)
         # Before the device is asked for anything: whoever undoes this finds the page in its row.
         words[at + PLACE] = pack_place(slot, GPU, priority) + ONE_HOLD
         words[at + LINKS] = LOCKED_ONCE
@@ -231,7 +231,7 @@ class PageStorage:
         words = self.rows.words
         at = page * ROW_WORDS
         assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
-        self.digest.note(SLOT, slot)
+        self.digest.record(SLOT, slot)
         words[at + PLACE] = pack_place(slot, GPU, priority) + ONE_HOLD
         words[at + LINKS] = LOCKED_ONCE
         self.num_locked[pool_group] += 1
@@ -284,7 +284,7 @@ class PageStorage:
         """A free slot without a page; room has been made before. It stays free if the device refuses to wait for it or to fill it."""
         allocator = self.allocators[pool_group]
         slot = allocator.allocate()
-        self.digest.note(SLOT, slot)
+        self.digest.record(SLOT, slot)
         try:
             self.order.wait(timeline, allocator.ready[slot])
             if self._filler is not None:
@@ -549,7 +549,7 @@ class PageStorage:
             num_evicted = self.num_evicted
             num_evicted[level * self.num_pool_groups + pool_group] += num_pages
         self.last_cause = cause
-        self.counters.note_dropped(level, pool_group, cause, num_pages)
+        self.counters.record_dropped(level, pool_group, cause, num_pages)
 
     def defer(self, index: i64, page: i64, below: i64) -> None:
         """The next victim of a queue goes behind ``below``, with a priority that is not lower."""

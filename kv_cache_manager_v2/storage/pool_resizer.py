@@ -103,7 +103,7 @@ class PoolResizer:
             point = self._mover.move(pool_group, level, sources, level, targets, count)
             group = storage.pool_groups[index]
             if group.tier == CacheTier.DISK:
-                storage.reads.note(point, level, group, pages, sources, count)
+                storage.reads.record(point, level, group, pages, sources, count)
         except BaseException:
             try:
                 self._undo(index, level, count)
@@ -122,7 +122,7 @@ class PoolResizer:
             self.moved_to[source - limit] = target
             position += 1
         allocator.retire(count)
-        storage.counters.note_copied(level, level, pool_group, count)
+        storage.counters.record_copied(level, level, pool_group, count)
         return point
 
     def _undo(self, index: i64, level: i64, count: i64) -> None:

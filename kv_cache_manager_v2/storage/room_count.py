@@ -54,14 +54,14 @@ class RoomCount:
                 droppable = storage.queues[pool_group].num_pages
                 held = storage.held_queues[pool_group].num_pages - num_here[pool_group]
                 if asked > free + droppable + held:
-                    storage.digest.note(REFUSAL, asked)
+                    storage.digest.record(REFUSAL, asked)
                     storage.last_refusal = self._describe_refusal(pool_group, asked, free, droppable + held)
                     return True
                 going_down = asked - free - droppable
                 if going_down > 0:
                     room = self.count_room_below(GPU, pool_group) + num_freed[pool_group]
                     if going_down > room:
-                        storage.digest.note(REFUSAL, asked)
+                        storage.digest.record(REFUSAL, asked)
                         storage.last_refusal = self._describe_full_levels(pool_group, going_down, room)
                         return True
             pool_group += 1

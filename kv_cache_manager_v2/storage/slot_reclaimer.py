@@ -126,7 +126,7 @@ class SlotReclaimer:
         page = self._find_victim(index)
         if storage.rows.priority(page) >= self.min_offload_priority:
             return False
-        storage.digest.note(VICTIM, page)
+        storage.digest.record(VICTIM, page)
         storage.drop_with_owner(page, pool_group, CAPACITY)
         return True
 
@@ -159,7 +159,7 @@ class SlotReclaimer:
     def _drop_first(self, index: i64, pool_group: i64) -> None:
         page = self._find_victim(index)
         storage = self._storage
-        storage.digest.note(VICTIM, page)
+        storage.digest.record(VICTIM, page)
         storage.drop_with_owner(page, pool_group, self.drop_cause)
 
     def _find_victim(self, index: i64) -> i64:
@@ -243,7 +243,7 @@ class SlotReclaimer:
         while position < count:
             page = moves.pages[position]
             storage.num_evicted[index] += 1
-            storage.digest.note(VICTIM, page)
+            storage.digest.record(VICTIM, page)
             moves.settle(position, index, level + 1, pool_group, point)
             position += 1
         self._put_below(to_write, first_to_write, pool_group)
@@ -305,7 +305,7 @@ class SlotReclaimer:
                 # It came up from there: what a disk may have failed to read is there still.
                 storage.reads.forget_read(page, level + 1, target)
             storage.num_evicted[index] += 1
-            storage.digest.note(VICTIM, page)
+            storage.digest.record(VICTIM, page)
             storage.place_page(page, level + 1, target)
             storage.free_slot(index, slot, point)
         storage.changes.end()

@@ -60,7 +60,7 @@ class RaceDetector:
         self, stream: StreamQueue, tick: int, dst_tier: CacheTier, src_tier: CacheTier, copies: Sequence[MemoryAccess]
     ) -> None:
         """``copies`` are pairs of equal length, the read and then the write; none may depend on another."""
-        stream.note_access()
+        stream.record_access()
         access = Access(stream.component, tick, stream.place, "copy batch", capture_stack(), copies, is_batch=True)
         shadow = self._shadow
         try:
@@ -78,7 +78,7 @@ class RaceDetector:
 
     def check_fill(self, stream: StreamQueue, tick: int, address: int, num_bytes: int) -> None:
         ranges = [MemoryAccess(address, num_bytes, True)]
-        stream.note_access()
+        stream.record_access()
         access = Access(stream.component, tick, stream.place, "fill", capture_stack(), ranges)
         try:
             self._shadow.require_tier(access, CacheTier.GPU_MEM, address, address + num_bytes)
@@ -88,7 +88,7 @@ class RaceDetector:
         self._check(access, stream.clock)
 
     def check_kernel(self, stream: StreamQueue, tick: int, name: str, ranges: Sequence[MemoryAccess]) -> None:
-        stream.note_access()
+        stream.record_access()
         what = "kernel " + name
         self._check(Access(stream.component, tick, stream.place, what, capture_stack(), ranges), stream.clock)
 
@@ -97,11 +97,11 @@ class RaceDetector:
     def mapped_bytes(self, beg: int, end: int) -> int:
         return self._shadow.mapped_bytes(beg, end)
 
-    def note_map(self, beg: int, end: int) -> None:
+    def record_map(self, beg: int, end: int) -> None:
         self._log.add(self._begin_host_operation("map", beg, end - beg, True))
         self._shadow.map(beg, end)
 
-    def note_unmap(self, beg: int, end: int) -> None:
+    def record_unmap(self, beg: int, end: int) -> None:
         """Refused while an access may still be running."""
         access = self._begin_host_operation("unmap", beg, end - beg, True)
         try:

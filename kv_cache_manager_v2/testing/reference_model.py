@@ -110,7 +110,7 @@ class ReferenceModel(ReferenceRoom):
         """A call that changes nothing else has made room."""
         self._may_all_go = True
 
-    def note_failure(self) -> None:
+    def record_failure(self) -> None:
         """The device has failed: room was made for nothing, and a snapshot may have been left out."""
         self._may_all_go = True
         self._snapshots_due.clear()
@@ -325,7 +325,7 @@ class ReferenceModel(ReferenceRoom):
                 else:
                     self._may_come.add((node, group))
         if ordinal in sequence.shared_private:
-            self._note_published(sequence.shared_private[ordinal], node)
+            self._record_published(sequence.shared_private[ordinal], node)
         # A fuller block makes the partial ones with the same beginning superfluous.
         for sibling in self.tree.children(parent):
             beginning = self.tree.tokens(sibling)
@@ -335,7 +335,7 @@ class ReferenceModel(ReferenceRoom):
                         self._may_go.add((sibling, group))
         return node
 
-    def _note_published(self, number: int, node: int) -> None:
+    def _record_published(self, number: int, node: int) -> None:
         """What leases have of that private block may be pages of the tree now."""
         self._published_as.setdefault(number, set()).add(node)
         for lease in self.leases.values():

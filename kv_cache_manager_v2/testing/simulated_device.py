@@ -8,7 +8,7 @@ Every access is checked when it is enqueued, by vector clocks: two accesses to a
 stream order, event or host wait puts in order are a `RaceError`, whichever order this run takes. So are reads of bytes
 that nobody wrote, accesses to memory that is not mapped (any more), and unmapping memory that may still be in use. The
 device sees what it is told: copies, fills, the `accesses()` of kernels, and host accesses made by `host_read`,
-`host_write` and `note_host_access`.
+`host_write` and `record_host_access`.
 
 It also fails on demand: see `faults`, `hold`, `hold_stream` and `set_memory_limit`.
 """
@@ -198,7 +198,7 @@ class SimulatedDevice(Device):
                 " lower the tier's quota"
             )
         self._mapped_bytes[tier] = used_bytes + num_bytes
-        self._detector.note_map(address, end)
+        self._detector.record_map(address, end)
         ctypes.memset(address, MAPPED_POISON, num_bytes)
         self._scheduler.run_some()
 
@@ -210,7 +210,7 @@ class SimulatedDevice(Device):
         if mapped_bytes != num_bytes:
             raise LogicError(f"of [{address:#x}, {end:#x}) only {mapped_bytes} bytes are mapped; unmap those")
         self.faults.count_call("unmap")
-        self._detector.note_unmap(address, end)
+        self._detector.record_unmap(address, end)
         self._mapped_bytes[tier] -= num_bytes
         ctypes.memset(address, UNMAPPED_POISON, num_bytes)
         self._scheduler.run_some()
@@ -449,19 +449,19 @@ class SimulatedDevice(Device):
         self._require_tier(tier)
         self._limit_bytes[tier] = num_bytes
 
-    def note_host_access(self, address: int, num_bytes: int, is_write: bool) -> None:
+    def record_host_access(self, address: int, num_bytes: int, is_write: bool) -> None:
         """The host touches these bytes now; it must have waited for whoever did so before."""
         self._require_open()
         self._detector.check_host_access(address, num_bytes, is_write)
 
     def host_read(self, address: int, num_bytes: int) -> bytes:
-        """Read memory on the host, as `note_host_access` says."""
-        self.note_host_access(address, num_bytes, False)
+        """Read memory on the host, as `record_host_access` says."""
+        self.record_host_access(address, num_bytes, False)
         return ctypes.string_at(address, num_bytes)
 
     def host_write(self, address: int, data: bytes) -> None:
-        """Write memory on the host, as `note_host_access` says."""
-        self.note_host_access(address, len(data), True)
+        """Write memory on the host, as `record_host_access` says."""
+        self.record_host_access(address, len(data), True)
         ctypes.memmove(address, data, len(data))
 
     # -- inside -------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class SimulatedDisks:
     def failure_of(self, address: int) -> StorageIOError | None:
         return self._failures.get(address)
 
-    def note_failure(self, address: int, error: StorageIOError) -> None:
+    def record_failure(self, address: int, error: StorageIOError) -> None:
         if address in self._paths and address not in self._failures:
             self._failures[address] = error
             _logger.error("%s; the bytes are kept in memory", error)

@@ -95,7 +95,7 @@ class CopyOperation(Operation):
             else:
                 ctypes.memmove(self.dst_addresses[position], self.src_addresses[position], self.num_bytes)
         if self.disks is not None and self.write_error is not None:
-            self.disks.note_failure(self.disk_range, self.write_error)
+            self.disks.record_failure(self.disk_range, self.write_error)
         if self.read_error is not None:
             if self.disks is not None:
                 # Another object: the one that is raised has a traceback, which would keep its frames until this is taken.

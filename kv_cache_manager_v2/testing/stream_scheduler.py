@@ -81,7 +81,7 @@ class StreamQueue:
         """Of its operations so far."""
         return self.clock.ticks[self.component]
 
-    def note_access(self) -> None:
+    def record_access(self) -> None:
         """The operation that has begun touches memory, which events and waits do not."""
         self.last_access = self.clock.ticks[self.component]
 

@@ -442,7 +442,7 @@ CANARIES = (
     Canary(
         "a lease keeps the old row of a page that goes over",
         "sequence/forked_blocks.py",
-        "                move_page(storage, ours, theirs)\n                state.shared.leases.note_moved(ours, theirs, life_cycle)\n",
+        "                move_page(storage, ours, theirs)\n                state.shared.leases.record_moved(ours, theirs, life_cycle)\n",
         "                move_page(storage, ours, theirs)\n",
         first_seed=80,
     ),

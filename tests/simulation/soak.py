@@ -38,7 +38,7 @@ class FlatMemory:
         self.sizes: list[int] = []
         print(title, flush=True)
 
-    def note(self, what: str) -> None:
+    def record(self, what: str) -> None:
         self.sizes.append(resident_bytes())
         print(f"{len(self.sizes):3d}/{NUM_PARTS}  {self.sizes[-1] / 2**20:8.2f} MiB  {what}", flush=True)
 
@@ -63,7 +63,7 @@ def soak_calls(has_state: bool, num_calls: int, seed: int) -> bool:
                     manager.resize(level, quotas[level])
                 manager.clear_reusable_blocks()
                 manager.check_invariants()
-                memory.note(f"{calls.num_preempted} preempted, {calls.num_refused} refused by an error")
+                memory.record(f"{calls.num_preempted} preempted, {calls.num_refused} refused by an error")
             manager.clear_reusable_blocks()
             manager.check_invariants()
             for level in range(len(manager.cache_tier_list)):
@@ -85,7 +85,7 @@ def soak_streams(num_streams: int) -> bool:
                         return False
                     kv_cache.commit([part, number, 3, 4, 5])
                 manager.device.destroy_stream(stream)
-            memory.note("")
+            memory.record("")
     return memory.is_flat()
 
 

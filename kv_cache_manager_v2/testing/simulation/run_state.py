@@ -98,7 +98,7 @@ class RunState:
         """Of all pictures so far: equal for equal decisions."""
         return self._digest.hexdigest()[:16]
 
-    def note_early_copies(self) -> None:
+    def record_early_copies(self) -> None:
         """Calls that publish make room for copies of that on the level below."""
         if self.scenario.config.write_policy == "through":
             self.model.make_room()

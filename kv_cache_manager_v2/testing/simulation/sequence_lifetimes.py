@@ -72,7 +72,7 @@ def resume(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
 def close(run: RunState, sequence: SimulatedSequence) -> None:
     sequence.handle.close()
     run.model.close(sequence.model)
-    run.note_early_copies()
+    run.record_early_copies()
     run.sequences.remove(sequence)
 
 
@@ -89,7 +89,7 @@ def fork(run: RunState, sequence: SimulatedSequence) -> None:
 def abandon(run: RunState, sequence: SimulatedSequence) -> None:
     """The user forgets the sequence; the next call on the manager closes it."""
     run.model.abandon(sequence.model)
-    run.note_early_copies()
+    run.record_early_copies()
     run.sequences.remove(sequence)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -110,7 +110,7 @@ class SimulatedRun:
         self.is_broken = not failures.settle_failures(device, run.manager)
         if self.is_broken:
             return
-        run.model.note_failure()
+        run.model.record_failure()
         try:
             run.lost.take_from(run.sequences, Random(action.number + 2))
         except failures.FAILURES as error:
@@ -183,7 +183,7 @@ class SimulatedRun:
         elif kind == "stop_committing":
             sequence.handle.stop_committing()
             run.model.stop_committing(sequence.model, run.manager.describe())
-            run.note_early_copies()
+            run.record_early_copies()
             run.drops.plan(sequence.handle, random)
         elif kind == "close":
             close(run, sequence)

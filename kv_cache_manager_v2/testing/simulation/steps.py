@@ -26,7 +26,7 @@ def step(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
     run.model.resize(sequence.model, capacity, history, run.manager.describe())
     if run.scenario.grows_trees and may_grow_tree(sequence, num_tokens):
         grow_tree(run.manager, run.engine, run.model, run.texts, sequence, num_tokens, random)
-        run.note_early_copies()
+        run.record_early_copies()
         return
     _run_kernels(run, [sequence], [num_tokens], random)
     if random.random() < run.scenario.commits_at_once:
@@ -138,4 +138,4 @@ def commit(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
         return
     commit = commit_of_beams if len(sequence.other_texts) > 0 else commit_some
     commit(run.manager, run.scenario.config, run.model, run.judge, run.texts, sequence, random)
-    run.note_early_copies()
+    run.record_early_copies()

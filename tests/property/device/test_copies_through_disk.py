@@ -125,7 +125,7 @@ class Interleaving:
         self.order(stream, [address])
         self.device.fill(stream, address, self.slot_bytes, value)
         self.values[address] = value
-        self.note(stream, [address])
+        self.record(stream, [address])
 
     def copy(self, stream: int) -> None:
         dst_tier, src_tier = self.random.choice(TIERS), self.random.choice(TIERS)
@@ -143,7 +143,7 @@ class Interleaving:
         self.device.copy_batch(stream, batch)
         for target, source in zip(targets, sources, strict=True):
             self.values[target] = self.values[source]
-        self.note(stream, sources + targets)
+        self.record(stream, sources + targets)
 
     def addresses(self, tier: CacheTier) -> list[int]:
         return [memory.address + slot * self.slot_bytes for memory in self.ranges[tier] for slot in range(SLOTS)]
@@ -156,7 +156,7 @@ class Interleaving:
                     waited.add(event)
                     self.device.wait_event(stream, event)
 
-    def note(self, stream: int, addresses: list[int]) -> None:
+    def record(self, stream: int, addresses: list[int]) -> None:
         event = self.device.record_event(stream)
         for address in addresses:
             # The stream waited for all others that used it.

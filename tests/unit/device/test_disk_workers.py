@@ -86,7 +86,7 @@ def test_a_write_whose_gate_fails_is_lost_and_said_to_be(bench: Bench) -> None:
     bench.workers.wait(job)
     assert job.read_error is None and bench.workers.take_failed_reads() == []
     assert [(error.is_write, error.address, error.num_bytes) for error in job.write_errors] == [(True, BASE + 2 * PAGE, PAGE)]
-    job.note_failed_writes()
+    job.record_failed_writes()
     assert bench.file.failure is not None and "900" in str(bench.file.failure)
     read = bench.read(2, 0)
     bench.workers.start(read, [job])

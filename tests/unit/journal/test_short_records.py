@@ -72,7 +72,7 @@ def test_digests_stand_between_short_records_too(tmp_path: Path) -> None:
     """One after each `DIGEST_EVERY` records, as it is then, and one at the end."""
     writer, journal, digest = open_journal(tmp_path / "j")
     for step in range(DIGEST_EVERY * 2 + 3):
-        digest.note(1, step)
+        digest.record(1, step)
         if step == DIGEST_EVERY - 1:
             first = digest.to_bytes()
         journal.commit_one(1, step) if step % 2 == 0 else journal.grow(1, step, 0)

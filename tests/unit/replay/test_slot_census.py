@@ -110,7 +110,7 @@ def test_a_shared_page_counts_once_and_a_left_one_not_at_all() -> None:
         # shared, one is new; the first still counts as it was.
         assert census.num_used == (5, 5)
         census.look(0, first)
-        census.note_peak()
+        census.record_peak()
         census.leave(0)
         census.leave(1)
         census.leave(7)

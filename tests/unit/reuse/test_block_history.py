@@ -21,7 +21,7 @@ ROOT = -1
 def make_history(num_life_cycles: int, sampling: float) -> tuple[BlockHistory, PageRows]:
     rows = PageRows(num_life_cycles, 10)
     history = BlockHistory(rows, 1024, ReuseSampler(sampling) if sampling > 0.0 else None)
-    history.note_root(ROOT, ReuseScope())
+    history.record_root(ROOT, ReuseScope())
     return history, rows
 
 
@@ -34,8 +34,8 @@ def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: in
     at_once, rows = make_history(num_life_cycles, 0.5)
     one_by_one, other_rows = make_history(num_life_cycles, 0.5)
     if num_scopes == 2:
-        at_once.note_root(ROOT - 1, ReuseScope(lora_id=1))
-        one_by_one.note_root(ROOT - 1, ReuseScope(lora_id=1))
+        at_once.record_root(ROOT - 1, ReuseScope(lora_id=1))
+        one_by_one.record_root(ROOT - 1, ReuseScope(lora_id=1))
     size = tokens_per_block * TOKEN_BYTES
     blocks = []
     packed = choices.randbytes(20 * size)
@@ -45,20 +45,20 @@ def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: in
         blocks.append(block)
     # First 8 blocks, then 12 below them.
     pages = [block.first_page for block in blocks]
-    at_once.note_published_run(ROOT, vec[i64](pages[:8]), memoryview(packed)[: 8 * size])
-    at_once.note_published_run(pages[7], vec[i64](pages[8:]), memoryview(packed)[8 * size :])
+    at_once.record_published_run(ROOT, vec[i64](pages[:8]), memoryview(packed)[: 8 * size])
+    at_once.record_published_run(pages[7], vec[i64](pages[8:]), memoryview(packed)[8 * size :])
     above = ROOT
     text = 0
     for ordinal, block in enumerate(blocks):
         key = packed[ordinal * size : (ordinal + 1) * size]
-        one_by_one.note_published(above, block.first_page, key)
+        one_by_one.record_published(above, block.first_page, key)
         text = hash_block(text, key)
         assert at_once.text_of(block.first_page) == one_by_one.text_of(block.first_page) == text
         above = block.first_page
     assert at_once.num_blocks == one_by_one.num_blocks == 20
     scope = at_once.scope_of(ROOT)
     for history in (at_once, one_by_one):
-        history.note_asked(blocks[-1].first_page, 20)
+        history.record_lookup(blocks[-1].first_page, 20)
         history.record_release(blocks[-1].first_page)
         # While there is one scope, the tree knows what is here.
         assert history.find(text, scope) == (IS_HERE if num_scopes == 2 else NOT_KNOWN)
@@ -70,11 +70,11 @@ def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: in
 def test_blocks_from_before_the_second_scope_are_known() -> None:
     history, rows = make_history(1, 0.0)
     block = Block(rows.add_block())
-    history.note_published(ROOT, block.first_page, bytes(16))
+    history.record_published(ROOT, block.first_page, bytes(16))
     text = history.text_of(block.first_page)
     scope = history.scope_of(ROOT)
     assert history.find(text, scope) == NOT_KNOWN
-    history.note_root(ROOT - 1, ReuseScope(salt=5))
+    history.record_root(ROOT - 1, ReuseScope(salt=5))
     assert history.find(text, scope) == IS_HERE
-    history.note_gone(block.first_page, 0)
+    history.record_removal(block.first_page, 0)
     assert history.find(text, scope) not in (IS_HERE, NOT_KNOWN)

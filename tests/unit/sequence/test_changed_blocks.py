@@ -23,7 +23,7 @@ def test_nothing_at_first_and_after_clear():
     assert (reader.erased_begin, reader.erased_end, reader.filled_begin) == (1, 3, 3)
     reader.clear()
     assert reader.is_empty
-    reader.note_all()
+    reader.record_all()
     assert all(in_ranges(reader, ordinal) for ordinal in range(8))
 
 

@@ -18,18 +18,18 @@ def test_next_snapshot_is_the_nearest_of_list_and_grid() -> None:
 def test_snapshot_is_due_where_the_state_is_certain() -> None:
     """The state is that of a length if no more than the checkpoints' tokens of room lie beyond it."""
     plan = SnapshotPlan({10, 20}, 0, 0, 2, 0)
-    plan.note_room(0, 0, 12, 0)
+    plan.record_room(0, 0, 12, 0)
     assert plan.is_due(10), "12 - 10 tokens beyond, two checkpoints"
     assert not plan.is_due(0) and not plan.is_due(11)
-    plan.note_room(10, 12, 23, 10)
+    plan.record_room(10, 12, 23, 10)
     assert not plan.is_due(20), "three tokens beyond, two checkpoints, and 20 is no prompt's"
 
 
 def test_within_the_prompt_a_commit_is_believed_until_the_engine_computes_ahead() -> None:
     plan = SnapshotPlan({10, 20}, 0, 30, 0, 0)
-    plan.note_room(0, 0, 30, 0)
+    plan.record_room(0, 0, 30, 0)
     assert plan.is_due(10), "room for the whole prompt at once says nothing"
-    plan.note_room(4, 30, 34, 4)
+    plan.record_room(4, 30, 34, 4)
     assert not plan.is_due(10) and not plan.is_due(20), "more room while tokens of the present one were not committed"
     copied = plan.copy()
     assert (copied.peak_capacity, copied.is_due(20), copied.find_next(0)) == (34, False, 10)
@@ -37,7 +37,7 @@ def test_within_the_prompt_a_commit_is_believed_until_the_engine_computes_ahead(
 
 def test_state_at_the_end() -> None:
     plan = SnapshotPlan(set(), 0, 0, 1, 5)
-    plan.note_room(5, 0, 9, 5)
+    plan.record_room(5, 0, 9, 5)
     assert [plan.is_certain_at_end(count) for count in (5, 7, 8, 9)] == [False, False, True, True]
 
 

@@ -53,18 +53,18 @@ def sample_of(blocks: BlockRequests, rate: float, num_slots: int) -> ReuseSample
         sampled = [(place, key_of(block)) for place, block in enumerate(request) if sampler.is_sampled(key_of(block))]
         for place, key in sampled:
             if place < num_hit:
-                sampler.note_found(key)
+                sampler.record_found(key)
             elif request[place] in seen:
-                sampler.note(ASKED, key)
+                sampler.record(ASKED, key)
         before = NO_KEY
         for place, key in sampled:
             if place < num_hit:
-                sampler.note(HELD, key)
+                sampler.record(HELD, key)
             else:
-                sampler.note_published(key, before, True)
+                sampler.record_published(key, before, True)
             before = key
         for _, key in reversed(sampled):
-            sampler.note(GIVEN_BACK, key)
+            sampler.record(GIVEN_BACK, key)
         seen.update(request)
     figures = CacheFigures(
         0, EvictionPolicy.LRU, blocks.num_accesses, int(cache.num_hits), num_gone, num_slots, 1.0, sampler.rate, False,
@@ -133,10 +133,10 @@ def test_one_percent_is_within_a_point_of_an_exact_replay(policy: EvictionPolicy
 def test_the_log_keeps_the_last_words_in_order() -> None:
     log = ReuseLog()
     for key in range(MAX_WORDS):
-        log.note(ASKED, key)
+        log.record(ASKED, key)
     assert not log.has_lost and [word >> KEY_SHIFT for word in log.copy_words()] == list(range(MAX_WORDS))
     for key in range(5):
-        log.note(HELD, key)
+        log.record(HELD, key)
     words = list(log.copy_words())
     assert log.has_lost
     assert [word >> KEY_SHIFT for word in words] == [*range(5, MAX_WORDS), *range(5)]
@@ -156,10 +156,10 @@ def test_no_log_makes_it_stumble(policy: EvictionPolicy, seed: int) -> None:
     log = ReuseLog()
     for kind, number in words_of(rng, 3000):
         if kind == PUBLISHED and number % 3 > 0:
-            log.note(0, key_of(number - 1))
-        log.note(kind, key_of(number))
+            log.record(0, key_of(number - 1))
+        log.record(kind, key_of(number))
         if rng.random() < 0.3:
-            log.note(GIVEN_BACK, key_of(rng.randrange(60)))
+            log.record(GIVEN_BACK, key_of(rng.randrange(60)))
     sample = SampledBlocks(log.copy_words())
     cache = MiniatureCache(sample, policy, 7)
     for position in range(len(sample.kinds)):

@@ -26,17 +26,17 @@ def test_it_counts_as_a_list_does(seed: int) -> None:
         if key in used:
             used.remove(key)
         used.append(key)
-        order.note_use(key)
+        order.record_use(key)
         assert order.num_keys == len(used)
 
 
 def test_times_that_run_out_change_nothing() -> None:
     order = UseOrder()
     for number in range(10):
-        order.note_use(number)
+        order.record_use(number)
     # 0 .. 9 were used at the times 0 .. 9; the last of 5 .. 9 is used until all times are gone, and for some rounds more.
     for turn in range(NUM_TIMES + 100):
-        order.note_use(5 + turn % 5)
+        order.record_use(5 + turn % 5)
     last = 5 + (NUM_TIMES + 99) % 5
     assert order.count_used_since(last) == 0
     assert [order.count_used_since(number) for number in range(5)] == [9, 8, 7, 6, 5]
@@ -45,9 +45,9 @@ def test_times_that_run_out_change_nothing() -> None:
 def test_the_quarter_that_was_used_longest_ago_is_forgotten() -> None:
     order = UseOrder()
     for number in range(MAX_KEYS):
-        order.note_use(number)
-    order.note_use(0)  # so 1 is the oldest now
-    order.note_use(MAX_KEYS)
+        order.record_use(number)
+    order.record_use(0)  # so 1 is the oldest now
+    order.record_use(MAX_KEYS)
     assert order.num_keys == MAX_KEYS - MAX_KEYS // 4 + 1
     assert order.count_used_since(1) == NOT_KNOWN
     assert order.count_used_since(MAX_KEYS // 4) == NOT_KNOWN

@@ -10,18 +10,18 @@ def test_a_run_is_its_decisions_in_order() -> None:
     slots = [7, 0, 2**31 - 1, 7, 3]
     singly, together, reversed_run = DecisionDigest(), DecisionDigest(), DecisionDigest()
     for digest in (singly, together, reversed_run):
-        digest.note(MATCH, 12)
+        digest.record(MATCH, 12)
     for slot in slots:
-        singly.note(SLOT, slot)
-    together.note_run(SLOT, vec[i64](slots))
-    reversed_run.note_run(SLOT, vec[i64](slots[::-1]))
+        singly.record(SLOT, slot)
+    together.record_run(SLOT, vec[i64](slots))
+    reversed_run.record_run(SLOT, vec[i64](slots[::-1]))
     assert together.to_bytes() == singly.to_bytes()
     assert reversed_run.to_bytes() != singly.to_bytes()
 
 
 def test_a_run_of_nothing_is_no_decision() -> None:
     digest = DecisionDigest()
-    digest.note(SLOT, 5)
+    digest.record(SLOT, 5)
     before = digest.to_bytes()
-    digest.note_run(SLOT, vec[i64]())
+    digest.record_run(SLOT, vec[i64]())
     assert digest.to_bytes() == before
