@@ -35,7 +35,7 @@ from .scheduler import Scheduler
 from .tier_figures import tier_figures, transfer_figures
 from .timed_calls import TimedCalls
 from .timeline import Timeline, take_point, tier_names
-from .waiting_line import WaitingLine
+from .waiting_queue import WaitingQueue
 
 _UPDATE_INTERVAL_SECONDS: Final = 0.2
 
@@ -132,7 +132,7 @@ class _Replayer:
 
     def serve(self, engine: FakeEngine | None) -> ReplayReport:
         recorder = CallRecorder()
-        line = WaitingLine(self.plan.workload.requests())
+        line = WaitingQueue(self.plan.workload.requests())
         calls = TimedCalls(self._manager, recorder)
         handover: Handover | None = None
         if self._decode_manager is not None:

@@ -30,7 +30,7 @@ from .served_request import ServedRequest
 from .slot_census import SlotCensus
 from .tally import Tally
 from .timed_calls import TimedCalls
-from .waiting_line import WaitingLine
+from .waiting_queue import WaitingQueue
 
 
 @final
@@ -92,7 +92,7 @@ class Scheduler:
     def __init__(
         self,
         calls: TimedCalls,
-        line: WaitingLine,
+        line: WaitingQueue,
         limits: ServingLimits,
         engine: FakeEngine | None = None,
         decoding: Decoding | None = None,

@@ -19,7 +19,7 @@ _UNFINISHED: Final = -1
 
 @final
 @mypyc_attr(native_class=True)
-class WaitingLine:
+class WaitingQueue:
     """``peek`` at the next one, ``pop`` it when it was admitted or refused."""
 
     __slots__ = ("num_pulled", "_source", "_restarts", "_ready", "_parked", "_finish_steps", "_head", "_num_parked")
