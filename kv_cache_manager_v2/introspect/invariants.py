@@ -142,7 +142,7 @@ def _check_tree(shared: SharedState, books: _Books) -> None:
                 books.num_digests += _count_digests(key)
                 _require(0 < len(key) <= tree.block_bytes, f"{_name(block)} has a key of {len(key)} bytes")
                 is_full = len(key) == tree.block_bytes
-                _check_text(block, tree.block_bytes)
+                _check_tokens(block, tree.block_bytes)
                 _require(is_full or len(children) == 0, f"{_name(block)} is partial and has children")
             needed = tree.pool.has_any_page(block) if block is not root else False
             _require(
@@ -160,18 +160,18 @@ def _check_tree(shared: SharedState, books: _Books) -> None:
                 pending.append(child)
 
 
-def _check_text(block: Block, block_bytes: i64) -> None:
+def _check_tokens(block: Block, block_bytes: i64) -> None:
     """A text that several blocks share is that of a path: whoever is in its middle hangs below the block in front."""
-    begin = int(block.text_begin)
-    _require(begin == 0 or begin + block_bytes <= len(block.text), f"{_name(block)} begins at byte {begin} of a text that ends before")
+    begin = int(block.tokens_begin)
+    _require(begin == 0 or begin + block_bytes <= len(block.tokens), f"{_name(block)} begins at byte {begin} of a text that ends before")
     above = block.parent
     distance = int(block_bytes)
     # Between the two there may be blocks with texts of their own.
-    while above is not None and above.text is not block.text and distance <= begin:
+    while above is not None and above.tokens is not block.tokens and distance <= begin:
         above = above.parent
         distance += int(block_bytes)
     if above is not None and distance <= begin:
-        _require(above.text_begin + distance == begin, f"{_name(block)} shares a text with a block that it does not hang below")
+        _require(above.tokens_begin + distance == begin, f"{_name(block)} shares a text with a block that it does not hang below")
 
 
 def _check_sequence(state: SequenceState, books: _Books) -> None:
@@ -282,7 +282,7 @@ def _check_blocks(shared: SharedState, books: _Books) -> None:
         num_co_owners = max(books.private_owners.get(first_page, 0) - 1, 0)
         _require(block.num_co_owners == num_co_owners, f"{_name(block)} counts {block.num_co_owners} owners, not {num_co_owners}")
         _require(block.num_pins == pins, f"{_name(block)} has {block.num_pins} pins, should have {pins}")
-        _require(first_page in books.published or len(block.text) == 0, f"{_name(block)} is not in the tree and has a text")
+        _require(first_page in books.published or len(block.tokens) == 0, f"{_name(block)} is not in the tree and has a text")
         if first_page in free:
             _require(not pool.has_any_page(block), f"{_name(block)} is free and has a page")
     for scope in shared.tree.scopes():

@@ -21,18 +21,18 @@ from .sorted_keys import SortedKeys
 @final
 @mypyc_attr(native_class=True)
 class Block:
-    __slots__ = ("first_page", "text", "parent", "only_child", "children", "num_pins", "_half", "_word")
+    __slots__ = ("first_page", "tokens", "parent", "only_child", "children", "num_pins", "_half", "_word")
 
     first_page: Final[i64]
-    text: bytes
-    """Its tokens as packed int32, from `text_begin` on, and perhaps those of blocks above and below it (`block_text`); empty while
+    tokens: bytes
+    """Its tokens as packed int32, from `tokens_begin` on, and perhaps those of blocks above and below it (`block_tokens`); empty while
     private. Of a published partial block its own tokens alone."""
     parent: Block | None
     only_child: Block | None
     """Found without a dict while there is no second child."""
     children: Children | None
     """All children, from the second one on."""
-    # Numbers that no block has at once share memory: `num_co_owners` and `text_begin`, `num_shared_tokens` and `content_key`. So a block
+    # Numbers that no block has at once share memory: `num_co_owners` and `tokens_begin`, `num_shared_tokens` and `content_key`. So a block
     # is 96 bytes, the garbage collector's 16 included; 97 would be 112.
     num_pins: i32
     """Open sequences whose published path ends here, or that list the block behind the end of theirs."""
@@ -41,7 +41,7 @@ class Block:
 
     def __init__(self, first_page: i64) -> None:
         self.first_page = first_page
-        self.text = b""
+        self.tokens = b""
         self.parent = None
         self.only_child = None
         self.children = None
@@ -62,12 +62,12 @@ class Block:
         self._half = count
 
     @property
-    def text_begin(self) -> i64:
+    def tokens_begin(self) -> i64:
         """While PUBLISHED: the first byte of the block's own tokens in its text."""
         return i64(self._half)
 
-    @text_begin.setter
-    def text_begin(self, begin: i64) -> None:
+    @tokens_begin.setter
+    def tokens_begin(self, begin: i64) -> None:
         self._half = i32(begin)
 
     @property

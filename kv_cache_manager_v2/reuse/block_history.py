@@ -1,7 +1,7 @@
-"""Which texts were here and what became of them: a bounded memory, for telling why a token was missed.
+"""Which prefixes were here and what became of them: a bounded memory, for telling why a token was missed.
 
-A text (a path of blocks, whatever its reuse scope) is known by a 62-bit hash of its tokens, a scope by 20 bits. `TextTable` remembers
-texts that are gone. Everything depends on the calls alone. Two texts with one hash are taken for each other here, and only here: no
+A prefix (a path of blocks, whatever its reuse scope) is known by a 62-bit hash of its tokens, a scope by 20 bits. `RemovalHistory` remembers
+prefixes that are gone. Everything depends on the calls alone. Two prefixes with one hash are taken for each other here, and only here: no
 decision is made from it.
 """
 
@@ -15,8 +15,8 @@ from ..stats.reuse_log import ASKED, GIVEN_BACK, HELD
 from ..stats.reuse_sampler import NO_KEY, SAMPLED_MASK, SAMPLED_SHIFT, ReuseSampler
 from ..storage.page_rows import NO_SHIFT, PageRows
 from .reuse_scope import ReuseScope
-from .text_hash import EMPTY_TEXT, RUN_WORDS, WORD_BYTES, hash_block, hash_run
-from .text_table import FIRST_DROPPED, IS_HERE, NO_TEXT, SCOPE_MASK, TextTable
+from .prefix_hash import EMPTY_PREFIX, RUN_WORDS, WORD_BYTES, hash_block, hash_run
+from .removal_history import FIRST_DROPPED, IS_HERE, NO_PREFIX, SCOPE_MASK, RemovalHistory
 
 NO_SAMPLE: Final = -1
 _PART_WORDS: Final = 1024
@@ -25,16 +25,16 @@ SCOPE_SHIFT: Final = 36
 """Of a scope in a key."""
 
 
-def key_of(text: i64, scope: i64) -> i64:
-    """One number for a text in a scope, as well mixed as the text."""
-    return text ^ (scope << SCOPE_SHIFT)
+def key_of(prefix: i64, scope: i64) -> i64:
+    """One number for a prefix in a scope, as well mixed as the prefix."""
+    return prefix ^ (scope << SCOPE_SHIFT)
 
 
 @final
 @mypyc_attr(native_class=True)
 class BlockHistory:
     __slots__ = (
-        "_rows", "_scopes", "_tells_scopes", "_only_scope", "_block_texts", "_block_scopes", "_table", "sampler", "num_blocks",
+        "_rows", "_scopes", "_tells_scopes", "_only_scope", "_block_prefixes", "_block_scopes", "_table", "sampler", "num_blocks",
         "_num_evicted", "_num_blocks_at_evictions", "_block_samples", "_block_bytes",
     )  # fmt: skip
 
@@ -43,13 +43,13 @@ class BlockHistory:
     """By the negative page id of the root."""
     _tells_scopes: bool
     """Whether there ever was a second scope: until then the tree itself knows all that is here."""
-    _block_texts: vec[i64]
+    _block_prefixes: vec[i64]
     """Of the published blocks, by the number of the block."""
     _only_scope: i64
     """Until there was a second scope: that of all blocks."""
     _block_scopes: vec[i64]
     """Of the published blocks, by number, from the second scope on."""
-    _table: Final[TextTable]
+    _table: Final[RemovalHistory]
     _block_bytes: Final[i64]
     """Of the tokens of a full block."""
     sampler: Final[ReuseSampler | None]
@@ -64,7 +64,7 @@ class BlockHistory:
     in the sample itself, `_as_own` of that."""
 
     def __init__(self, rows: PageRows, num_entries: int, sampler: ReuseSampler | None, block_bytes: int = 0) -> None:
-        """``num_entries``: of the `TextTable`."""
+        """``num_entries``: of the `RemovalHistory`."""
         self.sampler = sampler
         self._block_bytes = block_bytes
         self.num_blocks = 0
@@ -75,9 +75,9 @@ class BlockHistory:
         self._scopes = {}
         self._tells_scopes = False
         self._only_scope = 0
-        self._block_texts = vec[i64]()
+        self._block_prefixes = vec[i64]()
         self._block_scopes = vec[i64]()
-        self._table = TextTable(num_entries)
+        self._table = RemovalHistory(num_entries)
 
     @property
     def num_entries(self) -> int:
@@ -93,14 +93,14 @@ class BlockHistory:
         if len(self._scopes) == 1:
             self._only_scope = hashed
             return
-        # While there was one scope, nobody could ask whether another had a text; once in a manager's life.
+        # While there was one scope, nobody could ask whether another had a prefix; once in a manager's life.
         self._tells_scopes = True
         self._table.keep_one_each()
         number: i64 = 0
-        while number < len(self._block_texts):
+        while number < len(self._block_prefixes):
             self._block_scopes = append(self._block_scopes, self._only_scope)
-            if self._block_texts[number] != NO_TEXT:
-                self._table.record(self._block_texts[number], self._only_scope, IS_HERE)
+            if self._block_prefixes[number] != NO_PREFIX:
+                self._table.record(self._block_prefixes[number], self._only_scope, IS_HERE)
             number += 1
 
     def forget_root(self, root: i64) -> None:
@@ -108,35 +108,35 @@ class BlockHistory:
 
     def record_published(self, parent: i64, block: i64, key: bytes) -> None:
         """Both by their first page id; ``parent`` may be a root, ``key`` shorter than a block."""
-        text = hash_block(self.text_of(parent), key)
+        prefix = hash_block(self.prefix_of(parent), key)
         scope = self._scope_of_path(parent)
         self._reach_all()
         number = self._rows.block_number(block)
-        self._block_texts[number] = text
+        self._block_prefixes[number] = prefix
         if self._tells_scopes:
             self._block_scopes[number] = scope
-            self._table.record(text, scope, IS_HERE)
+            self._table.record(prefix, scope, IS_HERE)
         self.num_blocks += 1
         sample = self._nearest_sample(parent)
         self._block_samples[number] = sample
         sampler = self.sampler
-        if sampler is not None and sampler.is_sampled(key_of(text, scope)):
-            self._record_sample(sampler, number, text, scope, sample, len(key) == self._block_bytes)
+        if sampler is not None and sampler.is_sampled(key_of(prefix, scope)):
+            self._record_sample(sampler, number, prefix, scope, sample, len(key) == self._block_bytes)
 
     def record_published_run(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
-        """Blocks below each other, the first one below ``parent``; ``first_pages`` are theirs, and ``packed`` their texts."""
+        """Blocks below each other, the first one below ``parent``; ``first_pages`` are theirs, and ``packed`` their prefixes."""
         num_blocks: i64 = len(first_pages)
         if len(packed) % (WORD_BYTES * RUN_WORDS * num_blocks) != 0:
             self._record_one_by_one(parent, first_pages, packed)
             return
-        run_texts = _hash_in_parts(self.text_of(parent), packed, num_blocks)
+        run_prefixes = _hash_in_parts(self.prefix_of(parent), packed, num_blocks)
         scope = self._scope_of_path(parent)
         scope_bits = scope << SCOPE_SHIFT
         sampler = self.sampler
         threshold: i64 = 0 if sampler is None else sampler.threshold
         sample = self._nearest_sample(parent)
         self._reach_all()
-        texts = self._block_texts
+        prefixes = self._block_prefixes
         samples = self._block_samples
         rows = self._rows
         first_of_all = rows.first_page_of_blocks
@@ -145,18 +145,18 @@ class BlockHistory:
         for first_page in first_pages:
             # What `block_number` does, without a call for each block.
             number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
-            text = run_texts[ordinal]
-            texts[number] = text
+            prefix = run_prefixes[ordinal]
+            prefixes[number] = prefix
             samples[number] = sample
-            if (((text ^ scope_bits) >> SAMPLED_SHIFT) & SAMPLED_MASK) < threshold and sampler is not None:
-                sample = self._record_sample(sampler, number, text, scope, sample, True)
+            if (((prefix ^ scope_bits) >> SAMPLED_SHIFT) & SAMPLED_MASK) < threshold and sampler is not None:
+                sample = self._record_sample(sampler, number, prefix, scope, sample, True)
             ordinal += 1
         self.num_blocks += num_blocks
         if self._tells_scopes:
             for first_page in first_pages:
                 number = rows.block_number(first_page)
                 self._block_scopes[number] = scope
-                self._table.record(texts[number], scope, IS_HERE)
+                self._table.record(prefixes[number], scope, IS_HERE)
 
     def _record_one_by_one(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
         block_bytes = len(packed) // len(first_pages)
@@ -169,8 +169,8 @@ class BlockHistory:
     def _reach_all(self) -> None:
         """There is an entry for every block that was ever made."""
         num_blocks = self._rows.num_blocks
-        while len(self._block_texts) < num_blocks:
-            self._block_texts = append(self._block_texts, NO_TEXT)
+        while len(self._block_prefixes) < num_blocks:
+            self._block_prefixes = append(self._block_prefixes, NO_PREFIX)
             self._block_samples = append(self._block_samples, NO_SAMPLE)
             if self._tells_scopes:
                 self._block_scopes = append(self._block_scopes, 0)
@@ -178,15 +178,15 @@ class BlockHistory:
     def record_removal(self, block: i64, cause: i64) -> None:
         """The block left the tree, for a `removal_cause`."""
         number = self._rows.block_number(block)
-        texts = self._block_texts
-        text = texts[number]
-        texts[number] = NO_TEXT
+        prefixes = self._block_prefixes
+        prefix = prefixes[number]
+        prefixes[number] = NO_PREFIX
         scope = self._only_scope
         if self._tells_scopes:
             scope = self._block_scopes[number]
-        self._table.record(text, scope, FIRST_DROPPED + cause)
+        self._table.record(prefix, scope, FIRST_DROPPED + cause)
         if self._block_samples[number] < NO_SAMPLE and self.sampler is not None:
-            self.sampler.record_removal(key_of(text, scope))
+            self.sampler.record_removal(key_of(prefix, scope))
         num_blocks = self.num_blocks
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += 1
@@ -202,7 +202,7 @@ class BlockHistory:
                 self.record_removal(first_pages[position], cause)
                 position += 1
             return
-        texts = self._block_texts
+        prefixes = self._block_prefixes
         rows = self._rows
         first_of_all = rows.first_page_of_blocks
         shift = rows.block_shift
@@ -213,8 +213,8 @@ class BlockHistory:
         while ordinal < num_blocks:
             first_page = first_pages[ordinal]
             number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
-            table.record(texts[number], scope, state)
-            texts[number] = NO_TEXT
+            table.record(prefixes[number], scope, state)
+            prefixes[number] = NO_PREFIX
             ordinal += 1
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += num_blocks
@@ -232,13 +232,13 @@ class BlockHistory:
         before = self._block_samples[number]
         return number if before < NO_SAMPLE else before
 
-    def _record_sample(self, sampler: ReuseSampler, number: i64, text: i64, scope: i64, before: i64, is_full: bool) -> i64:
+    def _record_sample(self, sampler: ReuseSampler, number: i64, prefix: i64, scope: i64, before: i64, is_full: bool) -> i64:
         """A block of the sample was published, the one with that number."""
         self._block_samples[number] = _as_own(before)
         key_before: i64 = NO_KEY
         if before != NO_SAMPLE:
-            key_before = key_of(self._block_texts[before], scope)
-        sampler.record_published(key_of(text, scope), key_before, is_full)
+            key_before = key_of(self._block_prefixes[before], scope)
+        sampler.record_published(key_of(prefix, scope), key_before, is_full)
         return number
 
     def _record_path(self, kind: i64, block: i64) -> None:
@@ -249,7 +249,7 @@ class BlockHistory:
         scope = self._scope_of_path(block)
         sample = self._nearest_sample(block)
         while sample != NO_SAMPLE:
-            key = key_of(self._block_texts[sample], scope)
+            key = key_of(self._block_prefixes[sample], scope)
             if kind == ASKED:
                 sampler.record_found(key)
             else:
@@ -284,9 +284,9 @@ class BlockHistory:
 
     # -- what the match asks ------------------------------------------------------------------------------------------
 
-    def text_of(self, block: i64) -> i64:
+    def prefix_of(self, block: i64) -> i64:
         """Of a published block, or of a root."""
-        return EMPTY_TEXT if block < 0 else self._block_texts[self._rows.block_number(block)]
+        return EMPTY_PREFIX if block < 0 else self._block_prefixes[self._rows.block_number(block)]
 
     def scope_of(self, root: i64) -> i64:
         return self._scopes[int(root)]
@@ -299,14 +299,14 @@ class BlockHistory:
             return self._block_scopes[self._rows.block_number(block)]
         return self._only_scope
 
-    def find(self, text: i64, scope: i64) -> i64:
-        """See `TextTable.find`."""
-        return self._table.find(text, scope)
+    def find(self, prefix: i64, scope: i64) -> i64:
+        """See `RemovalHistory.find`."""
+        return self._table.find(prefix, scope)
 
 
-def _hash_in_parts(text: i64, packed: memoryview, num_blocks: i64) -> vec[i64]:
-    """The texts of blocks below each other, the first one below ``text``; a part's words are a copy that stays in the nearest cache."""
-    texts = vec[i64]([0] * num_blocks)
+def _hash_in_parts(prefix: i64, packed: memoryview, num_blocks: i64) -> vec[i64]:
+    """The prefixes of blocks below each other, the first one below ``prefix``; a part's words are a copy that stays in the nearest cache."""
+    prefixes = vec[i64]([0] * num_blocks)
     words = packed.cast("q")
     words_per_block: i64 = len(words) // num_blocks
     blocks_per_part = _PART_WORDS // words_per_block + 1
@@ -316,10 +316,10 @@ def _hash_in_parts(text: i64, packed: memoryview, num_blocks: i64) -> vec[i64]:
         if end > num_blocks:
             end = num_blocks
         part = words[begin * words_per_block : end * words_per_block]
-        hash_run(text, vec[i64](part), words_per_block, texts, begin)
-        text = texts[end - 1]
+        hash_run(prefix, vec[i64](part), words_per_block, prefixes, begin)
+        prefix = prefixes[end - 1]
         begin = end
-    return texts
+    return prefixes
 
 
 def _as_own(before: i64) -> i64:
@@ -328,7 +328,7 @@ def _as_own(before: i64) -> i64:
 
 
 def hash_scope(scope: ReuseScope) -> i64:
-    """20 bits. From the scope's text, not from `hash`, which differs between processes."""
+    """20 bits. From the scope's prefix, not from `hash`, which differs between processes."""
     encoded = repr((scope.lora_id, scope.salt)).encode(errors="surrogatepass")
     encoded += bytes(-len(encoded) % WORD_BYTES)
-    return (hash_block(EMPTY_TEXT, encoded) >> 40) & SCOPE_MASK
+    return (hash_block(EMPTY_PREFIX, encoded) >> 40) & SCOPE_MASK

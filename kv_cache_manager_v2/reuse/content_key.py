@@ -11,7 +11,7 @@ from librt.strings import read_i32_le, read_i64_le
 from mypy_extensions import i64
 
 from .block import Block
-from .block_text import count_key_bytes
+from .block_tokens import count_key_bytes
 
 _FACTOR: Final = 0x1E3779B97F4A7C15
 _FIRST_FACTOR: Final = 0x2545F4914F6CDD1D
@@ -48,7 +48,7 @@ def block_key(block: Block, block_bytes: i64) -> i64:
     assert parent is not None, "a root without a content key"
     if parent.content_key == NO_KEY:
         _make_keys_above(parent, block_bytes)
-    key = _continue_key(parent.content_key, block.text, block.text_begin, count_key_bytes(block, block_bytes))
+    key = _continue_key(parent.content_key, block.tokens, block.tokens_begin, count_key_bytes(block, block_bytes))
     block.content_key = key
     return key
 
@@ -65,7 +65,7 @@ def _make_keys_above(lowest: Block, block_bytes: i64) -> None:
     while position > 0:
         position -= 1
         block = path[position]
-        key = _continue_key(key, block.text, block.text_begin, block_bytes)
+        key = _continue_key(key, block.tokens, block.tokens_begin, block_bytes)
         block.content_key = key
 
 

@@ -20,7 +20,7 @@ from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
 from .block import Block, Children
-from .block_text import count_equal_bytes
+from .block_tokens import count_equal_bytes
 from .radix_tree import RadixTree
 from .token_packing import PAIR_BYTES, TOKEN_BYTES
 
@@ -104,11 +104,11 @@ class Matcher:
                 child = children.by_key.get(packed[position : position + block_bytes])
                 if child is None:
                     break
-            elif child.text is not text or position >= known_end:
+            elif child.tokens is not text or position >= known_end:
                 num_equal = count_equal_bytes(child, packed, position, block_bytes)
                 if num_equal == 0:
                     break
-                text = child.text
+                text = child.tokens
                 known_end = position + num_equal
             if not has_pages(words, child.first_page, unbounded):
                 break

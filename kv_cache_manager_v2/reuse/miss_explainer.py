@@ -30,8 +30,8 @@ from .block import Block
 from .block_history import BlockHistory, key_of
 from .match import Match, count_shared_with_children
 from .radix_tree import RadixTree
-from .text_hash import hash_block
-from .text_table import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN
+from .prefix_hash import hash_block
+from .removal_history import FIRST_DROPPED, IN_OTHER_SCOPE, IS_HERE, NOT_KNOWN
 from .token_packing import TOKEN_BYTES
 
 
@@ -79,7 +79,7 @@ class MissExplainer:
         node: Block | None = root
         if ordinal > 0:
             node = match.blocks[ordinal - 1]
-        text = self._history.text_of(root.first_page if ordinal == 0 else match.blocks[ordinal - 1].first_page)
+        text = self._history.prefix_of(root.first_page if ordinal == 0 else match.blocks[ordinal - 1].first_page)
         scope = self._history.scope_of(root.first_page)
         is_gone_before = False
         sampler = self._history.sampler
@@ -92,7 +92,7 @@ class MissExplainer:
             if node is not None:
                 child = self._tree.find_child(node, key)
             if child is not None:
-                text = self._history.text_of(child.first_page)
+                text = self._history.prefix_of(child.first_page)
                 node = child
                 if end > position:
                     misses[misses_at + self._incomplete] += end - position

@@ -24,7 +24,7 @@ from .block import Block, Children
 from .block_announcements import announce_block, list_standings
 from .block_history import BlockHistory
 from .block_pool import BlockPool
-from .block_text import count_key_bytes, key_of, share_texts, shorten_text
+from .block_tokens import count_key_bytes, key_of, share_tokens, shorten_tokens
 from .content_key import NO_KEY, block_key, make_run_keys, page_key, text_key
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope
@@ -160,8 +160,8 @@ class RadixTree(PageOwner):
     def attach(self, parent: Block, block: Block, key: bytes) -> None:
         """Publish a private block under ``parent``, which has no child with that key."""
         assert block.parent is None, "a block was published twice"
-        block.text = key
-        block.text_begin = 0
+        block.tokens = key
+        block.tokens_begin = 0
         block.parent = parent
         block.content_key = NO_KEY
         if self.history is not None:
@@ -198,7 +198,7 @@ class RadixTree(PageOwner):
             block.content_key = NO_KEY
             above.only_child = block
             above = block
-        share_texts(fresh, packed, position, block_bytes)
+        share_tokens(fresh, packed, position, block_bytes)
         if self._makes_keys:
             make_run_keys(parent, fresh, packed, position, block_bytes)
         first_pages = vec[i64]([block.first_page for block in fresh])
@@ -245,17 +245,17 @@ class RadixTree(PageOwner):
             self.storage.sink.on_block_removed(block.first_page)
         if self.history is not None:
             self.history.record_removal(block.first_page, self.storage.last_cause)
-        text = block.text
-        begin = block.text_begin
+        text = block.tokens
+        begin = block.tokens_begin
         self._cut_off(block, parent)
-        self._shorten_texts(text, begin, parent)
+        self._shorten_tokens(text, begin, parent)
 
-    def _shorten_texts(self, text: bytes, begin: i64, parent: Block) -> None:
+    def _shorten_tokens(self, text: bytes, begin: i64, parent: Block) -> None:
         """The block at ``begin`` of that text is gone from below ``parent``."""
-        shorten_text(text, begin, parent, self.block_bytes)
-        if parent.text is not text and parent.only_child is None and parent.children is None:
+        shorten_tokens(text, begin, parent, self.block_bytes)
+        if parent.tokens is not text and parent.only_child is None and parent.children is None:
             # One of the two has a text of its own, and nobody is left below who shares that of the other.
-            shorten_text(parent.text, parent.text_begin + self.block_bytes, parent, self.block_bytes)
+            shorten_tokens(parent.tokens, parent.tokens_begin + self.block_bytes, parent, self.block_bytes)
 
     def _cut_off(self, block: Block, parent: Block) -> None:
         """Who does it shortens the text of the blocks that are left."""
@@ -272,8 +272,8 @@ class RadixTree(PageOwner):
             if len(children.by_key) == 0:
                 parent.children = None
         block.parent = None
-        block.text = b""
-        block.text_begin = 0
+        block.tokens = b""
+        block.tokens_begin = 0
 
     def prune(self, block: Block) -> None:
         """Take the block, and then its ancestors, out of the tree as long as nothing needs them."""
@@ -421,18 +421,18 @@ class RadixTree(PageOwner):
             self.history.record_path_removal(path.blocks, num_blocks, cause)
         block = leaf
         text = b""
-        text_begin: i64 = 0
+        tokens_begin: i64 = 0
         while num_blocks > 0:
             storage.digest.record(VICTIM, block.first_page + life_cycle)
             parent = block.parent
             assert parent is not None, "a victim is in no tree"
-            text = block.text
-            text_begin = block.text_begin
+            text = block.tokens
+            tokens_begin = block.tokens_begin
             self._cut_off(block, parent)
             self.pool.release(block)
             block = parent
             num_blocks -= 1
-        self._shorten_texts(text, text_begin, block)
+        self._shorten_tokens(text, tokens_begin, block)
         self.prune(block)
         return True
 

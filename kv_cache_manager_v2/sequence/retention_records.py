@@ -11,7 +11,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import PRIORITY_DEFAULT
 from ..reuse.block import Block
-from ..reuse.block_text import own_text
+from ..reuse.block_tokens import own_tokens
 from ..reuse.radix_tree import RadixTree
 from ..storage.page_storage import PageStorage
 from .retention_plan import FOR_EVER, RetentionPlan
@@ -20,19 +20,19 @@ from .retention_plan import FOR_EVER, RetentionPlan
 @final
 @mypyc_attr(native_class=True)
 class _Retained:
-    __slots__ = ("block", "text", "priority")
+    __slots__ = ("block", "tokens", "priority")
 
     block: Final[Block]
-    text: Final[bytes]
+    tokens: Final[bytes]
     priority: Final[int]
 
-    def __init__(self, block: Block, text: bytes, priority: int) -> None:
+    def __init__(self, block: Block, tokens: bytes, priority: int) -> None:
         self.block = block
-        self.text = text
+        self.tokens = tokens
         self.priority = priority
 
     def is_there(self) -> bool:
-        return self.block.parent is not None and self.block.text is self.text
+        return self.block.parent is not None and self.block.tokens is self.tokens
 
 
 @final
@@ -72,7 +72,7 @@ class RetentionRecords:
     def _limit(self, block: Block, priority: int, duration_us: int) -> None:
         number = self._next_number
         self._next_number = number + 1
-        self._entries[number] = _Retained(block, own_text(block, self._tree.block_bytes), priority)
+        self._entries[number] = _Retained(block, own_tokens(block, self._tree.block_bytes), priority)
         heapq.heappush(self._ends, (int(self.now_us) + duration_us, number))
 
     def advance(self, microseconds: i64) -> None:
@@ -96,7 +96,7 @@ class RetentionRecords:
                 if len(self._pins) >= self._max_pinned:
                     return False
         self._pins.pop(key, None)
-        self._pins[key] = _Retained(block, own_text(block, self._tree.block_bytes), priority)
+        self._pins[key] = _Retained(block, own_tokens(block, self._tree.block_bytes), priority)
         self._set_priority(block, priority, -1)
         if duration_us != FOR_EVER:
             self._limit(block, priority, duration_us)

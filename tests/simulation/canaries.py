@@ -185,7 +185,7 @@ CANARIES = (
     ),
     Canary(
         "text that is shortened loses its last block",
-        "reuse/block_text.py",
+        "reuse/block_tokens.py",
         "    shorter = text[:num_bytes]\n",
         "    shorter = text[: num_bytes - block_bytes]\n",
     ),

@@ -9,8 +9,8 @@ from mypy_extensions import i64
 from kv_cache_manager_v2 import ReuseScope
 from kv_cache_manager_v2.reuse.block import Block
 from kv_cache_manager_v2.reuse.block_history import BlockHistory
-from kv_cache_manager_v2.reuse.text_hash import hash_block
-from kv_cache_manager_v2.reuse.text_table import IS_HERE, NOT_KNOWN
+from kv_cache_manager_v2.reuse.prefix_hash import hash_block
+from kv_cache_manager_v2.reuse.removal_history import IS_HERE, NOT_KNOWN
 from kv_cache_manager_v2.stats.reuse_sampler import ReuseSampler
 from kv_cache_manager_v2.storage.page_rows import PageRows
 

@@ -1,4 +1,4 @@
-"""A 62-bit hash of a text, block by block: to know it again in statistics, never to decide.
+"""A 62-bit hash of a prefix, block by block: to know it again in statistics, never to decide.
 
 Two polynomials of the words of two tokens, one of every other word, so that a processor works on both at once; at the end of a block
 they are added, and the upper half is folded into the lower one. Interpreted and compiled give the same: 62 bits are kept of numbers
@@ -11,7 +11,7 @@ from librt.strings import read_i32_le, read_i64_le
 from librt.vecs import vec
 from mypy_extensions import i64
 
-EMPTY_TEXT: Final = 0
+EMPTY_PREFIX: Final = 0
 WORD_BYTES: Final = 8
 RUN_WORDS: Final = 8
 """`hash_run` takes blocks of a multiple of these words."""
@@ -22,32 +22,32 @@ _OTHER_FACTOR: Final = 0x2545F4914F6CDD1D
 _SECOND_FACTOR: Final = 0x0F58476D1CE4E5B9
 
 
-def hash_block(parent_text: i64, key: bytes) -> i64:
-    """The text that ``parent_text`` becomes with the packed tokens ``key`` behind it; never negative."""
+def hash_block(parent_prefix: i64, key: bytes) -> i64:
+    """The prefix that ``parent_prefix`` becomes with the packed tokens ``key`` behind it; never negative."""
     num_bytes: i64 = len(key)
-    text = parent_text ^ (num_bytes * _SECOND_FACTOR)
+    prefix = parent_prefix ^ (num_bytes * _SECOND_FACTOR)
     other: i64 = 0
     position: i64 = 0
     while position + 2 * WORD_BYTES <= num_bytes:
-        text = ((text ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
+        prefix = ((prefix ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
         other = ((other ^ read_i64_le(key, position + WORD_BYTES)) * _OTHER_FACTOR) & _MASK
         position += 2 * WORD_BYTES
     left = num_bytes - position
     if left >= WORD_BYTES:
-        text = ((text ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
+        prefix = ((prefix ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
         if left > WORD_BYTES:
             other = ((other ^ i64(read_i32_le(key, position + WORD_BYTES))) * _OTHER_FACTOR) & _MASK
     elif left > 0:
-        text = ((text ^ i64(read_i32_le(key, position))) * _FIRST_FACTOR) & _MASK
-    text = (text + other) & _MASK
-    return ((text * _SECOND_FACTOR) & _MASK) ^ (text >> 31)
+        prefix = ((prefix ^ i64(read_i32_le(key, position))) * _FIRST_FACTOR) & _MASK
+    prefix = (prefix + other) & _MASK
+    return ((prefix * _SECOND_FACTOR) & _MASK) ^ (prefix >> 31)
 
 
-def hash_run(parent_text: i64, words: vec[i64], words_per_block: i64, texts: vec[i64], begin: i64) -> None:
-    """The same for blocks below each other, of equally many ``words`` each, at a third of the work: `texts` from ``begin`` on."""
+def hash_run(parent_prefix: i64, words: vec[i64], words_per_block: i64, prefixes: vec[i64], begin: i64) -> None:
+    """The same for blocks below each other, of equally many ``words`` each, at a third of the work: `prefixes` from ``begin`` on."""
     assert words_per_block % RUN_WORDS == 0, "a run of blocks of odd sizes was to be hashed"
     length = words_per_block * WORD_BYTES * _SECOND_FACTOR
-    text = parent_text ^ length
+    prefix = parent_prefix ^ length
     other: i64 = 0
     left = words_per_block
     block = begin
@@ -55,21 +55,21 @@ def hash_run(parent_text: i64, words: vec[i64], words_per_block: i64, texts: vec
     end: i64 = len(words)
     # One loop rather than a call for each block; written out, as a step of it costs as much as two words.
     while at < end:
-        text = (text ^ words[at]) * _FIRST_FACTOR
+        prefix = (prefix ^ words[at]) * _FIRST_FACTOR
         other = (other ^ words[at + 1]) * _OTHER_FACTOR
-        text = (text ^ words[at + 2]) * _FIRST_FACTOR
+        prefix = (prefix ^ words[at + 2]) * _FIRST_FACTOR
         other = (other ^ words[at + 3]) * _OTHER_FACTOR
-        text = (text ^ words[at + 4]) * _FIRST_FACTOR
+        prefix = (prefix ^ words[at + 4]) * _FIRST_FACTOR
         other = (other ^ words[at + 5]) * _OTHER_FACTOR
-        text = (text ^ words[at + 6]) * _FIRST_FACTOR
+        prefix = (prefix ^ words[at + 6]) * _FIRST_FACTOR
         other = (other ^ words[at + 7]) * _OTHER_FACTOR
         at += RUN_WORDS
         left -= RUN_WORDS
         if left == 0:
-            text = (text + other) & _MASK
-            text = ((text * _SECOND_FACTOR) & _MASK) ^ (text >> 31)
-            texts[block] = text
-            text ^= length
+            prefix = (prefix + other) & _MASK
+            prefix = ((prefix * _SECOND_FACTOR) & _MASK) ^ (prefix >> 31)
+            prefixes[block] = prefix
+            prefix ^= length
             other = 0
             block += 1
             left = words_per_block

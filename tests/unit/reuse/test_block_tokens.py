@@ -11,17 +11,17 @@ from small_models import manager_of, run_prompt
 
 from kv_cache_manager_v2 import KVCacheManager, RetentionConfig, TokenRangeRetention
 from kv_cache_manager_v2.reuse.block import Block
-from kv_cache_manager_v2.reuse.block_text import MAX_TEXT_BYTES, count_equal_bytes, key_of, own_text, share_texts
+from kv_cache_manager_v2.reuse.block_tokens import MAX_SHARED_BYTES, count_equal_bytes, key_of, own_tokens, share_tokens
 
 BLOCK = 4
 BLOCK_BYTES = 16
-BLOCKS_PER_TEXT = MAX_TEXT_BYTES // BLOCK_BYTES
+BLOCKS_PER_TEXT = MAX_SHARED_BYTES // BLOCK_BYTES
 
 
 def share(packed: bytes, block_bytes: i64) -> list[Block]:
     """A path of blocks that share texts."""
     blocks = [Block(number) for number in range(len(packed) // block_bytes)]
-    share_texts(blocks, packed, 0, block_bytes)
+    share_tokens(blocks, packed, 0, block_bytes)
     return blocks
 
 
@@ -30,10 +30,10 @@ def test_each_block_has_its_key(block_bytes: int) -> None:
     packed = Random(block_bytes).randbytes(5000 // block_bytes * block_bytes + 2 * block_bytes)
     blocks = share(packed, block_bytes)
     assert b"".join(key_of(block, block_bytes) for block in blocks) == packed
-    per_text = max(MAX_TEXT_BYTES // block_bytes, 1)
+    per_text = max(MAX_SHARED_BYTES // block_bytes, 1)
     # As many texts as are needed and no more, each as long as may be but the last.
-    assert len({id(block.text) for block in blocks}) == -(-len(blocks) // per_text)
-    assert all(len(block.text) <= max(MAX_TEXT_BYTES, block_bytes) for block in blocks)
+    assert len({id(block.tokens) for block in blocks}) == -(-len(blocks) // per_text)
+    assert all(len(block.tokens) <= max(MAX_SHARED_BYTES, block_bytes) for block in blocks)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 7, 8, 16])
@@ -61,9 +61,9 @@ def test_a_prompt_is_never_taken_to_follow_a_text_further_than_it_does(num_block
 
 def test_a_block_with_its_own_text_keeps_it() -> None:
     blocks = share(bytes(range(64)), 16)
-    key = own_text(blocks[1], 16)
+    key = own_tokens(blocks[1], 16)
     assert key == bytes(range(16, 32))
-    assert own_text(blocks[1], 16) is key
+    assert own_tokens(blocks[1], 16) is key
     assert [key_of(block, 16) for block in blocks] == [bytes(range(at, at + 16)) for at in (0, 16, 32, 48)]
 
 
@@ -76,7 +76,7 @@ def count_text_bytes(manager: KVCacheManager) -> tuple[int, int]:
     while len(pending) > 0:
         block = pending.pop()
         if block.parent is not None:
-            texts[id(block.text)] = len(block.text)
+            texts[id(block.tokens)] = len(block.tokens)
             num_key_bytes += len(tree.key_of(block))
         pending.extend(tree.children_of(block))
     return sum(texts.values()), num_key_bytes

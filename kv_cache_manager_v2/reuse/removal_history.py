@@ -1,10 +1,10 @@
-"""What became of texts, in a fixed number of entries, eight to a bucket; a full bucket forgets.
+"""What became of prefixes, in a fixed number of entries, eight to a bucket; a full bucket forgets.
 
-A text is known by a 62-bit hash and 20 bits of its scope. While there is one scope, texts are told of only when they go, and a bucket
-is a ring: the entry that was written first is overwritten. From the second scope on texts that are here have entries too, one each;
+A prefix is known by a 62-bit hash and 20 bits of its scope. While there is one scope, prefixes are told of only when they go, and a bucket
+is a ring: the entry that was written first is overwritten. From the second scope on prefixes that are here have entries too, one each;
 then a bucket forgets the entry that was written first of a block that is gone, if there is one.
 
-Whoever tells of a text is in a hurry, and the text's bucket lies anywhere in the table. So entries wait in a line, and go to their
+Whoever tells of a prefix is in a hurry, and the prefix's bucket lies anywhere in the table. So entries wait in a line, and go to their
 buckets together, before the next question at the latest: a processor then fetches many buckets at once.
 """
 
@@ -14,16 +14,16 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr, u8
 
 IS_HERE: Final = 0
-"""The text was published, and not dropped; told only once there is a second scope. Other states: `FIRST_DROPPED` + the
+"""The prefix was published, and not dropped; told only once there is a second scope. Other states: `FIRST_DROPPED` + the
 `removal_cause`."""
 FIRST_DROPPED: Final = 1
 NOT_KNOWN: Final = -1
 IN_OTHER_SCOPE: Final = -2
 SCOPE_MASK: Final = (1 << 20) - 1
-NO_TEXT: Final = -1
+NO_PREFIX: Final = -1
 
 _WAYS: Final = 8
-# An entry has two words: the text; then state (bits 0-7) | scope (8-27) | when it was told of (28-61).
+# An entry has two words: the prefix; then state (bits 0-7) | scope (8-27) | when it was told of (28-61).
 _ENTRY_WORDS: Final = 2
 _BUCKET_WORDS: Final = _WAYS * _ENTRY_WORDS
 _STATE_MASK: Final = 255
@@ -35,7 +35,7 @@ _LINE_WORDS: Final = _ENTRY_WORDS * 512
 
 @final
 @mypyc_attr(native_class=True)
-class TextTable:
+class RemovalHistory:
     __slots__ = ("_words", "_turns", "_bucket_mask", "_time", "_line", "_line_end", "_keeps_one_each")
 
     _words: Final[vec[i64]]
@@ -53,7 +53,7 @@ class TextTable:
         num_buckets = 1
         while num_buckets * _WAYS < num_entries:
             num_buckets *= 2
-        self._words = vec[i64]([NO_TEXT] * (num_buckets * _BUCKET_WORDS))
+        self._words = vec[i64]([NO_PREFIX] * (num_buckets * _BUCKET_WORDS))
         self._turns = vec[u8]([0] * num_buckets)
         self._bucket_mask = num_buckets - 1
         self._time = 0
@@ -66,11 +66,11 @@ class TextTable:
         return int(self._bucket_mask + 1) * _WAYS
 
     def keep_one_each(self) -> None:
-        """There is a second scope: from now on texts that are here are told of too, and a text in a scope has one entry."""
+        """There is a second scope: from now on prefixes that are here are told of too, and a prefix in a scope has one entry."""
         self._settle()
         self._keeps_one_each = True
 
-    def record(self, text: i64, scope: i64, state: i64) -> None:
+    def record(self, prefix: i64, scope: i64, state: i64) -> None:
         """That is so from now on."""
         at = self._line_end
         if at == _LINE_WORDS:
@@ -78,7 +78,7 @@ class TextTable:
             at = 0
         line = self._line
         time = self._time
-        line[at] = text
+        line[at] = prefix
         line[at + 1] = state | (scope << _SCOPE_SHIFT) | (time << _TIME_SHIFT)
         self._line_end = at + _ENTRY_WORDS
         if time < _LAST_TIME:
@@ -99,45 +99,45 @@ class TextTable:
         turns = self._turns
         mask = self._bucket_mask
         while at < end:
-            text = line[at]
-            bucket = text & mask
+            prefix = line[at]
+            bucket = prefix & mask
             turn = i64(turns[bucket])
             turns[bucket] = u8((turn + 1) & (_WAYS - 1))
             place = bucket * _BUCKET_WORDS + turn * _ENTRY_WORDS
-            words[place] = text
+            words[place] = prefix
             words[place + 1] = line[at + 1]
             at += _ENTRY_WORDS
 
-    def _write(self, text: i64, entry: i64) -> None:
-        """In the place of what was known of this text in this scope."""
+    def _write(self, prefix: i64, entry: i64) -> None:
+        """In the place of what was known of this prefix in this scope."""
         words = self._words
-        begin = (text & self._bucket_mask) * _BUCKET_WORDS
+        begin = (prefix & self._bucket_mask) * _BUCKET_WORDS
         scope = (entry >> _SCOPE_SHIFT) & SCOPE_MASK
         place: i64 = -1
         at = begin
         while at < begin + _BUCKET_WORDS:
             # Entries are overwritten, never emptied: behind the first empty one there is none.
             known = words[at]
-            if known == NO_TEXT or (known == text and ((words[at + 1] >> _SCOPE_SHIFT) & SCOPE_MASK) == scope):
+            if known == NO_PREFIX or (known == prefix and ((words[at + 1] >> _SCOPE_SHIFT) & SCOPE_MASK) == scope):
                 place = at
                 break
             at += _ENTRY_WORDS
         if place < 0:
             place = self._find_room(begin)
-        words[place] = text
+        words[place] = prefix
         words[place + 1] = entry
 
-    def find(self, text: i64, scope: i64) -> i64:
-        """What became of the text in that scope: IS_HERE or dropped; else IN_OTHER_SCOPE if another one had it, or NOT_KNOWN."""
+    def find(self, prefix: i64, scope: i64) -> i64:
+        """What became of the prefix in that scope: IS_HERE or dropped; else IN_OTHER_SCOPE if another one had it, or NOT_KNOWN."""
         if self._line_end > 0:
             self._settle()
         words = self._words
-        at = (text & self._bucket_mask) * _BUCKET_WORDS
+        at = (prefix & self._bucket_mask) * _BUCKET_WORDS
         end = at + _BUCKET_WORDS
         newest: i64 = -1
         found: i64 = NOT_KNOWN
         while at < end:
-            if words[at] == text:
+            if words[at] == prefix:
                 entry = words[at + 1]
                 if ((entry >> _SCOPE_SHIFT) & SCOPE_MASK) != scope:
                     if newest < 0:

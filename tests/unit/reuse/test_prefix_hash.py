@@ -7,7 +7,7 @@ import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from kv_cache_manager_v2.reuse.text_hash import EMPTY_TEXT, RUN_WORDS, hash_block, hash_run
+from kv_cache_manager_v2.reuse.prefix_hash import EMPTY_PREFIX, RUN_WORDS, hash_block, hash_run
 
 
 def packed(tokens: list[int]) -> bytes:
@@ -33,7 +33,7 @@ def as_written_down(parent: int, tokens: list[int]) -> int:
 def test_both_ways_are_what_is_written_down(num_tokens: int) -> None:
     rng = random.Random(num_tokens)
     blocks = [[rng.randrange(largest) for _ in range(num_tokens)] for largest in (5, 1 << 17, (1 << 31) - 1)]
-    text = EMPTY_TEXT
+    text = EMPTY_PREFIX
     expected = []
     for tokens in blocks:
         expected.append(as_written_down(text, tokens))
@@ -41,7 +41,7 @@ def test_both_ways_are_what_is_written_down(num_tokens: int) -> None:
         text = expected[-1]
     if num_tokens % (2 * RUN_WORDS) == 0:
         texts = vec[i64]([0] * (1 + len(blocks)))
-        hash_run(EMPTY_TEXT, vec[i64](memoryview(packed(sum(blocks, []))).cast("q")), num_tokens // 2, texts, 1)
+        hash_run(EMPTY_PREFIX, vec[i64](memoryview(packed(sum(blocks, []))).cast("q")), num_tokens // 2, texts, 1)
         assert list(texts) == [0, *expected]
 
 
@@ -66,6 +66,6 @@ def test_texts_that_are_much_alike_are_told_apart(seed: int) -> None:
         texts.add(tuple(base[: place + 1]))
     for token in range(3):
         texts |= {(token,) * length for length in range(1, 65)}
-    hashes = {hash_block(parent, packed(list(text))) for text in texts for parent in (EMPTY_TEXT, 12345)}
+    hashes = {hash_block(parent, packed(list(text))) for text in texts for parent in (EMPTY_PREFIX, 12345)}
     assert len(hashes) == 2 * len(texts)
     assert all(0 <= value < 1 << 62 for value in hashes)
