@@ -96,7 +96,7 @@ from .stats.block_times import BlockTimes
 from .stats.drop_reason import DropReason
 from .stats.hit_rate_curve import HitRateCurve, HitRatePoint
 from .stats.miss_cause import MissCause
-from .stats.hint_answer import HintAnswer
+from .stats.hint_result import HintResult
 from .stats.statistics_clock import StatisticsClock
 from .stats.storage_statistics import StorageStatistics
 from .stats.time_histogram import TimeHistogram
@@ -207,7 +207,7 @@ __all__ = [
     "HalfOpenRange",
     "HitRateCurve",
     "HitRatePoint",
-    "HintAnswer",
+    "HintResult",
     "HostCacheTierConfig",
     "HostDevice",
     "HostKernel",

@@ -310,7 +310,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
         {"level": 0, "sizes": [0.5, 1.0], "policy": library.EvictionPolicy.LRU},
     ),
     "KVCacheManager.get_reuse_sample": lambda w: (w.manager.get_reuse_sample, {"level": 0}),
-    "KVCacheManager.time_blocks": lambda w: (w.manager.time_blocks, {"clock": Clock()}),
+    "KVCacheManager.record_block_times": lambda w: (w.manager.record_block_times, {"clock": Clock()}),
     "KVCacheManager.get_storage_statistics": lambda w: (w.manager.get_storage_statistics, {"level": 0}),
     "KVCacheManager.get_layer_group_id": lambda w: (w.manager.get_layer_group_id, {"layer_id": 0}),
     "KVCacheManager.life_cycle_of_group": lambda w: (w.manager.life_cycle_of_group, {"layer_group_id": 0}),
@@ -517,7 +517,7 @@ LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
         (
             "AggregatedPageDesc AttnLifeCycle BlockStatistics BlockTimes CapacityPlan CoalescedBuffer CommittedBlockDrop DropStatistics "
-            "ExpandedBuffer HitRateCurve HitRatePoint HintAnswer IndexedBlock KVCache KVCacheCreatedData KVCacheEvent "
+            "ExpandedBuffer HitRateCurve HitRatePoint HintResult IndexedBlock KVCache KVCacheCreatedData KVCacheEvent "
             "KVCacheEventData KVCacheEventDiff KVCacheEventSnapshot KVCacheRemovedData KVCacheStoredBlockData KVCacheStoredData "
             "KVCacheUpdatedData LevelCapacity "
             "LifeCycleRegistry MatchedTokens PageIndexConverter PoolDesc PoolGroupCapacity PoolGroupDesc "

@@ -206,7 +206,7 @@ class Samples:
         publisher = KVCacheEventPublisher(events, endpoint="inproc://samples")
         self._closers = [publisher.close, manager.shutdown, device.close, simulated.close]
         clock = MonotonicClock()
-        times = manager.time_blocks(clock)
+        times = manager.record_block_times(clock)
         workload = ListedWorkload("listed", [])
         tiers = load_class("CacheTier", PUBLIC["CacheTier"])
         handles = [

@@ -17,7 +17,7 @@ from ..reuse.reuse_scope import ReuseScope, to_scope
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence.prefetching import try_prefetch_blocks
 from ..sequence.retention_plan import FOR_EVER
-from ..stats.hint_answer import HintAnswer
+from ..stats.hint_result import HintResult
 from .tier_control import TierControl
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class RetentionHints(TierControl):
         reuse_scope: Given[ReuseScope | None] = None,
         priority: SupportsIndex = PRIORITY_MAX,
         duration_seconds: Given[float | None] = None,
-    ) -> HintAnswer:
+    ) -> HintResult:
         """Give the cached pages of a prefix a priority, for a while or until `release`: a session that waits for a tool, say.
 
         No more than ``max_pinned_share`` of all slots can be retained so; what goes beyond is clipped. When nothing of a lower
@@ -46,23 +46,23 @@ class RetentionHints(TierControl):
         duration = FOR_EVER if seconds is None else int(seconds * 1_000_000)
         return self._hint(RETAIN, input_tokens, reuse_scope, _to_priority(priority), duration)
 
-    def release(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintAnswer:
+    def release(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintResult:
         """The cached pages of a prefix have the default priority again."""
         return self._hint(RELEASE, input_tokens, reuse_scope, int(PRIORITY_DEFAULT), FOR_EVER)
 
-    def demote(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintAnswer:
+    def demote(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintResult:
         """The cached pages of a prefix are not expected to be of use: the lowest priority."""
         return self._hint(DEMOTE, input_tokens, reuse_scope, int(PRIORITY_MIN), FOR_EVER)
 
     def prefetch(
         self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None, target_level: SupportsIndex = GPU_LEVEL
-    ) -> HintAnswer:
+    ) -> HintResult:
         """Bring the cached pages of a prefix up to a level before they are asked for. All of it or, clipped, nothing."""
         return self._hint(WARM, input_tokens, reuse_scope, self._require_level(target_level, "target_level"), FOR_EVER)
 
     def _hint(
         self, kind: int, input_tokens: Tokens, reuse_scope: object, value: int, duration: int
-    ) -> HintAnswer:
+    ) -> HintResult:
         guard = self._shared.guard
         guard.enter()
         try:
@@ -83,7 +83,7 @@ class RetentionHints(TierControl):
                 shared.journal.hint(
                     kind, scope.lora_id, scope.salt, listed, packed_or_none, value, duration + 1, num_accepted
                 )
-            return HintAnswer(num_accepted, num_found - num_accepted, num_tokens - num_found)
+            return HintResult(num_accepted, num_found - num_accepted, num_tokens - num_found)
         except AssertionError as error:
             raise guard.fail(error) from error
         finally:

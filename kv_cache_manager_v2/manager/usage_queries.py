@@ -107,7 +107,7 @@ class UsageQueries(ModelQueries):
         finally:
             guard.leave()
 
-    def time_blocks(self, clock: Given[StatisticsClock]) -> BlockTimes | None:
+    def record_block_times(self, clock: Given[StatisticsClock]) -> BlockTimes | None:
         """From now on look at the clock when something happens to a sampled block. None with ``miss_ratio_sampling=0``.
 
         Called again it returns what is there, and the first clock stays. The result is read on the thread that calls the manager.

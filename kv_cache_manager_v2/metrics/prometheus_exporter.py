@@ -92,7 +92,7 @@ class PrometheusExporter(Handle):
             _collectors[chosen] = collector
         self._is_open = True
         try:
-            self._times = manager.time_blocks(MonotonicClock() if clock is None else clock)
+            self._times = manager.record_block_times(MonotonicClock() if clock is None else clock)
             self._transfers = manager.time_transfers()
             self.update()
         except BaseException:

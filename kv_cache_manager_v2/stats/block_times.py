@@ -1,6 +1,6 @@
 """How long sampled blocks stay, and how long it is from one use to the next: histograms of seconds, for who has a clock.
 
-No decision is made from a time, and without a clock (`KVCacheManager.time_blocks`) nobody looks at one.
+No decision is made from a time, and without a clock (`KVCacheManager.record_block_times`) nobody looks at one.
 """
 
 from collections.abc import Sequence

@@ -274,7 +274,7 @@ def test_events_are_counted_by_type():
 def test_a_clock_is_a_clock():
     untyped: Any = time.monotonic
     with manager_of() as manager, pytest.raises(TypeError):
-        manager.time_blocks(untyped)
+        manager.record_block_times(untyped)
 
 
 def test_the_dashboard_shows_all_that_there_is():

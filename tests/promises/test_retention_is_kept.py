@@ -6,7 +6,7 @@ import pytest
 
 from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
-    HintAnswer,
+    HintResult,
     HostCacheTierConfig,
     KVCacheManager,
     KVCacheManagerConfig,
@@ -84,11 +84,11 @@ def test_a_session_is_retained_after_the_fact_and_released() -> None:
     with manager_of(8) as manager:
         serve(manager, text(1, 3))
         # 3 of the 5 blocks are there; half of the 8 slots may be pinned.
-        assert manager.retain(text(1, 5)) == HintAnswer(3 * T, 0, 2 * T)
+        assert manager.retain(text(1, 5)) == HintResult(3 * T, 0, 2 * T)
         for number in range(2, 8):
             serve(manager, text(number, 4))
         assert cached(manager, text(1, 3)) == 3 * T
-        assert manager.release(text(1, 3)) == HintAnswer(3 * T, 0, 0)
+        assert manager.release(text(1, 3)) == HintResult(3 * T, 0, 0)
         for number in range(8, 14):
             serve(manager, text(number, 4))
         assert cached(manager, text(1, 3)) == 0
@@ -98,8 +98,8 @@ def test_pins_have_a_budget_and_the_oldest_gives_way() -> None:
     with manager_of(8, max_pinned_share=0.5) as manager:
         serve(manager, text(1, 3))
         serve(manager, text(2, 3))
-        assert manager.retain(text(1, 3)) == HintAnswer(3 * T, 0, 0)
-        assert manager.retain(text(2, 3)) == HintAnswer(1 * T, 2 * T, 0)
+        assert manager.retain(text(1, 3)) == HintResult(3 * T, 0, 0)
+        assert manager.retain(text(2, 3)) == HintResult(1 * T, 2 * T, 0)
         # Nothing but pinned pages and one more sequence: it gets its room all the same.
         serve(manager, text(3, 8))
         assert cached(manager, text(3, 8)) == 8 * T
@@ -129,7 +129,7 @@ def test_a_prefix_is_brought_near_before_it_is_asked_for() -> None:
         serve(manager, text(1, 4))
         serve(manager, text(2, 4))
         assert {page["level"] for page in _pages(manager, text(1, 4)[:T])} == {1}
-        assert manager.prefetch(text(1, 4)) == HintAnswer(4 * T, 0, 0)
+        assert manager.prefetch(text(1, 4)) == HintResult(4 * T, 0, 0)
         assert {page["level"] for page in _pages(manager, text(1, 4)[:T])} == {0}
         assert cached(manager, text(2, 4)) == 4 * T
         manager.check_invariants()
@@ -170,7 +170,7 @@ def test_wrong_arguments() -> None:
             manager.retain([1], duration_seconds=-1)
         with pytest.raises(TypeError):
             manager.create_kv_cache(retention=5)  # type: ignore[arg-type]
-        assert manager.retain([1, 2], ReuseScope(3)) == HintAnswer(0, 0, 2)
+        assert manager.retain([1, 2], ReuseScope(3)) == HintResult(0, 0, 2)
 
 
 @pytest.mark.parametrize("num_host_slots", [2, 4])
@@ -183,7 +183,7 @@ def test_a_prefetch_takes_no_room_from_the_same_prefix(num_host_slots: int) -> N
             assert other.resume() and other.resize(2 * T)
             before = manager.describe()["tree"]
             assert [block["pages"][0]["level"] for block in before[0]["blocks"]] == [0, 0, 1, 1]
-            assert manager.prefetch(text(1, 4), None, 0) == HintAnswer(0, 4 * T, 0)
+            assert manager.prefetch(text(1, 4), None, 0) == HintResult(0, 4 * T, 0)
             manager.check_invariants()
             assert manager.describe()["tree"] == before
         answer = manager.prefetch(text(1, 4), None, 0)
@@ -194,7 +194,7 @@ def test_a_prefetch_takes_no_room_from_the_same_prefix(num_host_slots: int) -> N
 def test_what_is_retained_after_the_fact_lasts_as_long_as_was_said() -> None:
     with manager_of(8) as manager:
         serve(manager, text(1, 2))
-        assert manager.retain(text(1, 2), priority=80, duration_seconds=30) == HintAnswer(2 * T, 0, 0)
+        assert manager.retain(text(1, 2), priority=80, duration_seconds=30) == HintResult(2 * T, 0, 0)
         manager.advance_clock(29)
         for number in range(2, 6):
             serve(manager, text(number, 6))
