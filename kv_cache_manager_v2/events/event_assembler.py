@@ -43,7 +43,7 @@ from .log_batch import (
     RUN_PUBLISHED,
     LogBatch,
 )
-from .published_run import PublishedRun, level_of_standing, priority_of_standing
+from .published_run import PublishedRun, unpack_level, unpack_priority
 from .removal_cause import CAUSE_NAMES
 
 _STORED: Final = 0
@@ -227,9 +227,9 @@ class EventAssembler:
             self._add_block(first_page, parent, run.key(ordinal))
             group: i64 = 0
             while group < self._num_groups:
-                standing = run.standings[ordinal * self._num_groups + group]
-                if standing >= 0:
-                    self._store(first_page + group, _pack(level_of_standing(standing), priority_of_standing(standing)))
+                level_and_priority = run.levels_and_priorities[ordinal * self._num_groups + group]
+                if level_and_priority >= 0:
+                    self._store(first_page + group, _pack(unpack_level(level_and_priority), unpack_priority(level_and_priority)))
                 group += 1
             parent = first_page
             ordinal += 1

@@ -137,7 +137,7 @@ class EventLog(PageEventSink):
     def on_run_published(self, run: PublishedRun) -> None:
         marks = self._marks
         num_life_cycles = self._num_life_cycles
-        standings = run.standings
+        levels_and_priorities = run.levels_and_priorities
         num_pages: i64 = 0
         marks_before: i64 = 0
         position: i64 = 0
@@ -149,7 +149,7 @@ class EventLog(PageEventSink):
             mark: i64 = _KNOWN
             while at < end:
                 # The sign's bits are -1 where there is no page.
-                announced = _ANNOUNCED + (standings[position] >> 62)
+                announced = _ANNOUNCED + (levels_and_priorities[position] >> 62)
                 marks_before |= marks[at]
                 marks[at] = mark | announced
                 num_pages += announced

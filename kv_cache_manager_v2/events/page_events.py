@@ -29,7 +29,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.handle import Handle
 from ..base.ids import TokenIdExt
-from .published_run import PublishedRun, level_of_standing, priority_of_standing
+from .published_run import PublishedRun, unpack_level, unpack_priority
 from .removal_cause import UNREACHABLE
 
 
@@ -55,15 +55,15 @@ class PageEventSink(Handle, metaclass=ABCMeta):
     def on_run_published(self, run: PublishedRun) -> None:
         """`on_block_published` and `on_page_published` for all of them."""
         parent = run.parent
-        num_life_cycles: i64 = len(run.standings) // len(run.first_pages)
+        num_life_cycles: i64 = len(run.levels_and_priorities) // len(run.first_pages)
         ordinal: i64 = 0
         for block in run.first_pages:
             self.on_block_published(block, parent, run.key(ordinal), None)
             life_cycle: i64 = 0
             while life_cycle < num_life_cycles:
-                standing = run.standings[ordinal * num_life_cycles + life_cycle]
-                if standing >= 0:
-                    self.on_page_published(block + life_cycle, level_of_standing(standing), priority_of_standing(standing))
+                level_and_priority = run.levels_and_priorities[ordinal * num_life_cycles + life_cycle]
+                if level_and_priority >= 0:
+                    self.on_page_published(block + life_cycle, unpack_level(level_and_priority), unpack_priority(level_and_priority))
                 life_cycle += 1
             parent = block
             ordinal += 1

@@ -1,6 +1,6 @@
 """Full blocks below each other that were published at once: told of in one note, taken apart by who drains.
 
-Where a page is and what it is worth is one number, its standing: level (bits 0-4) | priority (5-11), anything above; negative where
+Where a page is and what it is worth is one number, its level_and_priority: level (bits 0-4) | priority (5-11), anything above; negative where
 there is no page.
 """
 
@@ -14,12 +14,12 @@ _PRIORITY_SHIFT: Final = 5
 _PRIORITY_MASK: Final = 127
 
 
-def level_of_standing(standing: i64) -> i64:
-    return standing & _LEVEL_MASK
+def unpack_level(level_and_priority: i64) -> i64:
+    return level_and_priority & _LEVEL_MASK
 
 
-def priority_of_standing(standing: i64) -> i64:
-    return (standing >> _PRIORITY_SHIFT) & _PRIORITY_MASK
+def unpack_priority(level_and_priority: i64) -> i64:
+    return (level_and_priority >> _PRIORITY_SHIFT) & _PRIORITY_MASK
 
 
 @final
@@ -27,12 +27,12 @@ def priority_of_standing(standing: i64) -> i64:
 class PublishedRun:
     """Nobody changes what is in it."""
 
-    __slots__ = ("parent", "first_pages", "standings", "_packed", "_begin", "_block_bytes")
+    __slots__ = ("parent", "first_pages", "levels_and_priorities", "_packed", "_begin", "_block_bytes")
 
     parent: Final[i64]
     """Of the first block; each other one is below the one before it."""
     first_pages: Final[vec[i64]]
-    standings: Final[vec[i64]]
+    levels_and_priorities: Final[vec[i64]]
     """Of each page of each block."""
     _packed: Final[bytes]
     """The blocks' tokens from ``_begin`` on, packed as int32; no digest is among them."""
@@ -40,11 +40,11 @@ class PublishedRun:
     _block_bytes: Final[i64]
 
     def __init__(
-        self, parent: i64, first_pages: vec[i64], standings: vec[i64], packed: bytes, begin: i64, block_bytes: i64
+        self, parent: i64, first_pages: vec[i64], levels_and_priorities: vec[i64], packed: bytes, begin: i64, block_bytes: i64
     ) -> None:
         self.parent = parent
         self.first_pages = first_pages
-        self.standings = standings
+        self.levels_and_priorities = levels_and_priorities
         self._packed = packed
         self._begin = begin
         self._block_bytes = block_bytes

@@ -5,23 +5,23 @@ from mypy_extensions import i64
 
 from ..base.ids import TokenIdExt
 from ..events.page_events import PageEventSink
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, level_of_place, priority_of_place, standing_of_place
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, level_of_place, priority_of_place, level_and_priority_of
 
 
-def list_standings(rows: PageRows, first_pages: vec[i64]) -> vec[i64]:
-    """The standing of each page of the blocks, block by block."""
+def list_levels_and_priorities(rows: PageRows, first_pages: vec[i64]) -> vec[i64]:
+    """The level_and_priority of each page of the blocks, block by block."""
     words = rows.words
     width = rows.num_life_cycles
-    standings = vec[i64]([0] * (len(first_pages) * width))
+    levels_and_priorities = vec[i64]([0] * (len(first_pages) * width))
     position: i64 = 0
     for first_page in first_pages:
         at = first_page * ROW_WORDS + PLACE
         end = position + width
         while position < end:
-            standings[position] = standing_of_place(words[at])
+            levels_and_priorities[position] = level_and_priority_of(words[at])
             at += ROW_WORDS
             position += 1
-    return standings
+    return levels_and_priorities
 
 
 def announce_block(

@@ -21,7 +21,7 @@ from ..storage.page_rows import NO_PAGE
 from ..storage.page_runs import drop_run
 from ..storage.page_storage import PageStorage
 from .block import Block, Children
-from .block_announcements import announce_block, list_standings
+from .block_announcements import announce_block, list_levels_and_priorities
 from .block_history import BlockHistory
 from .block_pool import BlockPool
 from .block_tokens import count_key_bytes, key_of, share_tokens, shorten_tokens
@@ -206,8 +206,8 @@ class RadixTree(PageOwner):
             text = memoryview(packed)[position : position + len(fresh) * block_bytes]
             self.history.record_published_run(parent.first_page, first_pages, text)
         if self.storage.sink is not None:
-            standings = list_standings(self.storage.rows, first_pages)
-            run = PublishedRun(parent.first_page, first_pages, standings, packed, position, block_bytes)
+            levels_and_priorities = list_levels_and_priorities(self.storage.rows, first_pages)
+            run = PublishedRun(parent.first_page, first_pages, levels_and_priorities, packed, position, block_bytes)
             self.storage.sink.on_run_published(run)
         return first_pages
 

@@ -69,8 +69,8 @@ def moved_place(place: i64, level: i64, slot: i64) -> i64:
     return ((place >> _PRIORITY_SHIFT) << _PRIORITY_SHIFT) | (level << _LEVEL_SHIFT) | slot
 
 
-def standing_of_place(place: i64) -> i64:
-    """Its level and its priority, as `standing` has them; negative for NO_PAGE."""
+def level_and_priority_of(place: i64) -> i64:
+    """Its level and its priority, as `level_and_priority` has them; negative for NO_PAGE."""
     return place >> _LEVEL_SHIFT
 
 

@@ -38,14 +38,14 @@ def test_a_path_that_comes_and_goes(num_groups: int, seed: int) -> None:
     for _ in range(6):
         # Some pages are missing, but none of group 0; the blocks' numbers are in no order.
         first_pages = [FIRST_PAGE + number * num_groups for number in choices.sample(range(40), 10)]
-        standings = [
+        levels_and_priorities = [
             NOWHERE
             if group > 0 and choices.random() < 0.3
             else choices.randrange(3) | choices.randrange(50) << 5 | choices.randrange(2) << 12
             for _ in first_pages
             for group in range(num_groups)
         ]
-        run = PublishedRun(ROOT, vec[i64](first_pages), vec[i64](standings), choices.randbytes(4 + 10 * BLOCK_BYTES), 4, BLOCK_BYTES)
+        run = PublishedRun(ROOT, vec[i64](first_pages), vec[i64](levels_and_priorities), choices.randbytes(4 + 10 * BLOCK_BYTES), 4, BLOCK_BYTES)
         at_once.on_run_published(run)
         PageEventSink.on_run_published(one_by_one, run)
         # The path goes from its end, each block's page of group 0 before the others; some of a group go before.

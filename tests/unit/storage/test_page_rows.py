@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kv_cache_manager_v2.config.manager_config import MAX_CACHE_TIERS
-from kv_cache_manager_v2.events.published_run import level_of_standing, priority_of_standing
+from kv_cache_manager_v2.events.published_run import unpack_level, unpack_priority
 from kv_cache_manager_v2.storage.eviction_queue import EvictionQueue
 from kv_cache_manager_v2.storage.page_rows import (
     LINKS,
@@ -20,7 +20,7 @@ from kv_cache_manager_v2.storage.page_rows import (
     add_priority,
     moved_place,
     pack_place,
-    standing_of_place,
+    level_and_priority_of,
 )
 from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES
 
@@ -52,8 +52,8 @@ def test_each_number_stands_for_itself(slot: int, level: int, priority: int, hol
     rows.words[at + PLACE] = pack_place(slot, level, priority) + holds * ONE_HOLD
     assert rows.has_page(page)
     assert (rows.slot(page), rows.level(page), rows.priority(page), rows.num_holds(page)) == (slot, level, priority, holds)
-    standing = standing_of_place(rows.words[at + PLACE])
-    assert (level_of_standing(standing), priority_of_standing(standing)) == (level, priority)
+    level_and_priority = level_and_priority_of(rows.words[at + PLACE])
+    assert (unpack_level(level_and_priority), unpack_priority(level_and_priority)) == (level, priority)
     other_level, other_slot = MOST_LEVEL - level, MOST_SLOT - slot
     rows.words[at + PLACE] = moved_place(rows.words[at + PLACE], other_level, other_slot)
     assert (rows.slot(page), rows.level(page), rows.priority(page)) == (other_slot, other_level, priority)
@@ -69,7 +69,7 @@ def test_a_row_without_a_page_says_so() -> None:
         assert not rows.has_page(empty)
         assert not rows.is_queued(empty)
         assert rows.num_locks(empty) == 0
-        assert standing_of_place(rows.words[empty * ROW_WORDS + PLACE]) < 0
+        assert level_and_priority_of(rows.words[empty * ROW_WORDS + PLACE]) < 0
 
 
 def test_locks_are_counted_where_links_would_be() -> None:
