@@ -385,7 +385,7 @@ class RadixTree(PageOwner):
             life_cycle = page - block.first_page
             missing = wanted - allocator.num_free
             if not self._is_unbounded[life_cycle]:
-                if missing > 1 and self._drop_passed(block, life_cycle, level, missing, cause):
+                if missing > 1 and self._drop_out_of_window(block, life_cycle, level, missing, cause):
                     continue
             elif block.only_child is not None or block.children is not None:
                 below = self._find_page_below(block, life_cycle, level)
@@ -436,7 +436,7 @@ class RadixTree(PageOwner):
         self.prune(block)
         return True
 
-    def _drop_passed(self, block: Block, life_cycle: i64, level: i64, missing: i64, cause: i64) -> bool:
+    def _drop_out_of_window(self, block: Block, life_cycle: i64, level: i64, missing: i64, cause: i64) -> bool:
         """The same for pages of a windowed life cycle that go without anything else."""
         storage = self.storage
         pool_group = storage.pool_group_of[life_cycle]
@@ -444,7 +444,7 @@ class RadixTree(PageOwner):
         if missing > len(pages):
             missing = len(pages)
         queue = storage.queues[level * storage.num_pool_groups + pool_group]
-        count = self._runs.list_passed(block, life_cycle, queue, pages, missing)
+        count = self._runs.list_out_of_window(block, life_cycle, queue, pages, missing)
         if count == 0:
             return False
         drop_run(storage, level, pool_group, pages, count)

@@ -97,7 +97,7 @@ class WindowRuns:
         self._top = top
         return True
 
-    def list_passed(self, block: Block, life_cycle: i64, queue: VictimQueue, pages: vec[i64], most: i64) -> i64:
+    def list_out_of_window(self, block: Block, life_cycle: i64, queue: VictimQueue, pages: vec[i64], most: i64) -> i64:
         """How many victims from ``block``'s page on stand one behind the other in line, each a block above the one before, and
         make nothing useless with them; into ``pages``. The caller drops them all."""
         if self._next_block is not block or self._next_life_cycle != life_cycle:

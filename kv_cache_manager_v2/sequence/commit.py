@@ -17,7 +17,7 @@ from ..storage.page_bytes import copy_page
 from ..storage.page_handover import move_page, replace_page
 from .block_runs import publish_fresh
 from .disk_arrivals import expect_reads
-from .early_copying import write_published_down
+from .early_copying import offload_published
 from .forked_blocks import join_tree, may_publish_partial, record_published
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshots import publish_snapshot, stage_snapshot
@@ -46,7 +46,7 @@ def commit_token(state: SequenceState, token: i32) -> None:
     if staged is not None:
         publish_snapshot(state, staged)
     if state.shared.early_copies is not None and (state.num_published > first_block or staged is not None):
-        write_published_down(state, first_block)
+        offload_published(state, first_block)
 
 
 def commit_packed(state: SequenceState, packed: bytes) -> None:
@@ -95,7 +95,7 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
     if staged is not None:
         publish_snapshot(state, staged)
     if state.shared.early_copies is not None and (state.num_published > first_block or staged is not None):
-        write_published_down(state, first_block)
+        offload_published(state, first_block)
 
 
 def record_retained(state: SequenceState, first_block: i64) -> None:
@@ -133,7 +133,7 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     if state.is_committing and state.tail.count > 0 and not state.tail_is_shared:
         _publish_tail(state, is_closing)
         if not is_closing and state.shared.early_copies is not None:
-            write_published_down(state, state.num_published)
+            offload_published(state, state.num_published)
     state.is_committing = False
     for beam in state.beams:
         beam.is_committing = False

@@ -6,7 +6,7 @@ from mypy_extensions import i64
 from .sequence_state import SequenceState
 
 
-def write_published_down(state: SequenceState, first_block: i64) -> None:
+def offload_published(state: SequenceState, first_block: i64) -> None:
     """The pages of its published blocks from ``first_block`` on, its last partial block and the snapshot there included."""
     shared = state.shared
     early = shared.early_copies
@@ -28,5 +28,5 @@ def write_published_down(state: SequenceState, first_block: i64) -> None:
             pages = append(pages, snapshot.first_page + shared.state_life_cycle)
     if len(pages) > 0:
         shared.guard.begin_change()
-        early.write_down(pages)
+        early.offload_copies(pages)
         shared.guard.end_change()

@@ -22,7 +22,7 @@ from ..storage.refusal import Refusal
 from .beams import list_beams
 from .block_runs import release_published, hold_pages, list_first_pages, lock_pages
 from .disk_arrivals import record_doubtful_pages, settle_before_resume
-from .early_copying import write_published_down
+from .early_copying import offload_published
 from .forked_blocks import release_block, leave_family
 from .page_arrivals import begin_apart, end_apart, lock_pages_on_their_way, settle_arrivals, take_over_arrivals
 from .page_users import release_page
@@ -447,7 +447,7 @@ def close(state: SequenceState) -> None:
     state.scratch.release_all(mark)
     leave_last_state(state)
     if shared.early_copies is not None:
-        write_published_down(state, 0)
+        offload_published(state, 0)
     free_state(state, mark)
     goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
     ordinal = state.num_blocks - 1

@@ -32,7 +32,7 @@ class EarlyCopies:
         self._storage = storage
         self._room = room
 
-    def write_down(self, pages: vec[i64]) -> None:
+    def offload_copies(self, pages: vec[i64]) -> None:
         """Copy those of the published pages that lie on level 0 and have no copy; never fails for want of room."""
         if self._storage.closed.has_disks:
             self._storage.closed.look()

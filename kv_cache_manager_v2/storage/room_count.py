@@ -57,12 +57,12 @@ class RoomCount:
                     storage.digest.record(REFUSAL, asked)
                     storage.last_refusal = self._describe_refusal(pool_group, asked, free, droppable + held)
                     return True
-                going_down = asked - free - droppable
-                if going_down > 0:
+                being_offloaded = asked - free - droppable
+                if being_offloaded > 0:
                     room = self.count_room_below(GPU, pool_group) + num_freed[pool_group]
-                    if going_down > room:
+                    if being_offloaded > room:
                         storage.digest.record(REFUSAL, asked)
-                        storage.last_refusal = self._describe_full_levels(pool_group, going_down, room)
+                        storage.last_refusal = self._describe_full_levels(pool_group, being_offloaded, room)
                         return True
             pool_group += 1
         return False
@@ -104,7 +104,7 @@ class RoomCount:
         )
         return Refusal(0, int(pool_group), int(asked), int(free), int(evictable), text)
 
-    def _describe_full_levels(self, pool_group: i64, going_down: i64, room: i64) -> Refusal:
+    def _describe_full_levels(self, pool_group: i64, being_offloaded: i64, room: i64) -> Refusal:
         storage = self._storage
         level = int(storage.last_level)
         num_slots: i64 = 0
@@ -113,10 +113,10 @@ class RoomCount:
             num_slots += storage.allocators[index].num_slots
             index += storage.num_pool_groups
         text = (
-            f"levels 1 to {level}, pool group {pool_group}: {going_down} held pages would have to leave level 0, and there is "
+            f"levels 1 to {level}, pool group {pool_group}: {being_offloaded} held pages would have to leave level 0, and there is "
             f"room for {room} in the {num_slots} slots below it. Close sequences, or enlarge the quota of a lower tier"
         )
         closed = int(storage.closed.first)
         if closed <= level:
             text += f". Level {closed} takes no pages since a write failed: {storage.closed.reason(closed)}"
-        return Refusal(level, int(pool_group), int(going_down), int(room), 0, text)
+        return Refusal(level, int(pool_group), int(being_offloaded), int(room), 0, text)

@@ -88,7 +88,7 @@ class SlotReclaimer:
         below = index + storage.num_pool_groups
         held = storage.held_queues[index]
         while allocator.num_free < wanted:
-            if self.min_offload_priority > 0 and self._drop_unworthy(index, pool_group):
+            if self.min_offload_priority > 0 and self._drop_below_min_priority(index, pool_group):
                 continue
             missing = wanted - allocator.num_free
             evictable = queue.num_pages + held.num_pages
@@ -97,7 +97,7 @@ class SlotReclaimer:
             if missing == 0:
                 return
             if queue.count_first() > 0:
-                missing = self._bound_passed(level, pool_group, missing)
+                missing = self._bound_out_of_window(level, pool_group, missing)
                 if missing == 0:
                     self._drop_first(index, pool_group)
                     continue
@@ -116,9 +116,9 @@ class SlotReclaimer:
                 if room == 0:
                     return
                 missing = room
-            self._move_down(level, pool_group, missing)
+            self._offload_or_drop(level, pool_group, missing)
 
-    def _drop_unworthy(self, index: i64, pool_group: i64) -> bool:
+    def _drop_below_min_priority(self, index: i64, pool_group: i64) -> bool:
         """Drop the next victim if it is not worth moving down."""
         storage = self._storage
         if storage.queues[index].num_pages == 0:
@@ -130,7 +130,7 @@ class SlotReclaimer:
         storage.drop_with_owner(page, pool_group, CAPACITY)
         return True
 
-    def _bound_passed(self, level: i64, pool_group: i64, missing: i64) -> i64:
+    def _bound_out_of_window(self, level: i64, pool_group: i64, missing: i64) -> i64:
         """How many of so many victims go down together. Those that go before all others here are worth less than what is below: where all
         is full there, they go in place of what goes first there too, and no further; 0: not even one."""
         storage = self._storage
@@ -187,7 +187,7 @@ class SlotReclaimer:
         page = self._find_victim(index)
         return first_held if storage.rows.priority(first_held) < storage.rows.priority(page) else page
 
-    def _move_down(self, level: i64, pool_group: i64, count: i64) -> None:
+    def _offload_or_drop(self, level: i64, pool_group: i64, count: i64) -> None:
         """Move ``count`` victims into free slots of the next level; those that have a copy there go to it."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group

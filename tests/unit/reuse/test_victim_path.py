@@ -90,7 +90,7 @@ def test_pages_that_a_window_has_passed_go_together() -> None:
         tree.drop_victims(0, 0, tree.storage.allocators[0].num_free + 1, CAPACITY)
         pages = vec[i64]([0] * 20)
         second = tree.pool.block_of_page(queue.first())
-        assert tree._runs.list_passed(second, 1, queue, pages, 20) == 17
+        assert tree._runs.list_out_of_window(second, 1, queue, pages, 20) == 17
         assert list(pages)[:17] == line[1:]
         kv_cache.close()
 
@@ -106,6 +106,6 @@ def test_a_window_that_is_alone_in_line_goes_up_to_the_beginning() -> None:
         tree.drop_victims(0, 0, tree.storage.allocators[0].num_free + 1, CAPACITY)
         pages = vec[i64]([0] * 20)
         second = tree.pool.block_of_page(queue.first())
-        assert tree._runs.list_passed(second, 0, queue, pages, 20) == 17
+        assert tree._runs.list_out_of_window(second, 0, queue, pages, 20) == 17
         assert list(pages)[:17] == line[1:]
         kv_cache.close()
