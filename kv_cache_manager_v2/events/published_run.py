@@ -1,7 +1,6 @@
-"""Full blocks below each other that were published at once: told of in one note, taken apart by who drains.
+"""Full blocks below each other that were published at once: one entry of the log, taken apart when the log is drained.
 
-Where a page is and what it is worth is one number, its level_and_priority: level (bits 0-4) | priority (5-11), anything above; negative where
-there is no page.
+A page's level and priority are one number: level (bits 0-4) | priority (5-11), anything above; negative where there is no page.
 """
 
 from typing import Final, final

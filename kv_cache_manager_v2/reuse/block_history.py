@@ -1,8 +1,8 @@
-"""Which prefixes were here and what became of them: a bounded memory, for telling why a token was missed.
+"""Which prefixes were cached and why they left: a bounded memory that explains missed tokens.
 
-A prefix (a path of blocks, whatever its reuse scope) is known by a 62-bit hash of its tokens, a scope by 20 bits. `RemovalHistory` remembers
-prefixes that are gone. Everything depends on the calls alone. Two prefixes with one hash are taken for each other here, and only here: no
-decision is made from it.
+A prefix (a path of blocks, whatever its reuse scope) is known by a 62-bit hash of its tokens, a scope by 20 bits. `RemovalHistory`
+remembers prefixes that are no longer cached. Everything depends on the calls alone. Two prefixes with one hash are taken for each other
+here, and only here: no decision is made from it.
 """
 
 from typing import Final, final
@@ -305,7 +305,7 @@ class BlockHistory:
 
 
 def _hash_in_parts(prefix: i64, packed: memoryview, num_blocks: i64) -> vec[i64]:
-    """The prefixes of blocks below each other, the first one below ``prefix``; a part's words are a copy that stays in the nearest cache."""
+    """The prefixes of blocks below each other, the first one below ``prefix``; each part is a copy that stays in L1."""
     prefixes = vec[i64]([0] * num_blocks)
     words = packed.cast("q")
     words_per_block: i64 = len(words) // num_blocks

@@ -1,10 +1,10 @@
-"""The tokens of published blocks: one tokens for blocks that were published together.
+"""The tokens of published blocks: one bytes object for blocks that were published together.
 
 A block's *key* is its tokens as packed int32, at most ``block_bytes`` of them; partial blocks have fewer. Full blocks that one commit
-publishes below a block without children share texts of up to `MAX_SHARED_BYTES`: a match compares such a tokens at once, and it costs less than
-a bytes object for each block. Other blocks have a tokens of their own: those that decoding fills or that are published beside others,
-retained ones, and all that are published after a first digest. Blocks leave a path from its end on, so what a tokens is still needed for is
-its beginning: once that is half of it or less, the blocks that are left get a shorter one.
+publishes below a block without children share bytes objects of up to `MAX_SHARED_BYTES`: a match compares such an object at once, and it
+costs less than an object for each block. Other blocks have an object of their own: those that decoding fills or that are published beside
+others, retained ones, and all that are published after a first digest. Blocks leave a path from its leaf on, so what of an object is
+needed is its beginning: once that is half of it or less, the blocks that are left get a shorter one.
 
     tokens         block 0   block 1   block 2   block 3
     tokens_begin   0         128       256       384            with 32 tokens in a block
@@ -17,8 +17,8 @@ from mypy_extensions import i64
 from .block import Block
 
 MAX_SHARED_BYTES: Final = 999
-"""Of a tokens of several blocks. A bytes object is 33 bytes more, and glibc has up to 1,032 at hand without a search (its per-thread
-cache); a tokens of 2 KiB costs 600 instructions to get and give back."""
+"""The largest bytes object of several blocks. It is 33 bytes more, and glibc has up to 1,032 at hand without a search (its per-thread
+cache); an object of 2 KiB costs 600 instructions to allocate and free."""
 
 
 def key_of(block: Block, block_bytes: i64) -> bytes:
@@ -58,7 +58,7 @@ def share_tokens(blocks: list[Block], packed: bytes, position: i64, block_bytes:
 
 
 def own_tokens(block: Block, block_bytes: i64) -> bytes:
-    """The block's key as its own tokens, which stays the same object while the block is published."""
+    """The block's key in a bytes object of its own, which stays the same object while the block is published."""
     key = key_of(block, block_bytes)
     block.tokens = key
     block.tokens_begin = 0
@@ -66,7 +66,7 @@ def own_tokens(block: Block, block_bytes: i64) -> bytes:
 
 
 def shorten_tokens(tokens: bytes, num_bytes: i64, last: Block | None, block_bytes: i64) -> None:
-    """Only the first ``num_bytes`` of a tokens are still needed, by blocks up to ``last``."""
+    """Keeps the first ``num_bytes`` of ``tokens``, which is all that is still needed, by blocks up to ``last``."""
     if num_bytes == 0 or num_bytes * 2 > len(tokens):
         return
     shorter = tokens[:num_bytes]
@@ -78,7 +78,7 @@ def shorten_tokens(tokens: bytes, num_bytes: i64, last: Block | None, block_byte
 
 
 def count_equal_bytes(block: Block, packed: bytes, position: i64, block_bytes: i64) -> i64:
-    """How many bytes of whole blocks in ``packed``, from ``position`` on, the block's tokens is known to begin with, from its key on.
+    """How many bytes of whole blocks in ``packed``, from ``position`` on, the block's tokens are known to begin with, from its key on.
 
     A whole block is left at ``position``. 0 if the key is another; else the key at least, and mostly all that can be.
     """

@@ -145,7 +145,7 @@ class AsyncCudaDriver(FakeCudaDriver):
             self._next_record += 1
             self._records[int(event)] = record
 
-            def record() -> bool:
+            def note() -> bool:
                 self._done_records[record] = time.perf_counter()
                 return True
 

@@ -45,7 +45,8 @@ def test_a_path_that_comes_and_goes(num_groups: int, seed: int) -> None:
             for _ in first_pages
             for group in range(num_groups)
         ]
-        run = PublishedRun(ROOT, vec[i64](first_pages), vec[i64](levels_and_priorities), choices.randbytes(4 + 10 * BLOCK_BYTES), 4, BLOCK_BYTES)
+        packed = choices.randbytes(4 + 10 * BLOCK_BYTES)
+        run = PublishedRun(ROOT, vec[i64](first_pages), vec[i64](levels_and_priorities), packed, 4, BLOCK_BYTES)
         at_once.on_run_published(run)
         PageEventSink.on_run_published(one_by_one, run)
         # The path goes from its end, each block's page of group 0 before the others; some of a group go before.
