@@ -132,7 +132,7 @@ def test_the_whole_is_told_parents_first_and_once() -> None:
         alive: dict[int, list[int]] = {0: [], 1: []}
         counts: Counter[tuple[int, int | None, str | None]] = Counter()
 
-        def record(events: list[WireEvent]) -> None:
+        def note(events: list[WireEvent]) -> None:
             for event in events:
                 if isinstance(event, AllBlocksCleared):
                     counts.clear()
