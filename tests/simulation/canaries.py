@@ -184,10 +184,10 @@ CANARIES = (
         "                known_end = position + len(text)\n",
     ),
     Canary(
-        "text that is shortened loses its last block",
+        "tokens that are shortened lose their last block",
         "reuse/block_tokens.py",
-        "    shorter = text[:num_bytes]\n",
-        "    shorter = text[: num_bytes - block_bytes]\n",
+        "    shorter = tokens[:num_bytes]\n",
+        "    shorter = tokens[: num_bytes - block_bytes]\n",
     ),
     Canary(
         "scopes share",

@@ -53,7 +53,7 @@ def test_a_run_is_noted_as_one_by_one(tokens_per_block: int, num_life_cycles: in
         key = packed[ordinal * size : (ordinal + 1) * size]
         one_by_one.record_published(above, block.first_page, key)
         text = hash_block(text, key)
-        assert at_once.text_of(block.first_page) == one_by_one.text_of(block.first_page) == text
+        assert at_once.prefix_of(block.first_page) == one_by_one.prefix_of(block.first_page) == text
         above = block.first_page
     assert at_once.num_blocks == one_by_one.num_blocks == 20
     scope = at_once.scope_of(ROOT)
@@ -71,7 +71,7 @@ def test_blocks_from_before_the_second_scope_are_known() -> None:
     history, rows = make_history(1, 0.0)
     block = Block(rows.add_block())
     history.record_published(ROOT, block.first_page, bytes(16))
-    text = history.text_of(block.first_page)
+    text = history.prefix_of(block.first_page)
     scope = history.scope_of(ROOT)
     assert history.find(text, scope) == NOT_KNOWN
     history.record_root(ROOT - 1, ReuseScope(salt=5))
