@@ -40,9 +40,10 @@ class KVCacheManagerConfig(ConfigValue):
 
     - ``cache_tiers``: level 0 (the GPU) first, then never a warmer kind after a colder one.
     - ``max_util_for_resume``: a suspended sequence stays suspended while the others use more than this share of a pool
-      group, so that those that run have room to grow.
-    - ``constraints``: batches that must always fit. ``typical_step`` shares what is left between the pool groups;
-      ``initial_pool_ratio``, one share of the bytes per pool group, takes its place.
+      group, and more than the largest of ``constraints`` does, so that those that run have room to grow.
+    - ``constraints``: batches that must always fit, and run together whatever `max_util_for_resume` is. ``typical_step`` shares the
+      quota between the pool groups, each of which gets what the constraints demand of it in any case; ``initial_pool_ratio``, one
+      share of the bytes per pool group, takes its place.
     - ``enable_partial_reuse``: a match may end inside a block. Without it, only where the text and a published block end together.
     - ``reuse_match_backoff``: a match is at most that many tokens shorter than the text's longest path in the tree.
     - ``snapshot_policy``: when the state of recurrent layers is kept for reuse.

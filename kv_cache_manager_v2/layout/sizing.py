@@ -4,9 +4,11 @@
    one window at its widest, ``sinks + ceil((W - 1) / T) + 1`` blocks, or all blocks of the longest sequence if that
    is less: a sequence that fits at one length must not get stuck at the next. In any case one slot per layer group, and
    as many as one sequence has for recurrent state. A quota under the minimum is a `ValueError` that names the bytes and the constraint.
-2. The rest goes where a typical step would use it: in proportion to the slots of ``typical_step``, or to the bytes of
-   ``initial_pool_ratio``. Recurrent state gets room for snapshots too: one per sequence of a typical step.
-   Without either, the whole quota is shared in proportion to what a guessed sequence uses and leaves for reuse
+2. The whole quota is shared where a typical step would use it: in proportion to the slots of ``typical_step``, or to the bytes of
+   ``initial_pool_ratio``. Recurrent state gets room for snapshots too: one per sequence of a typical step. Pool groups whose share
+   is under their minimum get just that, and the others share the rest anew, until no share is under its minimum (`_level_out`):
+   so a constraint that is weaker than the typical step changes nothing.
+   Without either, the same in proportion to what a guessed sequence uses and leaves for reuse
    (`_guessed_sequence_slots`); but the slots of one sequence that prefills by the chunk come first, as long as the quota
    can hold and at most `LONG_SEQUENCE_TOKENS`: so that a small quota, too, serves a sequence in every pool group.
 3. Whole slots are given by largest remainder (ties: the lower pool group), then as long as any slot fits.
@@ -79,7 +81,7 @@ def _share_quota(
         level_0_bytes = quota_bytes if level == 0 else config.cache_tiers[0].quota
         guessed = _guessed_sequence_slots(layout, config, level_0_bytes)
         weights = [count * layout.slot_bytes_total(index) for index, count in enumerate(guessed)]
-        counts, weights = _level_out(layout, quota_bytes, weights, counts)
+    counts, weights = _level_out(layout, quota_bytes, weights, counts)
     _share_rest(layout, quota_bytes, weights, counts)
     return tuple(counts)
 
@@ -131,6 +133,14 @@ def compute_min_slot_counts(layout: SlotLayout, config: KVCacheManagerConfig, le
         for index, count in enumerate(sum_over_life_cycles(layout, by_life_cycle)):
             counts[index] = max(counts[index], count)
     return tuple(counts)
+
+
+def compute_constraint_slots(layout: SlotLayout, config: KVCacheManagerConfig) -> list[int]:
+    """By pool group, the most level-0 slots that one of the constraints takes; 0 where there are none."""
+    counts = [0] * layout.num_pool_groups
+    for batch in config.constraints:
+        counts = _raised_to(counts, slots_of_batch(layout, config, batch))
+    return counts
 
 
 def compute_widest_need(
@@ -211,6 +221,8 @@ def _level_out(
     while not is_settled:
         is_settled = True
         total = sum(open_weights)
+        if total == 0:
+            return least, weights
         for index, weight in enumerate(open_weights):
             slot_bytes = layout.slot_bytes_total(index)
             if counts[index] == 0 and rest * weight // (total * slot_bytes) < least[index]:
@@ -219,7 +231,7 @@ def _level_out(
                 rest -= least[index] * slot_bytes
                 is_settled = False
                 break
-    return (counts, open_weights) if sum(open_weights) > 0 else (least, weights)
+    return counts, open_weights
 
 
 def _with_snapshots(layout: SlotLayout, slots: tuple[int, ...], num_snapshots: int) -> tuple[int, ...]:

@@ -372,19 +372,22 @@ def _ask_tail_priorities(state: SequenceState, priorities: list[int]) -> None:
 
 
 def _find_overuse(state: SequenceState) -> bool:
-    """Whether other active sequences lock more of some pool group than `max_util_for_resume` allows; notes why."""
+    """Whether other active sequences lock more of some pool group than `max_util_for_resume` allows, and than the constraints
+    demand; notes why."""
     storage = state.shared.storage
     limit = state.shared.max_util_for_resume
+    constraint_slots = state.shared.constraint_slots
     pool_group: i64 = 0
     while pool_group < storage.num_pool_groups:
         locked = storage.num_locked[pool_group]
         total = storage.allocators[pool_group].num_slots
-        if total > 0 and float(locked) / float(total) > limit:
+        if locked > constraint_slots[pool_group] and total > 0 and float(locked) / float(total) > limit:
             free = storage.allocators[pool_group].num_free
             evictable = storage.queues[pool_group].num_pages + storage.held_queues[pool_group].num_pages
             text = (
                 f"level 0, pool group {pool_group}: {locked} of {total} slots are locked by active sequences, more than "
-                f"max_util_for_resume={limit} allows to resume another one. Suspend or close sequences first"
+                f"max_util_for_resume={limit} and the constraints allow to resume another one. Suspend or close "
+                f"sequences first"
             )
             storage.digest.record(REFUSAL, locked)
             storage.last_refusal = Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text)

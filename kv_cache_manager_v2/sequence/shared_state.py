@@ -12,6 +12,7 @@ from ..device.stream_order import StreamOrder
 from ..journal.call_journal import CallJournal
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
+from ..layout.sizing import compute_constraint_slots
 from ..reuse.block import Block
 from ..reuse.drop_plans import DropPlans
 from ..reuse.match import Matcher
@@ -59,6 +60,7 @@ class SharedState:
         "snapshot_policy",
         "max_snapshots_per_path",
         "max_util_for_resume",
+        "constraint_slots",
         "scratch_is_configured",
         "max_rewind_len",
         "least_scratch_step",
@@ -101,6 +103,8 @@ class SharedState:
     max_snapshots_per_path: Final[i64]
     """0: any number."""
     max_util_for_resume: Final[float]
+    constraint_slots: vec[i64]
+    """By pool group, the most level-0 slots that one of the configured constraints takes; 0 without constraints."""
     scratch_is_configured: Final[bool]
     max_rewind_len: Final[i64]
     least_scratch_step: i64
@@ -156,6 +160,7 @@ class SharedState:
         limit = config.snapshot_policy.max_per_path
         self.max_snapshots_per_path = 0 if limit is None else limit
         self.max_util_for_resume = config.max_util_for_resume
+        self.constraint_slots = vec[i64]([count for count in compute_constraint_slots(storage.layout, config)])
         scratch_reuse = config.swa_scratch_reuse
         self.scratch_is_configured = scratch_reuse is not None
         self.max_rewind_len = scratch_reuse.max_rewind_len if scratch_reuse is not None else 0

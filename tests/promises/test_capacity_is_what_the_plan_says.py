@@ -55,12 +55,9 @@ def manager_of(config: KVCacheManagerConfig) -> KVCacheManager:
 
 
 def with_slots(config: KVCacheManagerConfig, slots: list[int]) -> KVCacheManagerConfig:
-    """The same model with exactly so many slots by pool group, each more than one per layer group.
-
-    Without constraints a pool group's minimum is a slot per layer group, and the rest goes by the ratio of bytes.
-    """
+    """The same model with exactly so many slots by pool group: the ratio of their bytes shares out the whole quota."""
     groups = plan_capacity(config).levels[0].pool_groups
-    ratio = [(count - group.min_slots) * group.slot_bytes for count, group in zip(slots, groups, strict=True)]
+    ratio = [count * group.slot_bytes for count, group in zip(slots, groups, strict=True)]
     quota = sum(count * group.slot_bytes for count, group in zip(slots, groups, strict=True))
     exact = KVCacheManagerConfig(
         T,

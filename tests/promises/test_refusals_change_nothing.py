@@ -5,7 +5,7 @@ from hybrid_models import Rig
 from small_models import manager_of, run_prompt
 from tiered_models import tiered_config
 
-from kv_cache_manager_v2 import HostDevice, KVCacheManager, OutOfPagesError
+from kv_cache_manager_v2 import BatchDesc, HostDevice, KVCacheDesc, KVCacheManager, OutOfPagesError
 
 
 def test_704_tokens_fit_and_705_are_refused() -> None:
@@ -69,6 +69,26 @@ def test_resume_gate() -> None:
         assert second.status is second.Status.SUSPENDED
         first.close()
         second.close()
+
+
+def test_constraints_hold_in_operation() -> None:
+    """100 sequences of a block as a constraint and just the slots for them: all 100 run, though 98 are more than 0.97 of 100 slots."""
+    constraint = BatchDesc([KVCacheDesc(4, 0)] * 100)
+    with manager_of(num_slots=100, constraints=[constraint]) as manager:
+        sequences = [manager.create_kv_cache() for _number in range(101)]
+        for sequence in sequences[:100]:
+            assert sequence.resume(), manager.last_refusal
+            assert sequence.resize(4), manager.last_refusal
+        assert sequences[100].resume(), "100 are not more than the constraint"
+        before = manager.describe()
+        assert not sequences[100].resize(4)
+        assert manager.describe() == before
+        for sequence in sequences:
+            sequence.close()
+    with manager_of(num_slots=100, constraints=[BatchDesc([KVCacheDesc(4, 0)] * 98)]) as manager:
+        with run_prompt(manager, list(range(99 * 4))), manager.create_kv_cache() as second:
+            assert not second.resume(), "99 are more than 97, and than the 98 of the constraint"
+            assert manager.last_refusal is not None and "constraints" in manager.last_refusal.text
 
 
 def test_droppable_pages_make_room() -> None:

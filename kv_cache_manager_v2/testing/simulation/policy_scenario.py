@@ -1,19 +1,24 @@
-"""Eviction policies, the write policy and the match backoff for a scenario, drawn with a random of their own: all else stays."""
+"""Eviction policies, the write policy, a backoff and a constraint for a scenario, drawn with a random of their own."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
 
+from ...config.batch_desc import BatchDesc, KVCacheDesc
 from ...config.cache_tier_config import CacheTierConfig
 from ...config.eviction_policy import EvictionPolicy
+from ...config.layer_config import SsmLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
+from ..reference_state import make_rules
 
 _SHARE_OF_LRU: Final = 0.4
 _SHARE_WITH_BACKOFF: Final = 0.15
+_SHARE_WITH_CONSTRAINT: Final = 0.15
 
 
 def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
-    """The same configuration with an eviction policy for each level, a write policy, and sometimes a backoff."""
+    """The same configuration with an eviction policy for each level, a write policy, and sometimes a backoff or a constraint."""
     random = Random(5 * seed + 3)
     tiers: list[CacheTierConfig] = []
     for tier in config.cache_tiers:
@@ -22,4 +27,27 @@ def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
     config = replace(config, cache_tiers=tiers, write_policy=random.choice(("back", "through")))
     if random.random() < _SHARE_WITH_BACKOFF:
         config = replace(config, reuse_match_backoff=random.choice((1, 2, 5)))
+    if random.random() < _SHARE_WITH_CONSTRAINT:
+        config = _add_constraint(config, random.choice((2, 4, 6)))
     return config
+
+
+def _add_constraint(config: KVCacheManagerConfig, num_sequences: int) -> KVCacheManagerConfig:
+    """Sequences of one block that run together, and the room for them on every level."""
+    one_block = KVCacheDesc(config.tokens_per_block, 0)
+    num_bytes = 0
+    for layer in config.layers:
+        num_states = 1 + config.state_checkpoints if isinstance(layer, SsmLayerConfig) else 1
+        num_bytes += num_states * sum([buffer.size * buffer.expansion(config.tokens_per_block) for buffer in layer.buffers])
+    tiers = [replace(tier, quota=tier.quota + num_sequences * num_bytes) for tier in config.cache_tiers]
+    return replace(config, cache_tiers=tiers, constraints=[BatchDesc([one_block] * num_sequences)])
+
+
+def count_constraint_slots(config: KVCacheManagerConfig, pool_group_of: Sequence[int], num_pool_groups: int) -> list[int]:
+    """By pool group, the slots of the scenario's constraint: of each sequence a block or a state in each layer group."""
+    counts = [0] * num_pool_groups
+    states = [rule.is_state for rule in make_rules(config)]
+    for batch in config.constraints:
+        for group, pool_group in enumerate(pool_group_of):
+            counts[pool_group] += len(batch.kv_caches) * (1 + config.state_checkpoints if states[group] else 1)
+    return counts

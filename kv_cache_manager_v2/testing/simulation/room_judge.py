@@ -21,7 +21,9 @@ from ..reference_room import SlotNeed
 class RoomJudge:
     """Constant but for the model, which it asks."""
 
-    __slots__ = ("excuses_refusals", "_model", "_pool_group_of", "_num_slots", "_num_all_slots", "_max_util_for_resume")
+    __slots__ = (
+        "excuses_refusals", "_model", "_pool_group_of", "_num_slots", "_num_all_slots", "_max_util_for_resume", "_constraint_slots"
+    )  # fmt: skip
 
     excuses_refusals: bool
     """The device may fail: a call that there was room for need not pass."""
@@ -30,6 +32,7 @@ class RoomJudge:
     _num_slots: Sequence[int]  # by pool group, of level 0
     _num_all_slots: Sequence[int]  # of all levels
     _max_util_for_resume: Final[float]
+    _constraint_slots: Final[Sequence[int]]  # by pool group, of the largest constraint
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class RoomJudge:
         num_slots: Sequence[int],
         num_all_slots: Sequence[int],
         max_util_for_resume: float,
+        constraint_slots: Sequence[int],
     ) -> None:
         self.excuses_refusals = False
         self._model = model
@@ -45,6 +49,7 @@ class RoomJudge:
         self._num_slots = num_slots
         self._num_all_slots = num_all_slots
         self._max_util_for_resume = max_util_for_resume
+        self._constraint_slots = constraint_slots
 
     def set_slots(self, num_slots: Sequence[int], num_all_slots: Sequence[int]) -> None:
         """The levels have other sizes now."""
@@ -59,7 +64,7 @@ class RoomJudge:
         """Whether active sequences lock more than a suspended one may be resumed beside."""
         for pool_group, num_slots in enumerate(self._num_slots):
             locked = sum([self._model.num_locked_slots(group) for group in self._groups(pool_group)])
-            if locked > self._max_util_for_resume * num_slots:
+            if locked > max(self._max_util_for_resume * num_slots, self._constraint_slots[pool_group]):
                 return True
         return False
 

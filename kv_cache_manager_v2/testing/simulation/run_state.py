@@ -18,6 +18,7 @@ from .lost_sequences import LostSequences
 from .open_leases import OpenLeases
 from .planned_drops import PlannedDrops
 from .pool_group_map import find_pool_groups
+from .policy_scenario import count_constraint_slots
 from .room_judge import RoomJudge, count_slots
 from .scenario import Scenario
 from .simulated_sequence import SimulatedSequence
@@ -72,7 +73,10 @@ class RunState:
         slot_sizes = [counts.slot_sizes for counts in statistics]
         self._pool_group_of = find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
         num_slots, num_all_slots = count_slots(self.manager)
-        self.judge = RoomJudge(self.model, self._pool_group_of, num_slots, num_all_slots, config.max_util_for_resume)
+        constraint_slots = count_constraint_slots(config, self._pool_group_of, len(num_slots))
+        self.judge = RoomJudge(
+            self.model, self._pool_group_of, num_slots, num_all_slots, config.max_util_for_resume, constraint_slots
+        )
         self.streams = [self.device.default_stream()]
         while len(self.streams) < scenario.num_streams:
             self.streams.append(self.device.create_stream())

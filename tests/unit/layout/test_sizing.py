@@ -97,26 +97,53 @@ def test_one_window_at_its_widest() -> None:
 
 
 def test_the_rest_follows_the_typical_step() -> None:
-    # 10 blocks of 16 bytes beside 2 of 32 bytes: 224 bytes a step. The minimum is one of each.
+    # 10 blocks of 16 bytes beside 2 of 32 bytes: 224 bytes a step.
     typical = BatchDesc([KVCacheDesc(320, 319)])
     config = config_of([key_value(0, 8), key_value(1, 16, 64)], typical_step=typical)
     layout = layout_of(config)
-    assert plan_slot_counts(layout, config, 48 + 100 * 224, 0) == (1001, 201)
-    # 223 bytes more: shares of 10 * 223/224 and 2 * 223/224 slots, whole ones 9 and 1, which leaves 47 bytes. The
+    assert plan_slot_counts(layout, config, 100 * 224, 0) == (1000, 200)
+    # 223 bytes: shares of 10 * 223/224 and 2 * 223/224 slots, whole ones 9 and 1, which leaves 47 bytes. The
     # larger remainder is the second's (0.991 against 0.955): 32 bytes; 15 are left, too few for anything.
-    assert plan_slot_counts(layout, config, 48 + 223, 0) == (1 + 9, 1 + 2)
+    assert plan_slot_counts(layout, config, 223, 0) == (9, 2)
+
+
+def test_a_constraint_weaker_than_the_typical_step_changes_nothing() -> None:
+    """A step of 10 blocks of 16 and 2 of 32 bytes, 5:2 by bytes; a quota of 100 steps is (1000, 200) slots."""
+    typical = BatchDesc([KVCacheDesc(320, 319)])
+    layers = [key_value(0, 8), key_value(1, 16, 64)]
+    quota = 100 * 224
+    for num_sequences in (0, 1, 20, 66):
+        # A sequence of 10 blocks at history 320 takes (10, 3) slots at the most: 66 of them (660, 198).
+        constraints = [BatchDesc([KVCacheDesc(320, 319)] * num_sequences)] if num_sequences > 0 else []
+        config = config_of(layers, typical_step=typical, constraints=constraints)
+        assert plan_slot_counts(layout_of(config), config, quota, 0) == (1000, 200)
+    # 150 prefills of 64 tokens take 2 blocks in both groups, (300, 300): more than 200 of the second, which gets just these, and
+    # the first what is left, (22400 - 300 * 32) / 16 = 800.
+    config = config_of(layers, typical_step=typical, constraints=[BatchDesc([KVCacheDesc(64, 0)] * 150)])
+    assert plan_slot_counts(layout_of(config), config, quota, 0) == (800, 300)
+
+
+def test_what_a_constraint_takes_is_shared_by_the_others_as_before() -> None:
+    """Two pool groups, of 16 and 32 bytes a slot, 1:3 by bytes; the constraint needs more of the first one than its share."""
+    layers = [key_value(0, 8), key_value(1, 8, 32), key_value(2, 16, 64)]
+    config = config_of(layers, initial_pool_ratio=[1, 3])
+    # Layers 0 and 1 have slots of one size, so they share a pool group.
+    assert plan_slot_counts(layout_of(config), config, 640, 0) == (10, 15)
+    # 6 sequences of one block: 6 of layer 0 and 6 of layer 1 in the first pool group, whose share of 160 bytes holds 10.
+    config = config_of(layers, initial_pool_ratio=[1, 3], constraints=[BatchDesc([KVCacheDesc(32, 0)] * 6)])
+    assert plan_slot_counts(layout_of(config), config, 640, 0) == (12, (640 - 12 * 16) // 32)
 
 
 def test_the_rest_follows_the_ratio_of_bytes() -> None:
     config = config_of([key_value(0, 8), key_value(1, 16, 64)], initial_pool_ratio=[3, 1])
     layout = layout_of(config)
-    assert plan_slot_counts(layout, config, 48 + 6400, 0) == (1 + 300, 1 + 50)
+    assert plan_slot_counts(layout, config, 6400, 0) == (300, 50)
 
 
 def test_a_ratio_takes_the_place_of_the_typical_step() -> None:
     typical = BatchDesc([KVCacheDesc(3200, 3199)])
     config = config_of([key_value(0, 8), key_value(1, 16, 64)], initial_pool_ratio=[1, 1], typical_step=typical)
-    assert plan_slot_counts(layout_of(config), config, 48 + 6400, 0) == (1 + 200, 1 + 100)
+    assert plan_slot_counts(layout_of(config), config, 6400, 0) == (200, 100)
 
 
 def test_a_small_quota_still_holds_a_sequence_in_every_pool_group() -> None:
