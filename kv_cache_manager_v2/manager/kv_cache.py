@@ -341,15 +341,16 @@ class KVCache(SequenceBeams):
     def capacity(self) -> int:
         """Tokens there is room for. Setting it is `resize(capacity=...)` with `OutOfPagesError` for False.
 
-        With `swa_scratch_reuse` configured, setting it is a `ValueError`: a step must say where its inputs begin.
+        Where the sequence uses scratch slots, setting it is a `ValueError`: a step must say where its inputs begin.
         """
         return self._state.capacity
 
     @capacity.setter
     def capacity(self, capacity: Given[int]) -> None:
-        if self._state.shared.scratch_is_configured:
+        if self._state.scratch.is_enabled:
             raise ValueError(
-                "with swa_scratch_reuse a step must say where its inputs begin: use resize(capacity, history_length)"
+                "capacity: with scratch slots a step must say where its inputs begin: use resize(capacity, history_length), or set "
+                "enable_swa_scratch_reuse to False"
             )
         if not self.resize(to_int(capacity, "capacity"), None):
             raise OutOfPagesError(self._refusal_text())

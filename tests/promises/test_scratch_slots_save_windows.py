@@ -176,3 +176,15 @@ def test_refused_step_keeps_the_old_scratch() -> None:
             manager.check_invariants()
             assert kv_cache.resize(64, 32)
             manager.check_invariants()
+
+
+def test_the_capacity_is_set_where_the_sequence_uses_no_scratch() -> None:
+    """The manager is configured for scratch slots; a sequence that has them off is as without them."""
+    with manager_of([None, 8], swa_scratch_reuse=SwaScratchReuseConfig()) as manager, manager.create_kv_cache() as kv_cache:
+        assert kv_cache.resume()
+        with pytest.raises(ValueError, match="capacity.*enable_swa_scratch_reuse"):
+            kv_cache.capacity = 10
+        kv_cache.enable_swa_scratch_reuse = False
+        kv_cache.capacity = 10
+        assert kv_cache.capacity == 10 and used_slots(manager) == 6
+        manager.check_invariants()
