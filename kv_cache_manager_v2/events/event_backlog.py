@@ -1,11 +1,15 @@
-"""From the caller's thread to the drainers': notes that are handed over, and the events that nobody has drained yet.
+"""Undrained events, and the notes from which they are made: handed over by the caller's thread, drained by any other.
 
-Notes are handed over under a lock that is never held for long. Who drains turns them into events, under another lock that the
-caller's thread never waits for. Only if notes pile up because nobody drains does the caller's thread turn them into events itself,
-unnamed, so that the oldest can be dropped; and not even then while a drainer is at it anyway.
+Notes are handed over through a queue, without a lock. A drainer turns them into events under a lock that the caller's thread never waits
+for. Only if notes pile up because no thread drains does the caller's thread turn them into events itself, unnamed, so that the oldest
+can be dropped; and not even then while a drainer holds the lock.
+
+A thread may be interrupted anywhere (Ctrl-C) and leaves no lock behind: queues and lock are CPython's own, in C, and no signal is
+served between their taking effect and the code that undoes it. `threading.Condition` is Python code, which is interrupted inside.
 """
 
 import threading
+from queue import Empty, SimpleQueue
 from typing import Final, final
 
 from librt.vecs import vec
@@ -22,25 +26,30 @@ EVENT_TYPES: Final = ("created", "stored", "removed", "updated")
 @final
 @mypyc_attr(native_class=True)
 class EventBacklog:
-    __slots__ = ("_handed_over", "_batches", "_num_pages", "_assembling", "_assembler", "_max_events", "num_drained")
+    __slots__ = (
+        "_batches", "_bell", "_num_pages_in", "_num_pages_out", "_assembling", "_assembler", "_max_events", "num_drained"
+    )  # fmt: skip
 
-    _handed_over: Final[threading.Condition]
-    """Guards the batches."""
-    _batches: list[LogBatch]
-    _num_pages: i64
-    """Notes about pages in the batches."""
-    _assembling: Final[threading.Lock]
-    """Guards the assembler. Who holds it may take the other one; never the other way round."""
+    _batches: Final[SimpleQueue[LogBatch]]
+    _bell: Final[SimpleQueue[None]]
+    """Not empty if something was handed over since a waiting thread was woken."""
+    _num_pages_in: i64
+    """Notes about pages in all batches so far; the caller's thread counts."""
+    _num_pages_out: i64
+    """Of these, notes that the assembler has; counted under its lock."""
+    _assembling: Final[threading.RLock]
+    """Guards the assembler. Of the kind that tells whether the thread holds it."""
     _assembler: Final[EventAssembler]
     _max_events: Final[i64]
     num_drained: Final[vec[i64]]
     """By type, as `EVENT_TYPES` has them."""
 
     def __init__(self, assembler: EventAssembler, max_events: i64) -> None:
-        self._handed_over = threading.Condition()
-        self._batches = []
-        self._num_pages = 0
-        self._assembling = threading.Lock()
+        self._batches = SimpleQueue()
+        self._bell = SimpleQueue()
+        self._num_pages_in = 0
+        self._num_pages_out = 0
+        self._assembling = threading.RLock()
         self._assembler = assembler
         self._max_events = max_events
         self.num_drained = vec[i64]([0] * len(EVENT_TYPES))
@@ -50,29 +59,56 @@ class EventBacklog:
         return self._assembler.num_dropped
 
     def hand_over(self, batch: LogBatch) -> None:
-        with self._handed_over:
-            self._batches.append(batch)
-            self._num_pages += batch.num_pages
-            self._handed_over.notify_all()
-        if self._num_pages > self._max_events and self._assembling.acquire(False):
-            try:
+        self._batches.put(batch)
+        self._num_pages_in += batch.num_pages
+        self._ring()
+        if self._num_pages_in - self._num_pages_out > self._max_events:
+            self._assemble_unless_held()
+
+    def _ring(self) -> None:
+        if self._bell.empty():
+            self._bell.put(None)
+
+    def _assemble_unless_held(self) -> None:
+        try:
+            if self._assembling.acquire(False):
                 self._assemble()
-            finally:
+        finally:
+            # Asked of the lock: an interruption may come between its taking and any note of that.
+            try:
                 self._assembling.release()
+            except RuntimeError:
+                pass  # another thread holds it, or none
 
     def _assemble(self) -> None:
-        with self._handed_over:
-            batches = self._batches
-            self._batches = []
-            self._num_pages = 0
-        for batch in batches:
+        batches = self._batches
+        while not batches.empty():
+            batch = batches.get()
+            self._num_pages_out += batch.num_pages
             self._assembler.take_in(batch)
+
+    def _silence_bell(self) -> None:
+        """It may have been rung for what was drained since."""
+        try:
+            while self._is_empty():
+                self._bell.get(False)
+        except Empty:
+            pass
+
+    def _is_empty(self) -> bool:
+        return self._batches.empty() and self._assembler.num_undrained == 0
 
     def wait(self, timeout_s: float) -> None:
         """Until something is handed over, unless something is there."""
-        with self._handed_over:
-            if len(self._batches) == 0 and self._assembler.num_undrained == 0:
-                self._handed_over.wait(timeout_s)
+        self._silence_bell()
+        if self._is_empty():
+            try:
+                self._bell.get(True, timeout_s)
+            except Empty:
+                return
+        if not self._is_empty():
+            # For the next thread that waits, from which this one may have taken it.
+            self._ring()
 
     def drain(self) -> list[KVCacheEvent]:
         with self._assembling:
@@ -80,12 +116,13 @@ class EventBacklog:
             events = self._assembler.drain()
             for event in events:
                 self.num_drained[_find_type(event.data)] += 1
-            return events
+        return events
 
     def snapshot(self) -> KVCacheEventSnapshot:
         with self._assembling:
             self._assemble()
-            return KVCacheEventSnapshot(self._assembler.next_event_id - 1, self._assembler.snapshot())
+            snapshot = KVCacheEventSnapshot(self._assembler.next_event_id - 1, self._assembler.snapshot())
+        return snapshot
 
 
 def _find_type(data: KVCacheEventData) -> i64:
