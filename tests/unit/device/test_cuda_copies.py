@@ -1,7 +1,10 @@
 """How copies reach the driver: as arrays, in either form of its batch call, cut where pieces of memory end."""
 
 import ctypes
+import gc
 import random
+import sys
+from typing import Any
 
 import pytest
 
@@ -140,6 +143,45 @@ def test_a_batch_makes_as_many_calls_as_one_copy() -> None:
     device.copy_batch(stream, batch)
     assert driver.calls == ["cuCtxPushCurrent", "cuMemcpyBatchAsync", "cuCtxPopCurrent"]
     assert len(driver.copies) == 1000
+    gpu.close()
+    host.close()
+    device.close()
+
+
+class CountingDriver(FakeCudaDriver):
+    """Counts what Python's allocator has given out when a batch reaches the driver, whichever way it is called."""
+
+    num_blocks = 0
+
+    def _batch_of_13(self, *arguments: Any) -> int:
+        self.num_blocks = sys.getallocatedblocks()
+        return super()._batch_of_13(*arguments)
+
+    def cuMemcpyBatchAsync(self, *arguments: Any) -> tuple[Any, ...]:
+        self.num_blocks = self.num_blocks or sys.getallocatedblocks()
+        return super().cuMemcpyBatchAsync(*arguments)  # type: ignore[no-any-return]
+
+
+def test_no_object_is_made_for_a_copy() -> None:
+    """A thousand copies take as many Python objects as ten."""
+    driver = CountingDriver()
+    device = CudaDevice(driver=driver)
+    gpu, host = MemoryRange(device, GPU, 64 * GRANULE), MemoryRange(device, HOST, 64 * GRANULE)
+    gpu.resize(64 * GRANULE)
+    host.resize(64 * GRANULE)
+    stream = device.create_stream()
+    made: dict[int, int] = {}
+    # The first batch makes the arrays.
+    for count in (1000, 10, 1000):
+        batch = CopyBatch(GPU, HOST, PAGE)
+        for index in range(count):
+            batch.add(gpu.address + 2 * index * PAGE, host.address + (index * 7 % 2000) * PAGE)
+        driver.num_blocks = 0
+        gc.collect()
+        before = sys.getallocatedblocks()
+        device.copy_batch(stream, batch)
+        made[count] = driver.num_blocks - before
+    assert made[1000] - made[10] < 100
     gpu.close()
     host.close()
     device.close()

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import logging
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -239,10 +240,26 @@ def test_launches_with_the_lock_held_behind_a_disk() -> None:
     own = Bench(3, streams_wait_for_disk=False)
     stream = own.device.create_stream()
     own.copy(stream, DISK, HOST, [(slot, slot) for slot in ALL])
+    own.device.synchronize_stream(stream)
     own.driver.holds_gil = True
-    own.copy(stream, GPU, DISK, [(slot, slot) for slot in ALL])
-    for _ in range(2000):
-        own.device.fill(stream, own.address(GPU, 0), SLOT, 0)
+    own.files.hold()
+    is_through = threading.Event()
+
+    def let_go() -> None:
+        own.files.wait_until_held(1)
+        # Not before all is launched, unless the copy below blocks, as it is to: then that never comes.
+        is_through.wait(1.0)
+        own.files.let_go()
+
+    helper = threading.Thread(target=let_go)
+    helper.start()
+    try:
+        own.copy(stream, GPU, DISK, [(slot, slot) for slot in ALL])
+        for _ in range(2000):
+            own.device.fill(stream, own.address(GPU, 0), SLOT, 0)
+    finally:
+        is_through.set()
+        helper.join()
     own.device.synchronize_stream(stream)
     own.close()
 

@@ -49,7 +49,7 @@ def end(driver: FakeCudaDriver, device: CudaDevice, memory: MemoryRange) -> None
 def test_network_cards_reach_the_pools_where_they_can(is_supported: int, wish: bool | None, flag: int) -> None:
     driver = FakeCudaDriver()
     driver.attributes[RDMA] = is_supported
-    device, memory = with_memory(driver, gpu_direct_rdma=wish)
+    device, memory = with_memory(driver) if wish is None else with_memory(driver, gpu_direct_rdma=wish)
     assert flags(driver) == {flag}
     end(driver, device, memory)
 

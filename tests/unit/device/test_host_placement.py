@@ -58,6 +58,12 @@ def test_pinned_memory_asks_for_huge_pages_and_is_not_forked() -> None:
     device.close()
 
 
+def test_the_driver_is_asked_where_the_gpu_is() -> None:
+    driver = FakeCudaDriver()
+    CudaDevice(driver=driver).close()
+    assert "cuDeviceGetPCIBusId" in driver.calls
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_has_none_of_it() -> None:
     driver = FakeCudaDriver()
