@@ -1,1 +1,1 @@
-"""Words and small mechanisms that every other floor uses and that know nothing of caches."""
+"""Basic types and helpers for all folders: errors, ids, ranges, values. They know nothing of caches."""

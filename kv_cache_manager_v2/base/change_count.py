@@ -1,4 +1,4 @@
-"""How deep a call is in changes that cannot be undone. Whoever counts up and is interrupted never counts down: that is how it is seen."""
+"""A counter of irreversible changes under way. An interrupted call leaves it above zero: that shows that state is half changed."""
 
 from typing import final
 
@@ -8,7 +8,7 @@ from mypy_extensions import i64, mypyc_attr
 @final
 @mypyc_attr(native_class=True)
 class ChangeCount:
-    """``num_begun``: changes that have begun and not ended; they nest."""
+    """``num_begun``: changes that have begun and not ended. Changes nest."""
 
     __slots__ = ("num_begun",)
 
@@ -18,7 +18,7 @@ class ChangeCount:
         self.num_begun = 0
 
     def begin(self) -> None:
-        """From here on the call changes things; an exception before `end` leaves them half done."""
+        """A change begins. An exception before `end` leaves the state half changed."""
         self.num_begun += 1
 
     def end(self) -> None:

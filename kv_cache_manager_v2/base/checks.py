@@ -1,4 +1,4 @@
-"""Turning what a user passed into the numbers that the library works with, or into a clear error."""
+"""Validation of arguments: converts the caller's value to the library's type, or raises an error that names the argument."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
@@ -11,11 +11,11 @@ from .ids import DataRole, PageIndexMode
 T = TypeVar("T")
 
 MAX_COUNT: Final = 2**40
-"""More tokens, blocks or layers than any sequence has; keeps 64-bit arithmetic far from its edge."""
+"""Upper bound of every count of tokens, blocks or layers; keeps 64-bit arithmetic far from overflow."""
 
 
 def to_int(value: object, name: str) -> int:
-    """``value`` as an int; numpy's integers are welcome, floats, bools and strings are a `TypeError`."""
+    """``value`` as an int. Numpy integers are accepted; floats, bools and strings are a `TypeError`."""
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {value}")
     if isinstance(value, int):
@@ -33,7 +33,7 @@ def to_int(value: object, name: str) -> int:
 
 
 def to_count(value: object, name: str) -> i64:
-    """``value`` as a number of things: an int from 0 to `MAX_COUNT`."""
+    """``value`` as a count: an int from 0 to `MAX_COUNT`."""
     number = to_int(value, name)
     if number < 0 or number > MAX_COUNT:
         raise ValueError(f"{name} is {number}; it must be from 0 to {MAX_COUNT}")
@@ -41,14 +41,14 @@ def to_count(value: object, name: str) -> i64:
 
 
 def to_bool(value: object, name: str) -> bool:
-    """``value``, which is True or False; 0 and 1 are a `TypeError`, and whatever else only has a truth value."""
+    """``value`` as a bool. 0, 1 and other objects with a truth value are a `TypeError`."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be a bool, not {type(value).__name__}")
     return value
 
 
 def to_number(value: object, name: str) -> float:
-    """``value`` as a float that is no nan; numpy's numbers are welcome, bools and strings are a `TypeError`."""
+    """``value`` as a float that is not nan. Numpy numbers are accepted; bools and strings are a `TypeError`."""
     number: float | None = None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
@@ -79,7 +79,7 @@ def to_instance(value: object, kind: type[T], name: str) -> T:
 
 
 def to_list(values: object, name: str) -> list[object]:
-    """What a user listed: a list as it is, an array's numbers as ints, anything else that can be iterated over but texts."""
+    """``values`` as a list: a list unchanged, an array's numbers as ints, any other iterable but a str."""
     if isinstance(values, list):
         return values
     if isinstance(values, (str, bytes, bytearray, Mapping)):
@@ -95,11 +95,11 @@ def to_list(values: object, name: str) -> list[object]:
 
 
 def to_counts(values: object, name: str) -> vec[i64]:
-    """Many of `to_count`."""
+    """`to_count` of each item."""
     items = to_list(values, name)
-    # All of them are good nearly always, so what is wrong with one is for a second look.
+    # Fast path: nearly always every item is valid. Only on an error does a second pass find the item at fault.
     try:
-        # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i64 is a TypeError there.
+        # The cast is unchecked. Compiled code checks each item as it reads it: an item that is no i64 raises a TypeError here.
         counts = vec[i64]([item for item in cast("list[i64]", items)])
     except (TypeError, ValueError, OverflowError):
         return _to_counts_one_by_one(items, name)

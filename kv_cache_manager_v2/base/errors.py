@@ -1,7 +1,7 @@
 """The errors that the library raises on purpose.
 
 A bad value is a `ValueError`, a wrong type a `TypeError`; the classes here are for everything else. None of them leaves a
-change half done, except that `CorruptedError` says that the manager found its own books wrong and serves nobody any more.
+change half done, except `CorruptedError`: the manager found its own state inconsistent, and every later call raises it.
 """
 
 from mypy_extensions import mypyc_attr
@@ -14,22 +14,22 @@ class KVCacheManagerError(Exception):
 
 @mypyc_attr(native_class=False)
 class LogicError(KVCacheManagerError, RuntimeError):
-    """A call that does not fit the state: the state is named, and the call that would fit."""
+    """A call that the state does not allow. The message names the state and the call that would be valid."""
 
 
 @mypyc_attr(native_class=False)
 class OutOfMemoryError(KVCacheManagerError, MemoryError):
-    """The device or the operating system has no memory to give; says how much was asked for."""
+    """The device or the operating system is out of memory. The message has the bytes asked for."""
 
 
 @mypyc_attr(native_class=False)
 class OutOfPagesError(OutOfMemoryError):
-    """No room for the pages asked for. Nothing has changed; `KVCacheManager.last_refusal` has the numbers."""
+    """Not enough free or evictable slots. Nothing has changed; `KVCacheManager.last_refusal` has the numbers."""
 
 
 @mypyc_attr(native_class=False)
 class UnknownBufferError(ValueError, KeyError):
-    """No buffer has that layer and role. Engines ask so which roles a layer has, with a handler for either class."""
+    """No buffer has this layer and role. Engines that probe for roles catch it as `ValueError` or as `KeyError`."""
 
     def __str__(self) -> str:
         return "" if len(self.args) == 0 else str(self.args[0])
@@ -37,12 +37,12 @@ class UnknownBufferError(ValueError, KeyError):
 
 @mypyc_attr(native_class=False)
 class CudaError(KVCacheManagerError):
-    """A CUDA call failed: the call's name, the driver's error number and its own text."""
+    """A CUDA call failed. The message has the call's name, the driver's error number and the driver's text."""
 
 
 @mypyc_attr(native_class=False)
 class PartlyCopiedError(CudaError):
-    """Some copies of a batch were enqueued, and the next one was refused."""
+    """Some copies of a batch were enqueued before the next one was refused."""
 
 
 @mypyc_attr(native_class=False)
@@ -50,7 +50,7 @@ class StorageIOError(KVCacheManagerError):
     """A file of a disk tier could not be read or written.
 
     The message has the tier, the folder, the offset in the file and the operating system's reason. ``address`` and
-    ``num_bytes`` are the part of the disk range that is concerned, as the device numbers it.
+    ``num_bytes`` are the failed part of the disk range, in the device's addresses.
     """
 
     path: str
@@ -69,12 +69,12 @@ class StorageIOError(KVCacheManagerError):
 
 
 CuError = CudaError
-"""The name that this error has in TensorRT-LLM."""
+"""TensorRT-LLM's name of this error."""
 
 
 @mypyc_attr(native_class=False)
 class PageMoveError(KVCacheManagerError):
-    """Pages could not be copied from one cache level to another: names both, and what the device said. None is lost."""
+    """A copy of pages between cache levels failed. The message names both levels and the device's error. No page is lost."""
 
 
 @mypyc_attr(native_class=False)

@@ -1,7 +1,7 @@
-"""What a destructor may do: tell of a leak. Nobody can catch what it raises, and compiled destructors must raise nothing.
+"""What destructors may do: report a leak. No caller can catch what they raise, and compiled destructors must not raise.
 
-Each `__del__` of the package calls `rawref.invalidate` first, also where nobody refers to the object: that takes away an exception
-which another object's destructor has left behind. What it does then stands in a ``try`` whose handler calls `report_failure`.
+Each `__del__` of the package calls `rawref.invalidate` first, even if no rawref exists: the call clears an exception that another
+object's destructor has left set. The rest of the `__del__` is inside a ``try`` whose handler calls `report_failure`.
 """
 
 import warnings
@@ -10,7 +10,7 @@ import rawref
 
 
 def warn_of_leak(text: str) -> None:
-    """A `ResourceWarning`; where a filter makes an exception of it, that goes to `sys.unraisablehook`."""
+    """Warn with `ResourceWarning`. If a filter turns the warning into an exception, report it to `sys.unraisablehook`."""
     try:
         warnings.warn(text, ResourceWarning, stacklevel=3)
     except BaseException as error:
@@ -18,5 +18,5 @@ def warn_of_leak(text: str) -> None:
 
 
 def report_failure(error: BaseException, place: object) -> None:
-    """To `sys.unraisablehook`. ``place`` is not the dying object, which a hook could keep."""
+    """Report to `sys.unraisablehook`. ``place`` must not be the dying object: a hook could keep it alive."""
     rawref.write_unraisable(error, place)

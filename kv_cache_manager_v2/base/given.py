@@ -1,8 +1,8 @@
-"""The type of an argument that is looked at when it is given: `Given[bool]` is a bool to whoever calls, and to mypy.
+"""The type of an argument that the function itself checks: `Given[bool]` is a bool to callers and to mypy.
 
-mypyc checks an argument against its type before the function begins, and its `TypeError` names no argument; a bool passes for an int
-there. So mypyc is told another name (`setup_mypyc.py`): to it the argument is any object, and the function must check it before use,
-or it does not compile.
+mypyc checks arguments against their types before the function begins. Its `TypeError` does not name the argument, and it accepts
+a bool for an int. So for mypyc `Given` is any object (`setup_mypyc.py`): the function must convert the argument before use, or it
+does not compile.
 """
 
 from typing import Annotated, Final, TypeAlias, TypeVar

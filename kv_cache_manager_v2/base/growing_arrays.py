@@ -1,10 +1,10 @@
-"""Arrays that grow without being copied: the addresses for all their items are taken at the start, memory comes as it is used."""
+"""Arrays that grow without being copied: address space is reserved for all items at the start, memory is used as they are added."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
 
 
 def reserve_words(words: vec[i64], num_words: i64) -> vec[i64]:
-    """The same items, with room to append up to ``num_words`` in all."""
-    # Through a view: that way the room is left untouched. `vec(capacity=...)` by itself writes zeros into all of it.
+    """The same items, with capacity for ``num_words`` items in all."""
+    # Through a view, which leaves the spare capacity untouched: `vec(capacity=...)` alone writes zeros into all of it.
     return vec[i64](memoryview(words), capacity=num_words)

@@ -1,8 +1,7 @@
-"""What stands for something that only this process has: memory, threads, files, a device. It can be neither copied nor pickled.
+"""Base of objects that name resources of this process: memory, threads, files, a device. They can be neither copied nor pickled.
 
-Copies of it would give the same memory back twice. So each class whose objects own or use such things has `Handle` as its base, and
-gets two more rules with it, in both builds: no attribute can be deleted unless it is a plain one of Python's, and `__init__` runs
-once.
+A copy would free the same memory twice. A subclass of `Handle` gets two more rules, in both builds: its attributes cannot be deleted
+(plain Python attributes can), and `__init__` runs once.
 """
 
 from functools import wraps
@@ -18,12 +17,12 @@ _PACKAGE: Final = __name__.rpartition(".base.")[0]
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class Handle:
-    """Base of managers, devices, sequences, leases, and whatever else names something of this process."""
+    """Base of managers, devices, sequences, leases and all other objects that own or use resources of this process."""
 
     __slots__ = ()
 
     _NAMES: ClassVar[str] = "memory of this process"
-    """What an object of the class names."""
+    """What an object of the class names; used in error messages."""
 
     @classmethod
     def __init_subclass__(cls) -> None:
@@ -46,7 +45,7 @@ def _copy_refusal(handle: Handle) -> str:
 
 
 def _let_init_run_once(handle_class: Any) -> None:
-    """What `rawref.seal` does to a compiled class."""
+    """Make a second call of `__init__` an error; `rawref.seal` does that for compiled classes."""
     init = handle_class.__init__
     slots = [name for base in reversed(handle_class.__mro__) for name in getattr(base, "__slots__", ()) if name != "__rawref__"]
 

@@ -1,7 +1,7 @@
-"""What a process made and its forked children must leave alone: memory maps, files and worker threads are the parent's.
+"""Resources that a forked child must leave alone: memory maps, files and worker threads belong to the parent.
 
-`os.fork` copies every object, and with them the right to give files back that the parent still uses. So whoever guards such things
-is listed here while they are in use, and is told in each child, before any other code runs there.
+`os.fork` copies every object, so the child's copies would release files that the parent still uses. The owner of such resources
+registers here while it uses them, and is called in each forked child before any other code runs there.
 """
 
 import os
@@ -13,25 +13,25 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(native_class=True)
 class ProcessBound(metaclass=ABCMeta):
-    """Something that works in the process that made it only."""
+    """An object that works only in the process that made it."""
 
     __slots__ = ()
 
     @abstractmethod
     def become_foreign(self) -> None:
-        """This process is a fork of the one that made it."""
+        """Called in a forked child: this process does not own the resources."""
 
 
 _bound: Final[list[ProcessBound]] = []
 
 
 def bind_to_process(bound: ProcessBound) -> None:
-    """Tell it of forks from here on; `release_from_process` ends that."""
+    """Register: call `become_foreign` in forked children, until `release_from_process`."""
     _bound.append(bound)
 
 
 def release_from_process(bound: ProcessBound) -> None:
-    """Once is enough, more often is fine."""
+    """Unregister. Calling it again does nothing."""
     for position, other in enumerate(_bound):
         if other is bound:
             del _bound[position]

@@ -1,7 +1,7 @@
-"""What ranks, routers and peers send each other: values, which can be compared, copied and pickled, from one build to the other.
+"""Values: objects that ranks, routers and peers exchange. They can be compared, copied and pickled, also between the two builds.
 
-A copy is made by the constructor, from the arguments that make an equal value, and so goes through its checks. A build pickles as
-the other one does: the class and those arguments.
+A copy calls the constructor with the arguments that make an equal value, so the constructor's checks run. A pickle has the class and
+those arguments, the same in both builds.
 """
 
 from dataclasses import fields
@@ -12,7 +12,7 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(native_class=True)
 class Value:
-    """Base of values. A class that is no dataclass says in `_arguments` what its constructor takes."""
+    """Base of values. A class that is no dataclass lists its constructor's arguments in `_arguments`."""
 
     __slots__ = ()
 

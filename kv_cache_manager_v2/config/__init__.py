@@ -1,1 +1,1 @@
-"""What users configure: frozen values that check themselves when they are made."""
+"""Configuration: frozen values that validate themselves when they are made."""

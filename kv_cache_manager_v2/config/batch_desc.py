@@ -1,4 +1,4 @@
-"""What a step of the engine looks like, for planning: which sequences of which lengths run in it together."""
+"""Descriptions of an engine's step, for planning: the sequences that run together, and their lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from .config_value import ConfigValue, take_int, to_tuple
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class KVCacheDesc(ConfigValue):
-    """One sequence in a step: ``history_length`` tokens are there already, room is needed for ``capacity``."""
+    """One sequence of a step: ``history_length`` tokens are in the cache, slots are needed for ``capacity`` tokens."""
 
     capacity: int
     history_length: int

@@ -1,6 +1,6 @@
-"""The memory that the manager may use: one value per cache level, the warmest first.
+"""The cache tiers: kind, size and eviction policy of each cache level, warmest first.
 
-``eviction_policy`` says which pages of one priority go first when the level is full.
+``eviction_policy`` orders pages of equal priority for eviction.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .eviction_policy import EvictionPolicy, validate_eviction_policy
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class GpuCacheTierConfig(ConfigValue):
-    """Where kernels run; host memory if the device is a software one. ``quota`` is bytes."""
+    """The memory that kernels use: the GPU's, or host memory on a software device. ``quota`` is in bytes."""
 
     quota: int
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
@@ -34,7 +34,7 @@ class GpuCacheTierConfig(ConfigValue):
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class HostCacheTierConfig(ConfigValue):
-    """Pinned host memory. ``quota`` is bytes."""
+    """Pinned host memory. ``quota`` is in bytes."""
 
     quota: int
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
@@ -52,7 +52,7 @@ class HostCacheTierConfig(ConfigValue):
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class DiskCacheTierConfig(ConfigValue):
-    """Files in the folder ``path``, which must exist when the manager is made. ``quota`` is bytes."""
+    """Files in the folder ``path``, which must exist when the manager is made. ``quota`` is in bytes."""
 
     quota: int
     path: str

@@ -1,11 +1,10 @@
-"""What all configuration values have in common: how they are copied and pickled, and how their fields are checked.
+"""The base of all configuration classes, and their checks.
 
-Every class of this folder is a frozen dataclass that checks itself when it is made. A wrong type is a `TypeError`, a
-value that can never work a `ValueError`; the text names the field, the value and what is allowed. Numbers of numpy are taken as
-Python's. The classes are ordinary ones also where they are compiled: a native one checks, and changes, what it is given before
-anything of ours can. Sequences are kept
-as tuples, so that nobody can change a configuration that a manager holds. Values that fit only together (the quota
-and the layers, the ratios and the pool groups) are checked where they are used.
+Every class of this folder is a frozen dataclass that validates itself when it is made. A wrong type is a `TypeError`, a
+value that can never work a `ValueError`; the message names the field, the value and what is allowed. Numpy numbers are accepted
+and stored as Python's. These classes are plain Python classes also in the compiled build: a native class would convert its
+arguments before our checks run. Sequences are stored as tuples, so a configuration cannot change while a manager uses it.
+Values that fit only together (the quota and the layers, the ratios and the pool groups) are checked where they are used.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ MAX_CONFIG_INT: Final = 2**60
 
 @mypyc_attr(native_class=False)
 class ConfigValue:
-    """Base of the frozen dataclasses. Copies and pickles go through the constructor, and so through its checks."""
+    """Base of the frozen dataclasses. Copying and unpickling call the constructor, so the checks run."""
 
     __slots__ = ()
 
@@ -32,13 +31,13 @@ class ConfigValue:
 
 
 def given(config: object, field: str) -> object:
-    """What the user put there: compiled code that reads a field by its name insists on the field's type, without a word of it."""
+    """The field's value as the user passed it. Compiled code that reads a field by name would check its type, with a vague error."""
     value: object = getattr(config, field)
     return value
 
 
 def take_int(config: ConfigValue, field: str, name: str, minimum: int, maximum: int = MAX_CONFIG_INT) -> None:
-    """The field becomes an int from ``minimum`` to ``maximum``; ``name`` is what an error calls it."""
+    """Store the field as an int from ``minimum`` to ``maximum``; errors call it ``name``."""
     number = to_int(given(config, field), name)
     if number < minimum:
         raise ValueError(f"{name} is {number}; it must be at least {minimum}")
@@ -54,7 +53,7 @@ def take_optional_int(config: ConfigValue, field: str, name: str, minimum: int, 
 
 
 def take_share(config: ConfigValue, field: str, name: str) -> None:
-    """The field becomes a float over 0 and up to 1."""
+    """Store the field as a float above 0 and at most 1."""
     number = to_number(given(config, field), name)
     if not 0 < number <= 1:
         raise ValueError(f"{name} is {given(config, field)}; it must be over 0 and at most 1")
@@ -62,7 +61,7 @@ def take_share(config: ConfigValue, field: str, name: str) -> None:
 
 
 def take_float(config: ConfigValue, field: str, name: str, minimum: float, maximum: float) -> None:
-    """The field becomes a float from ``minimum`` to ``maximum``."""
+    """Store the field as a float from ``minimum`` to ``maximum``."""
     number = to_number(given(config, field), name)
     if not minimum <= number <= maximum:
         raise ValueError(f"{name} is {given(config, field)}; it must be from {minimum:g} to {maximum:g}")
@@ -95,7 +94,7 @@ def validate_optional_instance(config: ConfigValue, field: str, kind: type[objec
 
 
 def to_tuple(value: object, name: str) -> tuple[object, ...]:
-    """A tuple of the items; a text is no sequence here."""
+    """``value`` as a tuple; a str is not accepted as a sequence."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list or a tuple, not {type(value).__name__}")
     return tuple(value)

@@ -1,4 +1,4 @@
-"""Which pages of one priority go first when a level is full."""
+"""Eviction policies: which pages of equal priority are evicted first when a level is full."""
 
 from enum import Enum
 
@@ -6,9 +6,9 @@ from enum import Enum
 class EvictionPolicy(Enum):
     """One value per policy; docs/eviction.md says what each does and how they compare.
 
-    LEARNED, the default: what is worth least by what has come back so far, and after how long; the longest unused while that does
-    better. LRU: the longest unused. LFU: the least used. ARC: adapts between recency and reuse. S3_FIFO: what is not reused soon passes
-    through a small queue.
+    LEARNED, the default: evicts the pages with the lowest value, estimated from the reuse seen so far and its delays; falls back to
+    LRU while LRU does better. LRU: least recently used. LFU: least frequently used. ARC: adapts between recency and frequency.
+    S3_FIFO: a small queue filters out pages that are not reused soon.
     """
 
     LRU = "lru"

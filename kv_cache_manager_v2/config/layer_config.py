@@ -1,4 +1,4 @@
-"""The layers of the model: which buffers each of them stores, and which tokens it still reads.
+"""The model's layers: which buffers each one stores, and which tokens it reads.
 
 A layer is attention (one page per block, all blocks or a sliding window of them) or recurrent (one state per sequence
 and beam). A layer that is both is configured twice under the same id, once as each kind, with different roles.
@@ -35,7 +35,7 @@ class BufferConfig(ConfigValue):
         take_optional_int(self, "tokens_per_block_override", f"tokens_per_block_override of buffer {self.role!r}", 1)
 
     def expansion(self, tokens_per_block: Given[int]) -> int:
-        """How many of the kernel's blocks one block of the manager is; it divides, see `KVCacheManagerConfig`."""
+        """The number of the kernel's blocks in one block of the manager; `KVCacheManagerConfig` checks that it divides."""
         tokens_per_block = to_int(tokens_per_block, "tokens_per_block")
         return 1 if self.tokens_per_block_override is None else tokens_per_block // self.tokens_per_block_override
 
@@ -43,10 +43,10 @@ class BufferConfig(ConfigValue):
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class AttentionLayerConfig(ConfigValue):
-    """A layer that attends to all earlier tokens, or to a window of them and to the first ``num_sink_tokens``.
+    """A layer that attends to all earlier tokens, or to a sliding window and the first ``num_sink_tokens``.
 
-    ``sliding_window_size`` counts the token that is being computed and leaves out the sinks. Sinks without a window
-    would say nothing, as every token is read then: a `ValueError`.
+    ``sliding_window_size`` includes the token that is being computed and excludes the sinks. Sinks without a window have no effect,
+    as every token is read: a `ValueError`.
     """
 
     layer_id: LayerId
@@ -67,7 +67,7 @@ class AttentionLayerConfig(ConfigValue):
 
     @property
     def window_size(self) -> int | None:
-        """Tokens that a layer looks back on, the one that is computed included; None: all."""
+        """The window in tokens, the one that is being computed included; None: all tokens are read."""
         return self.sliding_window_size
 
 

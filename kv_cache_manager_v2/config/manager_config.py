@@ -1,4 +1,4 @@
-"""All that a manager is told at its start, checked for what can be checked without knowing the machine.
+"""A manager's configuration, validated as far as possible without the machine.
 
 Not checked here: whether quotas suffice and whether there is one initial ratio per pool group. That takes the slot
 layout, which is computed from this configuration.
@@ -39,27 +39,27 @@ class KVCacheManagerConfig(ConfigValue):
     """The model's layers, the memory for them, and how to share it out.
 
     - ``cache_tiers``: level 0 (the GPU) first, then never a warmer kind after a colder one.
-    - ``max_util_for_resume``: a suspended sequence stays suspended while the others use more than this share of a pool
-      group, and more than the largest of ``constraints`` does, so that those that run have room to grow.
-    - ``constraints``: batches that must always fit, and run together whatever `max_util_for_resume` is. ``typical_step`` shares the
-      quota between the pool groups, each of which gets what the constraints demand of it in any case; ``initial_pool_ratio``, one
-      share of the bytes per pool group, takes its place.
-    - ``enable_partial_reuse``: a match may end inside a block. Without it, only where the text and a published block end together.
-    - ``reuse_match_backoff``: a match is at most that many tokens shorter than the text's longest path in the tree.
+    - ``max_util_for_resume``: `resume` is refused while the other sequences use more than this share of a pool group's slots, and
+      more than the largest of ``constraints`` does, so that running sequences can grow.
+    - ``constraints``: batches that must always fit, and run together whatever `max_util_for_resume` is. ``typical_step`` divides the
+      quota between the pool groups, each of which gets at least what the constraints demand; ``initial_pool_ratio``, one share of
+      the bytes per pool group, replaces it.
+    - ``enable_partial_reuse``: a match may end inside a block. Without it, only where the prompt and a published partial
+      block end together.
+    - ``reuse_match_backoff``: a match is at most that many tokens shorter than the tokens' longest path in the tree.
     - ``snapshot_policy``: when the state of recurrent layers is kept for reuse.
     - ``max_state_replay_tokens``: a match may begin with a recurrent state that many tokens behind its attention; the engine
       runs those tokens again before anything else (`KVCache.match_info`). Of no effect without attention layers.
-    - ``state_checkpoints``: slots of recurrent state, beside the live one, that each sequence has, so that its last that many
-      tokens can be taken back.
-    - ``max_pinned_share``: of all slots, how much `KVCacheManager.retain` may keep. ``min_offload_priority``: droppable pages of a
-      lower priority are dropped rather than moved to a lower level.
-    - ``write_policy``: "back", pages are copied to level 1 when they have to leave level 0; or "through", published pages are copied
-      there early, at the commit that publishes them and at their sequence's end, so that making room costs no copy.
+    - ``state_checkpoints``: slots of recurrent state, beside the live one, per sequence: its last that many tokens can be taken back.
+    - ``max_pinned_share``: the largest share of all slots that `KVCacheManager.retain` may keep. ``min_offload_priority``: droppable
+      pages of a lower priority are dropped rather than offloaded.
+    - ``write_policy``: "back": pages are copied to level 1 when they are evicted from level 0. "through": published pages are copied
+      early, at the commit that publishes them and at their sequence's end, so that evicting them needs no copy.
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
-    - ``reserve_null_slot``: keep one slot of each pool group, outside the quota, out of use, for kernels that read a
-      page even where there is none.
-    - ``enable_stats``: count what happens, and remember what became of blocks. ``miss_ratio_sampling``: the share of the blocks
-      that the hit rate of other cache sizes is estimated from, or less where the cache is large; 0 for no estimate.
+    - ``reserve_null_slot``: keep one slot of each pool group unused, outside the quota, for kernels that read a page even where
+      there is none.
+    - ``enable_stats``: count events, and remember why blocks were dropped. ``miss_ratio_sampling``: the share of blocks sampled to
+      estimate the hit rate of other cache sizes, or less where the cache is large; 0: no estimate.
     """
 
     tokens_per_block: int

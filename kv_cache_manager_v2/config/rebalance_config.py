@@ -1,4 +1,4 @@
-"""When the pool groups of the levels should share their quota anew."""
+"""When to divide a level's quota between the pool groups anew."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from .config_value import ConfigValue, take_float, take_int, take_share
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class RebalanceConfig(ConfigValue):
-    """What `KVCacheManager.need_adjustment` goes by.
+    """The thresholds of `KVCacheManager.need_adjustment`.
 
-    - ``threshold``: the share of a pool group's slots that it must have too few of.
-    - ``cool_down_seconds``: of `advance_clock` between two adjustments.
-    - ``min_samples``: how often the mix must have been looked at before; every `create_kv_cache` looks.
-    - ``smoothing``: the weight of one look at the mix in the running mean, more than 0 and at most 1.
+    - ``threshold``: the missing share of a pool group's slots that calls for an adjustment.
+    - ``cool_down_seconds``: of `advance_clock`, between two adjustments.
+    - ``min_samples``: samples of the mix needed before an adjustment; every `create_kv_cache` takes one.
+    - ``smoothing``: the weight of one sample in the running mean, above 0 and at most 1.
     """
 
     threshold: float = 0.1

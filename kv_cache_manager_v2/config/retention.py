@@ -1,4 +1,4 @@
-"""What of one sequence is worth keeping, for how long: values given when it is created."""
+"""Retention: priorities of one sequence's blocks, and for how long; given when the sequence is created."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ MAX_DURATION_SECONDS = 1e9
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class TokenRangeRetention(ConfigValue):
-    """Tokens ``begin .. end - 1`` of the prompt (``end`` None: to its end) and the priority of every block with one of them.
+    """The priority of every block with one of the prompt's tokens ``begin .. end - 1`` (``end`` None: to the prompt's end).
 
-    ``priority``: 0 (evict first) to 100. ``duration_seconds`` of `KVCacheManager.advance_clock` after the block was published its
-    priority is the default one again; None: it stays.
+    ``priority``: 0 (evict first) to 100. ``duration_seconds`` of `KVCacheManager.advance_clock` after the block was published,
+    its priority becomes the default again; None: never.
     """
 
     begin: int
@@ -38,9 +38,9 @@ class TokenRangeRetention(ConfigValue):
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class RetentionConfig(ConfigValue):
-    """``ranges`` of the prompt, of which the highest priority counts where they overlap, and what is generated.
+    """Priorities of the prompt's ``ranges`` (the highest one where they overlap), and of generated tokens.
 
-    ``generated_priority`` None leaves generated tokens, as all that no range names, at the default priority.
+    ``generated_priority`` None: generated tokens have the default priority, like all tokens outside the ranges.
     """
 
     ranges: Sequence[TokenRangeRetention] = ()
@@ -61,7 +61,7 @@ class RetentionConfig(ConfigValue):
 
 
 def to_duration(value: object, name: str) -> float | None:
-    """A number of seconds, or None for ever."""
+    """A number of seconds, or None for no limit."""
     if value is None:
         return None
     seconds = to_number(value, name)

@@ -1,4 +1,4 @@
-"""Whether windowed layers keep the inputs of a step that are stale right after it in shared scratch slots."""
+"""Scratch slots: shared by a step's input blocks that are out of the window right after the step."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from .config_value import ConfigValue, take_int
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class SwaScratchReuseConfig(ConfigValue):
-    """``max_rewind_len``: how many tokens of a step speculative decoding may give back; those must survive the step."""
+    """``max_rewind_len``: the most tokens of a step that speculative decoding rejects; their blocks get pages of their own."""
 
     max_rewind_len: int = 0
 

@@ -1,4 +1,4 @@
-"""When the recurrent state of a sequence is copied into the tree, so that later sequences can begin there."""
+"""When a sequence's recurrent state is copied into the tree, so that later sequences can start from it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,15 +11,15 @@ from .config_value import ConfigValue, take_optional_int, validate_bool
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class SnapshotPolicy(ConfigValue):
-    """At which lengths a sequence leaves a snapshot; positions given to `create_kv_cache` come on top.
+    """The lengths at which a sequence leaves a snapshot, beside the positions given to `create_kv_cache`.
 
     - ``every_num_blocks``: at each multiple of that many blocks, generated tokens included; None: no such grid.
     - ``at_prompt_end``: at the length of the ``input_tokens`` that the sequence was created with.
     - ``at_close``: at the end of the committed tokens, when an active sequence is closed: its own slot becomes the snapshot. For
       chats, whose next turn begins there.
-    - ``at_branches``: at the last block boundary before its text leaves a text that the tree knows.
-    - ``max_per_path``: on the way from the root to a new snapshot no more than these are kept; None: no limit. What has to go
-      lies neither first nor last: the one whose neighbours are nearest to each other, of several the one nearest to the root.
+    - ``at_branches``: at the last block boundary before its tokens leave a published path of the tree.
+    - ``max_per_path``: the most snapshots on the path from the root to a new snapshot; None: no limit. The first and the last are
+      kept; of the others the one with the nearest neighbours is dropped, of several the one nearest to the root.
     """
 
     every_num_blocks: int | None = None
@@ -37,4 +37,4 @@ class SnapshotPolicy(ConfigValue):
 
 
 MIN_PER_PATH: Final = 2
-"""The first and the last snapshot of a path are never thinned out."""
+"""The first and the last snapshot of a path are never dropped."""

@@ -1,1 +1,1 @@
-"""Pure arithmetic: life cycles, where each buffer lies in a slot, page indices, how many slots a quota holds."""
+"""Layout: life cycles, the place of each buffer in a slot, page indices, slots per quota. Pure arithmetic."""

@@ -1,4 +1,4 @@
-"""Where one buffer lies: in which pool, how far into a slot, and how its page indices count."""
+"""The place of a buffer: its pool, its offset in a slot, and the scale of its page indices."""
 
 from typing import Final, final
 
@@ -72,12 +72,12 @@ class BufferPlacement:
 
     @property
     def offset_bytes(self) -> int:
-        """From the start of the slot, in the buffer's pool."""
+        """The buffer's offset in the slot, within its pool."""
         return self.layer_offset * self.num_bytes
 
     @property
     def scratch_blocks_per_slot(self) -> int:
-        """How many blocks of the buffer's layer one scratch slot holds, as far as this pool goes."""
+        """Blocks of the buffer's layer that one scratch slot can hold in this pool."""
         return self.scale // self.scratch_pages_per_block
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Life cycles: which blocks of a sequence does a layer still need? Pure arithmetic on lengths.
+"""Life cycles: the rule by which a layer group needs or no longer needs a block. Pure arithmetic on lengths.
 
 A window of ``W`` tokens includes the token that is being computed. With a history of ``H`` tokens the next token sits
 at position ``H`` and reads positions ``H + 1 - W .. H``, and the sinks. So, with ``T`` tokens per block and ``S``
@@ -10,7 +10,7 @@ sink blocks, the *stale* blocks, which no layer reads again, are
 or none if that is no range. Without a window nothing is ever stale. Recurrent state is one value per sequence and not a
 page per block; such a life cycle has no blocks that could become stale.
 
-Layers whose life cycles are equal form a layer group. Which layers those are is not known here.
+Layers with equal life cycles form a layer group; which layers those are is the registry's matter.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -26,7 +26,7 @@ from ..base.value import Value
 # Not `ABC` as a base: compiled classes would accept weak references through it and then never clear them.
 @mypyc_attr(native_class=True)
 class LifeCycle(Value, metaclass=ABCMeta):
-    """What decides how long a layer needs a block. A value: equal ones are the same life cycle."""
+    """The rule that says how long a layer group needs a block. A value: equal ones are the same life cycle."""
 
     __slots__ = ()
 
@@ -50,12 +50,12 @@ class LifeCycle(Value, metaclass=ABCMeta):
 
     @abstractmethod
     def compute_stale_beg(self, history_length: i64, tokens_per_block: i64) -> i64:
-        """The first stale block, if any is."""
+        """The first stale block, if there is one."""
         raise NotImplementedError("LifeCycle.compute_stale_beg is for subclasses to define")
 
     @abstractmethod
     def compute_stale_end(self, history_length: i64, tokens_per_block: i64) -> i64:
-        """One past the last stale block; `compute_stale_beg` if none is, never less."""
+        """One past the last stale block; `compute_stale_beg` if there is none, never less."""
         raise NotImplementedError("LifeCycle.compute_stale_end is for subclasses to define")
 
     def compute_stale_range(self, history_length: int, tokens_per_block: int) -> HalfOpenRange:
@@ -120,7 +120,7 @@ class AttnLifeCycle(LifeCycle):
         beg = self.compute_stale_beg(history_length, tokens_per_block)
         if not self._has_window or history_length < self._window:
             return beg
-        # The first block with a token in the window; what lies before it, but for the sinks, is stale.
+        # The first block with a token in the window; the blocks before it, but for the sinks, are stale.
         window_beg = (history_length + 1 - self._window) // tokens_per_block
         return window_beg if window_beg > beg else beg
 

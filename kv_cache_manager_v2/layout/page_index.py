@@ -1,4 +1,4 @@
-"""From base page indices (slot ids) to the page indices that a kernel takes, for one (layer, role).
+"""Conversion of base page indices (slot ids) to a kernel's page indices, for one (layer, role).
 
 A page index counts pages of the buffer from a base address, so that ``address = base + index * page_bytes``:
 
@@ -67,7 +67,7 @@ class PageIndexConverter(Value):
 
     @property
     def scratch_blocks_per_slot(self) -> int:
-        """How many scratch blocks of this layer one slot holds, as far as this buffer's pool goes."""
+        """Scratch blocks of this layer that one slot can hold in this buffer's pool."""
         return self.scale // self.scratch_pages_per_block
 
     def __call__(

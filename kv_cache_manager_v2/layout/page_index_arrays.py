@@ -1,4 +1,4 @@
-"""The array side of `PageIndexConverter`: its formulas on whole numpy arrays, and what may go in and out.
+"""The array arithmetic of `PageIndexConverter`: its formulas on whole numpy arrays, and the checks of input and output.
 
 The last axis of an array counts blocks. All arithmetic is in int32, after a check that the largest slot id's last page
 index fits. Importing this module imports numpy, so it is imported on first use.
@@ -37,9 +37,9 @@ def to_base_array(base_indices: object, num_dimensions: int) -> Integers:
 
 
 def to_output_array(out: Any, pages: Int32s) -> Int32s:
-    """The part of ``out`` that takes ``pages``: its front, or the fronts of its first rows."""
+    """The part of ``out`` to write: its front, or the fronts of its first rows."""
     try:
-        array = np.asarray(memoryview(out))  # a list would be copied, and the result written to the copy: a TypeError here
+        array = np.asarray(memoryview(out))  # not of a list: it would be copied and the copy written; a TypeError here
     except TypeError:
         raise TypeError(f"out must be a writable int32 buffer, not {type(out).__name__}") from None
     if array.ndim != pages.ndim or array.dtype != np.int32:
@@ -80,7 +80,7 @@ def fill_scratch_indices(
     layer_offset: int,
     pages_per_block: int,
 ) -> None:
-    """Replace one sequence's page indices of the scratch blocks, which the base indices leave out."""
+    """Fill in one sequence's page indices of the scratch blocks, which its base indices leave out."""
     beg, end = scratch.range.beg, scratch.range.end
     if beg < 0 or end > base.size:
         raise ValueError(f"the scratch blocks are [{beg}, {end}), but there are base indices for {base.size} blocks")

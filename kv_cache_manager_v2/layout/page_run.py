@@ -1,6 +1,6 @@
-"""Runs of neighbouring buffers in a slot: the longest contiguous byte ranges that a set of buffers is made of.
+"""Page runs: the longest contiguous byte ranges that a set of buffers occupies in a slot.
 
-Both sides of a transfer compute the same runs from the same configuration; addresses come in only at the end.
+Both sides of a transfer compute the same runs from the same configuration; only `PageRun.at_address` needs addresses.
 """
 
 from collections.abc import Iterable

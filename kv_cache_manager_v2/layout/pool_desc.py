@@ -1,4 +1,4 @@
-"""What users are told of pools and of byte ranges in them. Plain values, made anew for each question."""
+"""Descriptions of pools and of byte ranges in them, for users. Plain values, made anew for each call."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class PoolDesc(Value):
 
 @dataclass(frozen=True)
 class PoolGroupDesc(Value):
-    """Pools allocated in lockstep, how many slots each has, and what a slot is made of."""
+    """Pools allocated in lockstep: the number of slots, and what a slot contains."""
 
     pool_group_index: PoolGroupIndex
     num_slots: int

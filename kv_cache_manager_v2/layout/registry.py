@@ -1,4 +1,4 @@
-"""The life cycles of a model's layers, each with a dense id, in order of first appearance; hence the layer groups.
+"""The life cycles of a model's layers, and so its layer groups. Ids are dense, in order of first appearance.
 
 A layer with both attention and recurrent state has two life cycles and belongs to two layer groups.
 """
@@ -89,7 +89,7 @@ class LifeCycleRegistry(Value):
         return self._state_id
 
     def get_layer_group_id(self, layer_id: LayerId) -> LifeCycleId:
-        """The layer's group: of its attention if it has both attention and state, else of what it has."""
+        """The layer's group: that of its attention, or of its state if it has no attention."""
         attention_id = self._attention_ids.get(layer_id)
         if attention_id is not None:
             return attention_id
@@ -116,7 +116,7 @@ class LifeCycleRegistry(Value):
 
 
 def compute_life_cycle(layer: LayerConfig, tokens_per_block: int) -> LifeCycle:
-    """How long this layer needs a block."""
+    """The life cycle of a configured layer."""
     if isinstance(layer, AttentionLayerConfig):
         return AttnLifeCycle.make(layer.sliding_window_size, layer.num_sink_tokens, tokens_per_block)
     return SsmLifeCycle()

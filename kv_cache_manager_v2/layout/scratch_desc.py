@@ -1,4 +1,4 @@
-"""Which blocks of a sequence have no page of their own, and in which slots they lie instead."""
+"""The scratch blocks of a sequence, which have no pages of their own, and the slots that they share."""
 
 from collections.abc import Sequence
 from typing import Final, final
@@ -14,8 +14,8 @@ from ..base.value import Value
 class ScratchDesc(Value):
     """Block ordinals ``range`` of one layer group share ``slot_ids``. A value; false when the range is empty.
 
-    In the base page indices these blocks are `BAD_PAGE_INDEX`; a `PageIndexConverter` fills them in, each layer in
-    its own way, as each layer overwrites what the layer before it left in the slots.
+    In the base page indices these blocks are `BAD_PAGE_INDEX`; a `PageIndexConverter` fills them in for each layer. The layers
+    share the slots: each overwrites the bytes of the layer before it.
     """
 
     __slots__ = ("range", "slot_ids")

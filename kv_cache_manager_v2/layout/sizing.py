@@ -1,19 +1,19 @@
-"""How many slots each pool group gets of a level's quota. Pure, exact integer arithmetic.
+"""Division of a level's quota: how many slots each pool group gets. Exact integer arithmetic.
 
 1. The minimum. Each configured constraint must fit; and where there are constraints, a windowed layer group also gets
    one window at its widest, ``sinks + ceil((W - 1) / T) + 1`` blocks, or all blocks of the longest sequence if that
    is less: a sequence that fits at one length must not get stuck at the next. In any case one slot per layer group, and
-   as many as one sequence has for recurrent state. A quota under the minimum is a `ValueError` that names the bytes and the constraint.
-2. The whole quota is shared where a typical step would use it: in proportion to the slots of ``typical_step``, or to the bytes of
-   ``initial_pool_ratio``. Recurrent state gets room for snapshots too: one per sequence of a typical step. Pool groups whose share
-   is under their minimum get just that, and the others share the rest anew, until no share is under its minimum (`_level_out`):
-   so a constraint that is weaker than the typical step changes nothing.
-   Without either, the same in proportion to what a guessed sequence uses and leaves for reuse
-   (`_guessed_sequence_slots`); but the slots of one sequence that prefills by the chunk come first, as long as the quota
-   can hold and at most `LONG_SEQUENCE_TOKENS`: so that a small quota, too, serves a sequence in every pool group.
+   as many as one sequence has for recurrent state. A quota under the minimum is a `ValueError` with the bytes and the constraint.
+2. The whole quota is divided in proportion to the slots of ``typical_step``, or to the bytes of ``initial_pool_ratio``. Recurrent
+   state also gets slots for snapshots: one per sequence of a typical step. A pool group whose share is under its minimum gets exactly
+   the minimum, and the others divide the rest anew, until no share is under its minimum (`_level_out`): so a constraint that is
+   weaker than the typical step changes nothing.
+   Without either setting, the quota is divided in the same way by the needs of a guessed sequence, those of reuse included
+   (`_guessed_sequence_slots`). First, though, each pool group gets the slots of one sequence that prefills in chunks, of the
+   longest length that the quota can hold, up to `LONG_SEQUENCE_TOKENS`: so even a small quota serves one sequence.
 3. Whole slots are given by largest remainder (ties: the lower pool group), then as long as any slot fits.
 
-`reserve_null_slot` takes one more slot of each pool group, which is outside the quota and not counted here.
+`reserve_null_slot` takes one more slot of each pool group, outside the quota and not counted here.
 """
 
 import math
@@ -29,24 +29,24 @@ from .step_slots import batch_slots_by_life_cycle, slots_of_batch, sum_over_life
 
 LONG_SEQUENCE_TOKENS: Final = 16384
 WINDOWS_PER_LONG_SEQUENCE: Final = 4
-"""What counts as a long sequence: so many tokens, and so many of the model's largest window."""
+"""A long sequence: `LONG_SEQUENCE_TOKENS`, or so many of the model's largest window."""
 
 SHORT_SEQUENCE_TOKENS: Final = 1024
 SEQUENCES_PER_QUOTA: Final = 40
-"""The guess where nothing is known of the requests: sequences of which so many fill level 0, but none shorter or longer than the
-above. Chosen by replaying made workloads and traces with fixed ratios: `tests/unit/replay/sweep_pool_ratios.py`."""
+"""The guess without any knowledge of the requests: so many sequences fill level 0, each no shorter or longer than the limits above.
+Chosen by replaying generated workloads and traces with fixed ratios: `tests/unit/replay/sweep_pool_ratios.py`."""
 
 TOKENS_PER_SNAPSHOT: Final = 1024
-"""Of recurrent state, in the guessed sequence: how far apart the prefixes end that are worth keeping."""
+"""The distance of snapshots of recurrent state in the guessed sequence."""
 
 PREFILL_CHUNK_TOKENS: Final = 2048
-"""The inputs of a step, where nothing is known of the engine's."""
+"""The guessed number of inputs of a step."""
 
 
 def plan_slot_counts(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int
 ) -> tuple[int, ...]:
-    """Slots by pool group, all in all at most ``quota_bytes`` and less than any one more slot would fit into."""
+    """Slots by pool group: at most ``quota_bytes`` in all, and no further slot would fit."""
     return _share_quota(layout, config, quota_bytes, level, _minimum_within(layout, config, quota_bytes, level))
 
 
@@ -58,9 +58,9 @@ def plan_new_slot_counts(
     least: Sequence[int],
     shares: Sequence[int] | None,
 ) -> tuple[int, ...] | None:
-    """The same for a level in use, whose pool groups have at least ``least`` slots; None if these alone exceed the quota.
+    """New slot counts of a level in use, at least ``least`` by pool group; None if those exceed the quota.
 
-    ``shares`` of the bytes, if given, take the place of the configured ones.
+    ``shares`` of the bytes, if given, replace the configured ones.
     """
     counts = _raised_to(_minimum_within(layout, config, quota_bytes, level), tuple(least))
     if compute_slots_bytes(layout, counts) > quota_bytes:
@@ -74,7 +74,7 @@ def plan_new_slot_counts(
 def _share_quota(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, level: int, counts: list[int]
 ) -> tuple[int, ...]:
-    """``counts``: the fewest slots by pool group."""
+    """``counts`` (the fewest slots by pool group) and the divided rest of the quota."""
     weights = _configured_shares(layout, config, level)
     if weights is None:
         counts = _with_one_sequence(layout, config, quota_bytes, counts)
@@ -98,7 +98,7 @@ def _minimum_within(layout: SlotLayout, config: KVCacheManagerConfig, quota_byte
 
 
 def _configured_shares(layout: SlotLayout, config: KVCacheManagerConfig, level: int) -> list[int] | None:
-    """Shares of the bytes by pool group; None without a configured mix."""
+    """The configured shares of the bytes by pool group; None without such settings."""
     if config.initial_pool_ratio is not None:
         return _to_integers(config.initial_pool_ratio)
     if config.typical_step is None:
@@ -116,7 +116,7 @@ def compute_slots_bytes(layout: SlotLayout, slot_counts: list[int] | tuple[int, 
 
 
 def compute_min_slot_counts(layout: SlotLayout, config: KVCacheManagerConfig, level: int) -> tuple[int, ...]:
-    """The fewest slots by pool group that the configuration demands of this level, whatever the quota."""
+    """The fewest slots by pool group that the configuration needs on this level, whatever the quota."""
     least = [1 if cycle.has_page_per_block else 1 + config.state_checkpoints for cycle in layout.life_cycles]
     counts = list(sum_over_life_cycles(layout, least))
     longest = 0
@@ -146,14 +146,14 @@ def compute_constraint_slots(layout: SlotLayout, config: KVCacheManagerConfig) -
 def compute_widest_need(
     life_cycle: LifeCycle, num_blocks: int, tokens_per_block: int, num_inputs: int, state_checkpoints: int = 0
 ) -> int:
-    """The most slots of a sequence of at most ``num_blocks`` blocks in a step of that many inputs, without scratch."""
+    """The most slots of a sequence of at most ``num_blocks`` blocks in a step of ``num_inputs``, without scratch."""
     if not life_cycle.has_page_per_block:
         return 1 + state_checkpoints
     window = life_cycle.window_size
     if window is None:
         return num_blocks
-    # From the first token that the first input reads to the last input. At its widest, this range begins with the last
-    # token of a block: the others lie in as many blocks as they fill, and in one more if they do not divide.
+    # The step reads from the first input's first window token to the last input. At its widest, this range begins with the last
+    # token of a block; the other tokens fill whole blocks, and one more if they do not divide.
     num_others = window + num_inputs - 2
     return min(num_blocks, life_cycle.num_sink_blocks + int(ceil_div(num_others, tokens_per_block)) + 1)
 
@@ -170,7 +170,7 @@ def _long_sequence_tokens(layout: SlotLayout) -> int:
 def _with_one_sequence(
     layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int, counts: list[int]
 ) -> list[int]:
-    """``counts`` raised to those of the longest sequence, up to a long one, that can prefill within the quota."""
+    """``counts`` raised to the needs of one sequence: the longest, up to a long one, that can prefill within the quota."""
     fits = 0
     too_many = int(ceil_div(_long_sequence_tokens(layout), config.tokens_per_block)) + 1
     while too_many - fits > 1:
@@ -184,9 +184,9 @@ def _with_one_sequence(
 
 
 def _guessed_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int) -> tuple[int, ...]:
-    """The slots of a sequence that decodes, of the length at which `SEQUENCES_PER_QUOTA` fill the quota.
+    """The slots of a decoding sequence, of the length at which `SEQUENCES_PER_QUOTA` sequences fill the quota.
 
-    Reuse needs a full-attention page of every block, but of windows and recurrent state only those where a prefix ends. In short
+    Reuse needs a full-attention page of every block, but window pages and recurrent state only where a prefix ends. In short
     sequences such ends are close together. A small quota holds many sequences only if they are short.
     """
     least_blocks = int(ceil_div(SHORT_SEQUENCE_TOKENS, config.tokens_per_block))
@@ -210,9 +210,9 @@ def _kept_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, num_b
 def _level_out(
     layout: SlotLayout, quota_bytes: int, weights: list[int], least: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Counts to begin with and shares of the rest, so that the whole quota is shared by ``weights``.
+    """Initial counts, and shares of the rest, so that the whole quota is divided by ``weights``.
 
-    A pool group whose share of it is under its ``least`` slots gets these and no more, the others share what is left.
+    A pool group whose share is under its ``least`` slots gets exactly these; the others divide what is left.
     """
     counts = [0] * len(weights)
     open_weights = list(weights)
@@ -268,7 +268,7 @@ def _share_rest(layout: SlotLayout, quota_bytes: int, weights: list[int], counts
     common_multiple = math.prod(slot_bytes)
     order: list[tuple[int, int]] = []
     for index, weight in enumerate(weights):
-        # A share of rest * weight / (total_weight * slot_bytes) slots; what is left of it is compared over one
+        # This group's exact share is rest * weight / (total_weight * slot_bytes) slots; the remainders are compared over one
         # denominator.
         num_slots, remainder = divmod(rest * weight, total_weight * slot_bytes[index])
         counts[index] += num_slots
@@ -278,7 +278,7 @@ def _share_rest(layout: SlotLayout, quota_bytes: int, weights: list[int], counts
         if slot_bytes[index] <= left:
             counts[index] += 1
             left -= slot_bytes[index]
-    # Slots of other pool groups may still fit into what a large slot did not.
+    # A slot of another pool group may still fit into the bytes left over by a larger slot.
     for negative_bytes, index in sorted([(-num_bytes, index) for index, num_bytes in enumerate(slot_bytes)]):
         counts[index] += left // -negative_bytes
         left %= -negative_bytes

@@ -1,4 +1,4 @@
-"""What lies in a slot: the coalesced buffers of each layer group that a pool group serves. Plain values.
+"""The contents of a slot: the coalesced buffers of each layer group that a pool group serves. Plain values.
 
 Sizes are those of one slot, and of a buffer after expansion to the manager's ``tokens_per_block``.
 """
@@ -19,12 +19,12 @@ class CoalescedBuffer(Value):
 
     @property
     def num_buffers(self) -> int:
-        """How many lie side by side."""
+        """The number of buffers."""
         return len(self.buffer_ids)
 
     @property
     def size(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all buffers."""
         return self.single_buffer_size * len(self.buffer_ids)
 
 

@@ -21,7 +21,7 @@ from .slot_desc import SlotDesc, SlotDescVariant
 @final
 @mypyc_attr(native_class=True)
 class SlotLayout:
-    """See the module's docstring; made by `compute_slot_layout`."""
+    """The layout; see the module's docstring. Made by `compute_slot_layout`."""
 
     __slots__ = (
         "life_cycles",
@@ -41,7 +41,7 @@ class SlotLayout:
     pool_group_indices: Final[tuple[int, ...]]
     """The pool group of each life cycle."""
     slot_descs: Final[tuple[SlotDesc, ...]]
-    """By pool group: what its slots are made of."""
+    """By pool group: the contents of its slots."""
     buffer_ids: Final[tuple[BufferId, ...]]
     """Every buffer, in the order of the configuration."""
     _slot_bytes: Final[list[tuple[int, ...]]]
@@ -94,7 +94,7 @@ class SlotLayout:
         return placement
 
     def compute_num_scratch_slots(self, life_cycle_id: int, num_scratch_blocks: int) -> int:
-        """Scratch slots for that many scratch blocks: the most that any layer needs in any pool."""
+        """Scratch slots for so many scratch blocks: the maximum over layers and pools."""
         blocks_per_slot = self._scratch_blocks_per_slot[life_cycle_id]
         return (num_scratch_blocks + blocks_per_slot - 1) // blocks_per_slot
 
@@ -121,7 +121,7 @@ def _place_buffers(
     variant: SlotDescVariant,
     placements: dict[BufferId, BufferPlacement],
 ) -> None:
-    """Adds the placements of a layer group's buffers."""
+    """Add the placements of a layer group's buffers."""
     for pool_index, coalesced in enumerate(variant.coalesced_buffers):
         num_of_layer: dict[int, int] = {}
         for buffer_id in coalesced.buffer_ids:

@@ -1,8 +1,8 @@
-"""How many slots a step takes: of one sequence by layer group, of a batch by pool group.
+"""The slots that a step needs: of one sequence by layer group, of a batch by pool group.
 
-Counted are the pages that a sequence holds while it computes tokens ``history_length .. capacity - 1``: of each layer
-group the blocks that are neither stale nor scratch, the scratch slots, and one slot for recurrent state with its checkpoints. The blocks
-of a system prompt that lie wholly in it are counted once for all sequences of a batch that still need them.
+Counted are the pages that a sequence holds while it computes tokens ``history_length .. capacity - 1``: the blocks of each layer
+group that are neither stale nor scratch, the scratch slots, and one slot for recurrent state with its checkpoints. Blocks wholly
+inside a system prompt are counted once for all sequences of a batch that still need them.
 """
 
 from ..base.integer_math import ceil_div
@@ -23,7 +23,7 @@ def slots_of_sequence(
 ) -> tuple[int, ...]:
     """Slots by life cycle, without those for the first ``num_shared_blocks`` blocks.
 
-    On colder levels than 0 there is no scratch: its blocks have no pages that could be offloaded.
+    On levels other than 0 scratch does not count: its blocks have no pages that could be offloaded.
     """
     counts: list[int] = []
     num_blocks = int(ceil_div(kv_cache.capacity, config.tokens_per_block))
@@ -50,7 +50,7 @@ def slots_of_sequence(
 def slots_of_batch(
     layout: SlotLayout, config: KVCacheManagerConfig, batch: BatchDesc, level: int = 0
 ) -> tuple[int, ...]:
-    """Slots by pool group, with which exactly this batch runs."""
+    """Slots by pool group that exactly this batch needs."""
     return sum_over_life_cycles(layout, batch_slots_by_life_cycle(layout, config, batch, level))
 
 

@@ -1,9 +1,9 @@
-"""Which input blocks of a step need no page of their own.
+"""Scratch blocks: the input blocks of a step that need no page of their own.
 
 While a step computes tokens ``H .. C-1``, the blocks that hold them are its *input blocks*, ``[ceil(H/T),
 ceil(C/T))``; the block that tokens ``H`` shares with history is not one of them. Input blocks that are stale as soon
-as the step ends are needed only while their own layer runs: *scratch blocks*. Speculative decoding may give back up
-to ``max_rewind_len`` tokens of the step, so "stale" is asked at history ``C - max_rewind_len``.
+as the step ends are needed only while their own layer runs: *scratch blocks*. Speculative decoding may reject up to
+``max_rewind_len`` tokens of the step, so "stale" is computed at history ``C - max_rewind_len``.
 """
 
 from typing import SupportsIndex
