@@ -276,8 +276,7 @@ class BatchPageTable(Handle):
         self._take_lengths(num_input_tokens)
         for output in self._outputs:
             output.validate(rows)
-        row: i64 = 0
-        while row < count:
+        for row in range(count):
             state = rows.states[row]
             readers = rows.changed[row]
             position: i64 = 0
@@ -294,7 +293,6 @@ class BatchPageTable(Handle):
                         # These blocks never were in the page table, so it cannot tell when they are gone.
                         changed.record_all()
                 position += 1
-            row += 1
         for output in self._outputs:
             output.finish(rows)
         self._publish_lengths(count)
@@ -306,8 +304,7 @@ class BatchPageTable(Handle):
         lengths = None if num_input_tokens is None else to_list(num_input_tokens, "num_input_tokens")
         if lengths is not None and len(lengths) != count:
             raise ValueError(f"num_input_tokens has {len(lengths)} items for {count} rows: {lengths}")
-        row: i64 = 0
-        while row < count:
+        for row in range(count):
             state = rows.states[row]
             if state.status != ACTIVE:
                 raise LogicError(
@@ -331,7 +328,6 @@ class BatchPageTable(Handle):
             rows.num_inputs[row] = num_inputs
             if state.scratch.num_blocks > 0:
                 self._validate_scratch(state)
-            row += 1
 
     def _validate_scratch(self, state: SequenceState) -> None:
         scratch = state.scratch
@@ -351,8 +347,8 @@ class BatchPageTable(Handle):
         keys = vec[i32]([0] * total)
         num_queries: i64 = 0
         num_keys: i64 = 0
-        row: i64 = 0
-        while row < self._max_num_sequences:
+        row: i64
+        for row in range(self._max_num_sequences):
             if row < count:
                 length = rows.histories[row] + rows.num_inputs[row]
                 num_queries += rows.num_inputs[row]
@@ -360,7 +356,6 @@ class BatchPageTable(Handle):
                 lengths[row] = i32(length)
             queries[row + 1] = i32(num_queries)
             keys[row + 1] = i32(num_keys)
-            row += 1
         _copy(self.seq_lens, lengths)
         _copy(self.query_start_loc, queries)
         _copy(self.kv_start_loc, keys)

@@ -127,12 +127,11 @@ class CsrTable(TableOutput):
 
     def validate(self, rows: BatchRows) -> None:
         total: i64 = 0
-        row: i64 = 0
-        while row < len(rows.states):
+        row: i64
+        for row in range(len(rows.states)):
             state = rows.states[row]
             num_pages = ceil_div(rows.histories[row] + rows.num_inputs[row], self._rule.page_tokens)
             total += num_pages - self._count_stale(state, num_pages)
-            row += 1
         if total > self._max_num_pages:
             raise ValueError(f"the batch has {total} pages; the CSR table has room for {self._max_num_pages}")
 
@@ -167,11 +166,10 @@ class CsrTable(TableOutput):
 
     def finish(self, rows: BatchRows) -> None:
         edits: list[RowEdit] = []
-        row: i64 = 0
         count: i64 = len(rows.states)
         page_tokens = self._rule.page_tokens
         last = vec[i32]([1] * count)
-        while row < count:
+        for row in range(count):
             num_tokens = rows.histories[row] + rows.num_inputs[row]
             num_pages = ceil_div(num_tokens, page_tokens)
             if num_tokens > 0:
@@ -188,7 +186,6 @@ class CsrTable(TableOutput):
                 self._changes[row] = _UNCHANGED
                 self._num_pages[row] = num_pages
                 self._window_begins[row] = window_begin
-            row += 1
         self.last_page_len[:count] = np.asarray(memoryview(last))
         if len(edits) > 0:
             self._apply_edits(count, edits)
@@ -241,12 +238,10 @@ class CsrTable(TableOutput):
         if end - begin <= _FEW and scratch.begins[group] == scratch.ends[group]:
             entries = state.tables[group].entries
             few: list[int] = []
-            page = begin
-            while page < end:
+            for page in range(begin, end):
                 slot = i64(entries[page // expansion])
                 if slot >= 0:
                     few.append(int(rule.first_page(slot) + page % expansion))
-                page += 1
             return np.array(few, np.int32)
         first_block = begin // expansion
         pages = convert_pages(rule, state.tables[group], first_block, ceil_div(end, expansion), -1)
@@ -295,8 +290,6 @@ class CsrTable(TableOutput):
     def _publish(self, count: i64) -> None:
         starts = self._starts
         total = starts[count]
-        row = count + 1
-        while row < len(starts):
+        for row in range(count + 1, len(starts)):
             starts[row] = total
-            row += 1
         self.indptr[:] = np.asarray(memoryview(starts))

@@ -49,10 +49,8 @@ def fill_scratch_pages(rule: PageRule, pages: npt.NDArray[np.int32], begin: i64,
     slots = scratch.slots[group]
     while ordinal < end:
         page = rule.first_scratch_page(ordinal - first, slots)
-        sub: i64 = 0
-        while sub < expansion:
+        for sub in range(expansion):
             pages[(ordinal - begin) * expansion + sub] = page + sub
-            sub += 1
         ordinal += 1
 
 
@@ -116,17 +114,13 @@ class RowWriter:
             self._put(row, begin, convert_pages(rule, table, begin, end, self.filler))
             return
         flat = self._flat
-        ordinal = begin
         position = self._first + row * self._stride + begin * expansion
-        while ordinal < end:
+        for ordinal in range(begin, end):
             slot = i64(table.entries[ordinal])
             page = rule.first_page(slot)
-            sub: i64 = 0
-            while sub < expansion:
+            for sub in range(expansion):
                 flat[position] = page + sub if slot >= 0 else self.filler
                 position += 1
-                sub += 1
-            ordinal += 1
 
     def _put(self, row: i64, begin: i64, pages: npt.NDArray[np.int32]) -> None:
         position = self._first + row * self._stride + begin * self.rule.expansion

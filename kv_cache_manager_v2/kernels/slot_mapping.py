@@ -54,10 +54,9 @@ class SlotMapping(TableOutput):
 
     def validate(self, rows: BatchRows) -> None:
         total: i64 = 0
-        row: i64 = 0
-        while row < len(rows.states):
+        row: i64
+        for row in range(len(rows.states)):
             total += rows.num_inputs[row]
-            row += 1
         if total > self._max_num_tokens:
             raise ValueError(f"the step has {total} input tokens; the slot mapping has room for {self._max_num_tokens}")
 
@@ -74,11 +73,10 @@ class SlotMapping(TableOutput):
         array = self.array
         count: i64 = len(rows.states)
         first: i64 = 0
-        row: i64 = 0
         # Tokens of rows with few inputs are collected here and written in one piece.
         collected = vec[i64]([0] * (count * _FEW))
         num_collected: i64 = 0
-        while row < count:
+        for row in range(count):
             num_inputs = rows.num_inputs[row]
             state = rows.states[row]
             if num_inputs > _FEW:
@@ -100,7 +98,6 @@ class SlotMapping(TableOutput):
                         collected[num_collected] = self._scratch_token(state, block, token % block_tokens)
                     num_collected += 1
                     token += 1
-            row += 1
         array[first : first + num_collected] = np.asarray(memoryview(collected))[:num_collected]
         first += num_collected
         if first < self._num_tokens:

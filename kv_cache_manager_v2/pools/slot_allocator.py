@@ -226,13 +226,11 @@ class SlotAllocator:
             saved = append(saved, number)
         self._before_shrink = saved
         num_kept: i64 = 0
-        position: i64 = 0
-        while position < self._num_stacked:
+        for position in range(self._num_stacked):
             slot = self._stack[position]
             if slot < limit:
                 self._stack[num_kept] = slot
                 num_kept += 1
-            position += 1
         num_used = self.num_slots - self.num_free
         self._num_stacked = num_kept
         self.num_free = num_kept

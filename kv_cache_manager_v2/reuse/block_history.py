@@ -96,12 +96,10 @@ class BlockHistory:
         # While there was one scope, nobody could ask whether another had a prefix; once in a manager's life.
         self._tells_scopes = True
         self._table.keep_one_each()
-        number: i64 = 0
-        while number < len(self._block_prefixes):
+        for number in range(len(self._block_prefixes)):
             self._block_scopes = append(self._block_scopes, self._only_scope)
             if self._block_prefixes[number] != NO_PREFIX:
                 self._table.record(self._block_prefixes[number], self._only_scope, IS_HERE)
-            number += 1
 
     def forget_root(self, root: i64) -> None:
         del self._scopes[int(root)]
@@ -197,10 +195,8 @@ class BlockHistory:
         """`record_removal` for the first ``num_blocks`` of them, blocks of one path that go one after the other."""
         sampler = self.sampler
         if self._tells_scopes or (sampler is not None and sampler.times is not None):
-            position: i64 = 0
-            while position < num_blocks:
+            for position in range(num_blocks):
                 self.record_removal(first_pages[position], cause)
-                position += 1
             return
         prefixes = self._block_prefixes
         rows = self._rows
@@ -209,13 +205,11 @@ class BlockHistory:
         table = self._table
         scope = self._only_scope
         state = FIRST_DROPPED + cause
-        ordinal: i64 = 0
-        while ordinal < num_blocks:
+        for ordinal in range(num_blocks):
             first_page = first_pages[ordinal]
             number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
             table.record(prefixes[number], scope, state)
             prefixes[number] = NO_PREFIX
-            ordinal += 1
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += num_blocks
             # So many were there, then one less, and so on.

@@ -12,13 +12,10 @@ from .block import Block
 def count_full_blocks(storage: PageStorage) -> i64:
     """How many blocks with a page for every life cycle the slots of all levels hold; there may be more that lack some."""
     most: i64 = 0
-    pool_group: i64 = 0
-    while pool_group < storage.num_pool_groups:
+    for pool_group in range(storage.num_pool_groups):
         num_slots: i64 = 0
-        index = pool_group
-        while index < len(storage.allocators):
+        for index in range(pool_group, len(storage.allocators), storage.num_pool_groups):
             num_slots += storage.allocators[index].num_slots
-            index += storage.num_pool_groups
         num_life_cycles: i64 = 0
         for other in storage.pool_group_of:
             if other == pool_group:
@@ -26,7 +23,6 @@ def count_full_blocks(storage: PageStorage) -> i64:
         count = num_slots // num_life_cycles
         if count > most:
             most = count
-        pool_group += 1
     return most
 
 

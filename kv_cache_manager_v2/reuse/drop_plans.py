@@ -81,8 +81,8 @@ class DropPlans:
     def _drop_end(self, plan: DropPlan, of_unbounded: bool) -> int:
         count = 0
         last: i64 = len(plan.blocks) - 1
-        life_cycle: i64 = 0
-        while life_cycle < len(self._cycles):
+        life_cycle: i64
+        for life_cycle in range(len(self._cycles)):
             cycle = self._cycles[life_cycle]
             if of_unbounded == (cycle.has_page_per_block and cycle.window_size is None):
                 ordinal = last
@@ -90,7 +90,6 @@ class DropPlans:
                 while ordinal >= begin:
                     count += self._drop_page(plan.blocks[ordinal], ordinal, life_cycle)
                     ordinal -= 1
-            life_cycle += 1
         return count
 
     def cancel(self, number: int) -> None:

@@ -233,8 +233,7 @@ class Matcher:
         before, after = children.sorted_keys().neighbours(rest, count)
         at_before: i64 = 0
         at_after: i64 = 0
-        tried: i64 = 0
-        while tried < count:
+        for tried in range(count):
             shared_before: i64 = 0
             if at_before < len(before):
                 shared_before = count_shared_tokens(before[at_before], rest)
@@ -254,7 +253,6 @@ class Matcher:
             match = self._try_partial(children.by_key[key], num_shared, blocks)
             if match is not None:
                 return match
-            tried += 1
         return None
 
     def _try_partial(self, child: Block, num_shared: i64, blocks: list[Block]) -> Match | None:

@@ -224,11 +224,9 @@ class RadixTree(PageOwner):
         sink = self.storage.sink
         if sink is not None:
             rows = self.storage.rows
-            page = block.first_page
-            while page < block.first_page + rows.num_life_cycles:
+            for page in range(block.first_page, block.first_page + rows.num_life_cycles):
                 if rows.has_page(page):
                     sink.on_page_removed(page, CAPACITY)
-                page += 1
         self.storage.last_cause = CAPACITY
         self._unlink(block)
         if parent is not None:
@@ -331,8 +329,7 @@ class RadixTree(PageOwner):
         block: Block | None = None
         first_page: i64 = -1
         key: i64 = NO_KEY
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             page = pages[position]
             life_cycle = page - first_page
             if life_cycle < 0 or life_cycle >= width or block is None:
@@ -347,7 +344,6 @@ class RadixTree(PageOwner):
                 if key == NO_KEY:
                     key = block_key(block, self.block_bytes)
             keys[position] = page_key(key, life_cycle)
-            position += 1
 
     def on_page_dropped(self, page: i64) -> None:
         self._runs.forget_place()
@@ -451,10 +447,8 @@ class RadixTree(PageOwner):
         storage.count_dropped(level, pool_group, cause, count)
         if storage.sink is not None:
             storage.sink.on_pages_removed(pages, count, cause)
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             storage.digest.record(VICTIM, pages[position])
-            position += 1
         return True
 
     def _drop_broken_runs(self, block: Block, life_cycle: i64, pages: vec[i64]) -> None:
@@ -494,60 +488,51 @@ class RadixTree(PageOwner):
     def drop_pages(self, block: Block, cause: i64) -> None:
         """Drop every page of a block that nobody holds, for a `removal_cause`."""
         storage = self.storage
-        life_cycle: i64 = 0
-        while life_cycle < storage.rows.num_life_cycles:
+        for life_cycle in range(storage.rows.num_life_cycles):
             page = block.first_page + life_cycle
             if storage.rows.has_page(page) and storage.rows.num_holds(page) == 0:
                 storage.drop(page, storage.pool_group_of[life_cycle], cause)
-            life_cycle += 1
 
     def drop_superseded(self, parent: Block, fuller: Block) -> None:
         """Drop partial siblings whose text and pages ``fuller`` has as well, as far as nobody holds them."""
         children = parent.children
         if children is None or children.num_partial == 0:
             return
-        num_bytes: i64 = TOKEN_BYTES
         key = self.key_of(fuller)
-        while num_bytes < len(key):
+        num_bytes: i64
+        for num_bytes in range(TOKEN_BYTES, len(key), TOKEN_BYTES):
             partial = self.find_child(parent, key[:num_bytes])
             if partial is not None and self.is_covered(partial, fuller) and not self._is_used(partial):
                 self._drop_covered_pages(partial)
                 self.prune(partial)
-            num_bytes += TOKEN_BYTES
 
     def _drop_covered_pages(self, block: Block) -> None:
         """Drop all pages but the snapshot of a recurrent state: that of a longer text is no substitute."""
         storage = self.storage
-        life_cycle: i64 = 0
-        while life_cycle < storage.rows.num_life_cycles:
+        for life_cycle in range(storage.rows.num_life_cycles):
             page = block.first_page + life_cycle
             if self._has_page_per_block[life_cycle] and storage.rows.has_page(page):
                 storage.drop(page, storage.pool_group_of[life_cycle], SUPERSEDED)
-            life_cycle += 1
 
     def is_covered(self, block: Block, fuller: Block) -> bool:
         """Whether ``fuller`` has a page for each one of its tokens that ``block`` has."""
         rows = self.storage.rows
-        life_cycle: i64 = 0
-        while life_cycle < rows.num_life_cycles:
+        for life_cycle in range(rows.num_life_cycles):
             if (
                 self._has_page_per_block[life_cycle]
                 and rows.has_page(block.first_page + life_cycle)
                 and not rows.has_page(fuller.first_page + life_cycle)
             ):
                 return False
-            life_cycle += 1
         return True
 
     def _is_used(self, block: Block) -> bool:
         if block.num_pins > 0:
             return True
         rows = self.storage.rows
-        life_cycle: i64 = 0
-        while life_cycle < rows.num_life_cycles:
+        for life_cycle in range(rows.num_life_cycles):
             if rows.num_holds(block.first_page + life_cycle) > 0:
                 return True
-            life_cycle += 1
         return False
 
     def has_held_page(self, scope: ReuseScope) -> bool:
@@ -557,11 +542,9 @@ class RadixTree(PageOwner):
         rows = self.storage.rows
         while len(pending) > 0:
             block = pending.pop()
-            life_cycle: i64 = 0
-            while life_cycle < rows.num_life_cycles:
+            for life_cycle in range(rows.num_life_cycles):
                 if rows.num_holds(block.first_page + life_cycle) > 0:
                     return True
-                life_cycle += 1
             pending.extend(self.children_of(block))
         return False
 

@@ -114,14 +114,12 @@ class RemovalHistory:
         begin = (prefix & self._bucket_mask) * _BUCKET_WORDS
         scope = (entry >> _SCOPE_SHIFT) & SCOPE_MASK
         place: i64 = -1
-        at = begin
-        while at < begin + _BUCKET_WORDS:
+        for at in range(begin, begin + _BUCKET_WORDS, _ENTRY_WORDS):
             # Entries are overwritten, never emptied: behind the first empty one there is none.
             known = words[at]
             if known == NO_PREFIX or (known == prefix and ((words[at + 1] >> _SCOPE_SHIFT) & SCOPE_MASK) == scope):
                 place = at
                 break
-            at += _ENTRY_WORDS
         if place < 0:
             place = self._find_room(begin)
         words[place] = prefix
@@ -154,13 +152,11 @@ class RemovalHistory:
         words = self._words
         oldest = begin
         oldest_gone: i64 = -1
-        at = begin
-        while at < begin + _BUCKET_WORDS:
+        for at in range(begin, begin + _BUCKET_WORDS, _ENTRY_WORDS):
             entry = words[at + 1]
             if (entry >> _TIME_SHIFT) < (words[oldest + 1] >> _TIME_SHIFT):
                 oldest = at
             if (entry & _STATE_MASK) != IS_HERE:
                 if oldest_gone < 0 or (entry >> _TIME_SHIFT) < (words[oldest_gone + 1] >> _TIME_SHIFT):
                     oldest_gone = at
-            at += _ENTRY_WORDS
         return oldest_gone if oldest_gone >= 0 else oldest

@@ -90,9 +90,8 @@ class VictimPath:
         count = self.num_pages
         pages[count] = victim
         count += 1
-        page = first_page
         end = first_page + storage.rows.num_life_cycles
-        while page < end:
+        for page in range(first_page, end):
             place = words[page * ROW_WORDS + PLACE]
             if place != NO_PAGE and page != victim:
                 if place >= ONE_HOLD:
@@ -102,7 +101,6 @@ class VictimPath:
                     count += 1
                 else:
                     others = append(others, page)
-            page += 1
         self.num_pages = count
         self.others = others
         return True

@@ -55,8 +55,7 @@ def validate_sources(state: SequenceState, sources: vec[i64], num_tokens: i64) -
         raise ValueError(f"sequence {state.id}: {num_tokens} tokens and {len(sources)} beam_search_indices; give one for each")
     beams = list_beams(state)
     size = state.shared.tokens_per_block
-    index: i64 = 0
-    while index < num_tokens:
+    for index in range(num_tokens):
         source = sources[index]
         if source != 0 and source < len(beams) and state.shared.has_state:
             raise LogicError(
@@ -70,7 +69,6 @@ def validate_sources(state: SequenceState, sources: vec[i64], num_tokens: i64) -
             block = beam.blocks[ordinal]
             if block is not beams[source].blocks[ordinal]:
                 _validate_target(state, beams, block, ordinal)
-        index += 1
 
 
 def _validate_target(state: SequenceState, beams: list[SequenceState], block: Block, ordinal: i64) -> None:
@@ -94,8 +92,7 @@ def gather_tokens(state: SequenceState, sources: vec[i64], copies: TokenCopies) 
     beams = list_beams(state)
     size = state.shared.tokens_per_block
     num_full = (state.num_committed + len(sources)) // size
-    index: i64 = 0
-    while index < len(sources):
+    for index in range(len(sources)):
         position = state.num_committed + index
         source = beams[sources[index]]
         ordinal = position // size
@@ -105,7 +102,6 @@ def gather_tokens(state: SequenceState, sources: vec[i64], copies: TokenCopies) 
             if (ordinal >= num_full or beam is state) and block not in written:
                 written.append(block)
                 _copy_token(source, beam, position, copies)
-        index += 1
     copies.enqueue(state.stream)
 
 
@@ -113,13 +109,11 @@ def _copy_token(source: SequenceState, target: SequenceState, position: i64, cop
     shared = source.shared
     size = shared.tokens_per_block
     ordinal = position // size
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         if shared.life_cycles[life_cycle].has_page_per_block and target.holds_page(life_cycle, ordinal):
             source_slot = i64(source.tables[life_cycle].entries[ordinal])
             target_slot = i64(target.tables[life_cycle].entries[ordinal])
             copies.add(life_cycle, source_slot, position % size, target_slot, position % size)
-        life_cycle += 1
 
 
 # -- reordering -----------------------------------------------------------------------------------------------------------
@@ -171,11 +165,9 @@ def _reorder_blocks(beams: list[SequenceState], parents: vec[i64]) -> None:
 def _share_block(parent: SequenceState, block: Block, ordinal: i64) -> None:
     shared = parent.shared
     add_owner(parent, block, ordinal)
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         if parent.holds_page(life_cycle, ordinal):
             shared.storage.share_locked_page(block.first_page + life_cycle)
-        life_cycle += 1
 
 
 def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
@@ -185,12 +177,10 @@ def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
     ordinal = beam.num_published
     for block in blocks:
         if block is not beam.blocks[ordinal]:
-            life_cycle: i64 = 0
-            while life_cycle < shared.num_life_cycles:
+            for life_cycle in range(shared.num_life_cycles):
                 if beam.holds_page(life_cycle, ordinal):
                     release_page(beam, life_cycle, ordinal, mark)
                     beam.tables[life_cycle].set(ordinal, int(rows.slot(block.first_page + life_cycle)))
-                life_cycle += 1
             release_block(beam, ordinal)
             beam.blocks[ordinal] = block
         ordinal += 1
@@ -259,10 +249,9 @@ def _copy_states(beams: list[SequenceState], parents: vec[i64], assigned: list[l
         # States that beams still have may be overwritten: this cannot be undone.
         beams[0].shared.guard.begin_change()
         raise
-    position = 0
-    while position < len(pages):
-        storage.reads.record_copy(pages[position], pages[position + 1])
-        position += 2
+    at: i64
+    for at in range(0, len(pages), 2):
+        storage.reads.record_copy(pages[at], pages[at + 1])
     storage.counters.caller = find_page_counters(beams[0].counters)
     storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources))
     storage.counters.caller = None

@@ -40,11 +40,9 @@ def _window_begin(state: SequenceState, life_cycle: i64) -> i64:
 def hold_pages(state: SequenceState, first_pages: vec[i64]) -> None:
     """Hold what the sequence, which has just got its blocks, is going to need."""
     storage = state.shared.storage
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         hold_run(storage, first_pages, life_cycle, 0, _sinks_end(state, life_cycle))
         hold_run(storage, first_pages, life_cycle, _window_begin(state, life_cycle), state.num_blocks)
-        life_cycle += 1
 
 
 def lock_pages(state: SequenceState, first_pages: vec[i64], life_cycle: i64) -> None:
@@ -91,25 +89,21 @@ def release_published(state: SequenceState, mark: i64) -> None:
 def _list_holders(state: SequenceState, ordinal: i64) -> vec[i64]:
     """The life cycles that hold a page of the block."""
     life_cycles = vec[i64]()
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, ordinal):
             life_cycles = append(life_cycles, life_cycle)
-        life_cycle += 1
     return life_cycles
 
 
 def _find_run_begin(state: SequenceState, ordinal: i64) -> i64:
     """The first block of those up to ``ordinal`` of which the same life cycles hold a page."""
     begin: i64 = 0
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         border = state.window_begins[life_cycle]
         if border > ordinal:
             border = state.shared.num_sink_blocks[life_cycle]
         if begin < border <= ordinal:
             begin = border
-        life_cycle += 1
     return begin
 
 
@@ -147,8 +141,6 @@ def publish_fresh(state: SequenceState, packed: bytes, position: i64, mark: i64)
     tree.move_pin(parent, last)
     state.path_end = last
     state.num_published = ordinal
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         set_ready_run(shared.storage, first_pages, life_cycle, mark)
-        life_cycle += 1
     return end - position

@@ -171,11 +171,9 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
 def _share_a_life_cycle(state: SequenceState, private: Block, published: Block) -> bool:
     """Whether some life cycle has a page in both blocks."""
     rows = state.shared.storage.rows
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if rows.has_page(private.first_page + life_cycle) and rows.has_page(published.first_page + life_cycle):
             return True
-        life_cycle += 1
     return False
 
 
@@ -188,13 +186,11 @@ def _would_replace_a_held_page(state: SequenceState, private: Block, published: 
     if state.timeline == NO_TIMELINE:
         return False
     rows = state.shared.storage.rows
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         theirs = published.first_page + life_cycle
         if rows.has_page(private.first_page + life_cycle) and rows.has_page(theirs):
             if rows.level(theirs) > GPU_LEVEL and rows.num_holds(theirs) > 0:
                 return True
-        life_cycle += 1
     return False
 
 
@@ -255,12 +251,10 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     tree.attach(state.path_end, private, key)
     if state.timeline != NO_TIMELINE:
         storage = shared.storage
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             page = private.first_page + life_cycle
             if storage.rows.has_page(page):
                 storage.set_ready(page, storage.pool_group_of[life_cycle], mark)
-            life_cycle += 1
     return private
 
 

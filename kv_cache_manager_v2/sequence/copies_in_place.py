@@ -124,21 +124,18 @@ class InPlaceCopies:
     def suffices(self, room_count: RoomCount) -> bool:
         """Whether all free slots that the copies need are there, and nobody misses in his turn what later ones have taken by then."""
         storage = self._states[0].shared.storage
-        pool_group: i64 = 0
-        while pool_group < storage.num_pool_groups:
+        for pool_group in range(storage.num_pool_groups):
             num_free: i64 = 0
             for copy in self._copies:
                 if copy.pool_group == pool_group and copy.donor == _NO_DONOR:
                     num_free += 1
             if num_free > storage.allocators[pool_group].num_free:
                 return False
-            turn: i64 = 0
-            while turn < len(self._states):
+            turn: i64
+            for turn in range(len(self._states)):
                 asked = self._needed[turn][pool_group] - self._given_back[turn][pool_group]
                 if not room_count.has_room(pool_group, asked + self._count_early(pool_group, turn)):
                     return False
-                turn += 1
-            pool_group += 1
         return True
 
     def _count_early(self, pool_group: i64, turn: i64) -> i64:
@@ -239,12 +236,10 @@ def plan_in_place(plan: ResizePlan) -> InPlaceCopies | None:
         position = 0
         for copied in turn.copies:
             in_place.begin_block()
-            life_cycle = 0
-            while life_cycle < shared.num_life_cycles:
+            for life_cycle in range(shared.num_life_cycles):
                 if will_hold_page(turn.state, life_cycle, copied, plan.capacity, plan.history):
                     in_place.add_copy(life_cycle, PRIORITY_DEFAULT if len(priorities) == 0 else priorities[position])
                 position += 1
-                life_cycle += 1
         priorities = NO_ORDINALS
     if in_place.suffices(shared.room_count):
         return in_place
@@ -256,10 +251,8 @@ def _add_donors(in_place: InPlaceCopies, plan: ResizePlan, turn: TurnPlan, publi
     """Pages that the turn releases, and that no other sequence holds."""
     state = turn.state
     shared = state.shared
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
-        ordinal: i64 = 0
-        while ordinal < state.num_blocks:
+    for life_cycle in range(shared.num_life_cycles):
+        for ordinal in range(state.num_blocks):
             if (
                 (ordinal >= plan.num_blocks or not will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history))
                 and state.is_published(ordinal) == published
@@ -268,5 +261,3 @@ def _add_donors(in_place: InPlaceCopies, plan: ResizePlan, turn: TurnPlan, publi
             ):
                 page = state.blocks[ordinal].first_page + life_cycle
                 in_place.add_donor(page, shared.storage.pool_group_of[life_cycle])
-            ordinal += 1
-        life_cycle += 1

@@ -1,7 +1,5 @@
 """Whether what a sequence needs has come from the disk: nobody goes on with a page whose read has failed or may yet fail."""
 
-from mypy_extensions import i64
-
 from ..base.errors import StorageIOError
 from ..device.stream_order import NO_POINT
 from ..storage.lost_pages import settle_reads
@@ -73,14 +71,10 @@ def _list_pages(state: SequenceState) -> list[int]:
     pages: list[int] = []
     for beam in state.beams:
         pages.extend(_list_pages(beam))
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        ordinal: i64 = 0
-        while ordinal < state.num_blocks:
+    for life_cycle in range(state.shared.num_life_cycles):
+        for ordinal in range(state.num_blocks):
             if state.holds_page(life_cycle, ordinal):
                 pages.append(int(state.blocks[ordinal].first_page + life_cycle))
-            ordinal += 1
-        life_cycle += 1
     blocks = state.state_blocks if state.matched_snapshot is None else [*state.state_blocks, state.matched_snapshot]
     for block in blocks:
         pages.append(int(block.first_page + state.shared.state_life_cycle))

@@ -13,15 +13,11 @@ def offload_published(state: SequenceState, first_block: i64) -> None:
     if early is None:
         return
     pages = vec[i64]()
-    ordinal = first_block
     end = state.num_published + 1 if state.tail_is_shared else state.num_published
-    while ordinal < end:
+    for ordinal in range(first_block, end):
         first_page = state.blocks[ordinal].first_page
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             pages = append(pages, first_page + life_cycle)
-            life_cycle += 1
-        ordinal += 1
     if shared.has_state and state.tail.count > 0 and not state.tail_is_shared:
         snapshot = shared.tree.find_child(state.path_end, state.tail.packed())
         if snapshot is not None:

@@ -116,15 +116,11 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.prompt_length = state.prompt_length
     child.status = state.status
     share_snapshot(state, child)
-    ordinal = state.num_published
-    while ordinal < state.num_blocks:
+    for ordinal in range(state.num_published, state.num_blocks):
         add_owner(state, state.blocks[ordinal], ordinal)
-        ordinal += 1
     _join_family(state, child)
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         _share_pages(state, child, life_cycle)
-        life_cycle += 1
 
 
 def _join_family(state: SequenceState, child: SequenceState) -> None:
@@ -145,12 +141,10 @@ def _share_pages(state: SequenceState, child: SequenceState, life_cycle: i64) ->
     table = child.tables[life_cycle]
     table.resize(state.num_blocks)
     is_active = state.status == ACTIVE
-    ordinal: i64 = 0
-    while ordinal < state.num_blocks:
+    for ordinal in range(state.num_blocks):
         if state.holds_page(life_cycle, ordinal):
             page = state.blocks[ordinal].first_page + life_cycle
             if is_active:
                 table.set(ordinal, int(storage.share_locked_page(page)))
             else:
                 storage.hold(page, pool_group)
-        ordinal += 1

@@ -77,13 +77,11 @@ def settle_forked(state: SequenceState, first_written: i64) -> None:
     rows = shared.storage.rows
     ordinal = first_written if first_written > state.num_published else state.num_published
     while ordinal < state.forked_end:
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
                 slot = rows.slot(state.blocks[ordinal].first_page + life_cycle)
                 allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
                 shared.order.wait(state.timeline, allocator.ready[slot])
-            life_cycle += 1
         ordinal += 1
     cut_forked(state, first_written)
 
@@ -223,13 +221,11 @@ def _record_ready(state: SequenceState, block: Block, mark: i64) -> None:
     if state.timeline == NO_TIMELINE:
         return
     storage = state.shared.storage
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         page = block.first_page + life_cycle
         # A page that only a suspended owner needs may have gone down.
         if storage.rows.has_page(page) and storage.rows.level(page) == GPU_LEVEL:
             storage.advance_ready(page, storage.pool_group_of[life_cycle], state.timeline, mark)
-        life_cycle += 1
 
 
 def _rebase_owners(

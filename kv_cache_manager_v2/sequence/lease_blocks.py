@@ -15,22 +15,18 @@ def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseSta
     shared = state.shared
     leases = shared.leases
     lease = leases.open(state.id)
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         ordinal: i64 = 0 if shared.window_sizes[life_cycle] == UNBOUNDED else begin
         while ordinal < end:
             if state.holds_page(life_cycle, ordinal):
                 leases.add_page(lease, life_cycle, state.blocks[ordinal].first_page + life_cycle, ordinal >= begin)
             ordinal += 1
-        life_cycle += 1
     size = shared.tokens_per_block
-    ordinal = state.num_published
-    while ordinal < end:
+    for ordinal in range(state.num_published, end):
         block = state.blocks[ordinal]
         if block.parent is None:
             room = state.capacity - ordinal * size
             leases.add_private_block(lease, block, room if room < size else size)
             if state.forked_end <= ordinal:
                 state.forked_end = ordinal + 1
-        ordinal += 1
     return lease

@@ -35,13 +35,11 @@ def find_leased_beyond(shared: SharedState, pool_group: i64, num_slots: i64) -> 
     storage = shared.storage
     limit = storage.allocators[pool_group].first_slot + num_slots
     for lease in shared.leases.open_leases():
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             if storage.pool_group_of[life_cycle] == pool_group:
                 for slot in lease.slots[life_cycle]:
                     if slot >= limit:
                         return lease.number
-            life_cycle += 1
     return None
 
 
@@ -180,19 +178,15 @@ class _LevelChange:
     def _wait_for_end(self, end: i64, pool_group: int) -> None:
         """The host waits for whatever may still touch slots behind the end: once in a while is often enough for a resize."""
         reads = self._shared.storage.reads
-        position: i64 = 0
-        while position < self._num_points:
+        for position in range(self._num_points):
             reads.wait(self._points[position])
-            position += 1
         ready = self._shared.storage.allocators[self._first + pool_group].ready
-        slot = end
         last = NO_POINT
-        while slot < len(ready):
+        for slot in range(end, len(ready)):
             point = ready[slot]
             if point != last:
                 reads.wait(point)
                 last = point
-            slot += 1
 
     # -- how it ends --------------------------------------------------------------------------------------------------
 
@@ -227,17 +221,13 @@ def _follow(state: SequenceState, pool_group: i64, resizer: PoolResizer) -> None
     """Base page indices of slots that moved."""
     limit = resizer.limit
     moved_to = resizer.moved_to
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if state.shared.storage.pool_group_of[life_cycle] == pool_group:
             table = state.tables[life_cycle]
-            ordinal: i64 = 0
-            while ordinal < table.num_blocks:
+            for ordinal in range(table.num_blocks):
                 slot = i64(table.entries[ordinal])
                 if slot >= limit and moved_to[slot - limit] != NOT_MOVED:
                     table.set(ordinal, moved_to[slot - limit])
-                ordinal += 1
-        life_cycle += 1
 
 
 def _move_scratch_slots(state: SequenceState, pool_group: i64, count: i64) -> None:
@@ -246,15 +236,12 @@ def _move_scratch_slots(state: SequenceState, pool_group: i64, count: i64) -> No
     storage = shared.storage
     allocator = storage.allocators[pool_group]
     limit = allocator.first_slot + count
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         if storage.pool_group_of[life_cycle] == pool_group:
             slots = state.scratch.slots[life_cycle]
-            position = 0
-            while position < len(slots):
+            position: i64
+            for position in range(len(slots)):
                 if slots[position] >= limit:
                     slots[position] = int(storage.take_scratch_slot(pool_group, state.timeline))
                     storage.num_locked[pool_group] -= 1
                     allocator.retire(1)
-                position += 1
-        life_cycle += 1

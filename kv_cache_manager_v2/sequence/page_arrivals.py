@@ -36,12 +36,10 @@ def lock_page_on_its_way(state: SequenceState, page: i64, pool_group: i64) -> i6
 def lock_pages_on_their_way(state: SequenceState, life_cycle: i64) -> None:
     pool_group = state.shared.storage.pool_group_of[life_cycle]
     table = state.tables[life_cycle]
-    ordinal: i64 = 0
-    while ordinal < state.num_blocks:
+    for ordinal in range(state.num_blocks):
         if state.holds_page(life_cycle, ordinal):
             page = state.blocks[ordinal].first_page + life_cycle
             table.set(ordinal, lock_page_on_its_way(state, page, pool_group))
-        ordinal += 1
 
 
 # -- apart ----------------------------------------------------------------------------------------------------------------
@@ -81,12 +79,10 @@ def _wait_for_block(state: SequenceState, ordinal: i64) -> None:
     """A shared last block that is to be copied may be on its way itself."""
     storage = state.shared.storage
     first_page = state.blocks[ordinal].first_page
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, ordinal):
             slot = storage.rows.slot(first_page + life_cycle)
             state.shared.order.wait(state.timeline, storage.allocators[storage.pool_group_of[life_cycle]].ready[slot])
-        life_cycle += 1
 
 
 def end_apart(state: SequenceState, own: OwnStream) -> None:
@@ -100,11 +96,9 @@ def end_apart(state: SequenceState, own: OwnStream) -> None:
     if state.num_published < state.num_blocks:
         # The sequence's own copy of the shared last block; or still that block, which copies may be under way from.
         first_page = state.blocks[state.num_published].first_page
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, state.num_published):
                 storage.advance_ready(first_page + life_cycle, storage.pool_group_of[life_cycle], apart, mark)
-            life_cycle += 1
     for block in state.state_blocks:
         storage.advance_ready(
             block.first_page + shared.state_life_cycle, storage.pool_group_of[shared.state_life_cycle], apart, mark
@@ -117,14 +111,10 @@ def end_apart(state: SequenceState, own: OwnStream) -> None:
 
 def _takes_slow_slot(storage: PageStorage, needed: vec[i64]) -> bool:
     """Whether one of the next slots of level 0 is one that a page is still leaving for a lower tier."""
-    pool_group: i64 = 0
-    while pool_group < storage.num_pool_groups:
-        position: i64 = 0
-        while position < needed[pool_group]:
+    for pool_group in range(storage.num_pool_groups):
+        for position in range(needed[pool_group]):
             if storage.order.is_slow(storage.allocators[pool_group].peek_ready(position)):
                 return True
-            position += 1
-        pool_group += 1
     return False
 
 

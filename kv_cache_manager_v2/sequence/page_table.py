@@ -60,10 +60,8 @@ class PageTable:
         """What is there is needed no more."""
         entries = self.entries
         bad: i32 = BAD_PAGE_INDEX
-        ordinal = begin
-        while ordinal < end:
+        for ordinal in range(begin, end):
             entries[ordinal] = bad
-            ordinal += 1
         if begin < end:
             self._tell_of_run(begin, end)
 
@@ -75,10 +73,8 @@ class PageTable:
             buffer[begin:end] = memoryview(entries)[begin:end]
         reader = self._reader
         while reader is not None:
-            ordinal = begin
-            while ordinal < end:
+            for ordinal in range(begin, end):
                 reader.record(ordinal, entries[ordinal])
-                ordinal += 1
             reader = reader.following
 
     def add_reader(self, reader: ChangedBlocks) -> None:

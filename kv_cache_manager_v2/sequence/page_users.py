@@ -34,10 +34,8 @@ def count_given_back(state: SequenceState, life_cycle: i64, begin: i64, end: i64
     """Slots that become free or evictable when an active sequence gives up its pages of blocks ``[begin, end)``."""
     rows = state.shared.storage.rows
     count: i64 = 0
-    ordinal = begin
-    while ordinal < end:
+    for ordinal in range(begin, end):
         page = state.blocks[ordinal].first_page + life_cycle
         if state.holds_page(life_cycle, ordinal) and rows.num_holds(page) == 1:
             count += 1
-        ordinal += 1
     return count

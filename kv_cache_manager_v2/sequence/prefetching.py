@@ -60,13 +60,11 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
         return True
     held: list[int] = []
     for block in blocks:
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             page = block.first_page + life_cycle
             if rows.has_page(page) and rows.level(page) >= level:
                 storage.hold(page, storage.pool_group_of[life_cycle])
                 held.append(int(page))
-            life_cycle += 1
     if storage.closed.has_disks:
         storage.closed.look()
     wanted = OnboardList(storage, level)
@@ -96,11 +94,9 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
 def _has_page_below(shared: SharedState, blocks: list[Block], level: i64) -> bool:
     rows = shared.storage.rows
     for block in blocks:
-        page = block.first_page
-        while page < block.first_page + shared.num_life_cycles:
+        for page in range(block.first_page, block.first_page + shared.num_life_cycles):
             if rows.has_page(page) and rows.level(page) > level:
                 return True
-            page += 1
     return False
 
 
@@ -110,13 +106,11 @@ def _life_cycle_of(shared: SharedState, page: i64) -> i64:
 
 
 def _has_room(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
-    pool_group: i64 = 0
-    while pool_group < shared.storage.num_pool_groups:
+    for pool_group in range(shared.storage.num_pool_groups):
         if not shared.room_count.has_room_at(level, pool_group, wanted.num_below[pool_group], wanted.num_here[pool_group]):
             return False
         if level > 0 and wanted.num_below[pool_group] > 0 and not _can_begin(shared, wanted, level, pool_group):
             return False
-        pool_group += 1
     return True
 
 

@@ -3,8 +3,6 @@
 Where there is no slot for a copy to write into, and no other sequence uses the block, it leaves the tree and is written in place.
 """
 
-from mypy_extensions import i64
-
 from .sequence_state import SequenceState
 
 
@@ -14,12 +12,10 @@ def can_take_tail_back(state: SequenceState) -> bool:
     if block.num_pins > 1 or block.only_child is not None or block.children is not None:
         return False
     rows = state.shared.storage.rows
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         page = block.first_page + life_cycle
         if rows.has_page(page) and (not state.holds_page(life_cycle, state.num_published) or rows.num_holds(page) > 1):
             return False
-        life_cycle += 1
     return True
 
 
@@ -29,22 +25,18 @@ def take_tail_back(state: SequenceState) -> None:
     block = state.blocks[state.num_published]
     forget_copies_of_tail(state)
     withdraw_tail(state)
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         # Others have copied it on their streams.
         if state.holds_page(life_cycle, state.num_published):
             allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
             shared.order.wait(state.timeline, allocator.ready[shared.storage.rows.slot(block.first_page + life_cycle)])
-        life_cycle += 1
 
 
 def forget_copies_of_tail(state: SequenceState) -> None:
     """Its bytes are going to change. Whoever locks or awaits its pages from now on waits for copies that are being written too."""
     first_page = state.blocks[state.num_published].first_page
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         state.shared.storage.copies.forget(first_page + life_cycle)
-        life_cycle += 1
 
 
 def withdraw_tail(state: SequenceState) -> None:

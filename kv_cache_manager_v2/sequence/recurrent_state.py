@@ -117,12 +117,10 @@ def begin_state(state: SequenceState) -> None:
     pool_group = storage.pool_group_of[life_cycle]
     digest = storage.digest.value
     try:
-        slot: i64 = 0
-        while slot < shared.num_state_slots:
+        for slot in range(shared.num_state_slots):
             block = shared.tree.pool.take()
             state.state_blocks.append(block)
             storage.make_locked_page(block.first_page + life_cycle, pool_group, PRIORITY_DEFAULT, state.timeline)
-            slot += 1
         page = live_block(state, state.state_tokens).first_page + life_cycle
         snapshot = state.matched_snapshot
         if snapshot is None:

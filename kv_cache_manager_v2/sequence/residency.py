@@ -79,11 +79,9 @@ def hold_match(state: SequenceState, match: Match) -> None:
     if state.num_published > 0:
         state.path_end = match.blocks[state.num_published - 1]
         state.path_end.num_pins += 1
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         state.window_begins[life_cycle] = shared.compute_window_begin(life_cycle, num_tokens)
         state.tables[life_cycle].resize(state.num_blocks)
-        life_cycle += 1
     hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
     if shared.uses_priorities and state.priority_callback is None:
         raise_matched_priorities(state, None)
@@ -94,32 +92,25 @@ def raise_matched_priorities(state: SequenceState, priorities: list[int] | None)
     """A reused page takes the higher priority; ``priorities`` as `ask_matched_priorities` gave them, None: the default."""
     storage = state.shared.storage
     position: i64 = 0
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        ordinal: i64 = 0
-        while ordinal < state.num_blocks:
+    for life_cycle in range(state.shared.num_life_cycles):
+        for ordinal in range(state.num_blocks):
             if state.holds_page(life_cycle, ordinal):
                 page = state.blocks[ordinal].first_page + life_cycle
                 priority: i64 = PRIORITY_DEFAULT if priorities is None else priorities[position]
                 storage.raise_priority(page, storage.pool_group_of[life_cycle], priority)
                 position += 1
-            ordinal += 1
-        life_cycle += 1
 
 
 def ask_matched_priorities(state: SequenceState, match: Match) -> list[int]:
     """The user's priorities for the pages that the match will hold; asked before anything changes."""
     shared = state.shared
     priorities: list[int] = []
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         window_begin = shared.compute_window_begin(life_cycle, match.num_tokens)
-        ordinal: i64 = 0
-        while ordinal < len(match.blocks):
+        ordinal: i64
+        for ordinal in range(len(match.blocks)):
             if count_new_pages(state, life_cycle, ordinal, ordinal + 1, window_begin) == 1:
                 priorities.append(int(state.ask_priority(ordinal, life_cycle)))
-            ordinal += 1
-        life_cycle += 1
     return priorities
 
 
@@ -218,10 +209,8 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
 
 
 def _add_all(total: vec[i64], counts: vec[i64]) -> None:
-    index: i64 = 0
-    while index < len(counts):
+    for index in range(len(counts)):
         total[index] += counts[index]
-        index += 1
 
 
 def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
@@ -262,15 +251,13 @@ def _lock_all_pages(state: SequenceState, stream: int, waits: bool) -> None:
     state.stream = stream
     state.status = ACTIVE
     first_pages = list_first_pages(state.blocks, 0, state.num_blocks)
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if waits and state.scratch.num_blocks == 0:
             lock_pages(state, first_pages, life_cycle)
         elif waits:
             _lock_pages(state, life_cycle)
         else:
             lock_pages_on_their_way(state, life_cycle)
-        life_cycle += 1
     lock_state(state, waits)
 
 
@@ -321,14 +308,10 @@ def list_pages(states: list[SequenceState], level: i64) -> OnboardList:
 
 def _add_pages(state: SequenceState, wanted: OnboardList, seen: set[int] | None) -> None:
     """``seen``: those that are listed already."""
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
-        ordinal: i64 = 0
-        while ordinal < state.num_blocks:
+    for life_cycle in range(state.shared.num_life_cycles):
+        for ordinal in range(state.num_blocks):
             if state.holds_page(life_cycle, ordinal):
                 _add_page(state, wanted, state.blocks[ordinal].first_page + life_cycle, life_cycle, seen)
-            ordinal += 1
-        life_cycle += 1
     blocks = state.state_blocks if state.matched_snapshot is None else [state.matched_snapshot]
     for block in blocks:
         life_cycle = state.shared.state_life_cycle
@@ -354,21 +337,17 @@ def _find_refusal(state: SequenceState, needed: vec[i64], wanted: OnboardList | 
 
 def _add_tail_copy(state: SequenceState, needed: vec[i64], count: i64) -> None:
     storage = state.shared.storage
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, state.num_published):
             needed[storage.pool_group_of[life_cycle]] += count
-        life_cycle += 1
 
 
 def _ask_tail_priorities(state: SequenceState, priorities: list[int]) -> None:
     if state.priority_callback is None:
         return
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, state.num_published):
             priorities[int(life_cycle)] = int(state.ask_priority(state.num_published, life_cycle))
-        life_cycle += 1
 
 
 def _find_overuse(state: SequenceState) -> bool:
@@ -377,8 +356,7 @@ def _find_overuse(state: SequenceState) -> bool:
     storage = state.shared.storage
     limit = state.shared.max_util_for_resume
     constraint_slots = state.shared.constraint_slots
-    pool_group: i64 = 0
-    while pool_group < storage.num_pool_groups:
+    for pool_group in range(storage.num_pool_groups):
         locked = storage.num_locked[pool_group]
         total = storage.allocators[pool_group].num_slots
         if locked > constraint_slots[pool_group] and total > 0 and float(locked) / float(total) > limit:
@@ -392,7 +370,6 @@ def _find_overuse(state: SequenceState) -> bool:
             storage.digest.record(REFUSAL, locked)
             storage.last_refusal = Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text)
             return True
-        pool_group += 1
     return False
 
 
@@ -402,11 +379,9 @@ def _lock_pages(state: SequenceState, life_cycle: i64) -> None:
     table = state.tables[life_cycle]
     blocks = state.blocks
     timeline = state.timeline
-    ordinal: i64 = 0
-    while ordinal < state.num_blocks:
+    for ordinal in range(state.num_blocks):
         if state.holds_page(life_cycle, ordinal):
             table.set(ordinal, storage.lock(blocks[ordinal].first_page + life_cycle, pool_group, timeline))
-        ordinal += 1
 
 
 def suspend(state: SequenceState) -> None:
@@ -415,16 +390,12 @@ def suspend(state: SequenceState) -> None:
     shared.guard.begin_change()
     storage = shared.storage
     mark = shared.order.mark(state.timeline)
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         pool_group = storage.pool_group_of[life_cycle]
-        ordinal: i64 = 0
-        while ordinal < state.num_blocks:
+        for ordinal in range(state.num_blocks):
             if state.holds_page(life_cycle, ordinal):
                 storage.unlock(state.blocks[ordinal].first_page + life_cycle, pool_group, state.timeline, mark)
-            ordinal += 1
         state.tables[life_cycle].clear()
-        life_cycle += 1
     state.scratch.release_all(mark)
     unlock_state(state, mark)
     shared.order.leave(state.timeline)
@@ -455,11 +426,9 @@ def close(state: SequenceState) -> None:
     goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
     ordinal = state.num_blocks - 1
     while ordinal >= (state.num_published if goes_by_runs else 0):
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
                 release_page(state, life_cycle, ordinal, mark)
-            life_cycle += 1
         if ordinal >= state.num_published:
             release_block(state, ordinal)
         ordinal -= 1

@@ -84,20 +84,16 @@ def ask_priorities(plan: ResizePlan) -> None:
     plan.priorities = []
     for copied in turn.copies:
         _append_priorities(plan, state, copied)
-    ordinal = state.num_blocks
-    while ordinal < plan.num_blocks:
+    for ordinal in range(state.num_blocks, plan.num_blocks):
         _append_priorities(plan, state, ordinal)
-        ordinal += 1
 
 
 def _append_priorities(plan: ResizePlan, state: SequenceState, ordinal: i64) -> None:
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history):
             plan.priorities.append(int(state.ask_priority(ordinal, life_cycle)))
         else:
             plan.priorities.append(PRIORITY_DEFAULT)
-        life_cycle += 1
 
 
 def _evict(plan: ResizePlan, peak: vec[i64]) -> None:
@@ -106,11 +102,9 @@ def _evict(plan: ResizePlan, peak: vec[i64]) -> None:
     What is missing afterwards is no more than the call releases, and can be dropped where it cannot be moved.
     """
     shared = plan.turns[0].state.shared
-    pool_group: i64 = 0
-    while pool_group < shared.storage.num_pool_groups:
+    for pool_group in range(shared.storage.num_pool_groups):
         if peak[pool_group] > shared.storage.allocators[pool_group].num_free:
             shared.room.free_slots(0, pool_group, peak[pool_group])
-        pool_group += 1
 
 
 def _copy_first(plan: ResizePlan) -> StagedCopies:
@@ -204,11 +198,9 @@ def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
     shared = state.shared
     ordinal = state.num_blocks - 1
     while ordinal >= num_blocks:
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
                 release_page(state, life_cycle, ordinal, mark)
-            life_cycle += 1
         release_block(state, ordinal)
         state.blocks.pop()
         ordinal -= 1
@@ -223,8 +215,7 @@ def _cut_blocks(state: SequenceState, num_blocks: i64, mark: i64) -> None:
 def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) -> None:
     """The old range is stale by now; blocks of the new one release their pages, surplus slots are freed."""
     scratch = state.scratch
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         begin = scratch.compute_begin(life_cycle, history, capacity)
         end = scratch.compute_end(life_cycle, history, capacity)
         ordinal = begin
@@ -235,7 +226,6 @@ def _move_scratch(state: SequenceState, capacity: i64, history: i64, mark: i64) 
             ordinal += 1
         scratch.release(life_cycle, scratch.count_slots(life_cycle, end - begin), mark)
         scratch.set_range(life_cycle, begin, end)
-        life_cycle += 1
 
 
 def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], num_copies: i64) -> None:
@@ -259,25 +249,19 @@ def _add_blocks(state: SequenceState, num_blocks: i64, priorities: list[int], nu
             table.resize(num_blocks)
             make_pages(state, first_pages, old_num_blocks, group)
         return
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         pool_group = storage.pool_group_of[life_cycle]
         table = state.tables[life_cycle]
         table.resize(num_blocks)
-        ordinal = old_num_blocks
-        while ordinal < num_blocks:
+        for ordinal in range(old_num_blocks, num_blocks):
             if state.holds_page(life_cycle, ordinal):
                 priority: i64 = PRIORITY_DEFAULT
                 if asked:
                     priority = priorities[(ordinal - old_num_blocks + num_copies) * shared.num_life_cycles + life_cycle]
                 page = state.blocks[ordinal].first_page + life_cycle
                 table.set(ordinal, storage.make_locked_page(page, pool_group, priority, state.timeline))
-            ordinal += 1
-        life_cycle += 1
 
 
 def _take_scratch(state: SequenceState) -> None:
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         state.scratch.take(life_cycle, state.timeline)
-        life_cycle += 1

@@ -130,11 +130,9 @@ def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: lis
     for ordinal in copies:
         block = beams[position].blocks[ordinal]
         num_gone: i64 = 0
-        earlier: i64 = 0
-        while earlier < position:
+        for earlier in range(position):
             if beams[earlier].blocks[ordinal] is block:
                 num_gone += 1
-            earlier += 1
         if block.parent is not None or i64(block.num_co_owners) > num_gone:
             left.append(ordinal)
     return left
@@ -160,8 +158,7 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
     shared = state.shared
     turn = TurnPlan(state, copies, first_written)
     moves_scratch = state.scratch.is_enabled and plan.capacity != state.capacity
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         pool_group = shared.storage.pool_group_of[life_cycle]
         begin = state.window_begins[life_cycle]
         new_begin = shared.compute_window_begin(life_cycle, plan.history)
@@ -178,7 +175,6 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
             end = new_begin if new_begin < kept else kept
             turn.released[pool_group] += count_given_back(state, life_cycle, begin, end)
         turn.released[pool_group] += count_given_back(state, life_cycle, kept, state.num_blocks)
-        life_cycle += 1
     return turn
 
 
@@ -232,12 +228,10 @@ def count_staged_copies(turns: list[TurnPlan], num_pool_groups: i64) -> vec[i64]
     needed = vec[i64]([0] * num_pool_groups)
     for turn in turns:
         storage = turn.state.shared.storage
-        life_cycle: i64 = 0
-        while life_cycle < turn.state.shared.num_life_cycles:
+        for life_cycle in range(turn.state.shared.num_life_cycles):
             for ordinal in turn.copies:
                 if turn.state.holds_page(life_cycle, ordinal):
                     needed[storage.pool_group_of[life_cycle]] += 1
-            life_cycle += 1
     return needed
 
 
@@ -254,22 +248,18 @@ def count_peak(plan: ResizePlan, copies_first: bool) -> vec[i64]:
     for position, turn in enumerate(plan.turns):
         if copies_first:
             later = count_staged_copies(plan.turns[position + 1 :], num_pool_groups)
-        pool_group: i64 = 0
-        while pool_group < num_pool_groups:
+        for pool_group in range(num_pool_groups):
             taken[pool_group] += turn.needed[pool_group] - turn.released[pool_group]
             if taken[pool_group] + later[pool_group] > peak[pool_group]:
                 peak[pool_group] = taken[pool_group] + later[pool_group]
-            pool_group += 1
     return peak
 
 
 def has_room(shared: SharedState, needed: vec[i64]) -> bool:
     """Whether so many slots per pool group are to be had now."""
-    pool_group: i64 = 0
-    while pool_group < shared.storage.num_pool_groups:
+    for pool_group in range(shared.storage.num_pool_groups):
         if not shared.room_count.has_room(pool_group, needed[pool_group]):
             return False
-        pool_group += 1
     return True
 
 

@@ -67,12 +67,10 @@ class RetentionPlan:
         end = begin + self._tokens_per_block
         priority = -1
         duration = FOR_EVER
-        position = 0
-        while position < len(self._begins):
+        for position in range(len(self._begins)):
             if self._begins[position] < end and begin < self._ends[position] and self._priorities[position] > priority:
                 priority = self._priorities[position]
                 duration = self._durations[position]
-            position += 1
         if end > self._prompt_length and self._generated_priority > priority and begin >= self._prompt_length:
             priority = self._generated_priority
             duration = self._generated_duration

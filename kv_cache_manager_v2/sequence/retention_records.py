@@ -110,11 +110,9 @@ class RetentionRecords:
     def _set_priority(self, block: Block, priority: int, only_from: int) -> None:
         """``only_from``: only where the priority is that one; -1: wherever it is another."""
         storage = self._storage
-        life_cycle: i64 = 0
-        while life_cycle < storage.rows.num_life_cycles:
+        for life_cycle in range(storage.rows.num_life_cycles):
             page = block.first_page + life_cycle
             if storage.rows.has_page(page):
                 present = int(storage.rows.priority(page))
                 if present != priority and (only_from < 0 or present == only_from):
                     storage.set_priority(page, storage.pool_group_of[life_cycle], priority)
-            life_cycle += 1

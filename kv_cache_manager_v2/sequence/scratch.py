@@ -98,17 +98,13 @@ class Scratch:
     def release_all(self, mark: i64) -> None:
         if self.num_blocks == 0:
             return
-        life_cycle: i64 = 0
-        while life_cycle < self.shared.num_life_cycles:
+        for life_cycle in range(self.shared.num_life_cycles):
             self.release(life_cycle, 0, mark)
-            life_cycle += 1
 
 
 def add_needed_slots(scratch: Scratch, needed: vec[i64]) -> None:
     """What resuming has to allocate, added per pool group."""
     storage = scratch.shared.storage
-    life_cycle: i64 = 0
-    while life_cycle < scratch.shared.num_life_cycles:
+    for life_cycle in range(scratch.shared.num_life_cycles):
         count = scratch.count_slots(life_cycle, scratch.ends[life_cycle] - scratch.begins[life_cycle])
         needed[storage.pool_group_of[life_cycle]] += count
-        life_cycle += 1

@@ -202,12 +202,10 @@ class SequenceState:
     def record_next_window_move(self) -> None:
         shared = self.shared
         earliest: i64 = NEVER
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             move = shared.compute_next_move(life_cycle, self.window_begins[life_cycle])
             if move < earliest:
                 earliest = move
-            life_cycle += 1
         self.next_window_move = earliest
 
     def record_arrival(self, point: i64) -> None:

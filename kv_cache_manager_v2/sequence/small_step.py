@@ -134,9 +134,7 @@ def _begins_next_block(state: SequenceState, capacity: i64, history: i64) -> boo
         or shared.storage.closed.has_disks
     ):
         return False
-    pool_group: i64 = 0
-    while pool_group < shared.storage.num_pool_groups:
+    for pool_group in range(shared.storage.num_pool_groups):
         if shared.storage.allocators[pool_group].num_free < shared.num_life_cycles:
             return False
-        pool_group += 1
     return True

@@ -146,14 +146,13 @@ def _thin(state: SequenceState) -> None:
     # From the end of the path: ties go to the last one looked at, the nearest to the root.
     chosen: Block | None = None
     least_gap = 0
-    index = 1
-    while index < len(positions) - 1:
+    index: i64
+    for index in range(1, len(positions) - 1):
         gap = positions[index - 1] - positions[index + 1]
         page = blocks[index].first_page + life_cycle
         if rows.num_holds(page) == 0 and (chosen is None or gap <= least_gap):
             chosen = blocks[index]
             least_gap = gap
-        index += 1
     if chosen is not None:
         pool_group = shared.storage.pool_group_of[life_cycle]
         shared.storage.drop(chosen.first_page + life_cycle, pool_group, SUPERSEDED)

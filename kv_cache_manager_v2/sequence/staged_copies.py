@@ -102,28 +102,24 @@ def take_copies(state: SequenceState, ordinals: list[int], targets: list[Block],
 def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: list[int], first: i64) -> None:
     storage = state.shared.storage
     source = state.blocks[ordinal]
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, ordinal):
             pool_group = storage.pool_group_of[life_cycle]
             page = target.first_page + life_cycle
             priority: i64 = PRIORITY_DEFAULT if len(priorities) == 0 else priorities[first + life_cycle]
             storage.make_locked_page(page, pool_group, priority, state.timeline)
             copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
-        life_cycle += 1
 
 
 def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64) -> None:
     storage = state.shared.storage
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, ordinal):
             state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
             release_page(state, life_cycle, ordinal, mark)
             storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1)
             if state.counters is not None:
                 state.counters.add_blocks(life_cycle, ALLOCATED, 1)
-        life_cycle += 1
     release_block(state, ordinal)
     state.blocks[ordinal] = target
     if ordinal == state.num_published:

@@ -78,8 +78,7 @@ def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) ->
         return
     shared = state.shared
     num_blocks = (capacity + shared.tokens_per_block - 1) // shared.tokens_per_block
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         begin = state.scratch.begins[life_cycle]
         end = state.scratch.ends[life_cycle]
         if begin < end and begin < num_blocks and end > shared.compute_window_begin(life_cycle, history):
@@ -87,7 +86,6 @@ def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) ->
                 f"sequence {state.id}: blocks {begin} to {end - 1} of layer group {life_cycle} were scratch blocks, and a history "
                 f"of {history} would still need some of them; max_rewind_len={shared.max_rewind_len} limits how far to go back"
             )
-        life_cycle += 1
 
 
 def validate_fork(state: SequenceState) -> None:
@@ -95,22 +93,19 @@ def validate_fork(state: SequenceState) -> None:
     if len(state.state_blocks) > 0 and state.status != ACTIVE:
         raise LogicError(f"sequence {state.id}: fork() copies the recurrent state, on the device; resume() first")
     scratch = state.scratch
-    life_cycle: i64 = 0
-    while life_cycle < state.shared.num_life_cycles:
+    for life_cycle in range(state.shared.num_life_cycles):
         end = scratch.ends[life_cycle]
         if scratch.begins[life_cycle] < end and end > state.window_begins[life_cycle]:
             raise LogicError(
                 f"sequence {state.id}: fork() with blocks {scratch.begins[life_cycle]} to {end - 1} of layer group {life_cycle} in "
                 f"scratch slots at a history of {state.history}; commit, or resize(history_length={state.capacity}) first"
             )
-        life_cycle += 1
 
 
 def would_have_scratch(state: SequenceState) -> bool:
     """Whether the present step has scratch blocks, or would have them if scratch reuse were on."""
     shared = state.shared
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         step = compute_scratch_range(
             int(state.history),
             int(state.capacity),
@@ -120,5 +115,4 @@ def would_have_scratch(state: SequenceState) -> bool:
         )
         if step or state.scratch.begins[life_cycle] < state.scratch.ends[life_cycle]:
             return True
-        life_cycle += 1
     return False

@@ -125,9 +125,8 @@ class TransferLeases:
     def settle(self, lease: TransferLeaseState, timeline: i64) -> None:
         """Free everything. ``timeline``, entered: the slots may be touched after what is enqueued there; -1: at once."""
         storage = self._storage
-        life_cycle: i64 = 0
         mark: i64 = self._order.mark(timeline) if timeline >= 0 else 0
-        while life_cycle < storage.rows.num_life_cycles:
+        for life_cycle in range(storage.rows.num_life_cycles):
             pool_group = storage.pool_group_of[life_cycle]
             for page in lease.pages[life_cycle]:
                 if timeline >= 0:
@@ -137,7 +136,6 @@ class TransferLeases:
                     storage.drop_hold(page, pool_group)
                 else:
                     storage.release(page, pool_group)
-            life_cycle += 1
         for block in lease.private_blocks:
             if block.parent is not None:
                 self._tree.unpin(block)

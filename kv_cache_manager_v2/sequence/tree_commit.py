@@ -26,8 +26,7 @@ def validate_tree(state: SequenceState, positions: vec[i64], num_tokens: i64) ->
     if count != num_tokens:
         raise ValueError(f"sequence {state.id}: {num_tokens} tokens and {count} accepted positions; give one for each")
     least = state.num_committed
-    index: i64 = 0
-    while index < count:
+    for index in range(count):
         position = positions[index]
         if position < least or position >= state.capacity:
             raise ValueError(
@@ -35,7 +34,6 @@ def validate_tree(state: SequenceState, positions: vec[i64], num_tokens: i64) ->
                 f"{state.capacity - 1}; positions ascend, from the committed tokens to the capacity"
             )
         least = position + 1
-        index += 1
     _validate_pages(state, positions)
 
 
@@ -56,8 +54,7 @@ def _validate_pages(state: SequenceState, positions: vec[i64]) -> None:
                     f"sequence {state.id}: block {target // size} is shared with a fork; commit_tree() before fork(), or begin "
                     f"a step of its own with a resize"
                 )
-            life_cycle: i64 = 0
-            while life_cycle < state.shared.num_life_cycles:
+            for life_cycle in range(state.shared.num_life_cycles):
                 entries = state.tables[life_cycle].entries
                 if entries[target // size] == BAD_PAGE_INDEX:
                     is_missing = _is_read(state, life_cycle, target // size, history)
@@ -68,7 +65,6 @@ def _validate_pages(state: SequenceState, positions: vec[i64]) -> None:
                         f"sequence {state.id}: position {position} or {target} of layer group {life_cycle} is in scratch slots; "
                         f"configure swa_scratch_reuse with max_rewind_len at least the size of the tree"
                     )
-                life_cycle += 1
         target += 1
 
 
@@ -101,14 +97,12 @@ def compact_tree(state: SequenceState, positions: vec[i64], copies: TokenCopies)
                 has_moved = True
                 sources = vec[i64]()
             sources = append(sources, position)
-            life_cycle: i64 = 0
-            while life_cycle < shared.num_life_cycles:
+            for life_cycle in range(shared.num_life_cycles):
                 entries = state.tables[life_cycle].entries
                 source_slot = i64(entries[position // size])
                 target_slot = i64(entries[target // size])
                 if target_slot != BAD_PAGE_INDEX:
                     copies.add(life_cycle, source_slot, position % size, target_slot, target % size)
-                life_cycle += 1
         target += 1
     copies.enqueue(state.stream)
     if has_moved:

@@ -86,14 +86,12 @@ class UsageRecorder:
             counts[at] += match.num_tokens
         else:
             _count_hits_by_level(state, usage)
-        life_cycle: i64 = 0
-        while life_cycle < state.shared.num_life_cycles:
+        for life_cycle in range(state.shared.num_life_cycles):
             num_full = count_held_pages(state, life_cycle, 0, state.num_published)
             num_partial = count_held_pages(state, life_cycle, state.num_published, state.num_blocks)
             usage.add_blocks(life_cycle, REUSED_FULL, num_full)
             usage.add_blocks(life_cycle, REUSED_PARTIAL, num_partial)
             usage.record_peak(life_cycle, num_full + num_partial)
-            life_cycle += 1
 
 
 def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageRecorder:
@@ -131,13 +129,11 @@ def _count_hits_by_level(state: SequenceState, usage: UsageCounters) -> None:
     ordinal: i64 = 0
     while left > 0:
         level: i64 = 0
-        life_cycle: i64 = 0
-        while life_cycle < shared.num_life_cycles:
+        for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
                 page_level = rows.level(state.blocks[ordinal].first_page + life_cycle)
                 if page_level > level:
                     level = page_level
-            life_cycle += 1
         num_tokens = shared.tokens_per_block if left > shared.tokens_per_block else left
         at = usage.hits_at + level
         counts[at] += num_tokens
@@ -214,8 +210,7 @@ def record_growth(state: SequenceState, counters: SequenceCounters, old_num_bloc
     middle = prompt_blocks if prompt_blocks > old_num_blocks else old_num_blocks
     if middle > state.num_blocks:
         middle = state.num_blocks
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         num_missed = count_held_pages(state, life_cycle, old_num_blocks, middle)
         num_generated = count_held_pages(state, life_cycle, middle, state.num_blocks)
         if num_missed + num_generated > 0:
@@ -223,4 +218,3 @@ def record_growth(state: SequenceState, counters: SequenceCounters, old_num_bloc
             counters.add_blocks(life_cycle, MISSED, num_missed)
             counters.add_blocks(life_cycle, GENERATED, num_generated)
             counters.record_peak(life_cycle, count_held_pages(state, life_cycle, 0, state.num_blocks))
-        life_cycle += 1

@@ -22,14 +22,12 @@ def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
     if history < state.next_window_move:
         return
     shared = state.shared
-    life_cycle: i64 = 0
-    while life_cycle < shared.num_life_cycles:
+    for life_cycle in range(shared.num_life_cycles):
         begin = state.window_begins[life_cycle]
         new_begin = shared.compute_window_begin(life_cycle, history)
         if new_begin > begin:
             _release_range(state, life_cycle, begin, new_begin, mark)
             state.window_begins[life_cycle] = new_begin
-        life_cycle += 1
     state.record_next_window_move()
 
 

@@ -56,11 +56,9 @@ class ReuseLog:
         """The oldest first."""
         words = vec[i64]([0] * len(self._words))
         at = self._next
-        position: i64 = 0
-        while position < len(words):
+        for position in range(len(words)):
             words[position] = self._words[at]
             at += 1
             if at == len(words):
                 at = 0
-            position += 1
         return words

@@ -73,10 +73,8 @@ class UsageCounters:
         """All but the peaks and the pages."""
         counts = self.counts
         others = other.counts
-        position: i64 = 0
-        while position < len(counts):
+        for position in range(len(counts)):
             counts[position] += others[position]
-            position += 1
 
     def record_peak(self, layer_group: i64, num_pages: i64) -> None:
         if num_pages > self.recent_peaks[layer_group]:
@@ -146,10 +144,8 @@ class SequenceCounters:
             return
         self.is_in_total = True
         total.add_all_of(self.usage)
-        layer_group: i64 = 0
-        while layer_group < total.num_layer_groups:
+        for layer_group in range(total.num_layer_groups):
             total.record_peak(layer_group, self.usage.peak_pages[layer_group])
-            layer_group += 1
 
     def record_suspended(self) -> None:
         self.usage.add_call(SUSPENDS)

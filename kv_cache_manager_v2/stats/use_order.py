@@ -90,10 +90,8 @@ class UseOrder:
             count += groups[group]
             group += 1
         halls = self._halls
-        hall = group >> (_HALL_SHIFT - _GROUP_SHIFT)
-        while hall < _NUM_HALLS:
+        for hall in range(group >> (_HALL_SHIFT - _GROUP_SHIFT), _NUM_HALLS):
             count += halls[hall]
-            hall += 1
         return count
 
     def _find_place(self, key: i64) -> i64:
@@ -123,15 +121,13 @@ class UseOrder:
         keys = self._keys
         place_at = self._place_at
         num_passed: i64 = 0
-        time: i64 = 0
-        while time < self._next_time:
+        for time in range(self._next_time):
             place = place_at[time]
             if place != _NOBODY:
                 if num_passed >= num_forgotten:
                     kept[num_passed - num_forgotten] = keys[place]
                 num_passed += 1
                 place_at[time] = _NOBODY
-            time += 1
         _fill(keys, _NO_KEY)
         _fill(self._groups, 0)
         _fill(self._halls, 0)
@@ -144,7 +140,5 @@ class UseOrder:
 
 
 def _fill(words: vec[i64], word: i64) -> None:
-    position: i64 = 0
-    while position < len(words):
+    for position in range(len(words)):
         words[position] = word
-        position += 1

@@ -139,12 +139,10 @@ class CleanCopies:
 
     def forget_all(self, pool_group: i64) -> None:
         """Of a pool group, whose slots are about to move."""
-        index = pool_group
-        while index < len(self._lines):
+        for index in range(pool_group, len(self._lines), self._num_pool_groups):
             line = self._lines[index]
             while line.after[0] != 0:
                 self.forget(line.pages[line.after[0]])
-            index += self._num_pool_groups
 
     def make_plain_slot(self, index: i64) -> None:
         """See that a free slot without a copy is there; the caller knows that one is free."""

@@ -54,15 +54,13 @@ class _Read:
         if error.num_bytes == 0:
             return True
         source = self.source
-        pool: i64 = 0
-        while pool < len(source.slot_bytes):
+        for pool in range(len(source.slot_bytes)):
             num_bytes: int = source.slot_bytes[pool]
             base: int = source.base_addresses[pool]
             for slot in self.slots:
                 address = base + slot * num_bytes
                 if address < error.address + error.num_bytes and error.address < address + num_bytes:
                     return True
-            pool += 1
         return False
 
 
@@ -96,11 +94,9 @@ class DiskReads:
     def record(self, point: i64, level: i64, source: PoolGroup, pages: vec[i64], slots: vec[i64], count: i64) -> None:
         """These pages are read from those slots of a disk; done or failed at ``point``."""
         read = _Read(point, level, source)
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             read.pages[int(pages[position])] = int(slots[position])
             read.slots.append(int(slots[position]))
-            position += 1
         self._reads.append(read)
         self.is_idle = False
 
@@ -138,11 +134,9 @@ class DiskReads:
 
     def has_lost(self, first_page: i64, count: i64) -> bool:
         """Whether one of ``count`` pages is lost."""
-        page = first_page
-        while page < first_page + count:
+        for page in range(first_page, first_page + count):
             if page in self.lost:
                 return True
-            page += 1
         return False
 
     def knows(self, page: int) -> bool:

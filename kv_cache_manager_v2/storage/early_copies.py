@@ -38,15 +38,13 @@ class EarlyCopies:
             self._storage.closed.look()
             if self._storage.closed.is_closed(_BELOW):
                 return
-        pool_group: i64 = 0
-        while pool_group < self._storage.num_pool_groups:
+        for pool_group in range(self._storage.num_pool_groups):
             wanted = self._choose(pages, pool_group)
             if len(wanted) > 0:
                 try:
                     self._write_group(wanted, pool_group)
                 except PageMoveError as error:
                     _logger.warning("%s; these pages are written when they have to go", str(error))
-            pool_group += 1
 
     def _choose(self, pages: vec[i64], pool_group: i64) -> vec[i64]:
         storage = self._storage
@@ -86,17 +84,13 @@ class EarlyCopies:
         moves = self._room.moves
         moves.begin()
         try:
-            position: i64 = 0
-            while position < count:
+            for position in range(count):
                 moves.add(wanted[position], index)
-                position += 1
             point = moves.enqueue(pool_group, GPU, _BELOW)
         except BaseException:
             moves.undo(GPU, pool_group, _BELOW)
             raise
         storage.counters.record_copied(GPU, _BELOW, pool_group, count)
-        position = 0
-        while position < count:
+        for position in range(count):
             allocator.ready[moves.targets[position]] = point
             storage.copies.keep(moves.pages[position], index, moves.targets[position], point)
-            position += 1

@@ -70,11 +70,9 @@ class OnboardList:
 
     def needs_work(self, extra: vec[i64]) -> bool:
         """Whether anything must be brought up, or room made beside pages that must stay."""
-        pool_group: i64 = 0
-        while pool_group < self.num_pool_groups:
+        for pool_group in range(self.num_pool_groups):
             if self.num_below[pool_group] > 0 or extra[pool_group] > 0:
                 return True
-            pool_group += 1
         return False
 
 
@@ -103,10 +101,8 @@ class Onboarding:
         """
         self._take_out(wanted)
         try:
-            pool_group: i64 = 0
-            while pool_group < wanted.num_pool_groups:
+            for pool_group in range(wanted.num_pool_groups):
                 self._bring_up_group(wanted, pool_group, extra[pool_group], verify)
-                pool_group += 1
         except BaseException:
             self.put_back(wanted)
             raise
@@ -163,10 +159,8 @@ class Onboarding:
         source_index = level * wanted.num_pool_groups + pool_group
         moves.begin()
         try:
-            position: i64 = 0
-            while position < count:
+            for position in range(count):
                 moves.add(pages[first + position], target_level * wanted.num_pool_groups + pool_group)
-                position += 1
             point = moves.enqueue(pool_group, level, target_level)
             if verify and self._storage.pool_groups[source_index].tier == CacheTier.DISK:
                 self._verify(level, pool_group, count)
@@ -174,10 +168,8 @@ class Onboarding:
             moves.undo(level, pool_group, target_level)
             raise
         self._storage.changes.begin()
-        position = 0
-        while position < count:
+        for position in range(count):
             moves.settle(position, source_index, target_level, pool_group, point)
-            position += 1
         self._storage.changes.end()
         wanted.points = append(wanted.points, point)
 

@@ -16,14 +16,12 @@ def copy_page(storage: PageStorage, source: i64, target: i64, pool_group: i64, s
     target_slot = storage.rows.slot(target)
     storage.reads.record_copy(source, target)
     group = storage.pool_groups[pool_group]
-    pool: i64 = 0
-    while pool < len(group.slot_bytes):
+    for pool in range(len(group.slot_bytes)):
         num_bytes = group.slot_bytes[pool]
         base = group.base_addresses[pool]
         batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, num_bytes)
         batch.add(base + target_slot * num_bytes, base + source_slot * num_bytes)
         storage.device.copy_batch(stream, batch)
-        pool += 1
 
 
 def copy_slots_at_once(
@@ -38,20 +36,14 @@ def copy_slots_at_once(
         sizes.update(storage.layout.slot_bytes(int(pool_group)))
     piece_bytes: i64 = gcd(*sizes)
     batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, piece_bytes)
-    position: i64 = 0
-    while position < len(pool_groups):
+    for position in range(len(pool_groups)):
         group = storage.pool_groups[pool_groups[position]]
-        pool: i64 = 0
-        while pool < len(group.slot_bytes):
+        for pool in range(len(group.slot_bytes)):
             num_bytes = group.slot_bytes[pool]
             source = group.base_addresses[pool] + sources[position] * num_bytes
             target = group.base_addresses[pool] + targets[position] * num_bytes
-            offset: i64 = 0
-            while offset < num_bytes:
+            for offset in range(0, num_bytes, piece_bytes):
                 batch.add(target + offset, source + offset)
-                offset += piece_bytes
-            pool += 1
-        position += 1
     storage.device.copy_batch(stream, batch)
 
 
@@ -59,11 +51,9 @@ def clear_page(storage: PageStorage, page: i64, pool_group: i64, stream: int) ->
     """Enqueue zeros for all bytes of a page on level 0 that the stream's sequence has locked."""
     slot = storage.rows.slot(page)
     group = storage.pool_groups[pool_group]
-    pool: i64 = 0
-    while pool < len(group.slot_bytes):
+    for pool in range(len(group.slot_bytes)):
         num_bytes = group.slot_bytes[pool]
         storage.device.fill(stream, group.base_addresses[pool] + slot * num_bytes, num_bytes, 0)
-        pool += 1
 
 
 def clear_slots(storage: PageStorage, pool_group: i64, begin: i64, end: i64) -> None:
@@ -73,9 +63,7 @@ def clear_slots(storage: PageStorage, pool_group: i64, begin: i64, end: i64) -> 
     group = storage.pool_groups[pool_group]
     stream = storage.device.default_stream()
     first = group.allocator.first_slot + begin
-    pool: i64 = 0
-    while pool < len(group.slot_bytes):
+    for pool in range(len(group.slot_bytes)):
         num_bytes = group.slot_bytes[pool]
         storage.device.fill(stream, group.base_addresses[pool] + first * num_bytes, int((end - begin) * num_bytes), 0)
-        pool += 1
     storage.device.synchronize_stream(stream)

@@ -77,28 +77,22 @@ class PageMover:
         timeline = self.timeline(source_level, target_level)
         source = self._pool_groups[source_level * self._num_pool_groups + pool_group]
         target = self._pool_groups[target_level * self._num_pool_groups + pool_group]
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             self._order.wait(timeline, source.allocator.ready[sources[position]])
             self._order.wait(timeline, target.allocator.ready[targets[position]])
-            position += 1
         stream = self._order.stream_of(timeline)
         times = self._times if source_level != target_level else None
         timer = NO_TIMER if times is None else times.start(stream, source_level, target_level)
         try:
-            pool: i64 = 0
-            while pool < len(source.slot_bytes):
+            for pool in range(len(source.slot_bytes)):
                 num_bytes = source.slot_bytes[pool]
                 batch = CopyBatch(target.tier, source.tier, num_bytes)
-                position = 0
-                while position < count:
+                for position in range(count):
                     batch.add(
                         target.base_addresses[pool] + targets[position] * num_bytes,
                         source.base_addresses[pool] + sources[position] * num_bytes,
                     )
-                    position += 1
                 self._device.copy_batch(stream, batch)
-                pool += 1
         except Exception as error:
             if times is not None and timer != NO_TIMER:
                 times.give_up(timer)

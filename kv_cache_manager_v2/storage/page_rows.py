@@ -115,11 +115,9 @@ class PageRows:
         """Rows for one more block, without pages; returns its first page id."""
         first_page = self._num_rows
         words = self.words
-        word: i64 = 0
-        while word < self.num_life_cycles:
+        for word in range(self.num_life_cycles):
             words = append(words, NO_PAGE)
             words = append(words, NOT_QUEUED)
-            word += 1
         self.words = words
         self._num_rows = first_page + self.num_life_cycles
         return first_page

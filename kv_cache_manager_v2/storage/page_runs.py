@@ -136,14 +136,12 @@ def drop_run(storage: PageStorage, level: i64, pool_group: i64, pages: vec[i64],
             storage.reads.forget(pages[position])
             position += 1
     slots = vec[i64]([0] * count)
-    position = 0
-    while position < count:
+    for position in range(count):
         at_place = pages[position] * ROW_WORDS + PLACE
         place = words[at_place]
         assert 0 <= place < ONE_HOLD, "a page was dropped that somebody holds"
         slots[position] = place & LOW_MASK
         words[at_place] = NO_PAGE
-        position += 1
     if storage.fills_pages:
         for slot in slots:
             storage.free_slot(index, slot, allocator.ready[slot])

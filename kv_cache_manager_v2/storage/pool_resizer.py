@@ -93,10 +93,8 @@ class PoolResizer:
             self._mover.timeline(level, level)
         # All memory that this takes is taken by now, but for the copies' own.
         allocator.begin_shrink(num_slots)
-        position: i64 = 0
-        while position < count:
+        for position in range(count):
             targets[position] = allocator.allocate()
-            position += 1
         if count == 0:
             return NO_POINT
         try:
@@ -110,8 +108,7 @@ class PoolResizer:
             except Exception as error:
                 raise describe_lost_copies(error) from error
             raise
-        position = 0
-        while position < count:
+        for position in range(count):
             target = targets[position]
             source = sources[position]
             words = storage.rows.words
@@ -120,7 +117,6 @@ class PoolResizer:
             allocator.ready[target] = point
             allocator.ready[source] = point
             self.moved_to[source - limit] = target
-            position += 1
         allocator.retire(count)
         storage.counters.record_copied(level, level, pool_group, count)
         return point
@@ -143,8 +139,7 @@ class PoolResizer:
         rows = storage.rows
         pages = vec[i64]()
         sources = vec[i64]()
-        page = rows.first_page_of_blocks
-        while page < rows.num_rows:
+        for page in range(rows.first_page_of_blocks, rows.num_rows):
             life_cycle = (page - rows.first_page_of_blocks) % rows.num_life_cycles
             if (
                 storage.pool_group_of[life_cycle] == pool_group
@@ -154,7 +149,6 @@ class PoolResizer:
             ):
                 pages = append(pages, page)
                 sources = append(sources, rows.slot(page))
-            page += 1
         allocator = storage.allocators[level * storage.num_pool_groups + pool_group]
         self.limit = limit
         self.moved_to = vec[i64]([NOT_MOVED] * (allocator.first_slot + allocator.num_slots - limit))

@@ -46,8 +46,7 @@ class RoomCount:
         ``num_here``: held pages on level 0 that the call itself needs, so that they cannot make room.
         """
         storage = self._storage
-        pool_group: i64 = 0
-        while pool_group < storage.num_pool_groups:
+        for pool_group in range(storage.num_pool_groups):
             asked = needed[pool_group] + num_below[pool_group] - given_back[pool_group]
             free = storage.allocators[pool_group].num_free
             if asked > free:
@@ -64,7 +63,6 @@ class RoomCount:
                         storage.digest.record(REFUSAL, asked)
                         storage.last_refusal = self._describe_full_levels(pool_group, being_offloaded, room)
                         return True
-            pool_group += 1
         return False
 
     def count_room_below(self, level: i64, pool_group: i64) -> i64:
@@ -108,10 +106,8 @@ class RoomCount:
         storage = self._storage
         level = int(storage.last_level)
         num_slots: i64 = 0
-        index = storage.num_pool_groups + pool_group
-        while index < len(storage.allocators):
+        for index in range(storage.num_pool_groups + pool_group, len(storage.allocators), storage.num_pool_groups):
             num_slots += storage.allocators[index].num_slots
-            index += storage.num_pool_groups
         text = (
             f"levels 1 to {level}, pool group {pool_group}: {being_offloaded} held pages would have to leave level 0, and there is "
             f"room for {room} in the {num_slots} slots below it. Close sequences, or enlarge the quota of a lower tier"

@@ -53,18 +53,15 @@ class SlotReclaimer:
 
         `PageMoveError` if the device refuses a copy: fewer may be free than asked for, and nothing is lost.
         """
-        pool_group: i64 = 0
-        while pool_group < self._storage.num_pool_groups:
+        for pool_group in range(self._storage.num_pool_groups):
             if self._storage.allocators[pool_group].num_free < needed[pool_group]:
                 self.free_slots(GPU, pool_group, needed[pool_group])
                 assert self._storage.allocators[pool_group].num_free >= needed[pool_group], "no victim where one was counted"
-            pool_group += 1
 
     def make_room_or_drop(self, needed: vec[i64]) -> None:
         """The same, for slots whose number `free` and droppable pages of level 0 cover: what cannot be moved is dropped."""
         storage = self._storage
-        pool_group: i64 = 0
-        while pool_group < storage.num_pool_groups:
+        for pool_group in range(storage.num_pool_groups):
             allocator = storage.allocators[pool_group]
             if allocator.num_free < needed[pool_group]:
                 try:
@@ -73,7 +70,6 @@ class SlotReclaimer:
                     _logger.warning("%s; droppable pages of level 0 are dropped instead", str(error))
                 while allocator.num_free < needed[pool_group]:
                     self._drop_first(pool_group, pool_group)
-            pool_group += 1
 
     def free_slots(self, level: i64, pool_group: i64, wanted: i64) -> None:
         """Make up to ``wanted`` slots of a level free: as many as held pages in the way can go down."""
@@ -142,11 +138,9 @@ class SlotReclaimer:
         num_first = storage.queues[index].count_first()
         if missing > num_first:
             missing = num_first
-        other = below + storage.num_pool_groups
-        while other < len(storage.allocators):
+        for other in range(below + storage.num_pool_groups, len(storage.allocators), storage.num_pool_groups):
             if storage.allocators[other].num_free > 0:
                 return missing
-            other += storage.num_pool_groups
         room = storage.allocators[below].num_free + storage.queues[below].count_first()
         if room >= missing:
             return missing
@@ -239,13 +233,11 @@ class SlotReclaimer:
                 self._put_all_back(to_write, pool_group, count)
             raise
         storage.changes.begin()
-        position = 0
-        while position < count:
+        for position in range(count):
             page = moves.pages[position]
             storage.num_evicted[index] += 1
             storage.digest.record(VICTIM, page)
             moves.settle(position, index, level + 1, pool_group, point)
-            position += 1
         self._put_below(to_write, first_to_write, pool_group)
         storage.changes.end()
 

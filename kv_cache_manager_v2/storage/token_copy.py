@@ -69,10 +69,8 @@ class TokenCopies:
                 self._batches[int(piece_bytes)] = batch
             source += source_token // tokens_per_page * page_bytes + source_token % tokens_per_page * piece_bytes
             target += target_token // tokens_per_page * page_bytes + target_token % tokens_per_page * piece_bytes
-            head: i64 = 0
-            while head < self._num_heads:
+            for head in range(self._num_heads):
                 batch.add(target + head * run_bytes, source + head * run_bytes)
-                head += 1
 
     def enqueue(self, stream: int) -> None:
         """In stream order after everything before; the next ones may depend on these. One batch, which is refused as a whole: its
@@ -91,11 +89,7 @@ def _join(batches: list[CopyBatch]) -> CopyBatch:
     piece_bytes: i64 = gcd(*[int(batch.num_bytes) for batch in batches])
     joined = CopyBatch(CacheTier.GPU_MEM, CacheTier.GPU_MEM, piece_bytes)
     for batch in batches:
-        index: i64 = 0
-        while index < batch.count:
-            offset: i64 = 0
-            while offset < batch.num_bytes:
+        for index in range(batch.count):
+            for offset in range(0, batch.num_bytes, piece_bytes):
                 joined.add(batch.dst_addresses[index] + offset, batch.src_addresses[index] + offset)
-                offset += piece_bytes
-            index += 1
     return joined

@@ -63,8 +63,8 @@ CANARIES = (
     Canary(
         "published page is ready before it is written",
         "sequence/commit.py",
-        "                storage.set_ready(page, storage.pool_group_of[life_cycle], mark)\n            life_cycle += 1\n    return private",
-        "                storage.set_ready(page, storage.pool_group_of[life_cycle], 0)\n            life_cycle += 1\n    return private",
+        "                storage.set_ready(page, storage.pool_group_of[life_cycle], mark)\n    return private",
+        "                storage.set_ready(page, storage.pool_group_of[life_cycle], 0)\n    return private",
     ),
     Canary(
         "of two readers only the last is waited for",
@@ -167,8 +167,8 @@ CANARIES = (
     Canary(
         "shrunk sequence keeps its slots",
         "sequence/resize.py",
-        "            if state.holds_page(life_cycle, ordinal):\n                release_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        release_block",
-        "            if life_cycle > 0 and state.holds_page(life_cycle, ordinal):\n                release_page(state, life_cycle, ordinal, mark)\n            life_cycle += 1\n        release_block",
+        "            if state.holds_page(life_cycle, ordinal):\n                release_page(state, life_cycle, ordinal, mark)\n        release_block",
+        "            if life_cycle > 0 and state.holds_page(life_cycle, ordinal):\n                release_page(state, life_cycle, ordinal, mark)\n        release_block",
     ),
     # -- reuse --------------------------------------------------------------------------------------------------------
     Canary(
