@@ -215,6 +215,7 @@ def _config_fields(world: World, **changes: Any) -> dict[str, Any]:
         "max_pinned_share": 0.5,
         "min_offload_priority": 0,
         "write_policy": "back",
+        "max_sequence_length": 4096,
     }
     return fields | changes
 

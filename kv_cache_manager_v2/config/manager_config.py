@@ -20,6 +20,7 @@ from .config_value import (
     given,
     take_float,
     take_int,
+    take_optional_int,
     take_share,
     to_tuple,
     validate_bool,
@@ -55,6 +56,8 @@ class KVCacheManagerConfig(ConfigValue):
       pages of a lower priority are dropped rather than offloaded.
     - ``write_policy``: "back": pages are copied to level 1 when they are evicted from level 0. "through": published pages are copied
       early, at the commit that publishes them and at their sequence's end, so that evicting them needs no copy.
+    - ``max_sequence_length``: the longest sequence in tokens, if known. It decides how pool groups share the quota where there is no
+      typical step and no ratio; longer sequences are served as well.
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group unused, outside the quota, for kernels that read a page even where
       there is none.
@@ -82,6 +85,7 @@ class KVCacheManagerConfig(ConfigValue):
     max_pinned_share: float = 0.5
     min_offload_priority: int = 0
     write_policy: str = "back"
+    max_sequence_length: int | None = None
 
     def __post_init__(self) -> None:
         take_int(self, "tokens_per_block", "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
@@ -100,6 +104,7 @@ class KVCacheManagerConfig(ConfigValue):
         validate_instance(self, "rebalance", RebalanceConfig)
         take_share(self, "max_pinned_share", "max_pinned_share")
         take_int(self, "min_offload_priority", "min_offload_priority", 0, 100)
+        take_optional_int(self, "max_sequence_length", "max_sequence_length", 1)
         validate_write_policy(given(self, "write_policy"))
         validate_bool(self, "enable_partial_reuse", "enable_partial_reuse")
         validate_bool(self, "reserve_null_slot", "reserve_null_slot")

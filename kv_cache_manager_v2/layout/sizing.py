@@ -11,6 +11,7 @@
    Without either setting, the quota is divided in the same way by the needs of a guessed sequence, those of reuse included
    (`_guessed_sequence_slots`). First, though, each pool group gets the slots of one sequence that prefills in chunks, of the
    longest length that the quota can hold, up to `LONG_SEQUENCE_TOKENS`: so even a small quota serves one sequence.
+   With ``max_sequence_length`` that one sequence has this length, and the guess follows from it instead of from the quota.
 3. Whole slots are given by largest remainder (ties: the lower pool group), then as long as any slot fits.
 
 `reserve_null_slot` takes one more slot of each pool group, outside the quota and not counted here.
@@ -35,6 +36,10 @@ SHORT_SEQUENCE_TOKENS: Final = 1024
 SEQUENCES_PER_QUOTA: Final = 40
 """The guess without any knowledge of the requests: so many sequences fill level 0, each no shorter or longer than the limits above.
 Chosen by replaying generated workloads and traces with fixed ratios: `tests/unit/replay/sweep_pool_ratios.py`."""
+
+NEW_TOKENS_DIVISOR: Final = 24
+"""The guess with a known longest sequence: each request adds a 24th of that length in new tokens, at least
+`SHORT_SEQUENCE_TOKENS`, and one prefix end to reuse. Chosen in the same way."""
 
 TOKENS_PER_SNAPSHOT: Final = 1024
 """The distance of snapshots of recurrent state in the guessed sequence."""
@@ -158,7 +163,9 @@ def compute_widest_need(
     return min(num_blocks, life_cycle.num_sink_blocks + int(ceil_div(num_others, tokens_per_block)) + 1)
 
 
-def _long_sequence_tokens(layout: SlotLayout) -> int:
+def _long_sequence_tokens(layout: SlotLayout, config: KVCacheManagerConfig) -> int:
+    if config.max_sequence_length is not None:
+        return config.max_sequence_length
     tokens = LONG_SEQUENCE_TOKENS
     for life_cycle in layout.life_cycles:
         window = life_cycle.window_size
@@ -172,7 +179,7 @@ def _with_one_sequence(
 ) -> list[int]:
     """``counts`` raised to the needs of one sequence: the longest, up to a long one, that can prefill within the quota."""
     fits = 0
-    too_many = int(ceil_div(_long_sequence_tokens(layout), config.tokens_per_block)) + 1
+    too_many = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block)) + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         raised = _raised_to(counts, _sequence_slots(layout, config, middle, PREFILL_CHUNK_TOKENS))
@@ -184,13 +191,18 @@ def _with_one_sequence(
 
 
 def _guessed_sequence_slots(layout: SlotLayout, config: KVCacheManagerConfig, quota_bytes: int) -> tuple[int, ...]:
-    """The slots of a decoding sequence, of the length at which `SEQUENCES_PER_QUOTA` sequences fill the quota.
+    """The slots of a decoding sequence, of the length at which `SEQUENCES_PER_QUOTA` sequences fill the quota, or as configured.
 
     Reuse needs a full-attention page of every block, but window pages and recurrent state only where a prefix ends. In short
     sequences such ends are close together. A small quota holds many sequences only if they are short.
     """
+    longest = config.max_sequence_length
+    if longest is not None:
+        new_tokens = max(longest // NEW_TOKENS_DIVISOR, min(longest, SHORT_SEQUENCE_TOKENS))
+        num_blocks = int(ceil_div(new_tokens, config.tokens_per_block))
+        return _with_snapshots(layout, _sequence_slots(layout, config, num_blocks, 1), 1)
     least_blocks = int(ceil_div(SHORT_SEQUENCE_TOKENS, config.tokens_per_block))
-    too_many = int(ceil_div(_long_sequence_tokens(layout), config.tokens_per_block)) + 1
+    too_many = int(ceil_div(_long_sequence_tokens(layout, config), config.tokens_per_block)) + 1
     num_blocks = least_blocks
     while too_many - num_blocks > 1:
         middle = (num_blocks + too_many) // 2

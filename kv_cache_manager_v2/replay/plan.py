@@ -106,6 +106,7 @@ class ReplayPlan:
             layers=self.model.layer_configs(self.tokens_per_block, self.shrink),
             constraints=constraints,
             initial_pool_ratio=self.pool_ratio,
+            max_sequence_length=summary.longest_tokens if summary.longest_tokens > 0 else None,
             swa_scratch_reuse=SwaScratchReuseConfig() if self.scratch else None,
             write_policy=self.write_policy,
             snapshot_policy=SnapshotPolicy(at_close=True),

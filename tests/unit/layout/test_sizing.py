@@ -199,3 +199,44 @@ def test_small_slots_fill_what_large_ones_leave() -> None:
 def test_a_typical_step_without_tokens_is_no_hint() -> None:
     config = config_of([key_value(0, 8)], typical_step=BatchDesc([KVCacheDesc(0, 0)]))
     assert plan_slot_counts(layout_of(config), config, 160, 0) == (10,)
+
+
+def test_a_known_longest_sequence_takes_the_place_of_the_quota() -> None:
+    layers = [key_value(0, 8), key_value(1, 16, 64)]
+    quota = 100 * (512 * 16 + 3 * 32)
+    # Sequences of at most 1,024 tokens: 32 blocks of 16 bytes, and up to 1 + ceil(63 / 32) = 3 of 32 bytes: 608 bytes, and
+    # 828,800 are 1,363 of them and 96 over. The first one shares those: 96 * 512 / 608 = 80.8 bytes and 15.2, 5 slots of 16 and none of
+    # 32; 16 bytes are left, 1 slot of 16.
+    config = config_of(layers, max_sequence_length=1024)
+    assert plan_slot_counts(layout_of(config), config, quota, 0) == (1363 * 32 + 6, 1363 * 3)
+    # The same for a cold level. Its windowed share is 30 slots; one such sequence, which prefills at once, has 32 there: 1,024 bytes,
+    # and the other 5,056 are 316 slots.
+    assert plan_slot_counts(layout_of(config), config, 10 * 608, 1) == (316, 32)
+    # Sequences of up to 100,000 tokens bring 4,166 new ones each: 131 blocks of 16 bytes, and the same 3 of 32.
+    config = config_of(layers, max_sequence_length=100_000)
+    assert plan_slot_counts(layout_of(config), config, 100 * (131 * 16 + 3 * 32), 0) == (131 * 100, 3 * 100)
+    # Sequences of at most 20 tokens: one block of each.
+    config = config_of(layers, max_sequence_length=20)
+    assert plan_slot_counts(layout_of(config), config, 10 * (16 + 32), 0) == (10, 10)
+
+
+def test_a_known_longest_sequence_comes_first() -> None:
+    # 3,200 tokens: 100 blocks of 16 bytes; while it prefills, 67 of 32 bytes. Requests of 1,024 new tokens would
+    # share the same bytes as (198, 18), where it could not prefill.
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)], max_sequence_length=3200)
+    assert plan_slot_counts(layout_of(config), config, 100 * 16 + 67 * 32, 0) == (100, 67)
+
+
+def test_a_known_longest_sequence_has_one_snapshot_for_reuse() -> None:
+    # 1,024 tokens: 32 blocks of 16 bytes; the live state and one snapshot, of 64 bytes each.
+    config = config_of([key_value(0, 8), state(1, {"s": 64})], max_sequence_length=2048)
+    assert plan_slot_counts(layout_of(config), config, 100 * (32 * 16 + 2 * 64), 0) == (3200, 200)
+
+
+def test_what_is_configured_comes_before_the_longest_sequence() -> None:
+    layers = [key_value(0, 8), key_value(1, 16, 64)]
+    typical = BatchDesc([KVCacheDesc(320, 319)])
+    for settings in ({"typical_step": typical}, {"initial_pool_ratio": [3, 1]}):
+        plain = config_of(layers, **settings)
+        known = config_of(layers, max_sequence_length=99, **settings)
+        assert plan_slot_counts(layout_of(plain), plain, 9999, 0) == plan_slot_counts(layout_of(known), known, 9999, 0)

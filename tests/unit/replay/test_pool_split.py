@@ -17,7 +17,9 @@ from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.generators import make_workload
 from kv_cache_manager_v2.replay.plan import WORKLOAD_MEMORY_BYTES
 from kv_cache_manager_v2.replay.pool_adjustment import PoolAdjustment
+from kv_cache_manager_v2.replay.trace import TraceWorkload
 from unit.replay.sweep_pool_ratios import MODELS, find_best_ratio, serve
+from unit.replay.test_traces import find_trace
 
 
 @pytest.mark.slow
@@ -27,6 +29,25 @@ def test_no_fixed_ratio_beats_the_default_by_more_than_a_tenth(model: str) -> No
     workload = make_workload("mix", 0, 200)
     default = serve(model, workload, WORKLOAD_MEMORY_BYTES, None).hit_rate
     best, ratio = find_best_ratio(model, workload, WORKLOAD_MEMORY_BYTES)
+    assert default >= 0.9 * best, f"{default:.1%} by default, {best:.1%} with {ratio}"
+
+
+@pytest.mark.parametrize("workload", ["mix", "retrieval"])
+@pytest.mark.parametrize("factor", [0.5, 4.0])
+def test_nor_where_memory_is_scarce_or_plenty(workload: str, factor: float) -> None:
+    requests = make_workload(workload, 0, 200)
+    memory_bytes = int(WORKLOAD_MEMORY_BYTES * factor)
+    report = serve("gemma-3-12b", requests, memory_bytes, None)
+    assert report.requests_refused == 0
+    best, ratio = find_best_ratio("gemma-3-12b", requests, memory_bytes, (0.3, 0.5, 0.7, 0.85, 0.95))
+    assert report.hit_rate >= 0.9 * best, f"{report.hit_rate:.1%} by default, {best:.1%} with {ratio}"
+
+
+@pytest.mark.slow
+def test_nor_on_a_trace_of_long_chats() -> None:
+    trace = TraceWorkload(str(find_trace("conversation_first_4000.jsonl")), limit=400)
+    default = serve("gemma-3-12b", trace, 320 << 30, None).hit_rate
+    best, ratio = find_best_ratio("gemma-3-12b", trace, 320 << 30, (0.3, 0.5, 0.7))
     assert default >= 0.9 * best, f"{default:.1%} by default, {best:.1%} with {ratio}"
 
 
