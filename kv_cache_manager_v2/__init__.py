@@ -80,7 +80,7 @@ from .layout.slot_desc import CoalescedBuffer, SlotDesc, SlotDescVariant
 from .layout.windows import compute_scratch_range
 from .manager.capacity import CapacityPlan, LevelCapacity, PoolGroupCapacity, plan_capacity
 from .manager.committed_block_drop import CommittedBlockDrop
-from .manager.kv_cache import KVCache
+from .manager.kv_cache import KVCache, SequenceStatus
 from .manager.transfer_lease import TransferLease
 from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
@@ -88,7 +88,6 @@ from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_t
 from .metrics.prometheus_exporter import PrometheusExporter
 from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
-from .manager.sequence_queries import SequenceStatus
 from .sequence.matched_tokens import MatchedTokens
 from .sequence.priority_callback import PriorityCallback
 from .sequence.reuse_sample import ReuseSample

@@ -37,7 +37,7 @@ class BatchStep:
     _call: Final[str]
     _number: Final[i64]
     _kv_caches: Final[list[object]]
-    """A copy of the caller's list: his callbacks may change that."""
+    """A copy of the caller's list, which the caller's callbacks may change."""
     _others: Final[list[SequenceState]]
     """In order, those whose step is not small, or has to be recorded."""
     _other_positions: vec[i64]
@@ -193,9 +193,9 @@ class BatchStep:
             position += 1
 
     def _record_small_steps(self, begin: i64, end: i64) -> None:
-        journal = self._shared.journal
-        if journal is None:
+        if not self._shared.is_recording:
             return
+        journal = self._shared.journal
         position = begin
         while position < end:
             state = self._state_at(position)
@@ -206,25 +206,22 @@ class BatchStep:
             position += 1
 
     def _resize_other(self, state: SequenceState, capacity: i64, history: i64) -> bool:
-        journal = self._shared.journal
-        if journal is not None:
-            journal.begin()
         if len(state.arrivals) > 0:
             settle_arrivals(state)
         old_history = state.history
         result = try_resize(state, capacity, history)
-        if journal is not None:
-            journal.resize(state.serial, capacity, history, old_history, result)
+        self._shared.journal.resize(state.serial, capacity, history, old_history, result)
         return result
 
     def _append_tokens(self, begin: i64, end: i64, packed: bytes) -> None:
         journal = self._shared.journal
+        is_recording = self._shared.is_recording
         position = begin
         while position < end:
             state = self._state_at(position)
             token = _token_at(packed, position)
             make_small_commit(state, token)
-            if journal is not None:
+            if is_recording:
                 journal.commit_one(state.serial, i64(token))
             position += 1
 
@@ -236,9 +233,7 @@ class BatchStep:
             commit_packed(state, _piece(packed, position))
         else:
             commit_token(state, token)
-        journal = self._shared.journal
-        if journal is not None:
-            journal.commit_one(state.serial, i64(token))
+        self._shared.journal.commit_one(state.serial, i64(token))
 
 
 def _token_at(packed: bytes, position: i64) -> i32:

@@ -13,6 +13,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure
 from ..base.handle import Handle
+from ..journal.journal_format import CANCEL_DROP, DROP
 from ..sequence.call_guard import Abandoned
 from ..sequence.shared_state import SharedState
 
@@ -30,15 +31,13 @@ class AbandonedPlan(Abandoned):
         self._number = number
 
     def close_abandoned(self) -> None:
-        cancel_plan(self._shared, self._number)
+        _cancel_plan(self._shared, self._number)
 
 
-def cancel_plan(shared: SharedState, number: int) -> None:
-    if not shared.drop_plans.is_open(number):
-        return
-    shared.drop_plans.cancel(number)
-    if shared.journal is not None:
-        shared.journal.cancel_drop(number)
+def _cancel_plan(shared: SharedState, number: int) -> None:
+    if shared.drop_plans.is_open(number):
+        shared.drop_plans.cancel(number)
+        shared.journal.record(CANCEL_DROP, number)
 
 
 @final
@@ -82,39 +81,22 @@ class CommittedBlockDrop(Handle):
         goes with them. 0 once `clear_reusable_blocks` or `shutdown` dropped everything. `LogicError` the second time.
         """
         shared = self._shared
-        guard = shared.guard
-        guard.enter()
-        try:
+        with shared.guard as journal:
             self._require_planned("drop")
-            if not shared.drop_plans.is_open(self._number):
-                self._is_done = True
-                return 0
-            guard.begin_change()
-            count = shared.drop_plans.drop(self._number)
-            guard.end_change()
+            count = 0
+            if shared.drop_plans.is_open(self._number):
+                shared.guard.begin_change()
+                count = shared.drop_plans.drop(self._number)
+                shared.guard.end_change()
+                journal.record(DROP, self._number)
             self._is_done = True
-            if shared.journal is not None:
-                shared.journal.drop(self._number)
             return count
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
 
     def cancel(self) -> None:
         """Everything stays. Twice is fine; after `drop` it does nothing."""
-        shared = self._shared
-        guard = shared.guard
-        guard.enter()
-        try:
-            if self._is_done and not shared.drop_plans.is_open(self._number):
-                return
-            cancel_plan(shared, self._number)
+        with self._shared.guard:
+            _cancel_plan(self._shared, self._number)
             self._is_done = True
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
 
     def _require_planned(self, call: str) -> None:
         if self._is_done:

@@ -6,95 +6,93 @@
     ACTIVE      every needed page is on level 0 and stays there       suspend() -> SUSPENDED, close() -> CLOSED
     CLOSED      holds nothing                                         none
 
-This module validates and guards; what the calls do is in `sequence`. Every call checks its arguments before anything changes.
-One caller at a time per manager.
+The whole public surface is in this file: each call goes through one door (``with guard as journal``), checks its arguments before
+anything changes, lets a module of `sequence` work on the `SequenceState`, and records itself. One caller at a time per manager.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 
 import rawref
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr
 
-from ..base.checks import MAX_COUNT, to_bool, to_count, to_int
+from ..base.checks import MAX_COUNT, to_bool, to_count, to_counts, to_index_mode, to_int, to_list
 from ..base.errors import LogicError, OutOfPagesError
-from ..base.given import Given
 from ..base.finalizers import report_failure, warn_of_leak
-from ..base.ids import GPU_LEVEL
+from ..base.given import Given
+from ..base.handle import Handle
+from ..base.ids import DEFAULT_BEAM_INDEX, GPU_LEVEL, PageIndexMode, TokenIdExt
+from ..journal.journal_format import BEAM_WIDTH, FORK, PLAN_DROP, PREFETCH, RESERVE, SCRATCH, STOP, STREAM, SUSPEND
+from ..layout.scratch_desc import ScratchDesc
+from ..reuse.reuse_scope import ReuseScope
+from ..reuse.token_packing import single_token, unpack_tokens
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, prefetching, residency
-from ..sequence.call_guard import Abandoned
+from ..sequence.beam_width import change_width
+from ..sequence.beams import reorder
 from ..sequence.fork import try_fork
+from ..sequence.index_buffer import to_index_buffer
+from ..sequence.lease_blocks import lease_blocks
+from ..sequence.matched_tokens import MatchedTokens
+from ..sequence.page_table import PageTable
+from ..sequence.published_end import list_published_blocks
+from ..sequence.recurrent_state import live_block
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
-from ..sequence.small_step import try_small_resize
-from ..sequence.step_validation import validate_fork, validate_resize
+from ..sequence.small_step import try_small_commit, try_small_resize
+from ..sequence.step_validation import validate_fork, validate_resize, validate_scratch_switch
 from ..sequence.stream_handle import to_stream
-from ..sequence.usage_recorder import record_close, record_fork
-from .open_sequences import OpenSequences
-from .sequence_beams import SequenceBeams
-from .sequence_queries import SequenceStatus
+from ..sequence.usage_recorder import record_fork
+from ..stats.usage_snapshot import compute_usage
+from ..stats.usage_statistics import UsageStatistics
+from .committed_block_drop import CommittedBlockDrop
+from .open_sequences import AbandonedSequence, OpenSequences
+from .token_commits import ONE_HEAD, commit_any, commit_nodes, commit_of_beams, to_heads
+from .transfer_lease import TransferLease
 
 if TYPE_CHECKING:
+    from ..reuse.token_forms import Tokens
     from .kv_cache_manager import KVCacheManager
 
 _logger = logging.getLogger("kv_cache_manager_v2")
+_MAX_BEAM_WIDTH: Final = 2**16
+"""More than any search uses: each beam has tables of its own, so a number that was meant for something else would fill the memory."""
 
 
-def close_and_remove(state: SequenceState, open_sequences: OpenSequences) -> None:
-    record_close(state)
-    residency.close(state)
-    open_sequences.remove(state)
-    if state.shared.journal is not None:
-        state.shared.journal.close(state.serial)
+class SequenceStatus(Enum):
+    """SUSPENDED: holds its pages, wherever they are. ACTIVE: they are on level 0 and stay there. CLOSED: holds nothing."""
 
-
-@final
-@mypyc_attr(native_class=True)
-class AbandonedSequence(Abandoned):
-    """The state of a sequence whose handle was dropped without `close`."""
-
-    __slots__ = ("_state", "_open_sequences")
-
-    _state: Final[SequenceState]
-    _open_sequences: Final[OpenSequences]
-
-    def __init__(self, state: SequenceState, open_sequences: OpenSequences) -> None:
-        self._state = state
-        self._open_sequences = open_sequences
-
-    def close_abandoned(self) -> None:
-        if self._state.status != CLOSED:
-            if len(self._state.arrivals) > 0:
-                page_arrivals.settle_arrivals(self._state)
-            residency.close_beams(self._state, 1)
-            commit_steps.stop_committing(self._state, True)
-            close_and_remove(self._state, self._open_sequences)
+    SUSPENDED = "suspended"
+    ACTIVE = "active"
+    CLOSED = "closed"
 
 
 @final
 @mypyc_attr(native_class=True)
-class KVCache(SequenceBeams):
+class KVCache(Handle):
     """One sequence. Made by `KVCacheManager.create_kv_cache`, suspended; see the module for its states.
 
     A context manager; leaving it closes. A handle that is dropped without `close` warns (`ResourceWarning`), and the next
     call on the manager closes the sequence.
     """
 
-    __slots__ = ("__rawref__", "_manager", "_open_sequences")
+    __slots__ = ("__rawref__", "_state", "_manager", "_open_sequences")
 
     Status: ClassVar[type[SequenceStatus]] = SequenceStatus
 
     __rawref__: object
+    _state: Final[SequenceState]
     _manager: Final[KVCacheManager]
     _open_sequences: Final[OpenSequences]
 
     def __init__(self, state: SequenceState, manager: KVCacheManager, open_sequences: OpenSequences) -> None:
         """Not for users: `KVCacheManager.create_kv_cache` makes sequences."""
-        super().__init__(state)
+        self._state = state
         self._manager = manager
         self._open_sequences = open_sequences
         open_sequences.add(state, self)
@@ -132,7 +130,20 @@ class KVCache(SequenceBeams):
             f"{state.num_committed}>"
         )
 
-    # -- states -------------------------------------------------------------------------------------------------------
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> SequenceStatus:
+        """SUSPENDED, ACTIVE or CLOSED; what each means: the table at the top of the module."""
+        status = self._state.status
+        if status == ACTIVE:
+            return SequenceStatus.ACTIVE
+        return SequenceStatus.SUSPENDED if status == SUSPENDED else SequenceStatus.CLOSED
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the status is ACTIVE: its pages are on level 0 and locked."""
+        return self._state.status == ACTIVE
 
     def resume(self, cuda_stream: object = None, wait: Given[bool] = True) -> bool:
         """Bring every needed page to level 0 and lock it, in order with ``cuda_stream`` from here on.
@@ -148,23 +159,13 @@ class KVCache(SequenceBeams):
         before. Where it says that pages are lost, close it; else it may be resumed again.
         """
         state = self._state
-        guard = state.shared.guard
-        guard.enter()
-        try:
+        with state.shared.guard as journal:
             self._require(SUSPENDED, "resume")
             stream = state.stream if cuda_stream is None else to_stream(cuda_stream, state.shared.device)
             waits = to_bool(wait, "wait")
-            journal = state.shared.journal
-            if journal is None:
-                return residency.try_resume(state, stream, waits)
-            journal.begin()
             result = residency.try_resume(state, stream, waits)
             journal.resume(state.serial, stream, result)
             return result
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
 
     @property
     def ready(self) -> bool:
@@ -174,13 +175,9 @@ class KVCache(SequenceBeams):
         sequence cannot go on then, close it; nobody else finds that page any more. `LogicError` unless ACTIVE.
         """
         state = self._state
-        guard = state.shared.guard
-        guard.enter()
-        try:
+        with state.shared.guard:
             self._require(ACTIVE, "ready")
             return page_arrivals.are_pages_here(state)
-        finally:
-            guard.leave()
 
     def prefetch(self, target_level: SupportsIndex = GPU_LEVEL) -> bool:
         """Bring the pages of a SUSPENDED sequence up to a level, so that `resume` finds them nearer; moves none down from above.
@@ -189,40 +186,25 @@ class KVCache(SequenceBeams):
         that does not exist, `LogicError` unless SUSPENDED, `PageMoveError` if the device refuses.
         """
         state = self._state
-        guard = state.shared.guard
-        guard.enter()
-        try:
+        with state.shared.guard as journal:
             self._require(SUSPENDED, "prefetch")
             level = to_int(target_level, "target_level")
             num_levels = int(state.shared.storage.num_levels)
             if not 0 <= level < num_levels:
                 raise ValueError(f"target_level is {level}; there are {num_levels} cache levels")
             result = prefetching.try_prefetch(state, level)
-            journal = state.shared.journal
-            if journal is not None:
-                journal.prefetch(state.serial, level, result)
+            journal.record(PREFETCH, state.serial, level, int(result))
             return result
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
 
     def suspend(self) -> None:
         """Unlock all pages; they stay held. Moves nothing and never fails for lack of room. `LogicError` unless ACTIVE."""
         state = self._state
-        guard = state.shared.guard
-        guard.enter()
-        try:
+        with state.shared.guard as journal:
             self._require(ACTIVE, "suspend")
             residency.suspend(state)
             if state.counters is not None:
                 state.counters.record_suspended()
-            if state.shared.journal is not None:
-                state.shared.journal.suspend(state.serial)
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
+            journal.record(SUSPEND, state.serial)
 
     def close(self) -> None:
         """Give everything back; committed pages become droppable, the tail of the sequence first in line for eviction.
@@ -231,26 +213,10 @@ class KVCache(SequenceBeams):
         does nothing: what there is to give back is the parent's.
         """
         state = self._state
-        guard = state.shared.guard
-        if state.status == CLOSED or guard.is_foreign:
+        if state.status == CLOSED or state.shared.guard.is_foreign:
             return
-        guard.enter()
-        try:
-            if len(state.arrivals) > 0:
-                page_arrivals.settle_arrivals(state)
-            if state.has_beams:
-                # First: a last block that beams share is then beam 0's alone, and can be published.
-                guard.begin_change()
-                residency.close_beams(state, 1)
-                commit_steps.stop_committing(state, True)
-                guard.end_change()
-            else:
-                commit_steps.stop_committing(state, True)
-            close_and_remove(state, self._open_sequences)
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
+        with state.shared.guard:
+            self._open_sequences.close(state)
 
     def fork(self, id: SupportsIndex | None = None) -> KVCache:
         """A new sequence that is what this one is: same scope, tokens, history, capacity, stream, and ACTIVE if this one is.
@@ -265,9 +231,7 @@ class KVCache(SequenceBeams):
         `OutOfPagesError` if there is no slot for a copy of the recurrent state. Then nothing has changed.
         """
         state = self._state
-        guard = state.shared.guard
-        guard.enter()
-        try:
+        with state.shared.guard as journal:
             self._require_open("fork")
             serial = self._open_sequences.next_serial
             sequence_id = serial if id is None else to_int(id, "id")
@@ -284,15 +248,10 @@ class KVCache(SequenceBeams):
                 raise OutOfPagesError(self._refusal_text())
             record_fork(child)
             kv_cache = KVCache(child, self._manager, self._open_sequences)
-            if state.shared.journal is not None:
-                state.shared.journal.fork(state.serial)
+            journal.record(FORK, state.serial)
             return kv_cache
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
 
-    # -- room ---------------------------------------------------------------------------------------------------------
+    # -- room ----------------------------------------------------------------------------------------------------------
 
     def resize(self, capacity: SupportsIndex | None = None, history_length: SupportsIndex | None = None) -> bool:
         """Make room for ``capacity`` tokens, of which the first ``history_length`` are history; None keeps.
@@ -316,26 +275,16 @@ class KVCache(SequenceBeams):
             and try_small_resize(state, capacity)
         ):
             return True
-        guard = state.shared.guard
-        guard.enter()
-        try:
+        with state.shared.guard as journal:
             new_capacity = state.capacity if capacity is None else to_count(capacity, "capacity")
             new_history = state.history if history_length is None else to_count(history_length, "history_length")
             validate_resize(state, new_capacity, new_history)
             if len(state.arrivals) > 0:
                 page_arrivals.await_arrivals(state)
-            journal = state.shared.journal
-            if journal is None:
-                return try_resize(state, new_capacity, new_history)
-            journal.begin()
             old_history = state.history
             result = try_resize(state, new_capacity, new_history)
             journal.resize(state.serial, new_capacity, new_history, old_history, result)
             return result
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
 
     @property
     def capacity(self) -> int:
@@ -365,12 +314,319 @@ class KVCache(SequenceBeams):
         if not self.resize(None, to_int(history_length, "history_length")):
             raise OutOfPagesError(self._refusal_text())
 
-    # -- the rest -----------------------------------------------------------------------------------------------------
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the capacity, the partial last one included; 0 once closed."""
+        return self._state.num_blocks
 
     @property
-    def manager(self) -> KVCacheManager:
-        """The manager that made it."""
-        return self._manager
+    def enable_swa_scratch_reuse(self) -> bool:
+        """Whether steps of this sequence use scratch slots. May be switched while it makes no difference.
+
+        Setting it is a `ValueError` if the manager is not configured for scratch reuse, or if the present step has scratch
+        blocks, or would have them if it were on; `LogicError` once closed.
+        """
+        return self._state.scratch.is_enabled
+
+    @enable_swa_scratch_reuse.setter
+    def enable_swa_scratch_reuse(self, enable: Given[bool]) -> None:
+        state = self._state
+        with state.shared.guard as journal:
+            self._require_open("enable_swa_scratch_reuse")
+            is_wanted = to_bool(enable, "enable_swa_scratch_reuse")
+            if is_wanted != state.scratch.is_enabled:
+                validate_scratch_switch(state, is_wanted)
+                state.scratch.is_enabled = is_wanted
+                journal.record(SCRATCH, state.serial, int(is_wanted))
+
+    # -- tokens --------------------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        accepted_input_tokens: Tokens,
+        beam_search_indices: Sequence[SupportsIndex] | None = None,
+        num_heads: SupportsIndex = ONE_HEAD,
+    ) -> None:
+        """The tokens are final, and all writes of theirs are enqueued on the sequence's stream.
+
+        Blocks that become full are published at once. If another sequence has published the same block already, ours is given
+        up in favour of theirs: base page indices may change. History moves up to the committed count by itself.
+        `ValueError` if there is no capacity for them, a token is out of range, or a fork has committed other tokens for a block
+        that both have; `LogicError` unless ACTIVE, or after `stop_committing`.
+
+        ``beam_search_indices``: for each token the beam whose pages have it (default: beam 0). The text is then common to all
+        beams: what is in other beams' pages is put into beam 0's, and into the partial last block of each, in stream order; full
+        blocks are beam 0's for all. ``num_heads``: as for `commit_tree`.
+        """
+        state = self._state
+        if num_heads is not ONE_HEAD:
+            to_heads(num_heads)
+        is_plain = not state.has_beams and beam_search_indices is None
+        token: i32 = -1
+        if is_plain:
+            token = single_token(accepted_input_tokens)
+            if token >= 0 and try_small_commit(state, token):
+                return
+        with state.shared.guard as journal:
+            self._require_committing("commit")
+            if not is_plain:
+                commit_of_beams(state, accepted_input_tokens, beam_search_indices, num_heads)
+                return
+            if len(state.arrivals) > 0:
+                page_arrivals.settle_arrivals(state)
+            if token >= 0 and state.num_committed < state.capacity and state.forked_end <= state.num_published:
+                commit_steps.commit_token(state, token)
+                journal.commit_one(state.serial, i64(token))
+            else:
+                commit_any(state, accepted_input_tokens)
+
+    def commit_tree(self, tokens: Tokens, accepted_positions: Sequence[SupportsIndex], num_heads: SupportsIndex = 1) -> None:
+        """Commit the accepted nodes of a flattened tree of drafts: ``tokens[i]`` was computed at ``accepted_positions[i]``.
+
+        Positions count from the sequence's first token, ascend, and lie between the committed tokens and the capacity, which
+        counts the whole tree. The nodes' keys and values are moved together on the sequence's stream; then it is a `commit`. The
+        capacity stays: the next `resize` says what becomes of the rest. ``num_heads``: 1 if a token's bytes lie together in a
+        page (NHD), else the heads of a page that is laid out head by head (HND).
+
+        `ValueError` as for `commit`, for positions that do not fit, or if a buffer's bytes cannot be shared out to its tokens;
+        `LogicError` unless ACTIVE, after `stop_committing`, with recurrent layers (a state cannot be put together from nodes),
+        with beams, where a fork shares the block, or where a node is in scratch slots.
+        """
+        state = self._state
+        with state.shared.guard:
+            self._require_committing("commit_tree")
+            if state.has_beams:
+                raise LogicError(f"sequence {state.id}: commit_tree() with {len(state.beams) + 1} beams")
+            if state.shared.has_state:
+                raise LogicError(f"sequence {state.id}: commit_tree() with recurrent layers; their state is of the whole tree")
+            commit_nodes(state, tokens, accepted_positions, num_heads)
+
+    def stop_committing(self) -> None:
+        """What follows is never reused; the partial last block is published now. Twice is fine. `LogicError` once closed."""
+        state = self._state
+        with state.shared.guard as journal:
+            self._require_open("stop_committing")
+            if len(state.arrivals) > 0:
+                page_arrivals.settle_arrivals(state)
+            commit_steps.stop_committing(state, False)
+            journal.record(STOP, state.serial)
+
+    @property
+    def num_committed_tokens(self) -> int:
+        """How many tokens are final: those of the match, and those committed since."""
+        return self._state.num_committed
+
+    @property
+    def committed_tokens(self) -> list[TokenIdExt]:
+        """All committed tokens, from the first one on; a new list. `LogicError` once closed."""
+        state = self._state
+        self._require_open("committed_tokens")
+        keys: list[bytes] = [state.tail.packed()]
+        block = state.path_end
+        while block.parent is not None:
+            keys.append(state.shared.tree.key_of(block))
+            block = block.parent
+        keys.reverse()
+        return unpack_tokens(b"".join(keys), state.shared.tree.digests)
+
+    @property
+    def match_info(self) -> MatchedTokens:
+        """What was there of the text when the sequence was made: attention up to one length, recurrent state up to another."""
+        return MatchedTokens(int(self._state.attention_tokens), int(self._state.state_tokens))
+
+    @property
+    def next_snapshot_position(self) -> int | None:
+        """The next length at which `commit` leaves a snapshot of the recurrent state, if it ends exactly there.
+
+        A prefill that stops its chunk there makes later sequences find that prefix. None if there is none, if the model has
+        no recurrent layers, or after `stop_committing`.
+        """
+        state = self._state
+        plan = state.snapshot_plan
+        if plan is None or not state.is_committing:
+            return None
+        return plan.find_next(state.num_committed)
+
+    # -- beams ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def beam_width(self) -> int:
+        """How many texts go on from the committed one, each with page tables of its own (``beam_id`` from 0 on).
+
+        Setting it higher makes each further beam a fork of beam 0: everything is shared until a `resize` whose step writes there.
+        Setting it lower frees the last beams. Prefill first, then widen. `ValueError` under 1 or over 65536; `LogicError` once
+        closed, or, to widen, before the first resume of a partial match, with scratch reuse on (`enable_swa_scratch_reuse`), or
+        where `fork` is one; `OutOfPagesError`, and nothing has changed, if there is no slot for a beam's recurrent state.
+        """
+        return len(self._state.beams) + 1
+
+    @beam_width.setter
+    def beam_width(self, beam_width: Given[int]) -> None:
+        state = self._state
+        with state.shared.guard as journal:
+            self._require_open("beam_width")
+            width = to_count(beam_width, "beam_width")
+            if width == 0:
+                raise ValueError("beam_width is 0; a sequence has at least one beam")
+            if width > _MAX_BEAM_WIDTH:
+                raise ValueError(f"beam_width is {width}; a sequence has at most {_MAX_BEAM_WIDTH} beams")
+            if change_width(state, width):
+                journal.record(BEAM_WIDTH, state.serial, width)
+
+    def reorder_beams(self, parents: Sequence[SupportsIndex]) -> None:
+        """Beam ``i`` goes on from what beam ``parents[i]`` has: a beam may go on in several, and others end.
+
+        Nothing is copied but recurrent state, which goes over or, where a beam goes on in several, is copied in stream order: its
+        slots may change. Base page indices may change. Call it before the step's `resize`, which is the write that parts beams that
+        share a block. `ValueError` unless there is one parent for each beam; `LogicError` unless
+        ACTIVE.
+        """
+        state = self._state
+        with state.shared.guard as journal:
+            self._require(ACTIVE, "reorder_beams")
+            width = len(state.beams) + 1
+            found = to_counts(to_list(parents, "parents"), "one of parents")
+            if len(found) != width or max([int(parent) for parent in found]) >= width:
+                raise ValueError(
+                    f"sequence {state.id}: parents is {[int(parent) for parent in found]} for {width} beams; give for each the "
+                    f"beam that it goes on from"
+                )
+            if width == 1:
+                return
+            if len(state.arrivals) > 0:
+                page_arrivals.await_arrivals(state)
+            reorder(state, found)
+            journal.reorder(state.serial, found)
+
+    # -- transfers and planned drops -----------------------------------------------------------------------------------
+
+    def reserve_transfer(self, begin_block: SupportsIndex = 0, end_block: SupportsIndex | None = None) -> TransferLease:
+        """Lend the pages of blocks ``begin_block .. end_block - 1`` (default: all) to another machine, which reads or writes them.
+
+        Until `TransferLease.settle` their slots are not used again, on level 0, even if this sequence is suspended or closed, or
+        gives the blocks up; a step of its own that writes into one that is private gets a copy first, so settle before going on
+        with what another machine has written. The transfer is in order if it begins after what is on the sequence's stream.
+        `ValueError` for blocks that are not there; `LogicError` unless ACTIVE.
+        """
+        state = self._state
+        guard = state.shared.guard
+        with guard as journal:
+            self._require(ACTIVE, "reserve_transfer")
+            if state.has_beams:
+                raise LogicError(f"sequence {state.id}: reserve_transfer() with {len(state.beams) + 1} beams")
+            begin = to_count(begin_block, "begin_block")
+            end = state.num_blocks if end_block is None else to_count(end_block, "end_block")
+            if not begin <= end <= state.num_blocks:
+                raise ValueError(f"sequence {state.id}: begin_block is {begin} and end_block {end}; there are {state.num_blocks} blocks")
+            if len(state.arrivals) > 0:
+                # The other side's work is behind this stream, which must be behind the pages.
+                page_arrivals.await_arrivals(state)
+            guard.begin_change()
+            lease = lease_blocks(state, begin, end)
+            guard.end_change()
+            journal.record(RESERVE, state.serial, begin, end)
+            return TransferLease(state.shared, lease)
+
+    def plan_committed_block_drop(self) -> CommittedBlockDrop | None:
+        """A plan to drop the published end of this sequence later, by `CommittedBlockDrop.drop`; None if nothing is published.
+
+        The plan holds no page and outlives the sequence. `LogicError` before `stop_committing`, and once closed.
+        """
+        state = self._state
+        shared = state.shared
+        with shared.guard as journal:
+            self._require_open("plan_committed_block_drop")
+            if state.is_committing:
+                raise LogicError(
+                    f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; "
+                    f"stop_committing() first"
+                )
+            blocks = list_published_blocks(state)
+            if len(blocks) == 0:
+                return None
+            is_partial = len(blocks) > state.num_published
+            num_tokens = state.num_committed if is_partial else state.num_published * shared.tokens_per_block
+            number = shared.drop_plans.make(blocks, num_tokens)
+            journal.record(PLAN_DROP, state.serial)
+            return CommittedBlockDrop(shared, number)
+
+    # -- what kernels need ---------------------------------------------------------------------------------------------
+
+    def get_base_page_indices(self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> memoryview:
+        """Read-only int32 view, one entry per block: the slot of its page, or `BAD_PAGE_INDEX`.
+
+        Valid until the next call that changes the sequence. All bad while SUSPENDED. `LogicError` once closed.
+        """
+        return self._table(layer_group_id, beam_id).view()
+
+    def set_base_page_index_buf(
+        self, beam_id: SupportsIndex, layer_group_id: SupportsIndex, buf: object
+    ) -> None:
+        """From now on the library writes the base page indices into the caller's writable int32 buffer as well.
+
+        The rest of the buffer is filled with -1. None takes it back. A `resize` that needs more blocks than the buffer has
+        entries is a `ValueError` before anything changes.
+        """
+        with self._state.shared.guard:
+            table = self._table(layer_group_id, beam_id)
+            table.set_buffer(None if buf is None else to_index_buffer(buf, int(self._state.num_blocks)))
+
+    def get_aggregated_page_indices(
+        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX, valid_only: Given[bool] = False
+    ) -> list[int]:
+        """Slot ids of the blocks in order, for transfers; without the bad ones if ``valid_only``. `LogicError` unless ACTIVE."""
+        table = self._table(layer_group_id, beam_id)
+        only_valid = to_bool(valid_only, "valid_only")
+        self._require(ACTIVE, "get_aggregated_page_indices")
+        slots: list[int] = table.view().tolist()
+        return [slot for slot in slots if slot >= 0] if only_valid else slots
+
+    def get_ssm_block_base_index(
+        self,
+        layer_group_id: SupportsIndex,
+        beam_id: SupportsIndex = DEFAULT_BEAM_INDEX,
+        length: SupportsIndex | None = None,
+    ) -> int:
+        """The slot of the sequence's recurrent state, for kernels to read and write in place; it stays while ACTIVE.
+
+        At first it is the state that a match found, or zeros. With `state_checkpoints` there is a slot for each of the last
+        lengths: ``length`` says whose, None that of the history, where the next step begins; the step writes the state after
+        its token ``p`` to the slot of length ``p + 1``. `ValueError` if the group's layers have no state; `LogicError` unless
+        ACTIVE.
+        """
+        group = self._group(layer_group_id)
+        state = self._beam(beam_id)
+        shared = state.shared
+        if not shared.has_state or group != shared.state_life_cycle:
+            raise ValueError(
+                f"layer group {group} has pages per block and no recurrent state; use get_base_page_indices"
+                + (f", or layer group {shared.state_life_cycle}" if shared.has_state else "")
+            )
+        at = state.history if length is None else to_count(length, "length")
+        self._require(ACTIVE, "get_ssm_block_base_index")
+        return int(shared.storage.rows.slot(live_block(state, at).first_page + group))
+
+    def supports_index_mode(self, mode: Given[PageIndexMode]) -> bool:
+        """PER_LAYER always; SHARED unless the sequence has scratch blocks."""
+        to_index_mode(mode, "mode")
+        return mode is PageIndexMode.PER_LAYER or not self.has_scratch_slots
+
+    @property
+    def has_scratch_slots(self) -> bool:
+        """Whether some input blocks of the present step have scratch slots instead of pages."""
+        return self._state.scratch.num_blocks > 0
+
+    def get_scratch_desc(self, layer_group_id: SupportsIndex) -> ScratchDesc | None:
+        """The group's scratch blocks and the slots they share, valid until the next resize; false when empty.
+
+        None if the sequence does not reuse scratch memory. `LogicError` unless ACTIVE.
+        """
+        group = self._group(layer_group_id)
+        self._require(ACTIVE, "get_scratch_desc")
+        scratch = self._state.scratch
+        if not scratch.is_enabled:
+            return None
+        return ScratchDesc(scratch.range_of(group), scratch.slots[group])
 
     @property
     def cuda_stream(self) -> int:
@@ -380,20 +636,82 @@ class KVCache(SequenceBeams):
     @cuda_stream.setter
     def cuda_stream(self, cuda_stream: Given[int]) -> None:
         state = self._state
-        guard = state.shared.guard
-        guard.enter()
-        try:
+        with state.shared.guard as journal:
             self._require_open("cuda_stream")
             stream = to_stream(to_int(cuda_stream, "cuda_stream"), state.shared.device)
             residency.change_stream(state, stream)
-            if state.shared.journal is not None:
-                state.shared.journal.change_stream(state.serial, stream)
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
+            journal.record(STREAM, state.serial, stream)
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """As given to `create_kv_cache` or `fork`, or a running number. Need not be unique."""
+        return self._state.id
+
+    @property
+    def manager(self) -> KVCacheManager:
+        """The manager that made it."""
+        return self._manager
+
+    @property
+    def tokens_per_block(self) -> int:
+        """The manager's."""
+        return self._state.shared.tokens_per_block
+
+    @property
+    def reuse_scope(self) -> ReuseScope:
+        """Whose blocks it matches and publishes."""
+        return self._state.scope
+
+    @property
+    def statistics(self) -> UsageStatistics:
+        """What this sequence used so far, also once closed. `LogicError` with ``enable_stats=False``."""
+        counters = self._state.counters
+        if counters is None:
+            raise LogicError("the manager keeps no statistics; make it with enable_stats=True")
+        usage = counters.usage
+        return compute_usage(usage, None, self._state.shared.storage.pool_group_of, usage.peak_pages, ())
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _table(self, layer_group_id: SupportsIndex, beam_id: SupportsIndex) -> PageTable:
+        group = self._group(layer_group_id)
+        return self._beam(beam_id).tables[group]
+
+    def _beam(self, beam_id: SupportsIndex) -> SequenceState:
+        beam = to_int(beam_id, "beam_id")
+        state = self._state
+        if beam == DEFAULT_BEAM_INDEX:
+            return state
+        if not 0 < beam <= len(state.beams):
+            raise ValueError(f"beam_id is {beam}; the beam width is {len(state.beams) + 1}")
+        return state.beams[beam - 1]
+
+    def _group(self, layer_group_id: SupportsIndex) -> int:
+        self._require_open("looking at a layer group")
+        group = to_int(layer_group_id, "layer_group_id")
+        num_groups = len(self._state.tables)
+        if not 0 <= group < num_groups:
+            raise ValueError(f"layer_group_id is {group}; there are {num_groups} layer groups")
+        return group
+
+    def _require(self, status: i64, call: str) -> None:
+        if self._state.status != status:
+            if self._state.status == CLOSED:
+                self._require_open(call)
+            wanted = "ACTIVE" if status == ACTIVE else "SUSPENDED"
+            raise LogicError(f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}")
+
+    def _require_committing(self, call: str) -> None:
+        self._require(ACTIVE, call)
+        if not self._state.is_committing:
+            raise LogicError(f"sequence {self._state.id}: {call}() after stop_committing()")
+
+    def _require_open(self, call: str) -> None:
+        self._state.shared.guard.require_sound()
+        if self._state.status == CLOSED:
+            raise LogicError(f"sequence {self._state.id}: {call}() after close(); make a new sequence with create_kv_cache()")
 
     def _refusal_text(self) -> str:
         refusal = self._state.shared.storage.last_refusal
@@ -401,4 +719,3 @@ class KVCache(SequenceBeams):
 
     def _state_for_batch(self) -> SequenceState:
         return self._state
-

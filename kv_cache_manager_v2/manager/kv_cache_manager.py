@@ -1,11 +1,21 @@
-"""`KVCacheManager`: one per engine rank; owns the memory, the tree and the books of all sequences.
+"""`KVCacheManager`: one per engine rank; owns the memory, the radix tree and the counters of all sequences.
 
     state      guaranteed                                 ways out
     OPEN       calls are served                           shutdown() -> CLOSED; a failed invariant -> BROKEN
     BROKEN     every call raises CorruptedError           shutdown() -> CLOSED, as far as it can
-    CLOSED     all memory is given back                   none
+    CLOSED     all memory is released                     none
 
-This module validates, guards and delegates. One caller at a time; see `CallGuard`.
+The whole public surface is in this file: each call goes through one door (``with guard as journal``), validates, lets one of the
+parts below do the work, and records itself. One caller at a time; see `CallGuard`.
+
+    part             owns
+    SharedState      storage, radix tree, guard, retention, leases and planned drops: all that sequences work with
+    OpenSequences    the states of the open sequences
+    PrefixMatches    how the longest reusable prefix is found
+    LevelSizes       the quota of each level, and the demand that shares it between pool groups
+    UsageReports     the statistics
+    KernelAddresses  where kernels find each buffer
+    MemoryLease      when the memory may go
 """
 
 from __future__ import annotations
@@ -14,21 +24,36 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 
 import rawref
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_bool, to_count, to_instance, to_int, to_list, to_text
+from ..base.checks import to_bool, to_count, to_index_mode, to_instance, to_int, to_list, to_number, to_text
 from ..base.errors import LogicError
-from ..base.given import Given
 from ..base.finalizers import report_failure, warn_of_leak
+from ..base.given import Given
+from ..base.handle import Handle
+from ..base.ids import (
+    GPU_LEVEL,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    CacheTier,
+    DataRole,
+    LayerGroupId,
+    LayerId,
+    LifeCycleId,
+    MemAddress,
+    PageIndexMode,
+)
 from ..base.process_bound import bind_to_process, release_from_process
-from ..config.config_codec import encode_config, encode_value
+from ..config.config_codec import encode_config
+from ..config.eviction_policy import EvictionPolicy
 from ..config.manager_config import KVCacheManagerConfig
-from ..config.retention import RetentionConfig
+from ..config.retention import RetentionConfig, to_duration
 from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
@@ -36,7 +61,13 @@ from ..events.event_manager import KVCacheEventManager
 from ..introspect.description import describe
 from ..introspect.invariants import check_invariants
 from ..journal.call_journal import CallJournal
+from ..journal.call_records import CallRecords
+from ..journal.journal_format import ADJUST, ADVANCE, CLEAR, DEMOTE, RELEASE, RESIZE_LEVEL, RETAIN, WARM
 from ..journal.journal_writer import JournalWriter
+from ..layout.buffer_id import BufferId
+from ..layout.life_cycle import LifeCycle
+from ..layout.page_index import PageIndexConverter
+from ..layout.pool_desc import AggregatedPageDesc, PoolGroupDesc
 from ..layout.registry import LifeCycleRegistry
 from ..layout.slot_layout import compute_slot_layout
 from ..reuse.block_pool import count_full_blocks
@@ -48,29 +79,750 @@ from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import residency
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
-from ..sequence.retention_plan import RetentionPlan
+from ..sequence.retention_plan import FOR_EVER, RetentionPlan
+from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import make_usage_recorder
-from ..stats.demand import Demand
+from ..stats.block_times import BlockTimes
+from ..stats.hint_result import HintResult
+from ..stats.hit_rate_curve import HitRateCurve
+from ..stats.statistics_clock import StatisticsClock
 from ..stats.storage_statistics import StorageStatistics
+from ..stats.usage_statistics import UsageStatistics
 from ..storage.debug_fill import DebugFill
 from ..storage.refusal import Refusal
 from ..storage.slot_statistics import compute_statistics
+from ..storage.transfer_times import TransferTimes
 from .batch_step import BatchStep
+from .cache_clearing import clear_all, clear_scope
+from .capacity import clamp_sequence_length
 from .event_groups import list_layer_groups
 from .kernel_addresses import KernelAddresses
-from .kv_cache import AbandonedSequence, KVCache
+from .kv_cache import KVCache
+from .level_sizes import LevelSizes
 from .memory_lease import MemoryLease
 from .open_sequences import OpenSequences
 from .open_storage import open_storage, plan_levels
+from .pool_view import PoolView
+from .prefix_hints import apply_hint, to_priority
 from .prefix_matches import PrefixMatches
 from .transfer_lease import TransferLease
+from .usage_reports import UsageReports
 
 if TYPE_CHECKING:
     from ..reuse.token_forms import Tokens
 
 _logger = logging.getLogger("kv_cache_manager_v2")
+_MICROSECONDS: Final = 1_000_000
+_MAX_SECONDS: Final = 1e9
+
+
+@final
+@mypyc_attr(native_class=True)
+class KVCacheManager(Handle):
+    """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
+
+    ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
+    file to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
+    are handed out, are filled with. ``event_manager``: is told what becomes of published blocks. `ValueError` if the quota is
+    too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal
+    cannot be made.
+    """
+
+    __slots__ = (
+        "_config", "_life_cycles", "_device", "_event_manager", "_shared", "_addresses", "_memory", "_open_sequences", "_matches",
+        "_levels", "_usage", "_batch_number", "_is_open", "_is_released",
+    )  # fmt: skip
+
+    _config: Final[KVCacheManagerConfig]
+    _life_cycles: Final[LifeCycleRegistry]
+    _device: Final[Device]
+    _event_manager: Final[KVCacheEventManager | None]
+    _shared: Final[SharedState]
+    """What sequences need: storage, tree, and the guard, which is the door of every call."""
+    _addresses: Final[KernelAddresses]
+    _memory: Final[MemoryLease]
+    _open_sequences: Final[OpenSequences]
+    _matches: Final[PrefixMatches]
+    _levels: Final[LevelSizes]
+    _usage: Final[UsageReports]
+    _batch_number: i64
+    """Counts batch calls; each sequence remembers the last one that listed it."""
+    _is_open: bool
+    _is_released: bool
+    """Whether there is no memory to release: `shutdown` is done, or the constructor is not."""
+
+    def __init__(
+        self,
+        config: Given[KVCacheManagerConfig],
+        *,
+        device: Given[Device | None] = None,
+        journal: Given[str | os.PathLike[str] | None] = None,
+        debug_fill: Given[DebugFill | None] = None,
+        event_manager: Given[KVCacheEventManager | None] = None,
+    ) -> None:
+        self._is_open = False
+        self._is_released = True
+        config = to_instance(config, KVCacheManagerConfig, "config")
+        fill = _to_fill(debug_fill)
+        given_device = _to_device(device)
+        path = _to_path(journal)
+        self._event_manager = _to_event_manager(event_manager)
+        self._config = config
+        self._life_cycles = LifeCycleRegistry(config)
+        layout = compute_slot_layout(config, self._life_cycles)
+        slots_by_level = plan_levels(layout, config)
+        self._device = default_device() if given_device is None else given_device
+        owns_device = given_device is None
+        writer: JournalWriter | None = None
+        try:
+            if path is not None:
+                writer = JournalWriter(path, encode_config(config))
+            num_null_slots = 1 if config.reserve_null_slot else 0
+            storage, mover = open_storage(self._device, StreamOrder(self._device), layout, slots_by_level, num_null_slots, fill)
+        except BaseException:
+            if owns_device:
+                self._device.close()
+            if writer is not None:
+                writer.close()
+            raise
+        tree = RadixTree(storage, self._life_cycles, config.tokens_per_block)
+        storage.set_owner(tree)
+        records = CallRecords()
+        if writer is not None:
+            writer.follow(storage.digest)
+            records = CallJournal(writer, tree.digests)
+        matcher = Matcher(tree, self._life_cycles, config.tokens_per_block, config.enable_partial_reuse)
+        shared = SharedState(self._device, storage, mover, tree, matcher, self._life_cycles, config, records)
+        self._shared = shared
+        self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
+        self._memory = MemoryLease(storage, mover, self._device, owns_device)
+        self._open_sequences = OpenSequences()
+        self._matches = PrefixMatches(shared, config.reuse_match_backoff)
+        self._levels = LevelSizes(shared, self._open_sequences, config)
+        self._usage = UsageReports(shared, make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None)
+        self._batch_number = 0
+        if self._event_manager is not None:
+            storage.sink = self._event_manager.bind(
+                list_layer_groups(shared),
+                storage.rows.first_page_of_blocks,
+                config.tokens_per_block,
+                [tier.tier for tier in config.cache_tiers],
+            )
+        bind_to_process(shared.guard)
+        self._is_released = False
+        self._is_open = True
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> KVCacheManager:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None or self._shared.guard.is_foreign:
+            self.shutdown()
+            return
+        # The user must see their error; whatever stands in the way of an orderly end is closed or logged.
+        for kv_cache in self.open_kv_caches:
+            try:
+                kv_cache.close()
+            except Exception:
+                _logger.exception("closing %r after an error failed", kv_cache)
+        try:
+            self.shutdown()
+        except Exception:
+            _logger.exception("shutting down the manager after an error failed")
+
+    def __del__(self) -> None:
+        rawref.invalidate(self)
+        # Compiled, arguments of a wrong type are refused before the constructor has set anything, and only `getattr` notices.
+        shared = getattr(self, "_shared", None)
+        if not isinstance(shared, SharedState) or self._is_released:
+            return
+        try:
+            if not shared.guard.is_foreign:
+                warn_of_leak("a KVCacheManager was dropped without shutdown()")
+            self._release_memory()
+        except BaseException as error:
+            report_failure(error, KVCacheManager)
+
+    def shutdown(self) -> None:
+        """Wait for the device, then give all memory back. Twice is fine. `LogicError` while sequences are open.
+
+        Where Ctrl-C cuts it off, other calls are refused from then on, and the next shutdown() goes on where this one stopped.
+        In a process that was forked from the one that made the manager it gives nothing back: all is the parent's.
+        """
+        if self._is_released:
+            return
+        guard = self._shared.guard
+        if self._is_open and not guard.is_broken and not guard.is_foreign:
+            with guard:
+                clear_all(self._shared, self._open_sequences, "shutdown")
+                if self._event_manager is not None:
+                    self._event_manager.flush_iteration_events()
+        self._release_memory()
+
+    def _release_memory(self) -> None:
+        self._is_open = False
+        release_from_process(self._shared.guard)
+        if self._shared.guard.is_foreign:
+            self._is_released = True
+            return
+        self._shared.journal.end()
+        if sys.is_finalizing():
+            # Worker threads are gone, and the CUDA driver may be: nothing can be waited for, and all memory ends with the process.
+            self._is_released = True
+            return
+        # Each of these may be cut off by Ctrl-C, and is called again then: it does what is left.
+        order = self._shared.order
+        order.synchronize_all()
+        order.close()
+        self._memory.close()
+        self._is_released = True
+
+    def clear_reusable_blocks(self) -> None:
+        """Forget everything that is kept for reuse. `LogicError` while sequences are open."""
+        with self._shared.guard as journal:
+            self._require_open()
+            clear_all(self._shared, self._open_sequences, "clear_reusable_blocks")
+            journal.record(CLEAR)
+
+    def invalidate_reuse_scope(self, reuse_scope: Given[ReuseScope | None] = None) -> None:
+        """Forget everything that is kept for reuse in that scope: its adapter was loaded anew, say, or its tenant has left.
+
+        Other scopes are left alone, with open sequences or without. Events and statistics say "scope_invalidated"; plans to drop
+        published ends in the scope are void. `LogicError` while sequences of the scope, or leases on its pages, are open; then
+        nothing has changed. A scope that has nothing is fine.
+        """
+        with self._shared.guard as journal:
+            self._require_open()
+            scope = to_scope(reuse_scope)
+            clear_scope(self._shared, self._open_sequences, scope)
+            journal.invalidate(scope)
+
+    def freeze(self) -> None:
+        """Make all blocks that the tiers have room for, and hide everything that is alive from the garbage collector.
+
+        For once, when the engine is loaded and not serving yet: from then on a full collection looks at what came later and
+        not at the cache, whose blocks would cost it some 0.2 us each. It is `gc.freeze`, so it is the whole process that is
+        hidden; `gc.unfreeze` takes it back. A block takes about 0.2 us and 100 bytes to make. No decision depends on it.
+        """
+        with self._shared.guard:
+            self._require_open()
+            self._shared.tree.pool.make(count_full_blocks(self._shared.storage))
+        gc.collect()
+        gc.freeze()
+
+    # -- sequences -----------------------------------------------------------------------------------------------------
+
+    def probe_reuse(self, reuse_scope: Given[ReuseScope | None] = None, input_tokens: Tokens | None = None) -> int:
+        """How many leading tokens could be reused now; holds nothing."""
+        with self._shared.guard as journal:
+            self._require_open()
+            scope = to_scope(reuse_scope)
+            packed = None if input_tokens is None else pack_tokens(input_tokens, self._shared.tree.digests, False)
+            num_tokens = self._matches.count_tokens(scope, packed)
+            journal.probe(scope, input_tokens, packed)
+            return num_tokens
+
+    def create_kv_cache(
+        self,
+        reuse_scope: Given[ReuseScope | None] = None,
+        input_tokens: Tokens | None = None,
+        id: SupportsIndex | None = None,
+        custom_priority_callback: PriorityCallback | None = None,
+        expected_prompt_length: SupportsIndex | None = None,
+        count_in_statistics: Given[bool] = True,
+        snapshot_positions: Sequence[SupportsIndex] = (),
+        retention: Given[RetentionConfig | None] = None,
+    ) -> KVCache:
+        """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
+
+        Afterwards committed = history = capacity = matched tokens. Leave off the last prompt token if the model must recompute
+        it. ``id`` is for messages and pictures only; default: a running number. ``custom_priority_callback(block_ordinal,
+        life_cycle)`` gives each page a priority from 0 to 100 when it is made or reused (default 35).
+        ``expected_prompt_length``: tokens from here on count as generated, in the statistics and for snapshots; default: the length
+        of ``input_tokens``. ``count_in_statistics=False``: for dummy sequences, which no total should show.
+        ``snapshot_positions``: lengths at which the recurrent state, if there is any, is to be kept for reuse, beside those
+        of the manager's `SnapshotPolicy`. ``retention``: priorities, and how long they hold, for ranges of the prompt and for what is
+        generated; where the callback has a say as well, the higher priority counts.
+
+        `ValueError` for a token, length, position or priority out of range, `TypeError` for a value of another type, `LogicError` once
+        shut down; what the callback raises is passed on. Then nothing has changed.
+        """
+        with self._shared.guard as journal:
+            self._require_open()
+            scope = to_scope(reuse_scope)
+            shared = self._shared
+            serial = self._open_sequences.next_serial
+            sequence_id = serial if id is None else to_int(id, "id")
+            _validate_callback(custom_priority_callback)
+            terms = _to_terms(retention)
+            is_counted = to_bool(count_in_statistics, "count_in_statistics")
+            packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
+            num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
+            prompt_length: i64 = num_input_tokens
+            if expected_prompt_length is not None:
+                prompt_length = to_count(expected_prompt_length, "expected_prompt_length")
+            positions = [
+                to_count(position, "one of snapshot_positions") for position in to_list(snapshot_positions, "snapshot_positions")
+            ]
+            state_match: StateMatch | None = None
+            if shared.has_state:
+                state_match = self._matches.find_with_state(scope, packed)
+                match = state_match.match
+            else:
+                match = self._matches.find(scope, packed)
+            plan: RetentionPlan | None = None
+            if terms is not None:
+                plan = RetentionPlan(terms, int(prompt_length), self._config.tokens_per_block, custom_priority_callback)
+            callback = custom_priority_callback if plan is None else plan
+            state = SequenceState(shared, serial, sequence_id, scope, self._device.default_stream(), callback)
+            if plan is not None and plan.has_durations:
+                state.retention = plan
+            priorities: list[int] | None = None
+            if callback is not None:
+                priorities = residency.ask_matched_priorities(state, match)
+            self._levels.sample_demand()
+            state.prompt_length = prompt_length
+            residency.hold_match(state, match)
+            if state_match is not None:
+                begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)
+            usage = self._usage.recorder
+            if usage is not None:
+                usage.open_account(state, prompt_length, is_counted)
+                usage.record_match(state, b"" if packed is None else packed, match, self._matches.num_untrimmed)
+            if priorities is not None:
+                shared.uses_priorities = True
+                residency.raise_matched_priorities(state, priorities)
+            kv_cache = KVCache(state, self, self._open_sequences)
+            length = None if expected_prompt_length is None else int(prompt_length)
+            asks = custom_priority_callback is not None
+            journal.create(serial, scope, input_tokens, packed, asks, length, positions, terms)
+            return kv_cache
+
+    @property
+    def open_kv_caches(self) -> list[KVCache]:
+        """The handles of the open sequences that are still referenced somewhere, in the order of creation."""
+        return [handle for handle in self._open_sequences.handles() if isinstance(handle, KVCache)]
+
+    @property
+    def open_leases(self) -> list[TransferLease]:
+        """A handle for each lease that is not settled, in the order of their making; also for those that were forgotten."""
+        return [TransferLease(self._shared, lease) for lease in self._shared.leases.open_leases()]
+
+    def resize_batch(
+        self,
+        kv_caches: Sequence[KVCache],
+        capacities: Sequence[int],
+        history_lengths: Sequence[int] | None = None,
+    ) -> int:
+        """`KVCache.resize` for a step of many sequences, in order; how many from the front succeeded.
+
+        Everything is validated before anything changes; only lack of room stops midway (and a priority callback of the user's
+        that raises). ``history_lengths`` None keeps them.
+        """
+        with self._shared.guard:
+            self._require_open()
+            self._batch_number += 1
+            step = BatchStep(self._shared, "resize_batch", self._batch_number, kv_caches)
+            return step.resize(capacities, history_lengths)
+
+    def commit_batch(self, kv_caches: Sequence[KVCache], tokens: Tokens) -> None:
+        """`KVCache.commit` of one token id for each of many sequences, in order: the end of a decode step.
+
+        Everything is validated before anything changes: `ValueError` and `LogicError` as for `commit`; `LogicError` also for a
+        sequence with beams, `TypeError` for a digest.
+        """
+        with self._shared.guard:
+            self._require_open()
+            self._batch_number += 1
+            BatchStep(self._shared, "commit_batch", self._batch_number, kv_caches).commit(tokens)
+
+    # -- hints ---------------------------------------------------------------------------------------------------------
+
+    def retain(
+        self,
+        input_tokens: Tokens,
+        reuse_scope: Given[ReuseScope | None] = None,
+        priority: SupportsIndex = PRIORITY_MAX,
+        duration_seconds: Given[float | None] = None,
+    ) -> HintResult:
+        """Give the cached pages of a prefix a priority, for a while or until `release`: a session that waits for a tool, say.
+
+        No more than ``max_pinned_share`` of all slots can be retained so; what goes beyond is clipped. When nothing of a lower
+        priority is left, retained pages make room all the same, the longest retained first. `ValueError` for a priority outside
+        0 to 100 or a duration that is none.
+        """
+        seconds = to_duration(duration_seconds, "duration_seconds")
+        duration = FOR_EVER if seconds is None else int(seconds * 1_000_000)
+        return self._hint(RETAIN, input_tokens, reuse_scope, to_priority(priority), duration)
+
+    def release(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintResult:
+        """The cached pages of a prefix have the default priority again."""
+        return self._hint(RELEASE, input_tokens, reuse_scope, int(PRIORITY_DEFAULT), FOR_EVER)
+
+    def demote(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintResult:
+        """The cached pages of a prefix are not expected to be of use: the lowest priority."""
+        return self._hint(DEMOTE, input_tokens, reuse_scope, int(PRIORITY_MIN), FOR_EVER)
+
+    def prefetch(
+        self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None, target_level: SupportsIndex = GPU_LEVEL
+    ) -> HintResult:
+        """Bring the cached pages of a prefix up to a level before they are asked for. All of it or, clipped, nothing."""
+        return self._hint(WARM, input_tokens, reuse_scope, self._levels.require(target_level, "target_level"), FOR_EVER)
+
+    def _hint(
+        self, kind: int, input_tokens: Tokens, reuse_scope: object, value: int, duration: int
+    ) -> HintResult:
+        with self._shared.guard as journal:
+            self._require_open()
+            scope = to_scope(reuse_scope)
+            packed = pack_tokens(input_tokens, self._shared.tree.digests, False)
+            result = apply_hint(self._shared, kind, scope, packed, value, duration)
+            journal.hint(kind, scope, input_tokens, packed, value, duration + 1, result.num_accepted)
+            return result
+
+    # -- the model as the manager sees it ------------------------------------------------------------------------------
+
+    @property
+    def init_config(self) -> KVCacheManagerConfig:
+        """The configuration that it was made with; `resize` and `adjust` do not change it."""
+        return self._config
+
+    @property
+    def device(self) -> Device:
+        """Where level 0 lives: the one that was given, or `default_device()`."""
+        return self._device
+
+    @property
+    def event_manager(self) -> KVCacheEventManager | None:
+        """The one that was given when this manager was made."""
+        return self._event_manager
+
+    @property
+    def tokens_per_block(self) -> int:
+        """As configured."""
+        return self._config.tokens_per_block
+
+    @property
+    def cache_tier_list(self) -> tuple[CacheTier, ...]:
+        """The kind of each cache level, warmest first."""
+        return tuple([tier.tier for tier in self._config.cache_tiers])
+
+    @property
+    def enable_partial_match(self) -> bool:
+        """Whether the leading tokens of a block that differs later are reused."""
+        return self._config.enable_partial_reuse
+
+    @property
+    def allow_seq_rebasing(self) -> bool:
+        """Whether a commit swaps a private page for an equal published one. Always."""
+        return True
+
+    @property
+    def layer_ids(self) -> list[LayerId]:
+        """All layers, in the order of the configuration."""
+        ids: list[LayerId] = []
+        for layer in self._config.layers:
+            if layer.layer_id not in ids:
+                ids.append(layer.layer_id)
+        return ids
+
+    @property
+    def num_layers(self) -> int:
+        """A layer that has attention and state counts once."""
+        return len(self.layer_ids)
+
+    @property
+    def layer_grouping(self) -> tuple[tuple[LayerId, ...], ...]:
+        """The layers of each layer group, by `LayerGroupId`."""
+        return self._life_cycles.layer_grouping
+
+    def get_layer_group_id(self, layer_id: SupportsIndex) -> LayerGroupId:
+        """The group of the layer's attention, or of its state if it has no attention. `ValueError` for an unknown layer."""
+        return self._life_cycles.get_layer_group_id(LayerId(to_int(layer_id, "layer_id")))
+
+    def life_cycle_of_group(self, layer_group_id: SupportsIndex) -> LifeCycle:
+        """How long the layers of that group need a block. `ValueError` for an unknown group."""
+        group = to_int(layer_group_id, "layer_group_id")
+        if not 0 <= group < len(self._life_cycles):
+            raise ValueError(f"layer_group_id is {group}; there are {len(self._life_cycles)} layer groups")
+        return self._life_cycles[LifeCycleId(group)]
+
+    @property
+    def all_buffer_ids(self) -> list[BufferId]:
+        """Every buffer of every layer, in the order of the configuration."""
+        return [
+            BufferId(layer.layer_id, buffer.role) for layer in self._config.layers for buffer in layer.buffers
+        ]
+
+    # -- what kernels need ---------------------------------------------------------------------------------------------
+
+    def get_mem_pool_base_address(
+        self, layer_id: SupportsIndex, data_role: Given[DataRole], index_mode: Given[PageIndexMode | None] = None
+    ) -> MemAddress:
+        """Address that a page index of that mode counts from; default SHARED. `ValueError` without a mode if
+        `swa_scratch_reuse` is configured; for an unknown buffer one that is a `KeyError` too."""
+        self._require_open()
+        return self._addresses.base_address(
+            LayerId(to_int(layer_id, "layer_id")),
+            data_role,
+            None if index_mode is None else to_index_mode(index_mode, "index_mode"),
+        )
+
+    def get_page_stride(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> int:
+        """Bytes from one page index to the next."""
+        return self._addresses.placement(LayerId(to_int(layer_id, "layer_id")), data_role).page_bytes
+
+    def get_page_index_scale(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> int:
+        """Sub-pages of the layer's group in one slot of the buffer's pool."""
+        return self._addresses.placement(LayerId(to_int(layer_id, "layer_id")), data_role).scale
+
+    def get_page_index_upper_bound(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> int:
+        """One past the largest valid page index, counted from the SHARED base address."""
+        return self._addresses.page_index_upper_bound(LayerId(to_int(layer_id, "layer_id")), data_role)
+
+    def get_page_index_converter(self, layer_id: SupportsIndex, data_role: Given[DataRole]) -> PageIndexConverter:
+        """From base page indices to the kernel's; constant for the manager's life."""
+        return self._addresses.converter(LayerId(to_int(layer_id, "layer_id")), data_role)
+
+    def supports_index_mode(self, mode: Given[PageIndexMode]) -> bool | None:
+        """PER_LAYER always; SHARED always without scratch reuse, else None: ask the sequence."""
+        to_index_mode(mode, "mode")
+        if mode is PageIndexMode.SHARED and self._config.enable_swa_scratch_reuse:
+            return None
+        return True
+
+    @property
+    def pool_group_descs(self) -> tuple[PoolGroupDesc, ...]:
+        """The pools of level 0: their addresses, how many slots each pool group has, and what a slot is made of."""
+        self._require_open()
+        return self._addresses.pool_group_descs()
+
+    def get_aggregated_pages(self, buffer_ids: Iterable[BufferId]) -> list[AggregatedPageDesc]:
+        """The buffers as the fewest contiguous byte ranges, for transfers.
+
+        Slot ``i`` of a range is ``base + stride * i + [0, size)``.
+
+        Ordered by layer group, pool and place. A buffer named twice counts once; an unknown one is a `ValueError`, what is no
+        `BufferId` a `TypeError`.
+        """
+        self._require_open()
+        return self._addresses.aggregated_pages(buffer_ids)
+
+    def pool_view(
+        self,
+        layer_id: SupportsIndex,
+        data_role: Given[DataRole],
+        dtype: Given[str] = "uint8",
+        *,
+        index_mode: Given[PageIndexMode | None] = None,
+        by_slot: Given[bool] = False,
+    ) -> PoolView:
+        """``[num_pages, page_bytes]`` over the buffer's pool without a copy, for torch, numpy and CuPy; see `PoolView`.
+
+        Row ``i`` is what the page index ``i`` of that mode stands for; default SHARED, or PER_LAYER with
+        `swa_scratch_reuse`. With ``by_slot`` row ``i`` is the buffer in slot ``i``, so base page indices index it.
+        ``dtype``: a name, also "bfloat16", "float8_e4m3fn" and "float8_e5m2"; rows have ``page_bytes / item size`` items.
+        """
+        self._require_open()
+        return self._addresses.pool_view(
+            self._memory,
+            LayerId(to_int(layer_id, "layer_id")),
+            data_role,
+            to_text(dtype, "dtype"),
+            None if index_mode is None else to_index_mode(index_mode, "index_mode"),
+            to_bool(by_slot, "by_slot"),
+        )
+
+    def clamp_max_seq_len_for_mem(self, batch_size: SupportsIndex, token_num_upper_bound: SupportsIndex) -> int:
+        """The longest sequence, up to the bound, that level 0 holds beside ``batch_size - 1`` sequences of one token.
+
+        Grown by decoding, or by prefill in steps; 0 if there is not even room for one token.
+        """
+        self._require_open()
+        size = to_count(batch_size, "batch_size")
+        if size < 1:
+            raise ValueError("batch_size is 0; it must be at least 1")
+        bound = to_count(token_num_upper_bound, "token_num_upper_bound")
+        slots = tuple([int(allocator.num_slots) for allocator in self._shared.storage.allocators[: self._shared.storage.num_pool_groups]])
+        return clamp_sequence_length(self._shared.storage.layout, self._config, slots, int(size), int(bound))
+
+    # -- the size of the levels, and time ------------------------------------------------------------------------------
+
+    def get_quota(self, level: SupportsIndex) -> int:
+        """Bytes of that cache level."""
+        return self._levels.quota(self._levels.require(level, "level"))
+
+    def resize(self, cache_level: SupportsIndex, quota: SupportsIndex, best_efforts: Given[bool] = False) -> bool:
+        """Give a cache level another quota of bytes, with whatever is in it; the content survives as far as it fits.
+
+        Droppable pages that do not fit go down, or, on the last level, go for good; held ones go down; what must stay at the end
+        of a pool moves to its front, in stream order, so base page indices and scratch slots of active sequences may change: ask
+        for them again. False, and nothing has changed, if what must stay does not fit (`last_refusal`). With ``best_efforts`` a
+        level grows as far as the device has memory, at most to the quota; without, its `OutOfMemoryError` is raised. Waits
+        for the device when a level shrinks. `ValueError` if the quota is under what the constraints need.
+        """
+        with self._shared.guard as journal:
+            self._require_open()
+            level = self._levels.require(cache_level, "cache_level")
+            num_bytes = to_count(quota, "quota")
+            grows_partly = to_bool(best_efforts, "best_efforts")
+            result = self._levels.resize(level, int(num_bytes), grows_partly)
+            journal.record(RESIZE_LEVEL, level, num_bytes, int(grows_partly), self._levels.quota(level), int(result))
+            return result
+
+    @property
+    def need_adjustment(self) -> bool:
+        """Whether `adjust` would serve the observed mix of sequences better: see `RebalanceConfig`."""
+        self._require_open()
+        return self._levels.need_adjustment
+
+    def adjust(self) -> bool:
+        """Share the quota of every level anew between the pool groups, towards what sequences were seen to need.
+
+        Whether a level has changed. Pages move as in `resize`. A level whose pages the device refuses to move keeps its shares: that
+        is an error, `PageMoveError` or the device's own, where none has changed before it, else a warning in the log.
+        """
+        with self._shared.guard as journal:
+            self._require_open()
+            has_changed = self._levels.adjust()
+            journal.record(ADJUST, int(has_changed))
+            return has_changed
+
+    def advance_clock(self, seconds: Given[float]) -> None:
+        """Let time pass for durations and cool-downs (what is over has the default priority again): the library reads no clock,
+        so that equal calls decide alike.
+
+        `ValueError` unless ``0 <= seconds <= 1e9``.
+        """
+        guard = self._shared.guard
+        with guard as journal:
+            self._require_open()
+            elapsed = to_number(seconds, "seconds")
+            if not 0 <= elapsed <= _MAX_SECONDS:
+                raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
+            microseconds = int(elapsed * _MICROSECONDS)
+            guard.begin_change()
+            self._shared.retention.advance(microseconds)
+            guard.end_change()
+            journal.record(ADVANCE, microseconds)
+
+    # -- statistics ----------------------------------------------------------------------------------------------------
+
+    def get_statistics(self) -> UsageStatistics:
+        """Everything since the manager was made. `LogicError` with ``enable_stats=False``.
+
+        Cheap enough for every step, but a value of its own each time. Sequences that were made with
+        ``count_in_statistics=False`` are left out of all but transfers, drops and slots.
+        """
+        with self._shared.guard:
+            self._require_open()
+            return self._usage.total()
+
+    def get_iteration_statistics(self) -> UsageStatistics:
+        """Everything since this was last called, or since the manager was made; the next iteration begins here.
+
+        Peaks are those of the iteration. `LogicError` with ``enable_stats=False``.
+        """
+        with self._shared.guard:
+            self._require_open()
+            return self._usage.take_iteration()
+
+    def get_storage_statistics(self, level: SupportsIndex = 0) -> list[StorageStatistics]:
+        """One entry per pool group."""
+        with self._shared.guard:
+            self._require_open()
+            number = self._levels.require(level, "level")
+            storage = self._shared.storage
+            return [compute_statistics(storage, number, pool_group) for pool_group in range(storage.num_pool_groups)]
+
+    def get_hit_rate_curve(
+        self, level: SupportsIndex = 0, sizes: Sequence[float] = DEFAULT_SIZES, policy: Given[EvictionPolicy | None] = None
+    ) -> HitRateCurve:
+        """What the hit rate would have been so far, had that tier been another size; ``sizes`` in present ones.
+
+        ``policy`` None is recency, and costs next to nothing; any other one is played through here and now on the sampled blocks,
+        up to 30 ms for each size and 100,000 words of the sample: `get_reuse_sample` lets another thread do it. `LogicError` with
+        ``enable_stats=False`` or ``miss_ratio_sampling=0``.
+        """
+        with self._shared.guard:
+            self._require_open()
+            self._usage.require()
+            number = self._levels.require(level, "level")
+            return self._usage.hit_rate_curve(number, self._config.cache_tiers[number].eviction_policy, sizes, policy)
+
+    def get_reuse_sample(self, level: SupportsIndex = 0) -> ReuseSample:
+        """What happened to the sampled blocks so far, copied (at most 1 MiB): any thread may play other policies through on it.
+
+        `LogicError` with ``enable_stats=False`` or ``miss_ratio_sampling=0``.
+        """
+        with self._shared.guard:
+            self._require_open()
+            self._usage.require()
+            number = self._levels.require(level, "level")
+            return self._usage.reuse_sample(number, self._config.cache_tiers[number].eviction_policy)
+
+    def record_block_times(self, clock: Given[StatisticsClock]) -> BlockTimes | None:
+        """From now on look at the clock when something happens to a sampled block. None with ``miss_ratio_sampling=0``.
+
+        Called again it returns what is there, and the first clock stays. The result is read on the thread that calls the manager.
+        `LogicError` with ``enable_stats=False``. No decision depends on it.
+        """
+        with self._shared.guard:
+            self._require_open()
+            return self._usage.record_block_times(clock)
+
+    def time_transfers(self) -> TransferTimes:
+        """From now on time, on the device, what is copied from one level to another. Called again it returns what is there.
+
+        The result is read on the thread that calls the manager. `LogicError` with ``enable_stats=False``. No decision depends on it.
+        """
+        with self._shared.guard:
+            self._require_open()
+            self._usage.require()
+            return self._shared.mover.time_transfers()
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    @property
+    def last_refusal(self) -> Refusal | None:
+        """Why the latest call that found no room did not; None if none ever did."""
+        return self._shared.storage.last_refusal
+
+    def state_digest(self) -> bytes:
+        """8 bytes that depend on every decision so far: which slot, which victim, which match, which refusal.
+
+        Ranks that were given the same calls have the same digest, compiled or interpreted and on any device.
+        """
+        return self._shared.storage.digest.to_bytes()
+
+    def flush_journal(self) -> None:
+        """Hand everything recorded so far to the operating system; `LogicError` without a journal, or `OSError` why it ended."""
+        self._shared.journal.flush()
+
+    def check_invariants(self) -> None:
+        """Evaluate the rules of the books from scratch; `CorruptedError` with the first that does not hold, or with the reason why the
+        manager is broken already. Slow."""
+        self._require_open()
+        self._shared.guard.require_sound()
+        check_invariants(self._shared, self._open_sequences.states())
+
+    def describe(self) -> dict[str, Any]:
+        """A plain, JSON-able picture of the present state."""
+        with self._shared.guard:
+            self._require_open()
+            return describe(self._shared, self._open_sequences.states())
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise LogicError("the manager is shut down")
 
 
 def _to_fill(debug_fill: object) -> DebugFill | None:
@@ -112,421 +864,3 @@ def _to_terms(retention: object) -> RetentionConfig | None:
 def _validate_callback(custom_priority_callback: object) -> None:
     if custom_priority_callback is not None and not callable(custom_priority_callback):
         raise TypeError(f"custom_priority_callback must be callable or None, not {type(custom_priority_callback).__name__}")
-
-
-@final
-@mypyc_attr(native_class=True)
-class KVCacheManager(PrefixMatches):
-    """Owns paged KV-cache memory and decides which bytes belong to which token. See the module for its states.
-
-    ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
-    file to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
-    are handed out, are filled with. ``event_manager``: is told what becomes of published blocks. `ValueError` if the quota is
-    too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal
-    cannot be made.
-    """
-
-    __slots__ = ("_owns_device", "_batch_number", "_event_manager", "_is_released")
-
-    _owns_device: Final[bool]
-    _event_manager: Final[KVCacheEventManager | None]
-    _batch_number: i64
-    """Counts batch calls; each sequence remembers the last one that listed it."""
-    _is_released: bool
-    """Whether there is no memory to release: `shutdown` is done, or the constructor is not."""
-
-    def __init__(
-        self,
-        config: Given[KVCacheManagerConfig],
-        *,
-        device: Given[Device | None] = None,
-        journal: Given[str | os.PathLike[str] | None] = None,
-        debug_fill: Given[DebugFill | None] = None,
-        event_manager: Given[KVCacheEventManager | None] = None,
-    ) -> None:
-        self._is_open = False
-        self._is_released = True
-        config = to_instance(config, KVCacheManagerConfig, "config")
-        fill = _to_fill(debug_fill)
-        own_device = _to_device(device)
-        path = _to_path(journal)
-        self._event_manager = _to_event_manager(event_manager)
-        self._config = config
-        self._life_cycles = LifeCycleRegistry(config)
-        self._layout = compute_slot_layout(config, self._life_cycles)
-        slots_by_level = plan_levels(self._layout, config)
-        self._owns_device = own_device is None
-        self._device = default_device() if own_device is None else own_device
-        writer: JournalWriter | None = None
-        try:
-            if path is not None:
-                writer = JournalWriter(path, encode_config(config))
-            num_null_slots = 1 if config.reserve_null_slot else 0
-            order = StreamOrder(self._device)
-            storage, mover = open_storage(
-                self._device, order, self._layout, slots_by_level, num_null_slots, fill
-            )
-        except BaseException:
-            if self._owns_device:
-                self._device.close()
-            if writer is not None:
-                writer.close()
-            raise
-        tree = RadixTree(storage, self._life_cycles, config.tokens_per_block)
-        storage.set_owner(tree)
-        matcher = Matcher(tree, self._life_cycles, config.tokens_per_block, config.enable_partial_reuse)
-        self._shared = SharedState(self._device, storage, mover, tree, matcher, self._life_cycles, config)
-        self._addresses = KernelAddresses(storage, config.enable_swa_scratch_reuse)
-        self._open_sequences = OpenSequences()
-        self._quotas = [tier.quota for tier in config.cache_tiers]
-        self._demand = Demand(self._layout.num_pool_groups, config.rebalance.smoothing)
-        self._last_adjustment_us = 0
-        self._num_untrimmed = 0
-        self._usage = make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None
-        self._iteration = None
-        self._batch_number = 0
-        self._lease = MemoryLease(storage, mover, self._device, self._owns_device)
-        if writer is not None:
-            writer.follow(storage.digest)
-            self._shared.journal = CallJournal(writer)
-        if self._event_manager is not None:
-            storage.sink = self._event_manager.bind(
-                list_layer_groups(self._shared),
-                storage.rows.first_page_of_blocks,
-                config.tokens_per_block,
-                [tier.tier for tier in config.cache_tiers],
-            )
-        bind_to_process(self._shared.guard)
-        self._is_released = False
-        self._is_open = True
-
-    # -- life ---------------------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> KVCacheManager:
-        return self
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None or self._shared.guard.is_foreign:
-            self.shutdown()
-            return
-        # The user's error is what he must see; what stands in the way of an orderly end is closed or logged.
-        for kv_cache in self.open_kv_caches:
-            try:
-                kv_cache.close()
-            except Exception:
-                _logger.exception("closing %r after an error failed", kv_cache)
-        try:
-            self.shutdown()
-        except Exception:
-            _logger.exception("shutting down the manager after an error failed")
-
-    def __del__(self) -> None:
-        rawref.invalidate(self)
-        # Compiled, arguments of a wrong type are refused before the constructor has set anything, and only `getattr` notices.
-        shared = getattr(self, "_shared", None)
-        if not isinstance(shared, SharedState) or self._is_released:
-            return
-        try:
-            if not shared.guard.is_foreign:
-                warn_of_leak("a KVCacheManager was dropped without shutdown()")
-            self._release_memory()
-        except BaseException as error:
-            report_failure(error, KVCacheManager)
-
-    def clear_reusable_blocks(self) -> None:
-        """Forget everything that is kept for reuse. `LogicError` while sequences are open."""
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            self._require_no_sequences("clear_reusable_blocks")
-            guard.begin_change()
-            self._shared.drop_plans.void_all()
-            self._shared.tree.clear()
-            guard.end_change()
-            if self._shared.journal is not None:
-                self._shared.journal.clear()
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
-
-    def freeze(self) -> None:
-        """Make all blocks that the tiers have room for, and hide everything that is alive from the garbage collector.
-
-        For once, when the engine is loaded and not serving yet: from then on a full collection looks at what came later and
-        not at the cache, whose blocks would cost it some 0.2 us each. It is `gc.freeze`, so it is the whole process that is
-        hidden; `gc.unfreeze` takes it back. A block takes about 0.2 us and 100 bytes to make. No decision depends on it.
-        """
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            self._shared.tree.pool.make(count_full_blocks(self._shared.storage))
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
-        gc.collect()
-        gc.freeze()
-
-    def shutdown(self) -> None:
-        """Wait for the device, then give all memory back. Twice is fine. `LogicError` while sequences are open.
-
-        Where Ctrl-C cuts it off, other calls are refused from then on, and the next shutdown() goes on where this one stopped.
-        In a process that was forked from the one that made the manager it gives nothing back: all is the parent's.
-        """
-        if self._is_released:
-            return
-        guard = self._shared.guard
-        if self._is_open and not guard.is_broken and not guard.is_foreign:
-            guard.enter()
-            try:
-                self._require_no_sequences("shutdown")
-                guard.begin_change()
-                self._shared.drop_plans.void_all()
-                self._shared.tree.clear()
-                guard.end_change()
-                if self._event_manager is not None:
-                    self._event_manager.flush_iteration_events()
-            except AssertionError as error:
-                raise guard.fail(error) from error
-            finally:
-                guard.leave()
-        self._release_memory()
-
-    def _release_memory(self) -> None:
-        self._is_open = False
-        release_from_process(self._shared.guard)
-        if self._shared.guard.is_foreign:
-            self._is_released = True
-            return
-        if self._shared.journal is not None:
-            self._shared.journal.writer.close()
-        if sys.is_finalizing():
-            # Worker threads are gone, and the CUDA driver may be: nothing can be waited for, and all memory ends with the process.
-            self._is_released = True
-            return
-        # Each of these may be cut off by Ctrl-C, and is called again then: it does what is left.
-        order = self._shared.order
-        order.synchronize_all()
-        order.close()
-        self._lease.close()
-        self._is_released = True
-
-    def _require_no_sequences(self, call: str) -> None:
-        for state in self._open_sequences.forgotten():
-            AbandonedSequence(state, self._open_sequences).close_abandoned()
-        count = len(self._open_sequences)
-        if count > 0:
-            raise LogicError(f"{call}: {count} sequence{'s are' if count > 1 else ' is'} still open; close() them first")
-        count = len(self._shared.leases)
-        if count > 0:
-            raise LogicError(
-                f"{call}: {count} transfer lease{'s are' if count > 1 else ' is'} still open; settle() them once the other side is "
-                f"done, open_leases has them"
-            )
-
-    @property
-    def open_leases(self) -> list[TransferLease]:
-        """A handle for each lease that is not settled, in the order of their making; also for those that were forgotten."""
-        return [TransferLease(self._shared, lease) for lease in self._shared.leases.open_leases()]
-
-    # -- sequences ----------------------------------------------------------------------------------------------------
-
-    def create_kv_cache(
-        self,
-        reuse_scope: Given[ReuseScope | None] = None,
-        input_tokens: Tokens | None = None,
-        id: SupportsIndex | None = None,
-        custom_priority_callback: PriorityCallback | None = None,
-        expected_prompt_length: SupportsIndex | None = None,
-        count_in_statistics: Given[bool] = True,
-        snapshot_positions: Sequence[SupportsIndex] = (),
-        retention: Given[RetentionConfig | None] = None,
-    ) -> KVCache:
-        """A suspended sequence that holds the pages of the longest reusable prefix of ``input_tokens``.
-
-        Afterwards committed = history = capacity = matched tokens. Leave off the last prompt token if the model must recompute
-        it. ``id`` is for messages and pictures only; default: a running number. ``custom_priority_callback(block_ordinal,
-        life_cycle)`` gives each page a priority from 0 to 100 when it is made or reused (default 35).
-        ``expected_prompt_length``: tokens from here on count as generated, in the statistics and for snapshots; default: the length
-        of ``input_tokens``. ``count_in_statistics=False``: for dummy sequences, which no total should show.
-        ``snapshot_positions``: lengths at which the recurrent state, if there is any, is to be kept for reuse, beside those
-        of the manager's `SnapshotPolicy`. ``retention``: priorities, and how long they hold, for ranges of the prompt and for what is
-        generated; where the callback has a say as well, the higher priority counts.
-
-        `ValueError` for a token, length, position or priority out of range, `TypeError` for a value of another type, `LogicError` once
-        shut down; what the callback raises is passed on. Then nothing has changed.
-        """
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            scope = to_scope(reuse_scope)
-            shared = self._shared
-            serial = self._open_sequences.next_serial
-            sequence_id = serial if id is None else to_int(id, "id")
-            _validate_callback(custom_priority_callback)
-            terms = _to_terms(retention)
-            is_counted = to_bool(count_in_statistics, "count_in_statistics")
-            packed = None if input_tokens is None else pack_tokens(input_tokens, shared.tree.digests, False)
-            num_input_tokens = 0 if packed is None else len(packed) // TOKEN_BYTES
-            prompt_length: i64 = num_input_tokens
-            if expected_prompt_length is not None:
-                prompt_length = to_count(expected_prompt_length, "expected_prompt_length")
-            positions = [
-                to_count(position, "one of snapshot_positions") for position in to_list(snapshot_positions, "snapshot_positions")
-            ]
-            state_match: StateMatch | None = None
-            if shared.has_state:
-                state_match = self._find_state_match(scope, packed)
-                match = state_match.match
-            else:
-                match = self._find_match(scope, packed)
-            journal = shared.journal
-            if journal is not None:
-                journal.begin()
-            plan = self._plan_retention(terms, int(prompt_length), custom_priority_callback)
-            callback = custom_priority_callback if plan is None else plan
-            state = SequenceState(shared, serial, sequence_id, scope, self._device.default_stream(), callback)
-            if plan is not None and plan.has_durations:
-                state.retention = plan
-            priorities: list[int] | None = None
-            if callback is not None:
-                priorities = residency.ask_matched_priorities(state, match)
-            self._sample_demand()
-            state.prompt_length = prompt_length
-            residency.hold_match(state, match)
-            if state_match is not None:
-                begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)
-            if self._usage is not None:
-                text = b"" if packed is None else packed
-                self._usage.open_account(state, prompt_length, is_counted)
-                self._usage.record_match(state, text, match, self._num_untrimmed)
-            if priorities is not None:
-                shared.uses_priorities = True
-                residency.raise_matched_priorities(state, priorities)
-            kv_cache = KVCache(state, self, self._open_sequences)
-            if journal is not None:
-                listed, packed = self._to_journal_tokens(input_tokens, packed)
-                asks = custom_priority_callback is not None
-                length = None if expected_prompt_length is None else int(prompt_length)
-                kept = "" if terms is None else encode_value(terms)
-                journal.create(serial, scope.lora_id, scope.salt, listed, packed, asks, length, positions, kept)
-            return kv_cache
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
-
-    def _plan_retention(
-        self, retention: RetentionConfig | None, prompt_length: int, callback: PriorityCallback | None
-    ) -> RetentionPlan | None:
-        if retention is None:
-            return None
-        return RetentionPlan(retention, prompt_length, self._config.tokens_per_block, callback)
-
-    @property
-    def open_kv_caches(self) -> list[KVCache]:
-        """The handles of the open sequences that are still referenced somewhere, in the order of creation."""
-        return [handle for handle in self._open_sequences.handles() if isinstance(handle, KVCache)]
-
-    def resize_batch(
-        self,
-        kv_caches: Sequence[KVCache],
-        capacities: Sequence[int],
-        history_lengths: Sequence[int] | None = None,
-    ) -> int:
-        """`KVCache.resize` for a step of many sequences, in order; how many from the front succeeded.
-
-        Everything is validated before anything changes; only lack of room stops midway (and a priority callback of the user's
-        that raises). ``history_lengths`` None keeps them.
-        """
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            self._batch_number += 1
-            step = BatchStep(self._shared, "resize_batch", self._batch_number, kv_caches)
-            return step.resize(capacities, history_lengths)
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
-
-    def commit_batch(self, kv_caches: Sequence[KVCache], tokens: Tokens) -> None:
-        """`KVCache.commit` of one token id for each of many sequences, in order: the end of a decode step.
-
-        Everything is validated before anything changes: `ValueError` and `LogicError` as for `commit`; `LogicError` also for a
-        sequence with beams, `TypeError` for a digest.
-        """
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            self._batch_number += 1
-            BatchStep(self._shared, "commit_batch", self._batch_number, kv_caches).commit(tokens)
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
-
-    # -- looking ------------------------------------------------------------------------------------------------------
-
-    def get_storage_statistics(self, level: SupportsIndex = 0) -> list[StorageStatistics]:
-        """One entry per pool group."""
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            number = self._require_level(level, "level")
-            storage = self._shared.storage
-            return [compute_statistics(storage, number, pool_group) for pool_group in range(storage.num_pool_groups)]
-        finally:
-            guard.leave()
-
-    @property
-    def event_manager(self) -> KVCacheEventManager | None:
-        """The one that was given when this manager was made."""
-        return self._event_manager
-
-    @property
-    def last_refusal(self) -> Refusal | None:
-        """Why the latest call that found no room did not; None if none ever did."""
-        return self._shared.storage.last_refusal
-
-    def state_digest(self) -> bytes:
-        """8 bytes that depend on every decision so far: which slot, which victim, which match, which refusal.
-
-        Ranks that were given the same calls have the same digest, compiled or interpreted and on any device.
-        """
-        return self._shared.storage.digest.to_bytes()
-
-    def flush_journal(self) -> None:
-        """Hand everything recorded so far to the operating system; `LogicError` without a journal, or `OSError` why it ended."""
-        journal = self._shared.journal
-        if journal is None:
-            raise LogicError("this manager has no journal; give a path as journal= when it is made")
-        journal.writer.flush()
-        if journal.writer.error is not None:
-            raise journal.writer.error
-
-    def check_invariants(self) -> None:
-        """Evaluate the rules of the books from scratch; `CorruptedError` with the first that does not hold, or with the reason why the
-        manager is broken already. Slow."""
-        self._require_open()
-        self._shared.guard.require_sound()
-        check_invariants(self._shared, self._open_sequences.states())
-
-    def describe(self) -> dict[str, Any]:
-        """A plain, JSON-able picture of the present state."""
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            return describe(self._shared, self._open_sequences.states())
-        finally:
-            guard.leave()

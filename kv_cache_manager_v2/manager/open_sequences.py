@@ -1,8 +1,8 @@
 """The open sequences of one manager. Owns their states; only observes the users' handles.
 
-Conservation: a state is here from `add` until `remove`, which its close calls. A handle that dies first queues its state at
-the call guard, and the state stays here until the next call closes it. A destructor that could not even do that (interrupted
-before its first line, no memory) leaves a state without a handle, which `forgotten` lists.
+Conservation: a state is here from `add` until `close`. A handle that dies first queues its state at the call guard, and the state
+stays here until the next call closes it. A destructor that could not even do that (interrupted before its first line, no memory)
+leaves a state without a handle, which `close_forgotten` finds.
 """
 
 from typing import Final, final
@@ -10,7 +10,11 @@ from typing import Final, final
 import rawref
 from mypy_extensions import mypyc_attr
 
-from ..sequence.sequence_state import SequenceState
+from ..sequence import commit as commit_steps
+from ..sequence import page_arrivals, residency
+from ..sequence.call_guard import Abandoned
+from ..sequence.sequence_state import CLOSED, SequenceState
+from ..sequence.usage_recorder import record_close
 
 
 @final
@@ -32,7 +36,7 @@ class OpenSequences:
 
     @property
     def next_serial(self) -> int:
-        """The number that the next sequence gets: how many there were before it."""
+        """Serial of the next sequence: how many there were before it."""
         return self._next_serial
 
     def add(self, state: SequenceState, handle: object) -> None:
@@ -40,22 +44,35 @@ class OpenSequences:
         self._states[state.serial] = state
         self._handles[state.serial] = rawref.ref(handle)
 
-    def remove(self, state: SequenceState) -> None:
+    def close(self, state: SequenceState) -> None:
+        """Publish what is committed, and release all that the sequence holds."""
+        if len(state.arrivals) > 0:
+            page_arrivals.settle_arrivals(state)
+        if state.has_beams:
+            # First: a last block that beams share is then beam 0's alone, and can be published.
+            guard = state.shared.guard
+            guard.begin_change()
+            residency.close_beams(state, 1)
+            commit_steps.stop_committing(state, True)
+            guard.end_change()
+        else:
+            commit_steps.stop_committing(state, True)
+        record_close(state)
+        residency.close(state)
         self._states.pop(state.serial, None)
         self._handles.pop(state.serial, None)
+        state.shared.journal.close(state.serial)
+
+    def close_forgotten(self) -> None:
+        """Close the sequences whose handle is gone, in the order of creation."""
+        for serial, state in list(self._states.items()):
+            reference = self._handles.get(serial)
+            if reference is None or not reference.is_valid:
+                self.close(state)
 
     def states(self) -> list[SequenceState]:
         """In the order of creation."""
         return list(self._states.values())
-
-    def forgotten(self) -> list[SequenceState]:
-        """Those whose handle is gone, in the order of creation."""
-        states: list[SequenceState] = []
-        for serial, state in self._states.items():
-            reference = self._handles.get(serial)
-            if reference is None or not reference.is_valid:
-                states.append(state)
-        return states
 
     def handles(self) -> list[object]:
         """The handles that are still alive, in the order of creation."""
@@ -65,3 +82,22 @@ class OpenSequences:
             if handle is not None:
                 handles.append(handle)
         return handles
+
+
+@final
+@mypyc_attr(native_class=True)
+class AbandonedSequence(Abandoned):
+    """The state of a sequence whose handle was dropped without `close`."""
+
+    __slots__ = ("_state", "_open_sequences")
+
+    _state: Final[SequenceState]
+    _open_sequences: Final[OpenSequences]
+
+    def __init__(self, state: SequenceState, open_sequences: OpenSequences) -> None:
+        self._state = state
+        self._open_sequences = open_sequences
+
+    def close_abandoned(self) -> None:
+        if self._state.status != CLOSED:
+            self._open_sequences.close(self._state)

@@ -18,6 +18,7 @@ from ..base.checks import to_int
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.handle import Handle
+from ..journal.journal_format import SETTLE
 from ..sequence.sequence_state import NO_TIMELINE
 from ..sequence.shared_state import SharedState
 from ..sequence.stream_handle import to_stream
@@ -98,19 +99,12 @@ class TransferLease(Handle):
         ``cuda_stream``: it is done after what is enqueued on that stream so far; None: by now.
         """
         shared = self._shared
-        guard = shared.guard
-        guard.enter()
-        try:
+        with shared.guard as journal:
             if not self.is_open:
                 raise LogicError(f"settle() of lease {self._lease.number}, which was settled before")
             stream = None if cuda_stream is None else to_stream(cuda_stream, shared.device)
             timeline: i64 = NO_TIMELINE if stream is None else shared.order.enter(stream)
-            guard.begin_change()
+            shared.guard.begin_change()
             shared.leases.settle(self._lease, timeline)
-            guard.end_change()
-            if shared.journal is not None:
-                shared.journal.settle(self._lease.number, stream)
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
+            shared.guard.end_change()
+            journal.record(SETTLE, self._lease.number, 0 if stream is None else stream + 1)

@@ -1,16 +1,20 @@
-"""What stands before every public call of a manager and its sequences.
+"""The door of every public call: ``with guard as journal:`` around the call's body.
 
 One caller at a time: an overlap that can be seen is a `LogicError`. When an invariant fails inside a call the manager is
 *broken*: that call and every later one raises `CorruptedError` with the first reason. So it is when a call is interrupted in
 the middle of a change that cannot be undone (the device refuses an event, the user presses Ctrl-C): the interruption itself
 is raised, later calls are refused. Sequences whose handle was dropped without `close` wait here; the next call closes them.
 
+The call records itself in the journal that the door hands out, as its last step: a call that raises is not recorded. A manager
+without a journal hands out one that keeps nothing. Compiled, the ``with`` costs a nanosecond more than the same written as
+``try`` and ``finally``; a decode step inside a block needs no door at all (`is_idle`).
+
 In a process that was forked from the manager's own the guard is *foreign*: every call is a `LogicError`, whatever the state.
 
     state     way out
-    IDLE      enter -> BUSY
-    BUSY      leave -> IDLE, begin_change -> CHANGING, fail -> BROKEN
-    CHANGING  end_change -> BUSY, leave or fail -> BROKEN
+    IDLE      __enter__ -> BUSY
+    BUSY      __exit__ -> IDLE, or BROKEN after an AssertionError; begin_change -> CHANGING
+    CHANGING  end_change -> BUSY, __exit__ -> BROKEN
     BROKEN    none
 """
 
@@ -18,6 +22,7 @@ import logging
 import os
 import sys
 from abc import ABCMeta, abstractmethod
+from types import TracebackType
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
@@ -25,6 +30,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.change_count import ChangeCount
 from ..base.errors import CorruptedError, LogicError
 from ..base.process_bound import ProcessBound
+from ..journal.call_records import CallRecords
 
 _IDLE: Final = 0
 _logger = logging.getLogger("kv_cache_manager_v2")
@@ -32,7 +38,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @mypyc_attr(native_class=True)
 class Abandoned(metaclass=ABCMeta):
-    """Something whose user forgot it, and which can be closed without him."""
+    """A handle's work that its user forgot, and that the next call closes."""
 
     __slots__ = ()
 
@@ -43,7 +49,7 @@ class Abandoned(metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class CallGuard(ProcessBound):
-    __slots__ = ("is_foreign", "_attention", "_busy", "_changes", "_reason", "_user_error", "_abandoned", "_process")
+    __slots__ = ("is_foreign", "_attention", "_busy", "_changes", "_journal", "_reason", "_user_error", "_abandoned", "_process")
 
     is_foreign: bool
     """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
@@ -53,14 +59,17 @@ class CallGuard(ProcessBound):
     _busy: bool
     _changes: Final[ChangeCount]
     """Of the storage, which counts evictions: they change things before the call that needs the room does."""
+    _journal: Final[CallRecords]
     _reason: str | None
+    """Why the manager is broken; None while it is sound."""
     _user_error: AssertionError | None
     """An assertion that failed in the user's own code, which says nothing about ours."""
     _abandoned: Final[list[Abandoned]]
     _process: Final[int]
 
-    def __init__(self, changes: ChangeCount) -> None:
+    def __init__(self, changes: ChangeCount, journal: CallRecords) -> None:
         self._changes = changes
+        self._journal = journal
         self.is_foreign = False
         self._process = os.getpid()
         self._attention = _IDLE
@@ -71,14 +80,24 @@ class CallGuard(ProcessBound):
 
     @property
     def is_idle(self) -> bool:
-        """Whether a call that changes a few numbers at once, and calls nobody, may do without `enter` and `leave`."""
+        """Whether a call that only changes a few numbers may do without the door."""
         return self._attention == _IDLE
 
-    def enter(self) -> None:
+    def __enter__(self) -> CallRecords:
         if self._attention != _IDLE:
             self._look_closer()
         self._attention = 1
         self._busy = True
+        self._journal.begin()
+        return self._journal
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._leave()
+        else:
+            self._leave_after(error)
 
     def begin_change(self) -> None:
         """From here on the call changes things; an exception before `end_change` leaves them half done."""
@@ -87,7 +106,7 @@ class CallGuard(ProcessBound):
     def end_change(self) -> None:
         self._changes.end()
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         if self._changes.num_begun > 0:
             self._record_interruption()
         self._busy = False
@@ -95,6 +114,15 @@ class CallGuard(ProcessBound):
         self._attention = _IDLE
         if self._reason is not None or len(self._abandoned) > 0 or self.is_foreign:
             self._attention = 1
+
+    def _leave_after(self, error: BaseException) -> None:
+        """Apart from `__exit__`: compiled, the name of an exception class is looked up each time."""
+        raised: BaseException = error
+        if isinstance(error, AssertionError):
+            raised = self._fail(error)
+        self._leave()
+        if raised is not error:
+            raise raised from error
 
     def become_foreign(self) -> None:
         self.is_foreign = True
@@ -123,7 +151,7 @@ class CallGuard(ProcessBound):
                 self._abandoned[0].close_abandoned()
                 del self._abandoned[0]
         except AssertionError as error:
-            raise self.fail(error) from error
+            raise self._fail(error) from error
         finally:
             if self._changes.num_begun > 0:
                 self._record_interruption()
@@ -143,10 +171,10 @@ class CallGuard(ProcessBound):
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
 
     def record_user_error(self, error: AssertionError) -> None:
-        """The user's callback raised it, before anything changed; it is his."""
+        """The user's callback raised it, before anything changed: the user gets it as it is."""
         self._user_error = error
 
-    def fail(self, error: AssertionError) -> Exception:
+    def _fail(self, error: AssertionError) -> Exception:
         """An invariant failed inside a call: remember the first reason; returns what the call has to raise."""
         if error is self._user_error:
             self._user_error = None

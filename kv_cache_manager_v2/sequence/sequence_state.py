@@ -239,9 +239,7 @@ class SequenceState:
                 f"custom_priority_callback({ordinal}, ...) returned {priority}; priorities are {PRIORITY_MIN} to "
                 f"{PRIORITY_MAX}"
             )
-        journal = self.shared.journal
-        if journal is not None:
-            journal.priority(priority)
+        self.shared.journal.priority(priority)
         return priority
 
     def rows(self) -> PageRows:

@@ -10,6 +10,7 @@ from ..config.snapshot_policy import SnapshotPolicy
 from ..device.port import Device
 from ..device.stream_order import StreamOrder
 from ..journal.call_journal import CallJournal
+from ..journal.call_records import CallRecords
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..layout.sizing import compute_constraint_slots
@@ -66,6 +67,7 @@ class SharedState:
         "least_scratch_step",
         "uses_priorities",
         "journal",
+        "is_recording",
     )
 
     device: Final[Device]
@@ -111,7 +113,10 @@ class SharedState:
     """A step of fewer input tokens has no scratch block in any life cycle."""
     uses_priorities: bool
     """Whether some sequence gave a priority callback: without one all pages have the default priority."""
-    journal: CallJournal | None
+    journal: Final[CallRecords]
+    """What the guard hands out; without a journal one that keeps nothing."""
+    is_recording: Final[bool]
+    """Whether the journal keeps anything: asked where a record for each sequence of a batch would cost."""
 
     def __init__(
         self,
@@ -122,6 +127,7 @@ class SharedState:
         matcher: Matcher,
         life_cycles: LifeCycleRegistry,
         config: KVCacheManagerConfig,
+        journal: CallRecords,
     ) -> None:
         self.device = device
         self.order = storage.order
@@ -138,7 +144,7 @@ class SharedState:
         self.leases = TransferLeases(storage, tree)
         self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
         self.room.min_offload_priority = config.min_offload_priority
-        self.guard = CallGuard(storage.changes)
+        self.guard = CallGuard(storage.changes, journal)
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)
         self.tokens_per_block = config.tokens_per_block
@@ -166,7 +172,8 @@ class SharedState:
         self.max_rewind_len = scratch_reuse.max_rewind_len if scratch_reuse is not None else 0
         self.least_scratch_step = self._compute_least_scratch_step()
         self.uses_priorities = False
-        self.journal = None
+        self.journal = journal
+        self.is_recording = isinstance(journal, CallJournal)
 
     def _compute_least_scratch_step(self) -> i64:
         """A step ``H .. C-1`` has a scratch block only if ``H + T <= (e)T <= C - rewind + 1 - W`` for its end ``e``."""

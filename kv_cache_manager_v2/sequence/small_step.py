@@ -50,9 +50,8 @@ def try_small_resize(state: SequenceState, capacity: i64) -> bool:
     shared = state.shared
     if shared.guard.is_idle and is_small_resize(state, capacity, state.history):
         state.capacity = capacity
-        journal = shared.journal
-        if journal is not None:
-            journal.grow(state.serial, capacity, state.history)
+        if shared.is_recording:
+            shared.journal.grow(state.serial, capacity, state.history)
         return True
     return False
 
@@ -87,9 +86,8 @@ def try_small_commit(state: SequenceState, token: i32) -> bool:
     shared = state.shared
     if shared.guard.is_idle and is_small_commit(state):
         make_small_commit(state, token)
-        journal = shared.journal
-        if journal is not None:
-            journal.commit_one(state.serial, i64(token))
+        if shared.is_recording:
+            shared.journal.commit_one(state.serial, i64(token))
         return True
     return False
 

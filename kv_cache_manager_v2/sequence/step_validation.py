@@ -102,7 +102,20 @@ def validate_fork(state: SequenceState) -> None:
             )
 
 
-def would_have_scratch(state: SequenceState) -> bool:
+def validate_scratch_switch(state: SequenceState, enable: bool) -> None:
+    """The caller's mistakes in switching scratch reuse on or off; changes nothing."""
+    if enable and not state.shared.scratch_is_configured:
+        raise ValueError("the manager was made without swa_scratch_reuse; set it in KVCacheManagerConfig")
+    if state.has_beams:
+        raise LogicError(f"sequence {state.id}: beams do not use scratch slots; set beam_width to 1 first")
+    if _would_have_scratch(state):
+        raise ValueError(
+            f"sequence {state.id}: with a history of {state.history} and a capacity of {state.capacity} scratch reuse makes "
+            f"a difference; switch it before the resize that begins a long step, or after its history has moved up"
+        )
+
+
+def _would_have_scratch(state: SequenceState) -> bool:
     """Whether the present step has scratch blocks, or would have them if scratch reuse were on."""
     shared = state.shared
     for life_cycle in range(shared.num_life_cycles):

@@ -8,6 +8,7 @@ from kv_cache_manager_v2.journal.call_journal import CallJournal
 from kv_cache_manager_v2.journal.journal_format import COMMIT, COMMIT_ONE, DIGEST, DIGEST_EVERY, GROW, MOVE, RESIZE
 from kv_cache_manager_v2.journal.journal_reader import JournalReader
 from kv_cache_manager_v2.journal.journal_writer import JournalWriter
+from kv_cache_manager_v2.reuse.digest_table import DigestTable
 from kv_cache_manager_v2.storage.decision_digest import DecisionDigest
 
 HEADER_BYTES = 6
@@ -18,7 +19,7 @@ def open_journal(path: Path) -> tuple[JournalWriter, CallJournal, DecisionDigest
     writer = JournalWriter(path, b"")
     digest = DecisionDigest()
     writer.follow(digest)
-    return writer, CallJournal(writer), digest
+    return writer, CallJournal(writer, DigestTable()), digest
 
 
 def read_back(writer: JournalWriter, path: Path) -> JournalReader:

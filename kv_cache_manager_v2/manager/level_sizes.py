@@ -1,105 +1,67 @@
-"""The size of the tiers while they are in use, and the clock: the part of `KVCacheManager` that an operator turns."""
-
-from __future__ import annotations
+"""The sizes of the cache levels while they are in use, and how pool groups share them."""
 
 import logging
-from typing import Final, SupportsIndex
+from typing import Final, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_bool, to_count, to_int, to_number
-from ..base.given import Given
+from ..base.checks import to_int
+from ..config.manager_config import KVCacheManagerConfig
 from ..layout.sizing import compute_slots_bytes, plan_new_slot_counts
+from ..layout.slot_layout import SlotLayout
 from ..sequence.level_resizing import find_leased_beyond, resize_level
+from ..sequence.shared_state import SharedState
 from ..stats.demand import Demand
 from ..storage.decision_digest import NUM_SLOTS, REFUSAL
 from ..storage.pool_resizer import PoolResizer
 from ..storage.refusal import Refusal
 from .open_sequences import OpenSequences
-from .usage_queries import UsageQueries
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 _MICROSECONDS: Final = 1_000_000
-_MAX_SECONDS: Final = 1e9
 _TRIES: Final = 12
 """How often `best_efforts` halves what it asks the device for."""
 
 
+@final
 @mypyc_attr(native_class=True)
-class TierControl(UsageQueries):
-    """Base of `KVCacheManager`, which sets the attributes."""
+class LevelSizes:
+    __slots__ = ("_shared", "_open_sequences", "_config", "_layout", "_quotas", "_demand", "_last_adjustment_us")
 
-    __slots__ = ("_open_sequences", "_quotas", "_demand", "_last_adjustment_us")
-
-    _open_sequences: OpenSequences
-    _quotas: list[int]
+    _shared: Final[SharedState]
+    _open_sequences: Final[OpenSequences]
+    _config: Final[KVCacheManagerConfig]
+    _layout: Final[SlotLayout]
+    _quotas: Final[list[int]]
     """Bytes of each level."""
-    _demand: Demand
+    _demand: Final[Demand]
     _last_adjustment_us: i64
 
-    # -- time ---------------------------------------------------------------------------------------------------------
+    def __init__(self, shared: SharedState, open_sequences: OpenSequences, config: KVCacheManagerConfig) -> None:
+        self._shared = shared
+        self._open_sequences = open_sequences
+        self._config = config
+        self._layout = shared.storage.layout
+        self._quotas = [tier.quota for tier in config.cache_tiers]
+        self._demand = Demand(self._layout.num_pool_groups, config.rebalance.smoothing)
+        self._last_adjustment_us = 0
 
-    def advance_clock(self, seconds: Given[float]) -> None:
-        """Let time pass for durations and cool-downs (what is over has the default priority again): the library reads no clock,
-        so that equal calls decide alike.
+    def require(self, level: SupportsIndex, name: str) -> int:
+        """The number of a level that exists; `ValueError` if none has it."""
+        number = to_int(level, name)
+        if not 0 <= number < len(self._quotas):
+            raise ValueError(f"{name} is {number}; there are {len(self._quotas)} cache levels")
+        return number
 
-        `ValueError` unless ``0 <= seconds <= 1e9``.
-        """
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            elapsed = to_number(seconds, "seconds")
-            if not 0 <= elapsed <= _MAX_SECONDS:
-                raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
-            microseconds = int(elapsed * _MICROSECONDS)
-            guard.begin_change()
-            self._shared.retention.advance(microseconds)
-            guard.end_change()
-            journal = self._shared.journal
-            if journal is not None:
-                journal.advance_clock(microseconds)
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
+    def quota(self, level: int) -> int:
+        return self._quotas[level]
 
-    # -- size ---------------------------------------------------------------------------------------------------------
-
-    def get_quota(self, level: SupportsIndex) -> int:
-        """Bytes of that cache level."""
-        return self._quotas[self._require_level(level, "level")]
-
-    def resize(self, cache_level: SupportsIndex, quota: SupportsIndex, best_efforts: Given[bool] = False) -> bool:
-        """Give a cache level another quota of bytes, with whatever is in it; the content survives as far as it fits.
-
-        Droppable pages that do not fit go down, or, on the last level, go for good; held ones go down; what must stay at the end
-        of a pool moves to its front, in stream order, so base page indices and scratch slots of active sequences may change: ask
-        for them again. False, and nothing has changed, if what must stay does not fit (`last_refusal`). With ``best_efforts`` a
-        level grows as far as the device has memory, at most to the quota; without, its `OutOfMemoryError` is raised. Waits
-        for the device when a level shrinks. `ValueError` if the quota is under what the constraints need.
-        """
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            level = self._require_level(cache_level, "cache_level")
-            num_bytes = to_count(quota, "quota")
-            grows_partly = to_bool(best_efforts, "best_efforts")
-            result = self._resize(level, int(num_bytes), grows_partly, None)
-            journal = self._shared.journal
-            if journal is not None:
-                journal.resize_level(level, num_bytes, grows_partly, self._quotas[level], result)
-            return result
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
+    def resize(self, level: int, quota: int, best_efforts: bool) -> bool:
+        """False, and nothing has changed, if what must stay does not fit."""
+        return self._resize(level, quota, best_efforts, None)
 
     @property
     def need_adjustment(self) -> bool:
-        """Whether `adjust` would serve the observed mix of sequences better: see `RebalanceConfig`."""
-        self._require_open()
         settings = self._config.rebalance
         if self._demand.num_samples < settings.min_samples:
             return False
@@ -115,31 +77,16 @@ class TierControl(UsageQueries):
         return False
 
     def adjust(self) -> bool:
-        """Share the quota of every level anew between the pool groups, towards what sequences were seen to need.
-
-        Whether a level has changed. Pages move as in `resize`. A level whose pages the device refuses to move keeps its shares: that
-        is an error, `PageMoveError` or the device's own, where none has changed before it, else a warning in the log.
-        """
-        guard = self._shared.guard
-        guard.enter()
-        try:
-            self._require_open()
-            has_changed = False
-            if self._demand.num_samples > 0:
-                weights = self._demand.weights(self._slot_bytes())
-                for level in range(len(self._quotas)):
-                    if self._try_share_anew(level, weights, has_changed):
-                        has_changed = True
-            self._last_adjustment_us = self._shared.retention.now_us
-            self._demand.restart()
-            journal = self._shared.journal
-            if journal is not None:
-                journal.adjust(has_changed)
-            return has_changed
-        except AssertionError as error:
-            raise guard.fail(error) from error
-        finally:
-            guard.leave()
+        """Share the quota of every level anew; whether a level has changed."""
+        has_changed = False
+        if self._demand.num_samples > 0:
+            weights = self._demand.weights(self._slot_bytes())
+            for level in range(len(self._quotas)):
+                if self._try_share_anew(level, weights, has_changed):
+                    has_changed = True
+        self._last_adjustment_us = self._shared.retention.now_us
+        self._demand.restart()
+        return has_changed
 
     def _try_share_anew(self, level: int, weights: list[int], has_changed: bool) -> bool:
         """``has_changed``: another level has, so that the call is not undone for this one."""
@@ -154,8 +101,8 @@ class TierControl(UsageQueries):
             _logger.warning("level %d keeps the shares of its pool groups: %s", level, str(refused))
             return False
 
-    def _sample_demand(self) -> None:
-        """Note what sequences need now: all that is neither free nor droppable."""
+    def sample_demand(self) -> None:
+        """Record the slots that sequences need now: all that are neither free nor droppable."""
         storage = self._shared.storage
         pool_group: i64 = 0
         while pool_group < storage.num_pool_groups:
@@ -243,9 +190,3 @@ class TierControl(UsageQueries):
             f"Settle it first"
         )
         storage.last_refusal = Refusal(0, pool_group, 0, 0, 0, text)
-
-    def _require_level(self, level: SupportsIndex, name: str) -> int:
-        number = to_int(level, name)
-        if not 0 <= number < len(self._config.cache_tiers):
-            raise ValueError(f"{name} is {number}; there are {len(self._config.cache_tiers)} cache levels")
-        return number

@@ -1,0 +1,132 @@
+"""Tokens that a sequence commits: of one prefix, of several beams, or the accepted nodes of a tree of drafts.
+
+Each function here packs and validates what the caller gave, moves bytes where needed, commits, and records the call. The door is
+open, and the sequence is ACTIVE and still committing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Final, SupportsIndex
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from ..base.checks import to_count, to_counts, to_list
+from ..journal.journal_format import COMMIT_BEAMS, COMMIT_TREE
+from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
+from ..sequence import commit as commit_steps
+from ..sequence import page_arrivals
+from ..sequence.beams import gather_tokens, validate_sources
+from ..sequence.forked_blocks import validate_same_tokens
+from ..sequence.sequence_state import SequenceState
+from ..sequence.tree_commit import compact_tree, validate_tree
+from ..storage.token_copy import TokenCopies
+
+if TYPE_CHECKING:
+    from ..reuse.token_forms import Tokens
+
+
+ONE_HEAD: Final[SupportsIndex] = 1
+"""The default of ``num_heads``, which needs no second look."""
+
+
+def to_heads(num_heads: SupportsIndex) -> i64:
+    heads = to_count(num_heads, "num_heads")
+    if heads == 0:
+        raise ValueError("num_heads is 0; 1 says that a token's bytes lie together")
+    return heads
+
+
+def commit_any(state: SequenceState, tokens: Tokens) -> None:
+    packed = _pack(state, tokens)
+    begin = state.num_committed
+    commit_steps.commit_packed(state, packed)
+    state.shared.journal.commit(state.serial, begin, packed)
+
+
+def commit_of_beams(
+    state: SequenceState, tokens: Tokens, beam_search_indices: Sequence[SupportsIndex] | None, num_heads: SupportsIndex
+) -> None:
+    """``beam_search_indices``: for each token the beam whose pages have it; None: beam 0."""
+    shared = state.shared
+    if len(state.arrivals) > 0:
+        page_arrivals.await_arrivals(state)
+    heads = to_heads(num_heads)
+    num_tokens = _count_tokens(tokens)
+    if beam_search_indices is None:
+        sources = vec[i64]([0] * num_tokens)
+    else:
+        sources = to_counts(to_list(beam_search_indices, "beam_search_indices"), "one of beam_search_indices")
+    if state.num_committed + num_tokens <= state.capacity:
+        validate_sources(state, sources, num_tokens)
+    copies = TokenCopies(shared.storage, shared.tokens_per_block, heads)
+    packed = _pack(state, tokens)
+    try:
+        gather_tokens(state, sources, copies)
+    except BaseException:
+        shared.tree.digests.release(packed)
+        raise
+    shared.guard.begin_change()
+    commit_steps.commit_packed(state, packed)
+    for further in state.beams:
+        if shared.tree.has_digests:
+            shared.tree.digests.acquire_again(packed)
+        commit_steps.commit_packed(further, packed)
+    shared.guard.end_change()
+    shared.journal.commit_picked(COMMIT_BEAMS, state.serial, sources, heads, packed)
+
+
+def commit_nodes(
+    state: SequenceState, tokens: Tokens, accepted_positions: Sequence[SupportsIndex], num_heads: SupportsIndex
+) -> None:
+    """The accepted nodes of a flattened tree: each was computed at its position."""
+    shared = state.shared
+    positions = to_counts(to_list(accepted_positions, "accepted_positions"), "one of accepted_positions")
+    heads = to_heads(num_heads)
+    validate_tree(state, positions, _count_tokens(tokens))
+    if len(state.arrivals) > 0:
+        page_arrivals.await_arrivals(state)
+    copies = TokenCopies(shared.storage, shared.tokens_per_block, heads)
+    packed = _pack(state, tokens)
+    try:
+        compact_tree(state, positions, copies)
+    except BaseException:
+        shared.tree.digests.release(packed)
+        raise
+    shared.guard.begin_change()
+    commit_steps.commit_packed(state, packed)
+    shared.guard.end_change()
+    shared.journal.commit_picked(COMMIT_TREE, state.serial, positions, heads, packed)
+
+
+def _count_tokens(tokens: object) -> int:
+    if isinstance(tokens, (list, tuple)):
+        return len(tokens)  # what follows asks an abstract class, which takes longer than all else of a small commit
+    if isinstance(tokens, (str, bytes, bytearray, Mapping)) or not isinstance(tokens, Sized):
+        raise TypeError(f"tokens must be a sequence of int / bytes or an integer buffer, not {type(tokens).__name__}")
+    return len(tokens)
+
+
+def _pack(state: SequenceState, tokens: Tokens) -> bytes:
+    """The tokens of a commit, validated; their digests are counted for this sequence."""
+    tree = state.shared.tree
+    num_tokens = _count_tokens(tokens)
+    if state.num_committed + num_tokens > state.capacity:
+        raise ValueError(
+            f"sequence {state.id}: {num_tokens} tokens after {state.num_committed} committed ones exceed the capacity of "
+            f"{state.capacity}; resize() first"
+        )
+    packed = pack_tokens(tokens, tree.digests, True)
+    if len(packed) // TOKEN_BYTES != num_tokens:
+        tree.digests.release(packed)
+        raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")
+    if state.forked_end > state.num_published:
+        try:
+            validate_same_tokens(state, packed)
+        except ValueError:
+            tree.digests.release(packed)
+            raise
+    if len(tree.digests) > 0:
+        tree.has_digests = True
+    return packed

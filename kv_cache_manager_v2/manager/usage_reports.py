@@ -1,0 +1,89 @@
+"""The statistics of one manager: its usage recorder, and where the present iteration began."""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError
+from ..config.eviction_policy import EvictionPolicy
+from ..sequence.hit_rate_estimate import estimate_hit_rates, take_reuse_sample
+from ..sequence.reuse_sample import ReuseSample, validate_sizes
+from ..sequence.shared_state import SharedState
+from ..sequence.usage_recorder import UsageRecorder
+from ..stats.block_times import BlockTimes
+from ..stats.hit_rate_curve import HitRateCurve
+from ..stats.statistics_clock import StatisticsClock
+from ..stats.usage_snapshot import UsageSnapshot, compute_usage
+from ..stats.usage_statistics import UsageStatistics
+
+
+@final
+@mypyc_attr(native_class=True)
+class UsageReports:
+    __slots__ = ("recorder", "_shared", "_iteration")
+
+    recorder: Final[UsageRecorder | None]
+    """None with ``enable_stats=False``."""
+    _shared: Final[SharedState]
+    _iteration: UsageSnapshot | None
+    """The counters when `take_iteration` was last called."""
+
+    def __init__(self, shared: SharedState, recorder: UsageRecorder | None) -> None:
+        self.recorder = recorder
+        self._shared = shared
+        self._iteration = None
+
+    def require(self) -> UsageRecorder:
+        """`LogicError` with ``enable_stats=False``."""
+        if self.recorder is None:
+            raise LogicError("this manager keeps no statistics; make it with enable_stats=True")
+        return self.recorder
+
+    def total(self) -> UsageStatistics:
+        usage = self.require()
+        storage = self._shared.storage
+        peaks = self._by_level([int(allocator.total_peak) for allocator in storage.allocators])
+        return compute_usage(usage.total, None, storage.pool_group_of, usage.total.peak_pages, peaks)
+
+    def take_iteration(self) -> UsageStatistics:
+        """Since the last time; the next iteration begins here."""
+        usage = self.require()
+        storage = self._shared.storage
+        peaks = self._by_level([int(allocator.take_peak()) for allocator in storage.allocators])
+        found = compute_usage(usage.total, self._iteration, storage.pool_group_of, usage.take_peak_pages(), peaks)
+        self._iteration = UsageSnapshot(usage.total)
+        return found
+
+    def hit_rate_curve(
+        self, level: int, present: EvictionPolicy, sizes: Sequence[float], policy: object
+    ) -> HitRateCurve:
+        """``present``: the level's policy. ``policy`` None: recency."""
+        usage = self.require()
+        wanted = validate_sizes(sizes)
+        if policy is None:
+            return estimate_hit_rates(self._shared.tree, usage.total, level, present, wanted)
+        if not isinstance(policy, EvictionPolicy):
+            raise TypeError(f"policy must be an EvictionPolicy or None, not {policy!r}")
+        return self.reuse_sample(level, present).estimate(policy, wanted)
+
+    def reuse_sample(self, level: int, present: EvictionPolicy) -> ReuseSample:
+        return take_reuse_sample(self._shared.tree, self.require().total, level, present)
+
+    def record_block_times(self, clock: object) -> BlockTimes | None:
+        """None if no block is sampled; called again, what is there."""
+        self.require()
+        if not isinstance(clock, StatisticsClock):
+            raise TypeError(f"clock must be a StatisticsClock, not {type(clock).__name__}")
+        history = self._shared.tree.history
+        sampler = None if history is None else history.sampler
+        if sampler is None:
+            return None
+        if sampler.times is None:
+            sampler.times = BlockTimes(clock)
+        return sampler.times
+
+    def _by_level(self, figures: list[int]) -> tuple[tuple[int, ...], ...]:
+        """Of each level, a figure for each pool group."""
+        width = int(self._shared.storage.num_pool_groups)
+        return tuple([tuple(figures[begin : begin + width]) for begin in range(0, len(figures), width)])
