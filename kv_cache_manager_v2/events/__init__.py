@@ -1,1 +1,1 @@
-"""KV events: what a router is told of the published blocks. Values, a log of page changes, and who follows it; no internals."""
+"""KV events: messages to routers about published blocks. Values, a log of page changes, and an index that follows them."""

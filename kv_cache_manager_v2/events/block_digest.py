@@ -1,11 +1,11 @@
-"""The chained SHA-256 that names a block outside of the manager.
+"""Block hashes: the chained SHA-256 by which consumers of events name a block.
 
     root     SHA-256 of the reuse scope: `encode_scope`
     block    SHA-256 of the parent's digest, then each token as 4 bytes, little-endian; a multimodal digest as the tag
              0xFFFFFFFF, which no token id can be, its length as 8 bytes, little-endian, and its bytes
 
-A name covers the whole text up to the end of its block, and the scope. Shown as 64 hex digits (``"sha256"``), or as the integer of
-the first 8 bytes, big-endian (``"sha256_64"``), which is what most routers take. The manager itself never compares by it.
+A hash covers the whole prefix up to the end of its block, and the scope. It is shown as 64 hex digits (``"sha256"``), or as the
+integer of its first 8 bytes, big-endian (``"sha256_64"``), which most routers take. The manager itself never compares hashes.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ DIGEST_TAG: Final = b"\xff\xff\xff\xff"
 
 
 def to_block_hash(value: object, name: str) -> BlockHash:
-    """A name of a block as it is shown: an int or hex digits."""
+    """A block hash as it is shown: an int or hex digits."""
     if isinstance(value, str):
         return value
     return to_int(value, f"{name}, unless a str,")
 
 
 def to_hash_algorithm(value: object, name: str) -> str:
-    """`ValueError` for a name that stands for none."""
+    """A name of `HASH_ALGORITHMS`; any other is a `ValueError`."""
     algorithm = to_text(value, name)
     if algorithm not in HASH_ALGORITHMS:
         raise ValueError(f"{name} is {algorithm!r}; there are {', '.join(HASH_ALGORITHMS)}")
@@ -41,7 +41,7 @@ def to_hash_algorithm(value: object, name: str) -> str:
 
 
 def encode_scope(lora_id: int | None, salt: int | str | None) -> bytes:
-    """The fields one after the other, each with its type and length: no two scopes have the same bytes."""
+    """The fields in a row, each with its type and length: no two scopes have the same bytes."""
     return _encode_field(lora_id) + _encode_field(salt)
 
 
@@ -49,7 +49,7 @@ def _encode_field(value: int | str | None) -> bytes:
     if value is None:
         return b"n"
     if isinstance(value, str):
-        # A lone surrogate is a salt like any other.
+        # A lone surrogate is a valid salt.
         text = value.encode("utf-8", "surrogatepass")
         return b"s" + str(len(text)).encode() + b":" + text
     return b"i" + str(int(value)).encode() + b";"
@@ -60,7 +60,7 @@ def compute_root_digest(lora_id: int | None, salt: int | str | None) -> bytes:
 
 
 def encode_tokens(tokens: Sequence[TokenIdExt]) -> bytes:
-    """The tokens as they are hashed. Two different lists of tokens never have the same bytes: each says where it ends."""
+    """The bytes of the tokens that are hashed. Two different token lists never have the same bytes: each item says where it ends."""
     parts: list[bytes] = []
     for token in tokens:
         if isinstance(token, bytes):
@@ -71,7 +71,7 @@ def encode_tokens(tokens: Sequence[TokenIdExt]) -> bytes:
 
 
 def encode_key(key: bytes) -> bytes:
-    """The same from packed native int32 without digests."""
+    """`encode_tokens` of packed native int32 tokens without multimodal digests."""
     if sys.byteorder == "little":
         return key
     tokens: list[TokenIdExt] = []
@@ -81,7 +81,7 @@ def encode_key(key: bytes) -> bytes:
 
 
 def compute_block_digest(parent: bytes, content: bytes) -> bytes:
-    """``content``: what `encode_tokens` or `encode_key` made of the block's tokens."""
+    """The block's digest; ``content``: its tokens as encoded by `encode_tokens` or `encode_key`."""
     return hashlib.sha256(parent + content).digest()
 
 

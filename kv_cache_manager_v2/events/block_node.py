@@ -1,7 +1,7 @@
-"""A published block as those outside know it: its tokens below its parent's, and the digest that names it, once asked for.
+"""A published block as consumers of events see it: tokens, parent, and digest.
 
-A root stands for a reuse scope and has no tokens. A node never changes but for the digest, which is computed when somebody asks,
-once: a path of n blocks costs n hashes, however often it is named.
+A root stands for a reuse scope and has no tokens. A node never changes, except that its digest is computed on first use and kept:
+naming a path of n blocks costs n hashes, however often it is done.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BlockNode:
         return self._lora_id if self.root is None else self.root._lora_id
 
     def tokens(self) -> list[TokenIdExt]:
-        """As the user gave them; a new list."""
+        """The tokens as the user gave them; a new list."""
         if self._mixed is not None:
             return list(self._mixed)
         tokens: list[TokenIdExt] = []

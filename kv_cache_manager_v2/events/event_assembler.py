@@ -1,8 +1,9 @@
-"""From notes to events: knows the announced blocks as those outside do, merges what belongs together, names it when it is drained.
+"""Assembles log entries into events: tracks the announced blocks as consumers know them, merges entries, computes hashes when drained.
 
-Stored blocks merge while each hangs below the one before, removed ones while the reason is the same; per layer group, and as long
-as nothing of another kind comes between. So within what one batch of notes gives, a removal stands before all that followed it. Of
-more than ``max_events`` undrained events the oldest are dropped, unhashed; their ids are used up, and the next one says how many.
+Stored blocks merge into one event while each is the child of the one before, removed blocks while the cause is the same; per layer
+group, and until an entry of another kind comes between. So in the events of one batch of entries, a removal precedes all that
+followed it. Beyond ``max_events`` undrained events the oldest are dropped, unhashed; their ids stay used, and the next event has
+their number.
 """
 
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ _NOT_ANNOUNCED: Final = -1
 @final
 @mypyc_attr(native_class=True)
 class _Draft:
-    """An event that nobody has drained yet: its blocks have no names so far."""
+    """An event that is not drained yet: its blocks are not hashed so far."""
 
     __slots__ = ("kind", "group", "event_id", "num_dropped", "nodes", "places", "value")
 
@@ -68,9 +69,9 @@ class _Draft:
     num_dropped: int
     nodes: Final[list[BlockNode]]
     places: vec[i64]
-    """Of stored blocks, `_pack`; of an update, the old and the new value; of a created group, its blocks by level."""
+    """Of stored blocks: `_pack`; of an update: the old and the new value; of a created group: its blocks by level."""
     value: Final[i64]
-    """Of removed blocks, the cause."""
+    """Of removed blocks: the cause."""
 
     def __init__(self, kind: i64, group: i64, event_id: int, value: i64) -> None:
         self.kind = kind
@@ -102,7 +103,7 @@ class EventAssembler:
 
     next_event_id: int
     num_dropped: int
-    """Events dropped since the start."""
+    """Events dropped since the manager was made."""
     _groups: Final[list[LayerGroupFacts]]
     _first_page: Final[i64]
     _num_groups: Final[i64]
@@ -110,17 +111,17 @@ class EventAssembler:
     _rank: Final[int | None]
     _max_events: Final[int]
     _num_blocks: Final[list[tuple[int, ...]]]
-    """By layer group, what each cache level has slots for."""
+    """By layer group: the slots of each cache level."""
     _roots: Final[dict[int, BlockNode]]
     _nodes: Final[list[BlockNode | None]]
-    """By block; None where no full block is published."""
+    """By block; None if no full block is published under that number."""
     _places: vec[i64]
     """By page, `_pack` or _NOT_ANNOUNCED."""
     _drafts: list[_Draft]
     _first_draft: i64
-    """Those before it are dropped or drained."""
+    """Drafts before this one are dropped or drained."""
     _open: Final[list[_Draft | None]]
-    """Per layer group the event that the next note may join."""
+    """Per layer group the event that the next entry may extend."""
 
     def __init__(
         self, groups: Sequence[LayerGroupFacts], first_page: i64, algorithm: str, rank: int | None, max_events: int
@@ -147,7 +148,7 @@ class EventAssembler:
     def num_undrained(self) -> int:
         return len(self._drafts) - int(self._first_draft)
 
-    # -- notes --------------------------------------------------------------------------------------------------------
+    # -- log entries --------------------------------------------------------------------------------------------------
 
     def take_in(self, batch: LogBatch) -> None:
         words = batch.words
@@ -203,7 +204,7 @@ class EventAssembler:
             above = self._roots[int(parent)]
         else:
             above = self._nodes[(parent - self._first_page) // self._num_groups]
-        assert above is not None, "a block was published below none"
+        assert above is not None, "a block was published without a parent"
         block = (first_page - self._first_page) // self._num_groups
         if isinstance(tokens, bytes):
             node = BlockNode(block, above, tokens, None)
@@ -250,7 +251,7 @@ class EventAssembler:
 
     def _node_of(self, page: i64) -> BlockNode:
         node = self._nodes[(page - self._first_page) // self._num_groups]
-        assert node is not None, "a page of no block was noted"
+        assert node is not None, "a page without a block was logged"
         return node
 
     def _store(self, page: i64, place: i64) -> None:
@@ -264,7 +265,7 @@ class EventAssembler:
         draft.add(node, place)
 
     def _remove(self, page: i64, cause: i64) -> None:
-        # Several causes have one name, and merge under it.
+        # Several causes have one public name, and merge.
         cause = CAUSE_NAMES.index(CAUSE_NAMES[int(cause)])
         node = self._node_of(page)
         self._places[page - self._first_page] = _NOT_ANNOUNCED
@@ -319,7 +320,7 @@ class EventAssembler:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def drain(self) -> list[KVCacheEvent]:
-        """All undrained events, named."""
+        """All undrained events, hashed."""
         events = [self._finish(draft) for draft in self._drafts[int(self._first_draft) :]]
         self._drafts = []
         self._first_draft = 0
@@ -362,7 +363,7 @@ class EventAssembler:
         return KVCacheStoredData(parent_hash, blocks, first.lora_id)
 
     def snapshot(self) -> list[KVCacheEvent]:
-        """What all events so far amount to: created and stored events, parents first, with the id of the last event."""
+        """The state after all events so far, as events: created and stored ones, parents first, with the id of the last event."""
         event_id = self.next_event_id - 1
         order = self._parents_first()
         events: list[KVCacheEvent] = []
@@ -388,7 +389,7 @@ class EventAssembler:
         return events
 
     def _parents_first(self) -> list[int]:
-        """The published blocks, each directly after its parent where that has no other child."""
+        """The published blocks; each directly after its parent if that has no other child."""
         children: dict[int, list[int]] = {}
         pending: list[int] = []
         for block in range(len(self._nodes) - 1, -1, -1):

@@ -1,8 +1,8 @@
-"""Undrained events, and the notes from which they are made: handed over by the caller's thread, drained by any other.
+"""The backlog between the caller's thread and the drainers' threads: log entries handed over, and undrained events.
 
-Notes are handed over through a queue, without a lock. A drainer turns them into events under a lock that the caller's thread never waits
-for. Only if notes pile up because no thread drains does the caller's thread turn them into events itself, unnamed, so that the oldest
-can be dropped; and not even then while a drainer holds the lock.
+The caller's thread hands entries over through a queue, without a lock. A drainer turns them into events under a lock, for which the
+caller's thread never waits. If entries pile up undrained, the caller's thread turns them into events itself, unhashed, so that the
+oldest can be dropped; it does not while a drainer holds the lock.
 
 A thread may be interrupted anywhere (Ctrl-C) and leaves no lock behind: queues and lock are CPython's own, in C, and no signal is
 served between their taking effect and the code that undoes it. `threading.Condition` is Python code, which is interrupted inside.
@@ -32,17 +32,17 @@ class EventBacklog:
 
     _batches: Final[SimpleQueue[LogBatch]]
     _bell: Final[SimpleQueue[None]]
-    """Not empty if something was handed over since a waiting thread was woken."""
+    """Not empty if a batch was handed over since a waiting thread was woken."""
     _num_pages_in: i64
-    """Notes about pages in all batches so far; the caller's thread counts."""
+    """Entries about pages in all batches so far; counted by the caller's thread."""
     _num_pages_out: i64
-    """Of these, notes that the assembler has; counted under its lock."""
+    """Of these, entries that the assembler has; counted under its lock."""
     _assembling: Final[threading.RLock]
-    """Guards the assembler. Of the kind that tells whether the thread holds it."""
+    """Guards the assembler. Reentrant, as that kind knows whether the thread holds it."""
     _assembler: Final[EventAssembler]
     _max_events: Final[i64]
     num_drained: Final[vec[i64]]
-    """By type, as `EVENT_TYPES` has them."""
+    """By type, in the order of `EVENT_TYPES`."""
 
     def __init__(self, assembler: EventAssembler, max_events: i64) -> None:
         self._batches = SimpleQueue()
@@ -74,7 +74,7 @@ class EventBacklog:
             if self._assembling.acquire(False):
                 self._assemble()
         finally:
-            # Asked of the lock: an interruption may come between its taking and any note of that.
+            # Ask the lock itself: an interruption may come between taking it and recording that.
             try:
                 self._assembling.release()
             except RuntimeError:
@@ -88,7 +88,7 @@ class EventBacklog:
             self._assembler.take_in(batch)
 
     def _silence_bell(self) -> None:
-        """It may have been rung for what was drained since."""
+        """Clear signals for batches that were drained since."""
         try:
             while self._is_empty():
                 self._bell.get(False)
@@ -99,7 +99,7 @@ class EventBacklog:
         return self._batches.empty() and self._assembler.num_undrained == 0
 
     def wait(self, timeout_s: float) -> None:
-        """Until something is handed over, unless something is there."""
+        """Wait until a batch is handed over; return at once if there is one, or an undrained event."""
         self._silence_bell()
         if self._is_empty():
             try:
@@ -107,7 +107,7 @@ class EventBacklog:
             except Empty:
                 return
         if not self._is_empty():
-            # For the next thread that waits, from which this one may have taken it.
+            # For the next waiting thread, whose signal this one may have taken.
             self._ring()
 
     def drain(self) -> list[KVCacheEvent]:

@@ -1,12 +1,12 @@
-"""`KVCacheEventIndex`: who follows a manager through its events, a router say, and what it knows.
+"""`KVCacheEventIndex`: a consumer's view of a manager, built from its events; for routers.
 
-Events come in order, twice, late, or not at all; ids tell. One that comes early waits for those before it. Where some are lost for
-good, `needs_snapshot` says so, and a snapshot makes it whole again:
+Events may come in order, twice, late, or not at all; their ids tell. An early event waits for those before it. If events are lost
+for good, `needs_snapshot` is true, and a snapshot restores the view:
 
     state      guaranteed                                              ways out
     CURRENT    all events up to `last_event_id` are in it              an early event -> WAITING
     WAITING    the same; `missing_event_ids` are awaited               they come -> CURRENT; they are lost -> LOST
-    LOST       what it knows is of `last_event_id`, and out of date    apply_snapshot -> CURRENT, or WAITING
+    LOST       its view is as of `last_event_id`, out of date          apply_snapshot -> CURRENT, or WAITING
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ from .kv_cache_event import (
 @final
 @mypyc_attr(native_class=True)
 class IndexedBlock(Value):
-    """A block that some layer group has. ``places``: (cache level, priority) by layer group."""
+    """A block that some layer group has cached. ``places``: (cache level, priority) by layer group."""
 
     __slots__ = ("block_hash", "parent_hash", "tokens", "lora_id", "_places")
 
@@ -63,7 +63,7 @@ class IndexedBlock(Value):
 
     @property
     def places(self) -> Mapping[int, tuple[int, int]]:
-        """By layer group that has it: its cache level and its priority."""
+        """The cache level and priority, by layer group that has the block."""
         return MappingProxyType(self._places)
 
     def __repr__(self) -> str:
@@ -73,9 +73,9 @@ class IndexedBlock(Value):
 @final
 @mypyc_attr(native_class=True)
 class KVCacheEventIndex(Handle):
-    """What the events of one `KVCacheEventManager` amount to.
+    """The blocks and layer groups known from the events of one `KVCacheEventManager`.
 
-    ``max_waiting_events``: how many early events wait for those before them until these count as lost.
+    ``max_waiting_events``: how many early events wait for missing ones before the missing ones count as lost.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class KVCacheEventIndex(Handle):
     _waiting: Final[dict[int, KVCacheEvent]]
     _max_waiting: Final[int]
     _lost_up_to: int
-    """The last event that nobody will send any more; -1: none."""
+    """The last event that is lost for good; -1: none."""
 
     def __init__(self, max_waiting_events: SupportsIndex = 1000) -> None:
         self._blocks = {}
@@ -103,10 +103,10 @@ class KVCacheEventIndex(Handle):
     def __len__(self) -> int:
         return len(self._blocks)
 
-    # -- being told ---------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def apply(self, events: Iterable[KVCacheEvent]) -> None:
-        """Take events in, whatever their order; those that are known already change nothing."""
+        """Apply events, in whatever order; known ones change nothing."""
         for event in [to_instance(event, KVCacheEvent, "each of events") for event in to_list(events, "events")]:
             if event.event_id <= self._last_event_id:
                 continue
@@ -116,7 +116,7 @@ class KVCacheEventIndex(Handle):
         self._catch_up()
 
     def apply_snapshot(self, snapshot: Given[KVCacheEventSnapshot]) -> None:
-        """Forget everything and begin with this; events that came after it and are here already are applied again."""
+        """Replace the view by the snapshot; events after it that are here already are applied again."""
         snapshot = to_instance(snapshot, KVCacheEventSnapshot, "snapshot")
         if snapshot.event_id < self._last_event_id:
             return
@@ -170,23 +170,23 @@ class KVCacheEventIndex(Handle):
         elif isinstance(data, KVCacheCreatedData):
             self._num_blocks_per_cache_level[group] = list(data.num_blocks_per_cache_level)
 
-    # -- being asked --------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def last_event_id(self) -> int:
-        """Everything up to it is in here; -1: nothing is."""
+        """The id up to which all events are applied; -1: none is."""
         return self._last_event_id
 
     @property
     def missing_event_ids(self) -> range:
-        """The first gap: what must come, or a snapshot, before later events count. Empty if there is none."""
+        """The first gap: these events, or a snapshot, must come before later events are applied. Empty if there is none."""
         if len(self._waiting) == 0:
             return range(0)
         return range(self._last_event_id + 1, min(list(self._waiting)))
 
     @property
     def needs_snapshot(self) -> bool:
-        """Whether events are lost that nobody will send any more."""
+        """Whether events are lost for good."""
         return self._lost_up_to > self._last_event_id
 
     @property
@@ -203,7 +203,7 @@ class KVCacheEventIndex(Handle):
         return self._blocks.get(to_block_hash(block_hash, "block_hash"))
 
     def count_leading_blocks(self, block_hashes: Iterable[BlockHash], layer_group_id: SupportsIndex = 0) -> int:
-        """How many of a prompt's blocks (`compute_block_hashes`) the layer group has without a gap, from the first on."""
+        """How many of a prompt's blocks (`compute_block_hashes`) the layer group has without a gap, from the first block on."""
         group = int(to_count(layer_group_id, "layer_group_id"))
         count = 0
         wanted: list[BlockHash] = []

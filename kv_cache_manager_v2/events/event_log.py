@@ -1,8 +1,8 @@
-"""Notes of what became of published pages, as integers: what a call on the manager pays for events.
+"""The log of published pages' changes, as integers: all that a call on the manager pays for events.
 
 `log_batch` says what a word means. Nothing is hashed or merged here: `EventAssembler` does that, later and elsewhere.
 
-The log keeps two marks, so that a page of a full block is announced once until it is removed, and a page of a partial block never:
+The log keeps two marks, so that each page of a full block is announced once until it is removed, and no page of a partial block is:
 
     KNOWN       of a block, at its first page: from on_block_published to on_block_removed
     ANNOUNCED   of a page of a known block: from on_page_published to on_page_removed
@@ -39,7 +39,7 @@ _ANNOUNCED: Final = 1
 _KNOWN: Final = 2
 
 MAX_WORDS: Final = 1 << 17
-"""Handed over by itself from here on, so that one who never flushes does not fill the memory."""
+"""The log is handed over by itself at this length, so that memory is bounded without a flush."""
 
 
 @final
@@ -49,9 +49,9 @@ class EventLog(PageEventSink):
 
     _backlog: Final[EventBacklog]
     _num_pages: i64
-    """Notes about pages since the last `hand_over`."""
+    """Entries about pages since the last `hand_over`."""
     _words: vec[i64]
-    """The first `_num_words` are notes."""
+    """The first `_num_words` are entries."""
     _num_words: i64
     _objects: list[object]
     _marks: vec[i64]
@@ -70,7 +70,7 @@ class EventLog(PageEventSink):
         self._num_life_cycles = num_life_cycles
 
     def hand_over(self) -> None:
-        """All notes since the last time, to those who drain."""
+        """Hand all entries since the last time to the drainers."""
         num_words = self._num_words
         if num_words == 0:
             return
@@ -98,7 +98,7 @@ class EventLog(PageEventSink):
             self.hand_over()
 
     def _reach(self, block: i64) -> vec[i64]:
-        """The marks of all pages up to those of that block; new ones are not set."""
+        """The marks of all pages up to those of ``block``; new ones are unset."""
         marks = self._marks
         end = block - self._first_page + self._num_life_cycles
         if end > len(marks):
@@ -108,7 +108,7 @@ class EventLog(PageEventSink):
         return marks
 
     def _reserve(self, num_notes: i64) -> vec[i64]:
-        """There is room for so many more notes."""
+        """The words, with capacity for so many more entries."""
         words = self._words
         while self._num_words + num_notes > len(words):
             words = self._grow()
@@ -197,7 +197,7 @@ class EventLog(PageEventSink):
             self._record_page(PAGE_REMOVED | (page << ID_SHIFT) | (cause << LEVEL_SHIFT))
 
     def on_pages_removed(self, pages: vec[i64], num_pages: i64, cause: i64) -> None:
-        # A path of which no block leaves, and none has other pages.
+        # A path of pages only: no block leaves the tree, and no other page is removed.
         self.on_path_removed(pages, num_pages, pages, 0, 0, 0, cause)
 
     def on_path_removed(
@@ -249,7 +249,7 @@ class EventLog(PageEventSink):
     def on_levels_resized(self, num_blocks: list[tuple[int, ...]]) -> None:
         self._record(LEVELS_RESIZED)
         self._objects.append(num_blocks)
-        self._num_pages += self._num_life_cycles  # as many events may come of it
+        self._num_pages += self._num_life_cycles  # at most as many events
         self._hand_over_if_full()
 
     def is_announced(self, page: i64) -> bool:

@@ -1,11 +1,12 @@
-"""`KVCacheEventManager`: gathers a manager's events, hands them out to whoever drains them, from another thread if he likes.
+"""`KVCacheEventManager`: gathers a manager's events and hands them to whichever thread drains them.
 
     state     guaranteed                                        ways out
     UNBOUND   has no events                                     bind -> BOUND, by the one KVCacheManager that it is given to
-    BOUND     every change of a published page is noted         none: its last events can be drained after a shutdown
-    OFF       notes nothing, costs nothing (no entries)         none
+    BOUND     every change of a published page is logged        none: its last events can be drained after a shutdown
+    OFF       logs nothing, costs nothing (no entries)          none
 
-The calls only take notes (`EventLog`); `flush_iteration_events` hands them over; who drains turns them into events, hashes included.
+A manager's calls only append to a log (`EventLog`). `flush_iteration_events` hands the log over; the draining thread turns it into
+events, hashes included.
 """
 
 from collections.abc import Sequence
@@ -33,11 +34,11 @@ _MAX_TIMEOUT_MS: Final = 86_400_000
 @final
 @mypyc_attr(native_class=True)
 class KVCacheEventManager(Handle):
-    """Give it to a `KVCacheManager`; call `flush_iteration_events` once a step, and `get_latest_events` wherever you like.
+    """The events of one `KVCacheManager`: pass it to the manager, call `flush_iteration_events` once a step, drain from any thread.
 
-    ``max_kv_event_entries``: events kept for the drainer; the oldest are dropped beyond it, and the next one says how many. 0: off.
+    ``max_kv_event_entries``: undrained events kept; beyond it the oldest are dropped, and the next event has their number. 0: off.
     ``hash_algo``: "sha256" names blocks by 64 hex digits, "sha256_64" by the integer of the first 8 bytes.
-    ``attention_dp_rank``: goes into each event.
+    ``attention_dp_rank``: copied into each event.
     """
 
     __slots__ = (
@@ -52,7 +53,7 @@ class KVCacheEventManager(Handle):
     _log: EventLog | None
     _backlog: EventBacklog | None
     _groups: list[LayerGroupFacts] | None
-    """None: UNBOUND."""
+    """None while UNBOUND."""
     _tokens_per_block: int
     _cache_tiers: tuple[CacheTier, ...]
 
@@ -72,17 +73,17 @@ class KVCacheEventManager(Handle):
         self._tokens_per_block = 0
         self._cache_tiers = ()
 
-    # -- what the manager calls ---------------------------------------------------------------------------------------
+    # -- for the manager ----------------------------------------------------------------------------------------------
 
     def require_unbound(self) -> None:
-        """`LogicError` if a manager has it already."""
+        """`LogicError` if a manager uses this event manager already."""
         if self._groups is not None:
             raise LogicError("this event_manager follows another KVCacheManager already; make a new one for each")
 
     def bind(
         self, groups: Sequence[LayerGroupFacts], first_page: i64, tokens_per_block: int, cache_tiers: Sequence[CacheTier]
     ) -> PageEventSink | None:
-        """Not for users: `KVCacheManager` does it. The sink for its page storage; None if events are off."""
+        """Not for users: `KVCacheManager` calls it. The sink for its page storage; None if events are off."""
         self.require_unbound()
         self._groups = list(groups)
         self._tokens_per_block = tokens_per_block
@@ -96,26 +97,26 @@ class KVCacheEventManager(Handle):
         self._log = log
         return log
 
-    # -- what the user calls ------------------------------------------------------------------------------------------
+    # -- for the user -------------------------------------------------------------------------------------------------
 
     @property
     def max_kv_event_entries(self) -> int:
-        """How many events wait at most; 0: events are off."""
+        """The most undrained events that are kept; 0: events are off."""
         return self._max_events
 
     @property
     def hash_algo(self) -> str:
-        """How the hashes in events are made."""
+        """The algorithm of the hashes in events."""
         return self._hash_algo
 
     @property
     def attention_dp_rank(self) -> int | None:
-        """The rank that each event says; None: it says none."""
+        """The rank in each event; None: it has none."""
         return self._attention_dp_rank
 
     @property
     def num_dropped(self) -> int:
-        """Events dropped so far because nobody drained them in time."""
+        """Events dropped so far because they were not drained in time."""
         backlog = self._backlog
         return 0 if backlog is None else backlog.num_dropped
 
@@ -129,30 +130,30 @@ class KVCacheEventManager(Handle):
 
     @property
     def layer_group_kinds(self) -> tuple[str, ...]:
-        """Per layer group, as routers call it: "full_attention", "sliding_window", "mamba"; empty before a manager has it."""
+        """The kind of each layer group, in routers' terms: "full_attention", "sliding_window", "mamba"; empty while unbound."""
         groups = self._groups
         return () if groups is None else tuple([group.kind for group in groups])
 
     @property
     def tokens_per_block(self) -> int:
-        """Of the manager that it follows; 0 before there is one."""
+        """Tokens per block of the bound manager; 0 while unbound."""
         return self._tokens_per_block
 
     @property
     def cache_tiers(self) -> tuple[CacheTier, ...]:
-        """What each cache level is made of; empty before a manager has it."""
+        """The kind of memory of each cache level; empty while unbound."""
         return self._cache_tiers
 
     def flush_iteration_events(self) -> None:
-        """Let drainers see what the calls so far have changed. One caller at a time with the manager's own calls."""
+        """Make the changes of all calls so far visible to drainers. Call it from the thread that calls the manager."""
         log = self._log
         if log is not None:
             log.hand_over()
 
     def get_latest_events(self, timeout_ms: SupportsFloat | None = None) -> list[KVCacheEvent]:
-        """All events that were flushed and not drained yet, oldest first; from any thread.
+        """Drain: all events that were flushed and not drained yet, oldest first; from any thread.
 
-        ``timeout_ms``: how long to wait for one if there is none; None or 0: not at all.
+        ``timeout_ms``: how long to wait for an event if there is none; None or 0: no waiting.
         """
         timeout_s = _to_seconds(timeout_ms)
         backlog = self._backlog
@@ -163,11 +164,10 @@ class KVCacheEventManager(Handle):
         return backlog.drain()
 
     def snapshot(self, flush: Given[bool] = True) -> KVCacheEventSnapshot:
-        """The whole present state, and the id of the last event that is in it; flushes first, so it is called like a flush.
+        """The whole present state, and the id of the last event that is part of it. Flushes first, so the rules of a flush apply.
 
-        With ``flush=False`` it is the state at the last flush, and any thread may ask for it. Events that are drained later
-        and have an id up to that one are in it already. `LogicError` if events are off, or no manager has this event manager
-        yet.
+        With ``flush=False`` it is the state at the last flush, and any thread may ask for it. Events that are drained later and
+        have an id up to that one are part of it. `LogicError` if events are off, or while no manager uses this event manager.
         """
         flushes = to_bool(flush, "flush")
         backlog = self._backlog

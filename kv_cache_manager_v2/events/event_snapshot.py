@@ -1,4 +1,4 @@
-"""The whole present state as events: where one who missed some begins anew."""
+"""A snapshot: the whole present state as events, from which a consumer that missed some starts anew."""
 
 from typing import Final, final
 
@@ -11,7 +11,7 @@ from .kv_cache_event import KVCacheEvent
 @final
 @mypyc_attr(native_class=True)
 class KVCacheEventSnapshot(Value):
-    """``events``: created and stored ones, parents first. All events up to ``event_id`` are in it; -1: none has been."""
+    """``events``: created and stored ones, parents first, equal to all events up to ``event_id``; -1: there was none."""
 
     __slots__ = ("event_id", "events")
 

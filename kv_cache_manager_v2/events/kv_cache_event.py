@@ -1,7 +1,7 @@
-"""The events as values: what `KVCacheEventManager.get_latest_events` returns. Shapes and names are TensorRT-LLM's.
+"""KV events as values: what `KVCacheEventManager.get_latest_events` returns. Shapes and names are TensorRT-LLM's.
 
-Each event is about one layer group. `to_json` gives the form that TensorRT-LLM's consumers read, plus what is new here: why a
-block was removed, how many events were dropped before this one.
+Each event is about one layer group. `to_json` gives the form that TensorRT-LLM's consumers read, and two additions: why a
+block was removed, and how many events were dropped before this one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KVCacheEventDiff(Value):
 
 @mypyc_attr(native_class=True)
 class KVCacheEventData(Value, metaclass=ABCMeta):
-    """What happened; one of the four classes below."""
+    """The content of an event: one of the four classes below."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class KVCacheEventData(Value, metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class KVCacheCreatedData(KVCacheEventData):
-    """How many of a layer group's blocks each cache level could hold if it had it to itself.
+    """The blocks that each cache level could hold for this layer group, if it had the level to itself.
 
     The first event of a group, and once more whenever a level gets another size.
     """
@@ -82,13 +82,13 @@ class KVCacheCreatedData(KVCacheEventData):
 @final
 @mypyc_attr(native_class=True)
 class KVCacheStoredBlockData(Value):
-    """A block that can be reused from now on: its name, its tokens, where its page is and how dear."""
+    """A block that can be reused from now on: its hash, its tokens, and the level and priority of its page."""
 
     __slots__ = ("block_hash", "tokens", "cache_level", "priority")
 
     block_hash: Final[BlockHash]
     tokens: Final[list[TokenIdExt]]
-    """Token ids, and bytes where a multimodal digest stands for one."""
+    """Token ids, and bytes for multimodal digests."""
     cache_level: Final[int]
     priority: Final[int]
 
@@ -125,14 +125,14 @@ class KVCacheStoredBlockData(Value):
 @final
 @mypyc_attr(native_class=True)
 class KVCacheStoredData(KVCacheEventData):
-    """Blocks of one path, each the next one's parent. ``parent_hash`` names the first one's; None: it begins a text."""
+    """Blocks of one path, each the parent of the next. ``parent_hash``: the first block's parent; None: the first block is at a root."""
 
     __slots__ = ("parent_hash", "blocks", "lora_id")
 
     parent_hash: Final[BlockHash | None]
     blocks: Final[list[KVCacheStoredBlockData]]
     lora_id: Final[int | None]
-    """Of the reuse scope. A salt is not told: it is in the hash."""
+    """Of the reuse scope. The salt is not in the event: it is part of the hash."""
 
     def __init__(
         self, parent_hash: BlockHash | None, blocks: list[KVCacheStoredBlockData], lora_id: int | None = None
@@ -183,7 +183,7 @@ class KVCacheRemovedData(KVCacheEventData):
 @final
 @mypyc_attr(native_class=True)
 class KVCacheUpdatedData(KVCacheEventData):
-    """A stored block's page is on another cache level, or has another priority; None for what did not change."""
+    """A stored block's page is on another cache level, or has another priority; None if unchanged."""
 
     __slots__ = ("block_hash", "cache_level", "priority")
 
@@ -213,7 +213,7 @@ class KVCacheUpdatedData(KVCacheEventData):
 @final
 @mypyc_attr(native_class=True)
 class KVCacheEvent(Value):
-    """One change of the published blocks of one layer group. ``event_id`` grows by one from event to event, lost ones included."""
+    """One change of one layer group's published blocks. ``event_id`` grows by one from event to event, dropped ones included."""
 
     __slots__ = (
         "event_id", "data", "window_size", "layer_group_id", "num_dropped", "attention_dp_rank", "hash_algo"
@@ -222,10 +222,10 @@ class KVCacheEvent(Value):
     event_id: Final[int]
     data: Final[KVCacheEventData]
     window_size: Final[int | None]
-    """Of the layer group; None where it reads everything."""
+    """Of the layer group; None for full attention."""
     layer_group_id: Final[int]
     num_dropped: Final[int]
-    """How many events right before this one were lost because the buffer was full."""
+    """The number of events dropped directly before this one because the buffer was full."""
     attention_dp_rank: Final[int | None]
     hash_algo: Final[str]
 

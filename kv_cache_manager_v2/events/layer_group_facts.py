@@ -1,4 +1,4 @@
-"""What those outside are told of a layer group."""
+"""Facts about a layer group for consumers of events."""
 
 from typing import Final, final
 
@@ -12,7 +12,7 @@ MAMBA: Final = "mamba"
 @final
 @mypyc_attr(native_class=True)
 class LayerGroupFacts:
-    """``kind``: as routers call it. ``num_blocks_per_cache_level``: slots of its pool group on each level."""
+    """``kind``: in routers' terms. ``num_blocks_per_cache_level``: slots of its pool group on each level."""
 
     __slots__ = ("kind", "window_size", "num_blocks_per_cache_level")
 

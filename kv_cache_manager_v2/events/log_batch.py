@@ -1,7 +1,7 @@
-"""Notes of what became of published pages, as integers, handed over whole.
+"""A batch of log entries: changes of published pages as integers, handed over whole.
 
-One word a note: what happened (bits 0-3), to which page, block or root (4-35), a level or cause (36-43), a priority (44-51). A
-block is followed by a second word, its parent; its tokens, the scope of a root, a `PublishedRun`, and the sizes of the levels wait in
+One word an entry: the kind of change (bits 0-3), its page, block or root (4-35), a level or cause (36-43), a priority (44-51). A
+block has a second word, its parent. Tokens of a block, the scope of a root, a `PublishedRun`, and the sizes of the levels are in
 `objects`, in the same order.
 """
 
@@ -32,14 +32,14 @@ BYTE_MASK: Final = 255
 @final
 @mypyc_attr(native_class=True)
 class LogBatch:
-    """The notes of some calls, handed over whole."""
+    """The log entries of some calls."""
 
     __slots__ = ("words", "objects", "num_pages")
 
     words: vec[i64]
     objects: Final[list[object]]
     num_pages: Final[i64]
-    """Notes about pages: not fewer than the events that come of them."""
+    """Entries about pages: an upper bound of the events that they become."""
 
     def __init__(self, words: vec[i64], objects: list[object], num_pages: i64) -> None:
         self.words = words

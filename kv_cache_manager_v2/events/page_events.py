@@ -1,23 +1,22 @@
-"""The narrow way out: what storage and the tree tell of published pages while somebody listens.
+"""`PageEventSink`: the interface through which storage and the tree report changes of published pages.
 
-Whoever changes a published page calls the matching method at the place of the change; `PageStorage.sink` is None when nobody
-listens, and the test for that is all it costs. A sink only takes notes: it never calls back, never fails, decides nothing.
-
+The code that changes a published page calls the matching method right there. `PageStorage.sink` is None without a listener, and
+the test for None is then the whole cost. A sink only logs: it never calls back, never fails, decides nothing.
     on_root_made         a reuse scope gets its root
     on_block_published   a full block joined the tree; its pages follow, each with on_page_published
     on_page_published    a page of a block in the tree exists now: with its block, or added to it later
-    on_run_published     both, for full blocks below each other
+    on_run_published     both, for a path of full blocks
     on_page_moved        the page's bytes are on another cache level now
     on_priority_changed
-    on_page_removed      the page is gone; or its block is a sequence's own again
+    on_page_removed      the page is gone; or its block is private to a sequence again
     on_pages_removed     the same for many
     on_block_removed     the block left the tree, after its pages
-    on_path_removed      both, for blocks below each other
+    on_path_removed      both, for a path of blocks
     on_root_removed
     on_levels_resized    pool groups have another number of slots
 
-Pages are told of whether or not their block is full: a sink knows those of full blocks, and ignores all others. A page is named
-by its page id, a block by its first page id, a root by a negative number that is never used again.
+Changes of partial blocks' pages are reported, too: a sink tracks which blocks are full and ignores the others. A page is named by its
+page id, a block by its first page id, a root by a negative number that is never used again.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -49,11 +48,11 @@ class PageEventSink(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def on_block_published(self, block: i64, parent: i64, key: bytes, mixed: list[TokenIdExt] | None) -> None:
-        """``key``: the tokens as packed int32; ``mixed``: the same as the user gave them, if a digest is among them."""
+        """``key``: the tokens as packed int32; ``mixed``: the tokens as the user gave them, if a digest is among them."""
         raise NotImplementedError("PageEventSink.on_block_published is for subclasses to define")
 
     def on_run_published(self, run: PublishedRun) -> None:
-        """`on_block_published` and `on_page_published` for all of them."""
+        """`on_block_published` and `on_page_published` for all blocks of the run."""
         parent = run.parent
         num_life_cycles: i64 = len(run.levels_and_priorities) // len(run.first_pages)
         ordinal: i64 = 0
@@ -69,7 +68,7 @@ class PageEventSink(Handle, metaclass=ABCMeta):
             ordinal += 1
 
     def on_pages_removed(self, pages: vec[i64], num_pages: i64, cause: i64) -> None:
-        """`on_page_removed` for the first ``num_pages`` of them."""
+        """`on_page_removed` for the first ``num_pages`` pages."""
         position: i64 = 0
         while position < num_pages:
             self.on_page_removed(pages[position], cause)
@@ -78,8 +77,8 @@ class PageEventSink(Handle, metaclass=ABCMeta):
     def on_path_removed(
         self, pages: vec[i64], num_pages: i64, blocks: vec[i64], num_blocks: i64, life_cycle: i64, num_life_cycles: i64, cause: i64
     ) -> None:  # fmt: skip
-        """The last pages of the first ``num_blocks`` blocks, the far end first, and then these. Each has lost its page of
-        ``life_cycle``, which stands first, for ``cause``; the others are UNREACHABLE now."""
+        """Removed pages, and then the removed ``blocks`` (the first ``num_blocks``), leaf first. Of each block the page of
+        ``life_cycle`` comes first and was removed for ``cause``; its other pages follow and are UNREACHABLE."""
         end: i64 = 0
         position: i64 = 0
         while position < num_pages:
@@ -105,7 +104,7 @@ class PageEventSink(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def on_page_removed(self, page: i64, cause: i64) -> None:
-        """``cause``: one of `removal_cause`."""
+        """``cause``: a value of `removal_cause`."""
         raise NotImplementedError("PageEventSink.on_page_removed is for subclasses to define")
 
     @abstractmethod
@@ -118,10 +117,10 @@ class PageEventSink(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def on_levels_resized(self, num_blocks: list[tuple[int, ...]]) -> None:
-        """By layer group, how many of its blocks each cache level has slots for."""
+        """By layer group, the slots of each cache level."""
         raise NotImplementedError("PageEventSink.on_levels_resized is for subclasses to define")
 
     @abstractmethod
     def is_announced(self, page: i64) -> bool:
-        """Whether the page was published, as one of a full block, and not removed since; for checks."""
+        """Whether the page was published as part of a full block and not removed since; for checks."""
         raise NotImplementedError("PageEventSink.is_announced is for subclasses to define")

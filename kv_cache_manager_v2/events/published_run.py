@@ -1,4 +1,4 @@
-"""Full blocks below each other that were published at once: one entry of the log, taken apart when the log is drained.
+"""A run of full blocks, each the parent of the next, published at once: one log entry, split when the log is drained.
 
 A page's level and priority are one number: level (bits 0-4) | priority (5-11), anything above; negative where there is no page.
 """
@@ -24,12 +24,12 @@ def unpack_priority(level_and_priority: i64) -> i64:
 @final
 @mypyc_attr(native_class=True)
 class PublishedRun:
-    """Nobody changes what is in it."""
+    """Immutable."""
 
     __slots__ = ("parent", "first_pages", "levels_and_priorities", "_packed", "_begin", "_block_bytes")
 
     parent: Final[i64]
-    """Of the first block; each other one is below the one before it."""
+    """Of the first block; each other block's parent is the one before it."""
     first_pages: Final[vec[i64]]
     levels_and_priorities: Final[vec[i64]]
     """Of each page of each block."""

@@ -8,9 +8,9 @@
     table.update([1, 1, 512])                                    # every step, after the resizes
     kernel(..., blocks.rows, table.seq_lens, table.query_start_loc, slots.tokens)
 
-Rows are dense: the last sequence takes over the row of one that leaves. `update` writes what changed since the last
-one: page table entries that a `resize` or `commit` changed, rows that somebody joined, and the handful of numbers per
-row that are new in every step. It validates first; where it raises, nothing has changed.
+Rows are dense: the last sequence moves into the row of one that leaves. `update` writes what changed since the last
+update: page table entries that a `resize` or `commit` changed, rows of sequences that joined, and the few numbers per
+row that are new in every step. It validates first; if it raises, nothing has changed.
 
 All arrays are made once, or are the caller's own (pinned, say), and stay where they are. An engine that copies them
 asynchronously keeps two tables, as both follow the sequences independently.
@@ -47,9 +47,9 @@ _INT32_MAX: Final = 2**31 - 1
 @final
 @mypyc_attr(native_class=True)
 class BatchPageTable(Handle):
-    """See the module. ``max_num_blocks``: of the longest sequence, in the manager's blocks.
+    """The page tables of a batch; see the module. ``max_num_blocks``: of the longest sequence, in the manager's blocks.
 
-    Lengths of the step, all int32, behind the last row as if there were empty sequences:
+    Lengths of the step, all int32; rows without a sequence have the values of an empty one:
     - `seq_lens` ``[max_num_sequences]``: history and inputs; FlashAttention's ``cache_seqlens`` / ``seqused_k``, vLLM's
       ``seq_lens``;
     - `query_start_loc` ``[max_num_sequences + 1]``: where each row's inputs begin; ``cu_seqlens_q``, ``qo_indptr``;
@@ -113,9 +113,9 @@ class BatchPageTable(Handle):
     def add_block_table(
         self, pages: Given[PageFamily], *, filler: SupportsIndex | None = None, out: object = None
     ) -> BlockTable:
-        """A padded block table. ``filler``: what stands where there is no page; None takes the null slot's page where
-        the manager reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not. `ValueError`
-        where it is no int32."""
+        """A padded block table. ``filler``: the entry of blocks without a page; None: the null slot's page if the manager
+        reserves one (`reserve_null_slot`), which kernels may read, else -1, which they must not read. `ValueError` if it is
+        not int32."""
         rule = self._resolve(pages)
         if filler is not None:
             number = to_int(filler, "filler")
@@ -136,7 +136,7 @@ class BatchPageTable(Handle):
         indices: object = None,
         last_page_len: object = None,
     ) -> CsrTable:
-        """Page lists without padding. ``max_num_pages``: of all rows together; None: as many as there can be."""
+        """Page lists without padding. ``max_num_pages``: of all rows together; None: the most that are possible."""
         rule = self._resolve(pages)
         most = self._max_num_sequences * self._max_num_blocks * int(rule.expansion)
         num_pages = most if max_num_pages is None else int(to_count(max_num_pages, "max_num_pages"))
@@ -147,7 +147,7 @@ class BatchPageTable(Handle):
     def add_slot_mapping(
         self, pages: Given[PageFamily], max_num_input_tokens: SupportsIndex, *, out: object = None
     ) -> SlotMapping:
-        """Where the step's input tokens go. ``max_num_input_tokens``: of all rows in one step."""
+        """The positions to which the step's input tokens are written. ``max_num_input_tokens``: of all rows in one step."""
         table = SlotMapping(self._resolve(pages), int(to_count(max_num_input_tokens, "max_num_input_tokens")), out)
         self._add_output(table)
         return table
@@ -160,7 +160,7 @@ class BatchPageTable(Handle):
         scale_role: Given[DataRole | None] = None,
         out: object = None,
     ) -> OffsetTable:
-        """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: there are no
+        """Key and value offsets of all layers that have the role ``key_role``. ``value_role`` None: without
         values (MLA)."""
         table = OffsetTable(
             self._manager,
@@ -210,8 +210,8 @@ class BatchPageTable(Handle):
         return len(self._rows)
 
     def add(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
-        """The sequence, or one of its beams, joins; returns its row. `ValueError` if there is no row left, it is in the
-        table, or of another manager, or there is no such beam."""
+        """Add the sequence, or one of its beams; returns its row. `ValueError` if all rows are taken, if it is in the
+        table already, belongs to another manager, or has no such beam."""
         joining = to_instance(kv_cache, KVCache, "kv_cache")
         state = joining._state_for_batch()
         beam = to_int(beam_id, "beam_id")
@@ -230,7 +230,7 @@ class BatchPageTable(Handle):
         return row
 
     def remove(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
-        """The sequence or the beam leaves, closed or not; returns its row, which the one of the last row now has."""
+        """Remove the sequence or beam, open or closed; returns its row, into which the last row's sequence has moved."""
         row = self.row_of(kv_cache, beam_id)
         self._rows.remove(row)
         for output in self._outputs:
@@ -238,7 +238,7 @@ class BatchPageTable(Handle):
         return row
 
     def clear(self) -> None:
-        """All sequences leave."""
+        """Remove all sequences."""
         while len(self._rows) > 0:
             self._rows.remove(len(self._rows) - 1)
             for output in self._outputs:
@@ -265,11 +265,11 @@ class BatchPageTable(Handle):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def update(self, num_input_tokens: Sequence[int] | None = None) -> None:
-        """Bring all arrays up to date with the sequences.
+        """Update all arrays to the sequences' present state.
 
         ``num_input_tokens``: per row, how many tokens after its history the step computes; None: up to its capacity.
         `LogicError` if a sequence is not active (a suspended or closed one has no pages: `remove` it); `ValueError` if
-        something does not fit, or if a sequence has scratch blocks that an output cannot address.
+        the step does not fit, or if a sequence has scratch blocks that an output cannot address.
         """
         rows = self._rows
         count: i64 = len(rows.states)
@@ -290,7 +290,7 @@ class BatchPageTable(Handle):
                         output.update_row(row, state, group, changed)
                     changed.clear()
                     if has_scratch:
-                        # These blocks never were in the page table, so it cannot tell when they are gone.
+                        # The page table never had these blocks, so it cannot tell when they are gone.
                         changed.record_all()
                 position += 1
         for output in self._outputs:
@@ -298,7 +298,7 @@ class BatchPageTable(Handle):
         self._publish_lengths(count)
 
     def _take_lengths(self, num_input_tokens: Sequence[int] | None) -> None:
-        """Validates the rows, and notes the step's lengths."""
+        """Validate the rows, and store the step's lengths."""
         rows = self._rows
         count: i64 = len(rows.states)
         lengths = None if num_input_tokens is None else to_list(num_input_tokens, "num_input_tokens")

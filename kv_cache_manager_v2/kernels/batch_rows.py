@@ -1,8 +1,7 @@
-"""The sequences of a batch, one per row and beam, and the numbers of the step: lengths, inputs, what changed in their page
-tables.
+"""The rows of a batch: one sequence or beam each, and the step's numbers: lengths, inputs, changes of the page tables.
 
 Owns a `ChangedBlocks` for each row and layer group that some output uses, registered with the sequence's page table
-from `add` to `remove`. Holds the sequences' state, not their handles, so that a forgotten handle is still noticed.
+from `add` to `remove`. References the sequences' states, not their handles, so the leak of a handle is still noticed.
 """
 
 from typing import Final, final
@@ -20,9 +19,9 @@ class BatchRows:
     __slots__ = ("states", "owners", "beams", "changed", "layer_groups", "histories", "num_inputs")
 
     states: Final[list[SequenceState]]
-    """Of the beam in each row."""
+    """By row: the state of the sequence or beam."""
     owners: Final[list[SequenceState]]
-    """Beam 0 of its sequence."""
+    """By row: the state of the sequence's beam 0."""
     beams: Final[list[int]]
     changed: Final[list[list[ChangedBlocks]]]
     """By row, then in the order of `layer_groups`."""
@@ -43,7 +42,7 @@ class BatchRows:
         return len(self.states)
 
     def use_layer_group(self, layer_group: int) -> None:
-        """An output reads that group from now on; what it has not seen counts as changed."""
+        """Track that layer group for an output; everything in it counts as changed at first."""
         if layer_group not in self.layer_groups:
             self.layer_groups.append(layer_group)
             for row, state in enumerate(self.states):
@@ -66,7 +65,7 @@ class BatchRows:
         self.changed.append([_register(state, group) for group in self.layer_groups])
 
     def remove(self, row: int) -> None:
-        """The last sequence takes the row over; all its entries count as changed."""
+        """Move the last sequence into the row; all its entries count as changed."""
         state = self.states[row]
         for position, group in enumerate(self.layer_groups):
             state.tables[group].remove_reader(self.changed[row][position])

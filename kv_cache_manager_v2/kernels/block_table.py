@@ -18,7 +18,7 @@ from .table_output import TableOutput
 @final
 @mypyc_attr(native_class=True)
 class BlockTable(TableOutput):
-    """`array`: ``[max_num_sequences, max_num_blocks * expansion]`` int32, in row ``r`` the pages of that sequence.
+    """`array`: ``[max_num_sequences, max_num_blocks * expansion]`` int32; row ``r`` has the pages of the sequence in row ``r``.
 
     - FlashAttention: ``block_table`` of ``flash_attn_with_kvcache`` and ``flash_attn_varlen_func`` (``page_table`` in
       version 3): int32 ``[batch_size, max_num_blocks_per_seq]`` (``flash_attn_interface.py``); lengths are
@@ -27,7 +27,7 @@ class BlockTable(TableOutput):
       each key/value cache group, the null block is 0.
     - FlashInfer: ``block_tables`` of ``trtllm_batch_decode_with_kv_cache``, int32 ``[batch_size, max_pages]``.
 
-    Blocks that no layer reads again, and what lies behind a sequence's last block, are the filler.
+    Out-of-window blocks, and the entries behind a sequence's last block, are the filler.
     """
 
     __slots__ = ("array", "filler", "_writer", "_rows")

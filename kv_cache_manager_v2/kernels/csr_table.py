@@ -1,4 +1,4 @@
-"""The page lists of FlashInfer's paged wrappers: all rows behind one another, nothing between them."""
+"""The page lists of FlashInfer's paged wrappers: the rows one after another, without padding."""
 
 from typing import Final, TypeAlias, final
 
@@ -20,7 +20,7 @@ Pages: TypeAlias = npt.NDArray[np.int32]
 
 _UNCHANGED: Final = 0
 _GREW: Final = 1
-"""Pages came at the end, or went where the window begins."""
+"""Pages were added at the end, or removed at the window's beginning."""
 _REPLACED: Final = 2
 _UNKNOWN: Final = -1
 _FEW: Final = 4
@@ -29,7 +29,7 @@ _FEW: Final = 4
 @final
 @mypyc_attr(native_class=True)
 class RowEdit:
-    """What becomes of one row: ``num_dropped`` entries from ``first_dropped`` on go, ``pages`` come at the end."""
+    """The change of one row: remove ``num_dropped`` entries from ``first_dropped`` on, append ``pages``."""
 
     __slots__ = ("row", "first_dropped", "num_dropped", "pages")
 
@@ -82,15 +82,15 @@ class CsrTable(TableOutput):
     _rule: Final[PageRule]
     _rows: Final[BatchRows]
     _starts: vec[i64]
-    """As `indptr`."""
+    """The same as `indptr`."""
     _num_pages: Final[vec[i64]]
-    """Per row, pages of its tokens, listed or not, or _UNKNOWN."""
+    """By row: pages of its tokens, listed or not, or _UNKNOWN."""
     _seen_blocks: Final[vec[i64]]
-    """Per row, blocks that the page table had."""
+    """By row: blocks in the page table at the last update."""
     _window_begins: Final[vec[i64]]
-    """Per row, where its window began, in blocks."""
+    """By row: the first block of its window."""
     _changes: Final[vec[i64]]
-    """Per row, what has become of its page table since the last step."""
+    """By row: the kind of change of its page table since the last step."""
     _max_num_pages: Final[i64]
 
     def __init__(
@@ -148,7 +148,7 @@ class CsrTable(TableOutput):
             return
         scratch = state.scratch
         has_scratch = scratch.begins[layer_group] < scratch.ends[layer_group]
-        # Pages that go must be the front of the window, and those that come be new blocks.
+        # Only pages at the window's front may go, and only new blocks may come.
         only_window_moved = changed.erased_end == 0 or (
             changed.erased_begin >= self._window_begins[row] and changed.erased_end <= state.window_begins[layer_group]
         )
@@ -216,7 +216,7 @@ class CsrTable(TableOutput):
         return RowEdit(row, num_sink_pages, end - begin if end > begin else 0, pages)
 
     def _list_pages(self, state: SequenceState, num_pages: i64) -> Pages:
-        """The row from scratch: the sinks, and what lies from the window's beginning on."""
+        """The whole row: the sinks, and the pages from the window's beginning on."""
         group = self._rule.layer_group
         expansion = self._rule.expansion
         sinks_end = state.shared.num_sink_blocks[group] * expansion
@@ -230,7 +230,7 @@ class CsrTable(TableOutput):
         return window if len(sinks) == 0 else np.concatenate((sinks, window))
 
     def _convert(self, state: SequenceState, begin: i64, end: i64) -> Pages:
-        """Page indices of the pages ``[begin, end)`` that there are."""
+        """Page indices of the existing pages in ``[begin, end)``."""
         rule = self._rule
         expansion = rule.expansion
         group = rule.layer_group
@@ -252,14 +252,14 @@ class CsrTable(TableOutput):
         return kept
 
     def _apply_edits(self, count: i64, edits: list[RowEdit]) -> None:
-        """Put the new pages in and move what lies between them; rows before the first edited one stay as they are."""
+        """Insert the new pages and move the entries between them; rows before the first edited one stay as they are."""
         starts = self._starts
         new_starts = starts[:]
         indices = self.indices
         shift = starts[edits[0].row]
         old_total = starts[count]
         old = indices[shift:old_total].copy()
-        source = shift  # where in the old indices we are
+        source = shift  # the position in the old indices
         target = shift
         for position, edit in enumerate(edits):
             row = edit.row

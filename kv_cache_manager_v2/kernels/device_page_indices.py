@@ -1,8 +1,8 @@
 """Page indices of a batch for many layers, computed on the GPU: one copy and one launch per step.
 
 For engines with scratch reuse or dense pages in PER_LAYER mode, where each layer has page indices of its own: the host
-puts the base page indices together once per layer group, and the GPU derives the layers' from them. Equal to what
-`PageIndexConverter` gives on the host.
+collects the base page indices once per layer group, and the GPU computes the layers' from them. The result equals
+`PageIndexConverter`'s on the host.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ from .page_index_kernel import CUDA_SOURCE, KERNEL_NAME, RULE_WORDS, SCRATCH_WOR
 
 _THREADS: Final = 256
 _NUM_STAGINGS: Final = 2
-"""Steps whose inputs may be on their way at once: with one more, `update` waits for the first."""
+"""Steps whose inputs may be in flight at once; with one more, `update` waits for the first."""
 _WORD: Final = 8
 
 
 @final
 @mypyc_attr(native_class=True)
 class _Staging:
-    """Pinned host memory, as much device memory, and when the device has read it."""
+    """Pinned host memory, as much device memory, and the event after which the device has read it."""
 
     __slots__ = ("host", "device", "event")
 
@@ -53,11 +53,11 @@ class _Staging:
 @final
 @mypyc_attr(native_class=True)
 class DevicePageIndices(Handle):
-    """`address_of` an output: int32 ``[max_num_sequences, max_num_blocks * expansion]`` in GPU memory, the same for the
-    object's life.
+    """The output at `address_of`: int32 ``[max_num_sequences, max_num_blocks * expansion]`` in GPU memory, at one address for
+    the object's life.
 
-    ``device`` is a `CudaDevice`, the manager's. Entries behind a sequence's last block are left as they were; blocks
-    without a page are ``filler``. Who makes one calls `close`, when nothing that it enqueued is running.
+    ``device`` is the manager's `CudaDevice`. Entries behind a sequence's last block are not written; blocks without a page are
+    ``filler``. The caller calls `close` when no kernel that reads the output is running.
     """
 
     __slots__ = (
@@ -144,7 +144,7 @@ class DevicePageIndices(Handle):
         device.resize(num_bytes)
 
     def close(self) -> None:
-        """Give the memory back. Idempotent."""
+        """Free the memory. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -158,7 +158,7 @@ class DevicePageIndices(Handle):
         self._kernel.close()
 
     def address_of(self, output: SupportsIndex) -> int:
-        """Where that output's first row begins, by its position in ``outputs``."""
+        """The address of an output's first row, by the output's position in ``outputs``."""
         return self._output.address + 4 * self._first_entries[output.__index__()]
 
     def update(self, kv_caches: Sequence[KVCache], stream: int) -> None:
@@ -193,7 +193,7 @@ class DevicePageIndices(Handle):
             self._kernel.launch(stream, grid, (_THREADS, 1, 1), to_word_arguments(arguments))
             staging.event = self._device.record_event(stream)
         except BaseException:
-            # The copy may be enqueued, and no event says when it has read the staging memory, which is used again.
+            # The copy may be enqueued, without an event that says when it has read the staging memory, which is reused.
             self._device.synchronize_stream(stream)
             raise
 
@@ -213,7 +213,7 @@ class DevicePageIndices(Handle):
                     raise ValueError(f"sequence {state.id} has scratch blocks, which {rule.text} cannot address")
 
     def _fill(self, staging: _Staging, states: list[SequenceState], width: int) -> list[int]:
-        """Put the inputs one behind the other; the first words of base, lengths, scratch, slots and rules, and the
+        """Write the inputs one after another; returns the first words of base, lengths, scratch, slots and rules, and the
         end."""
         num_rows = len(states)
         num_base_words = (len(self._groups) * num_rows * width + 1) // 2

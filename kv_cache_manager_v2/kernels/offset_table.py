@@ -1,5 +1,4 @@
-"""Key and value block offsets of TensorRT-LLM's attention op, with the pool pointers and the layer mapping that
-belong to them."""
+"""Key and value block offsets of TensorRT-LLM's attention op, with their pool pointers and layer mapping."""
 
 from typing import Final, final
 
@@ -24,7 +23,7 @@ PER_LAYER: Final = PageIndexMode.PER_LAYER
 @final
 @mypyc_attr(native_class=True)
 class VirtualPool:
-    """Layers that share one row of offsets, and the address that those count from."""
+    """Layers that share one row of offsets, and the address from which the offsets count."""
 
     __slots__ = ("address", "key", "value", "layers")
 
@@ -43,7 +42,7 @@ class VirtualPool:
 def plan_virtual_pools(
     manager: KVCacheManager, key_role: DataRole, value_role: DataRole | None, layer_ids: list[LayerId]
 ) -> list[VirtualPool]:
-    """One for the layers of a group whose buffers lie one behind the other, else, and with scratch reuse, one per
+    """One virtual pool for the layers of a group whose buffers are adjacent; otherwise, and with scratch reuse, one per
     layer."""
     kv_factor = 1 if value_role is None else 2
     pools: list[VirtualPool] = []
@@ -103,9 +102,9 @@ class OffsetTable(TableOutput):
     - `pool_mapping` ``[layers, 2]`` int32, ``host_kv_cache_pool_mapping``: pool, and layer in the pool, in the order of
       `layer_ids`.
 
-    A pool is the keys and values of a layer group that lie side by side; where they do not (a layer of another size in
-    between) and with scratch reuse, each layer is a *virtual pool* of its own and counts from the same address.
-    Blocks without a page, and what lies behind the last block, are 0, the null slot.
+    A pool is the adjacent keys and values of a layer group. If they are not adjacent (a layer of another size is in
+    between), and with scratch reuse, each layer is a *virtual pool* of its own and counts from the same address.
+    Blocks without a page, and the entries behind the last block, are 0, the null slot.
     """
 
     __slots__ = (
@@ -126,7 +125,7 @@ class OffsetTable(TableOutput):
     page_bytes: Final[npt.NDArray[np.int64]]
     """``[pools]``: bytes per page index."""
     kv_factor: Final[int]
-    """2, or 1 where there are no values (both planes are the keys' then)."""
+    """2, or 1 without values (then both planes are the keys')."""
     _writers: Final[list[RowWriter]]
     _rows: Final[BatchRows]
 
@@ -157,7 +156,7 @@ class OffsetTable(TableOutput):
         self._writers = []
         self._rows = rows
         for index, pool in enumerate(pools):
-            # A layer's offset is in its place in the pool, unless it counts for itself and may have scratch blocks.
+            # The layer's offset is in its index in the pool; a layer that is its own virtual pool may have scratch blocks.
             is_per_layer = manager.init_config.enable_swa_scratch_reuse
             first_offset: i64 = 0
             if not is_per_layer:
@@ -203,7 +202,7 @@ class OffsetTable(TableOutput):
 
 
 def _lies_at(manager: KVCacheManager, layer_id: LayerId, role: DataRole, offset: int) -> bool:
-    """Whether a buffer of that layer lies at that offset of the coalesced buffer that has the role's."""
+    """Whether the layer's buffer is at that offset of the coalesced buffer of the role."""
     wanted = BufferId(layer_id, role)
     for group in manager.pool_group_descs:
         for variant in group.slot_desc.variants:
@@ -216,7 +215,7 @@ def _lies_at(manager: KVCacheManager, layer_id: LayerId, role: DataRole, offset:
 def _scale_pointer(
     manager: KVCacheManager, pool: VirtualPool, key_role: DataRole, scale_role: DataRole, num_first_pages: int
 ) -> int:
-    """The scales of the pool's layers; the same offsets count there, so each layer's must lie as its keys do."""
+    """The address of the pool's scales. The same offsets apply to them, so each layer's scales must be placed as its keys are."""
     address = int(manager.get_mem_pool_base_address(pool.layers[0], scale_role, PER_LAYER))
     for layer_id in pool.layers:
         keys = resolve_family(manager, DensePages(layer_id, key_role, PER_LAYER))

@@ -10,9 +10,9 @@ INT64: Final = np.dtype(np.int64)
 
 
 def to_output_array(given: object, name: str, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> npt.NDArray[Any]:
-    """The caller's writable, C-contiguous array of that dtype and exactly that shape; a new one if there is none.
+    """The caller's writable, C-contiguous array of exactly that dtype and shape; a new one for None.
 
-    Whatever numpy wraps without a copy will do: pinned memory of torch (as ``tensor.numpy()``), ctypes, `memoryview`.
+    Anything that numpy wraps without a copy is accepted: pinned memory of torch (as ``tensor.numpy()``), ctypes, `memoryview`.
     """
     if given is None:
         return np.empty(shape, dtype)
@@ -29,6 +29,6 @@ def to_output_array(given: object, name: str, shape: tuple[int, ...], dtype: "np
 
 
 def flat_view(array: npt.NDArray[Any]) -> memoryview:
-    """A one-dimensional view for writes of single items, which cost a fraction of numpy's."""
+    """A one-dimensional view, whose single items are written much faster than numpy's."""
     flat: Any = array.reshape(-1)
     return memoryview(flat).cast("B").cast("i" if array.dtype == INT32 else "q")

@@ -1,4 +1,4 @@
-"""The two ways in which attention kernels count pages.
+"""The two ways in which attention kernels index pages.
 
     strided view   entry = base page index. One table for a layer group; each layer's cache tensor is a view of the pool
                    whose stride over pages is the slot, as `KVCacheManager.pool_view(..., by_slot=True)` gives it
@@ -73,7 +73,7 @@ PageFamily = StridedPages | DensePages
 @final
 @mypyc_attr(native_class=True)
 class PageRule(Value):
-    """A page family resolved against a manager: plain numbers for the loops. ``index = (slot * scale + offset) *
+    """A page family resolved against a manager: plain numbers for loops. ``index = (slot * scale + offset) *
     expansion + j``."""
 
     __slots__ = (
@@ -123,7 +123,7 @@ class PageRule(Value):
         )  # fmt: skip
 
     def moved_by(self, offset: i64) -> "PageRule":
-        """The same, counted from a base address that many sub-pages earlier; without scratch blocks."""
+        """The same rule for a base address that is so many sub-pages earlier; without scratch blocks."""
         return PageRule(
             self.layer_group, self.scale, self.offset + offset, self.expansion, 1, False, self.page_tokens, self.text
         )
@@ -134,7 +134,7 @@ class PageRule(Value):
         return int(self.offset * self.expansion)
 
     def first_page(self, slot: i64) -> i64:
-        """The first page index of a block that has that slot."""
+        """The first page index of a block in that slot."""
         return (slot * self.scale + self.offset) * self.expansion
 
     def first_scratch_page(self, position: i64, slots: list[int]) -> i64:
@@ -146,7 +146,7 @@ class PageRule(Value):
 
 
 def resolve_family(manager: KVCacheManager, family: object) -> PageRule:
-    """`ValueError` for an unknown layer group, layer or role."""
+    """The rule of a page family; `ValueError` for an unknown layer group, layer or role."""
     tokens = manager.tokens_per_block
     if isinstance(family, StridedPages):
         num_groups = len(manager.layer_grouping)

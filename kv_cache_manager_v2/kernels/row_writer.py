@@ -1,7 +1,7 @@
-"""Keeps the rows of a padded page table equal to the sequences' base page indices, by writing what changed.
+"""Writer of padded page table rows: keeps them equal to the sequences' base page indices by writing what changed.
 
 One row per sequence, ``width`` entries, anywhere in a flat int32 array. Blocks without a page that the rule can
-address, and what lies behind the last block, are the *filler*. Few changes are written one by one, many in one piece.
+address, and the entries behind the last block, are the *filler*. Few changes are written one by one, many at once.
 """
 
 from typing import Any, Final, final
@@ -18,7 +18,7 @@ from .output_array import flat_view
 from .page_family import PageRule
 
 _FEW: Final = 12
-"""Up to so many entries are written faster one by one, in either build."""
+"""Up to so many entries, writing one by one is faster, in either build."""
 
 
 def convert_pages(rule: PageRule, table: PageTable, begin: i64, end: i64, filler: i64) -> npt.NDArray[np.int32]:
@@ -37,7 +37,7 @@ def convert_pages(rule: PageRule, table: PageTable, begin: i64, end: i64, filler
 
 
 def fill_scratch_pages(rule: PageRule, pages: npt.NDArray[np.int32], begin: i64, scratch: Scratch) -> None:
-    """Put in the scratch blocks of a range that begins with block ``begin``."""
+    """Fill in the scratch blocks of a range that begins with block ``begin``."""
     group = rule.layer_group
     first = scratch.begins[group]
     expansion = rule.expansion
@@ -66,12 +66,12 @@ class RowWriter:
     _first: Final[i64]
     _stride: Final[i64]
     _lengths: vec[i64]
-    """Blocks written to each row; what follows is filler."""
+    """By row: blocks written; the entries behind them are filler."""
 
     def __init__(
         self, rule: PageRule, filler: i64, array: npt.NDArray[Any], first: i64, stride: i64, num_rows: i64
     ) -> None:
-        """Row ``r`` begins at item ``first + r * stride`` of the array, which the caller has filled with the filler."""
+        """Row ``r`` begins at item ``first + r * stride`` of the array, which the caller has set to the filler."""
         self.rule = rule
         self.filler = filler
         self._array = array.reshape(-1)
@@ -81,13 +81,13 @@ class RowWriter:
         self._lengths = vec[i64]([0] * num_rows)
 
     def update(self, row: i64, table: PageTable, changed: ChangedBlocks, scratch: Scratch) -> None:
-        """Where the last update had scratch blocks, everything counts as changed."""
+        """Write the row's changes; if the last update had scratch blocks, the whole row."""
         length = self._lengths[row]
         num_blocks = table.num_blocks
         if num_blocks < length:
             self._fill(row, num_blocks, length)
         self._write(row, table, changed.erased_begin, changed.erased_end)
-        # New blocks are at the end of what was filled, so most steps write one range only.
+        # New blocks are at the end of the filled range, so most steps write one range only.
         begin = changed.filled_begin if changed.filled_begin < length else length
         self._write(row, table, begin, num_blocks if num_blocks > length else changed.filled_end)
         self._lengths[row] = num_blocks
@@ -131,6 +131,6 @@ class RowWriter:
         self._array[first + begin * self.rule.expansion : first + end * self.rule.expansion] = self.filler
 
     def clear_row(self, row: i64) -> None:
-        """Nobody is in the row any more."""
+        """Set the row to filler: it is vacant."""
         self._fill(row, 0, self._lengths[row])
         self._lengths[row] = 0

@@ -1,4 +1,4 @@
-"""Where each input token of the step is written: vLLM's slot mapping."""
+"""The slot mapping of vLLM: the position at which each input token of the step is written."""
 
 from typing import Final, final
 
@@ -23,7 +23,7 @@ _FEW: Final = 8
 @mypyc_attr(native_class=True)
 class SlotMapping(TableOutput):
     """`array`: ``[max_num_input_tokens]`` int64, ``page index * tokens per page + token in page`` for the step's input
-    tokens, the rows behind one another as in `BatchPageTable.query_start_loc`; -1 behind the last.
+    tokens, row after row as in `BatchPageTable.query_start_loc`; -1 behind the last token.
 
     vLLM: ``slot_mapping`` of ``reshape_and_cache_flash`` (``csrc/cache_kernels.cu``; filled in
     ``vllm/v1/worker/block_table.py``), where -1 means "do not write". SGLang's ``out_cache_loc`` is the same with int64
@@ -46,7 +46,7 @@ class SlotMapping(TableOutput):
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
-        """``[num_input_tokens]``: a view of the present step's."""
+        """``[num_input_tokens]``: a view of the present step's part."""
         return self.array[: self._num_tokens]
 
     def rules(self) -> list[PageRule]:
@@ -73,7 +73,7 @@ class SlotMapping(TableOutput):
         array = self.array
         count: i64 = len(rows.states)
         first: i64 = 0
-        # Tokens of rows with few inputs are collected here and written in one piece.
+        # Tokens of rows with few inputs are collected here and written at once.
         collected = vec[i64]([0] * (count * _FEW))
         num_collected: i64 = 0
         for row in range(count):
@@ -105,7 +105,7 @@ class SlotMapping(TableOutput):
         self._num_tokens = first
 
     def _scratch_token(self, state: SequenceState, block: i64, token_in_block: i64) -> i64:
-        """A block without a page: scratch, if the rule can say where it is."""
+        """The position of a token whose block has no page: in a scratch slot, if the rule can address it."""
         group = self._rule.layer_group
         if not self._rule.addresses_scratch or not state.scratch.contains(group, block):
             return -1

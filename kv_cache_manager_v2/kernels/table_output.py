@@ -1,4 +1,4 @@
-"""What a `BatchPageTable` keeps up to date: one kind of array that kernels take.
+"""Base of a `BatchPageTable`'s outputs: one kind of array that kernels take.
 
 Per step: `validate` (may raise, changes nothing), then `update_row` for every row whose page table changed or has
 scratch blocks, then `finish` once.
@@ -21,7 +21,7 @@ class TableOutput(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def rules(self) -> list[PageRule]:
-        """How its entries are computed; the layer groups in them are those it reads."""
+        """The rules of its entries; they name the layer groups that it reads."""
         raise NotImplementedError("TableOutput.rules is for subclasses to define")
 
     @abstractmethod
@@ -31,15 +31,15 @@ class TableOutput(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def update_row(self, row: i64, state: SequenceState, layer_group: i64, changed: ChangedBlocks) -> None:
-        """The entries of one row that changed, or all of them where it is new."""
+        """Write the changed entries of one row, or all entries of a new row."""
         raise NotImplementedError("TableOutput.update_row is for subclasses to define")
 
     @abstractmethod
     def finish(self, rows: BatchRows) -> None:
-        """What is said of the step as a whole, once all rows are up to date."""
+        """Write the arrays about the step as a whole, after all rows."""
         raise NotImplementedError("TableOutput.finish is for subclasses to define")
 
     @abstractmethod
     def clear_row(self, row: i64) -> None:
-        """The last row is vacant."""
+        """The last row became vacant: clear it."""
         raise NotImplementedError("TableOutput.clear_row is for subclasses to define")

@@ -1,1 +1,1 @@
-"""Figures for people and dashboards: values only, never internals."""
+"""Statistics for people and dashboards: values only, never internals."""

@@ -1,6 +1,6 @@
-"""How long sampled blocks stay, and how long it is from one use to the next: histograms of seconds, for who has a clock.
+"""Times of sampled blocks: how long they stay, and how long from one use to the next. Histograms of seconds.
 
-No decision is made from a time, and without a clock (`KVCacheManager.record_block_times`) nobody looks at one.
+They need a clock (`KVCacheManager.record_block_times`); without one nothing is measured. No decision depends on a time.
 """
 
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from .statistics_clock import StatisticsClock
 from .time_histogram import TimeHistogram
 
 BOUNDS: Final[Sequence[float]] = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, 30000.0)
-"""Seconds; a third of a power of ten each."""
+"""Seconds; three bounds per power of ten."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class BlockTimes(Handle):
-    """Of the sampled blocks that were published since the clock was there; an entry for each that is here now."""
+    """Times of the sampled blocks that were published since the clock was set; one entry for each block that is in the cache."""
 
     __slots__ = ("lifetimes", "reuse_gaps", "idle_times", "_clock", "_born", "_used")
 
     _NAMES: ClassVar[str] = "a clock of this process"
 
     lifetimes: Final[TimeHistogram]
-    """From being published to being gone."""
+    """From publishing to removal."""
     reuse_gaps: Final[TimeHistogram]
     """From the last use to the next prompt that finds it."""
     idle_times: Final[TimeHistogram]
-    """From the last use to being gone."""
+    """From the last use to removal."""
     _clock: Final[StatisticsClock]
     _born: Final[dict[int, float]]
     _used: Final[dict[int, float]]
@@ -44,23 +44,23 @@ class BlockTimes(Handle):
         self._used = {}
 
     def record_published(self, key: int) -> None:
-        """The manager calls it: the sampled block is in the tree from now on."""
+        """The sampled block was published; called by the manager."""
         now = self._clock.seconds()
         self._born[key] = now
         self._used[key] = now
 
     def record_lookup(self, key: int) -> None:
-        """The manager calls it: a prompt found the block."""
+        """A prompt matched the block; called by the manager."""
         if key in self._used:
             self.reuse_gaps.add(self._clock.seconds() - self._used[key])
 
     def record_used(self, key: int) -> None:
-        """The manager calls it: a sequence used the block until now."""
+        """A sequence stopped using the block; called by the manager."""
         if key in self._used:
             self._used[key] = self._clock.seconds()
 
     def record_removal(self, key: int) -> None:
-        """The manager calls it: the block's last page is gone."""
+        """The block's last page was removed; called by the manager."""
         born = self._born.pop(key, None)
         if born is not None:
             now = self._clock.seconds()

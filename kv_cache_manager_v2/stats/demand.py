@@ -1,4 +1,4 @@
-"""How many slots of each pool group sequences need, as a running mean: the mix that the pool groups should be sized for."""
+"""The running mean of slots that sequences need of each pool group: the mix by which a quota should be divided."""
 
 from typing import Final, final
 
@@ -11,24 +11,24 @@ _SCALE_BITS: Final = 16
 @final
 @mypyc_attr(native_class=True)
 class Demand:
-    """Fixed-point numbers, so that equal calls make equal decisions everywhere."""
+    """Running means in fixed point, so that equal calls make equal decisions everywhere."""
 
     __slots__ = ("num_samples", "_means", "_weight")
 
     num_samples: i64
-    """Since the start, or since `restart`."""
+    """Samples since the start, or since `restart`."""
     _means: vec[i64]
     _weight: Final[i64]
 
     def __init__(self, num_pool_groups: int, smoothing: float) -> None:
-        """``smoothing``: the weight of one sample, over 0 and at most 1."""
+        """``smoothing``: the weight of one sample, above 0 and at most 1."""
         self.num_samples = 0
         self._means = vec[i64]([0] * num_pool_groups)
         weight = int(smoothing * (1 << _SCALE_BITS))
         self._weight = weight if weight > 0 else 1
 
     def add(self, pool_group: i64, num_slots: i64) -> None:
-        """What is needed of a pool group now; `end_sample` follows the last one."""
+        """Add to the present sample's need of a pool group; `end_sample` follows the last one."""
         value = num_slots << _SCALE_BITS
         mean = self._means[pool_group]
         if self.num_samples == 0:
@@ -40,9 +40,9 @@ class Demand:
         self.num_samples += 1
 
     def restart(self) -> None:
-        """The next adjustment needs samples of its own; the means go on."""
+        """Count samples from 0 again, for the next adjustment; the means stay."""
         self.num_samples = 1 if self.num_samples > 0 else 0
 
     def weights(self, slot_bytes: list[int]) -> list[int]:
-        """Shares of the bytes, by pool group; none is 0."""
+        """Shares of the bytes by pool group; none is 0."""
         return [max(1, int(mean) * num_bytes >> _SCALE_BITS) for mean, num_bytes in zip(self._means, slot_bytes)]

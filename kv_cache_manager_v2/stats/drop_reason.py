@@ -1,4 +1,4 @@
-"""Why a page is gone: which decision took its slot away for good."""
+"""The reasons why a page was dropped."""
 
 from enum import IntEnum
 from typing import Final
@@ -9,12 +9,12 @@ NUM_DROP_REASONS: Final = len(removal_cause.CAUSE_NAMES)
 
 
 class DropReason(IntEnum):
-    """CAPACITY, UNREACHABLE and SHRUNK would not have been with more memory.
+    """CAPACITY, UNREACHABLE and SHRUNK would not have happened with more memory.
 
-    CAPACITY: its turn had come, by priority, then by recency. UNREACHABLE: nobody could have matched it any more, as a page
-    before it on its path was evicted. SHRUNK: its tier was made smaller. SUPERSEDED: a fuller block has the same tokens.
-    CLEARED: `clear_reusable_blocks`. SCOPE_INVALIDATED: its reuse scope was declared void. REQUESTED: the user asked for it
-    to go. FAILURE: its bytes were lost in a transfer.
+    CAPACITY: it was evicted, by priority, then by policy. UNREACHABLE: it could not be matched any more, as a page before it on its
+    path was evicted. SHRUNK: its tier was made smaller. SUPERSEDED: a fuller block has the same tokens.
+    CLEARED: `clear_reusable_blocks`. SCOPE_INVALIDATED: its reuse scope was invalidated. REQUESTED: the user asked to drop it.
+    FAILURE: its bytes were lost in a transfer.
     """
 
     CAPACITY = removal_cause.CAPACITY

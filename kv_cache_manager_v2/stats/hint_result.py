@@ -1,4 +1,4 @@
-"""What became of a hint: a value."""
+"""The outcome of a hint (retain, prefetch, drop): a value."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from ..base.value import Value
 
 @dataclass(frozen=True)
 class HintResult(Value):
-    """Tokens of the prefix that was named: ``num_accepted + num_clipped + num_missing`` are all of them.
+    """Token counts of the named prefix: ``num_accepted + num_clipped + num_missing`` is its length.
 
-    ``num_clipped``: the pin budget, or the room on the level, was used up before them. ``num_missing``: not in the cache.
+    ``num_clipped``: the pin budget, or the slots of the level, did not suffice. ``num_missing``: not in the cache.
     """
 
     num_accepted: int

@@ -1,9 +1,9 @@
-"""Why a token of a prompt was not reused. Every token that was not has exactly one cause."""
+"""The causes of cache misses. Every prompt token that was not reused has exactly one cause."""
 
 from enum import IntEnum
 from typing import Final
 
-# As plain numbers, for the places that count.
+# As plain ints, for the counters.
 NOT_REMEMBERED: Final = 0
 EVICTED: Final = 1
 UNREACHABLE: Final = 2
@@ -19,16 +19,16 @@ NUM_MISS_CAUSES: Final = 11
 
 
 class MissCause(IntEnum):
-    """The first four are the usual ones; `is_capacity` says which more memory would have spared for certain.
+    """The first four are the usual ones; `is_capacity` says for which of them more memory would certainly have helped.
 
-    NOT_REMEMBERED: this prefix was never published, or its history entry is gone: new, or forgotten long ago. EVICTED: they were
-    here, and their turn to go came, by priority and recency. UNREACHABLE: they were here, and went because what comes before
-    them was evicted. SHRUNK: they went as their tier was made smaller. DROPPED: they were cleared, or dropped on request.
-    WINDOW_BROKEN: they are here, but a windowed layer lacks pages of the window at every longer prefix. NO_SNAPSHOT: they are
-    here, but there is no recurrent state at a later position. PARTIAL_BLOCK: a block here begins with the same tokens and
-    could not serve them (partial reuse is off, or it lacks pages); or the prompt ends inside a block whose predecessors are
-    gone, and parts of blocks are not remembered. OTHER_SCOPE: another reuse scope has, or had, the same text. LOAD_FAILED: they
-    were here, and their bytes were lost in a transfer. BACKOFF: `reuse_match_backoff` trimmed them off.
+    NOT_REMEMBERED: this prefix was never published, or its history entry was evicted. EVICTED: the blocks were cached, and were
+    evicted by priority and policy. UNREACHABLE: the blocks were cached, and were dropped because a block before them was evicted.
+    SHRUNK: the blocks were dropped as their tier was made smaller. DROPPED: the blocks were cleared, or dropped on request.
+    WINDOW_BROKEN: the blocks are cached, but a windowed layer lacks pages of the window at every longer prefix. NO_SNAPSHOT: the
+    blocks are cached, but there is no recurrent state at a later position. PARTIAL_BLOCK: a cached block begins with the same
+    tokens and could not serve them (partial reuse is off, or it lacks pages); or the prompt ends inside a block whose predecessors
+    are gone, as the history has no parts of blocks. OTHER_SCOPE: another reuse scope has, or had, the same tokens. LOAD_FAILED: the
+    blocks were cached, and their bytes were lost in a transfer. BACKOFF: `reuse_match_backoff` shortened the match.
     """
 
     NOT_REMEMBERED = 0
@@ -45,5 +45,5 @@ class MissCause(IntEnum):
 
     @property
     def is_capacity(self) -> bool:
-        """Whether more memory would have helped, as far as is remembered."""
+        """Whether more memory would have avoided the miss, as far as the history tells."""
         return self in (MissCause.EVICTED, MissCause.UNREACHABLE, MissCause.SHRUNK)

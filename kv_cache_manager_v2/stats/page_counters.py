@@ -1,7 +1,7 @@
-"""How many pages were copied between which levels, and dropped from which level for which reason.
+"""Counters of pages: copied from which level to which, and dropped from which level for which reason.
 
-Storage counts here what it has done, never what it plans. Conservation: a page that is made is later freed by its one user,
-dropped, or still there; copies neither make nor end one.
+Storage counts what it has done, never what it plans. Conservation: each page made is later freed by its only user, dropped, or still
+there; copies neither make nor end a page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PageCounters:
     dropped_pages: Final[vec[i64]]
     """[level][pool group][reason]"""
     caller: PageCounters | None
-    """Of the sequence whose call is running: counts the same once more."""
+    """The counters of the sequence whose call is running; they count the same changes."""
 
     def __init__(self, num_levels: i64, page_bytes: vec[i64]) -> None:
         num_pool_groups: i64 = len(page_bytes)
@@ -40,18 +40,18 @@ class PageCounters:
         self.caller = None
 
     def record_copied(self, source_level: i64, target_level: i64, pool_group: i64, num_pages: i64) -> None:
-        """Onto the same level: a copy; to a warmer one: onboarded; to a colder one: offloaded."""
+        """Count a copy: "copied" on one level, "onboarded" to a warmer one, "offloaded" to a colder one."""
         at = (source_level * self.num_levels + target_level) * self.num_pool_groups + pool_group
         self.copied_pages[at] += num_pages
         if self.caller is not None:
             self.caller.record_copied(source_level, target_level, pool_group, num_pages)
 
     def record_dropped(self, level: i64, pool_group: i64, reason: i64, num_pages: i64) -> None:
-        """``reason`` is a `removal_cause`."""
+        """Count dropped pages; ``reason`` is a `removal_cause`."""
         at = (level * self.num_pool_groups + pool_group) * NUM_DROP_REASONS + reason
         dropped = self.dropped_pages
         dropped[at] += num_pages
         if self.caller is not None:
-            # Of the same levels and groups, and no caller itself.
+            # A sequence's counters have the same shape, and no caller.
             dropped = self.caller.dropped_pages
             dropped[at] += num_pages

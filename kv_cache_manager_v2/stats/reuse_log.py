@@ -1,7 +1,7 @@
-"""What happened to the sampled blocks, in order, in a ring of words: enough to play another cache through later.
+"""A log of what happened to the sampled blocks, as a ring of words: enough to simulate another cache later.
 
-A word is what happened (bits 0-2) and 59 bits of the block's key. A block that is published below a sampled one follows its
-nearest sampled predecessor's key (BELOW).
+A word is the kind of event (bits 0-2) and 59 bits of the block's key. A block that is published below a sampled one is followed by
+the key of its nearest sampled predecessor (BELOW).
 """
 
 from typing import Final, final
@@ -10,15 +10,15 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 MAX_WORDS: Final = 1 << 17
-"""1 MiB."""
+"""8 bytes each, 1 MiB in all."""
 
 BELOW: Final = 0
 PUBLISHED: Final = 1
-"""By who holds it from now on."""
+"""By a sequence, which holds the block from now on."""
 PUBLISHED_PART: Final = 2
-"""A block that is not full; nobody holds it."""
+"""A partial block, which no sequence holds."""
 ASKED: Final = 3
-"""By a prompt, whether or not it was there."""
+"""A prompt looked the block up, cached or not."""
 HELD: Final = 4
 GIVEN_BACK: Final = 5
 
@@ -30,7 +30,7 @@ _KEY_MASK: Final = (1 << 59) - 1
 @final
 @mypyc_attr(native_class=True)
 class ReuseLog:
-    """The last `MAX_WORDS` words; `has_lost` once there were more."""
+    """The last `MAX_WORDS` words; `has_lost` is true once there were more."""
 
     __slots__ = ("has_lost", "_words", "_next")
 
@@ -53,7 +53,7 @@ class ReuseLog:
         self._next = (self._next + 1) & (MAX_WORDS - 1)
 
     def copy_words(self) -> vec[i64]:
-        """The oldest first."""
+        """The words, oldest first."""
         words = vec[i64]([0] * len(self._words))
         at = self._next
         for position in range(len(words)):

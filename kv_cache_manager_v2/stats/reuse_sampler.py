@@ -1,12 +1,12 @@
-"""How long ago a block was last used when a prompt asks for it, measured on a small sample of the blocks (SHARDS).
+"""Reuse distances of blocks, measured on a small sample (SHARDS).
 
-A block is in the sample or not by its content, so that all uses of a sampled block are seen. The sampled blocks stand in the order
-of their last use; the distance of a query is the number of sampled blocks used since. A cache of ``n`` blocks under LRU has those
-blocks whose distance is under ``n * rate``. Memory is bounded by `UseOrder`.
+A block's content decides whether it is in the sample, so all uses of a sampled block are seen. The sampled blocks are kept in the
+order of their last use; the distance of a query is the number of sampled blocks used since. A cache of ``n`` blocks under LRU has
+the blocks whose distance is under ``n * rate``. Memory is bounded by `UseOrder`.
 
-A few blocks with which every other prompt begins are asked for as often as thousands of others, and are in the sample or not by
-chance. So all blocks that are found are counted as well, without looking at them: if the sample has found fewer or more than its
-share, by more than chance explains, such blocks are what it lacks, or has (`compute_unsampled`).
+A few blocks, with which every other prompt begins, are looked up as often as thousands of others, and are in the sample or not by
+chance. So all found blocks are counted as well, without looking at their keys: if the sample found fewer or more than its share, by
+more than chance explains, it lacks such blocks, or has too many of them (`compute_unsampled`).
 """
 
 import math
@@ -24,13 +24,13 @@ NO_KEY: Final = -1
 _NUM_COUNTS: Final = 1 << 13
 SAMPLED_SHIFT: Final = 17
 SAMPLED_MASK: Final = (1 << 20) - 1
-"""A key is in the sample if these bits of it are under the threshold."""
+"""A key is sampled if these bits of it are under the threshold."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class ReuseSampler:
-    """Keys are 62-bit hashes of contents. What happens to sampled blocks also goes into a log, for other policies."""
+    """Keys are 62-bit hashes of contents. Events of sampled blocks also go into a log, to simulate other policies."""
 
     __slots__ = (
         "rate", "log", "times", "num_queries", "distances", "threshold", "num_found", "_num_sampled_found", "_found_counts", "_order"
@@ -39,22 +39,22 @@ class ReuseSampler:
     rate: Final[float]
     log: Final[ReuseLog]
     times: BlockTimes | None
-    """None: nobody has a clock."""
+    """None without a clock."""
     num_queries: i64
-    """Of sampled blocks, found or not."""
+    """Look-ups of sampled blocks, found or not."""
     distances: Final[vec[i64]]
-    """How many queries had each distance."""
+    """By distance: the number of queries."""
     threshold: Final[i64]
-    """Over 0."""
+    """Above 0."""
     num_found: i64
-    """Blocks that prompts have found, sampled or not."""
+    """Blocks found by prompts, sampled or not."""
     _num_sampled_found: i64
     _found_counts: Final[vec[i64]]
-    """How often sampled blocks were found, by a part of their keys: some have a count together."""
+    """How often sampled blocks were found, by a part of their keys: several blocks may share a count."""
     _order: Final[UseOrder]
 
     def __init__(self, rate: float) -> None:
-        """``rate`` is over 0 and at most 1."""
+        """``rate`` is above 0 and at most 1."""
         self.threshold = max(int(rate * (SAMPLED_MASK + 1)), 1)
         self.rate = float(int(self.threshold)) / float(SAMPLED_MASK + 1)
         self.log = ReuseLog()
@@ -70,7 +70,7 @@ class ReuseSampler:
         return ((key >> SAMPLED_SHIFT) & SAMPLED_MASK) < self.threshold
 
     def record_published(self, key: i64, key_before: i64, is_full: bool) -> None:
-        """A sampled block joins the tree. ``key_before``: of the nearest sampled block on its path, or NO_KEY."""
+        """A sampled block is published. ``key_before``: of the nearest sampled block on its path, or NO_KEY."""
         if key_before != NO_KEY:
             self.log.record(BELOW, key_before)
         self.log.record(PUBLISHED if is_full else PUBLISHED_PART, key)
@@ -79,7 +79,7 @@ class ReuseSampler:
             self.times.record_published(int(key))
 
     def record(self, kind: i64, key: i64) -> None:
-        """A prompt asks for a sampled block, which is there or not (ASKED); a sequence begins to use it (HELD), or has (GIVEN_BACK)."""
+        """Log an event of a sampled block: looked up (ASKED), a sequence begins to use it (HELD), a sequence released it (RELEASED)."""
         self.log.record(kind, key)
         times = self.times
         if kind == ASKED:
@@ -92,21 +92,21 @@ class ReuseSampler:
             times.record_used(int(key))
 
     def record_found(self, key: i64) -> None:
-        """A prompt asks for a sampled block that is there."""
+        """A prompt found a sampled block."""
         self._num_sampled_found += 1
         self._found_counts[key & (_NUM_COUNTS - 1)] += 1
         self.record(ASKED, key)
 
     def compute_unsampled(self) -> float:
-        """Queries that the sample lacks, of blocks that are always there, over those that it has; negative: it has too many.
+        """The sample's missing share of queries, those of blocks that are always cached, over its own queries; negative: surplus.
 
-        0.0 up to twice what chance explains, all of the difference from three times on.
+        0.0 if the difference is up to twice what chance explains; the whole difference from three times on.
         """
         found = float(self._num_sampled_found)
         missing = float(self.num_found) * self.rate - found
         if found == 0.0:
             return 0.0
-        # Which blocks are in the sample is chance; each brings as many queries as it has. A block that is the surplus is no chance.
+        # Chance decides which blocks are sampled; each brings all its queries. If one block alone is the surplus, that is no chance.
         most = found if missing > 0.0 else -missing / 4.0
         variance = 1.0
         for count in self._found_counts:
@@ -116,7 +116,7 @@ class ReuseSampler:
         return missing * min(max(deviations - 2.0, 0.0), 1.0) / float(self.num_queries)
 
     def record_removal(self, key: i64) -> None:
-        """A sampled block left the tree."""
+        """A sampled block was removed from the tree."""
         if self.times is not None:
             self.times.record_removal(int(key))
 
@@ -127,7 +127,7 @@ class ReuseSampler:
             self.distances[distance] += 1
 
     def touch(self, key: i64) -> None:
-        """A sampled block is used: it is the last one in order now."""
+        """A sampled block is used: move it to the MRU end."""
         self._order.record_use(key)
 
     def count_queries_within(self, distance: float) -> i64:

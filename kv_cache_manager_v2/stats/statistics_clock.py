@@ -1,4 +1,4 @@
-"""Where statistics get the time from. No decision is made from it."""
+"""The clock of statistics. No decision depends on it."""
 
 from abc import ABCMeta, abstractmethod
 from typing import ClassVar
@@ -10,7 +10,7 @@ from ..base.handle import Handle
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class StatisticsClock(Handle, metaclass=ABCMeta):
-    """Where the time comes from: replace it in tests, or where an engine has its own."""
+    """A source of time: replace it in tests, or with the engine's own."""
 
     __slots__ = ()
 
@@ -18,5 +18,5 @@ class StatisticsClock(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def seconds(self) -> float:
-        """Since any moment; never less than before."""
+        """Seconds since any fixed moment; never decreases."""
         raise NotImplementedError("StatisticsClock.seconds is for subclasses to define")

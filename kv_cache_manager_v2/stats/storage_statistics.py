@@ -1,4 +1,4 @@
-"""How full one pool group is at one level."""
+"""The use of one pool group's slots at one level."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from ..base.value import Value
 
 @dataclass(frozen=True)
 class StorageStatistics(Value):
-    """Slots of one pool group at one level, at the moment of the call.
+    """Slots of one pool group at one level, at the time of the call.
 
     ``total == free + evictable + unavailable`` and ``available == free + evictable``. ``peak_used`` and ``evicted`` count since
-    the manager was made; a slot is used from when it is taken until it is free again, droppable pages included.
+    the manager was made; a slot is used from its allocation until it is freed, droppable pages included.
     """
 
     slot_sizes: tuple[int, ...]
@@ -24,4 +24,4 @@ class StorageStatistics(Value):
     peak_used: int
     evicted: int
     clean_copies: int = 0
-    """Free slots that still hold the bytes of a page further up, which need not be written again when it comes down."""
+    """Free slots that still hold a clean copy of a page on a warmer level; offloading that page again needs no write."""

@@ -1,4 +1,4 @@
-"""Durations, counted by how long they were."""
+"""A histogram of durations."""
 
 from collections.abc import Sequence
 from typing import Final, final
@@ -12,7 +12,7 @@ from ..base.value import Value
 @final
 @mypyc_attr(native_class=True)
 class TimeHistogram(Value):
-    """``counts[i]``: times of at most ``bounds[i]`` and over the bound before; the last one has no bound."""
+    """``counts[i]``: durations of at most ``bounds[i]`` and above the bound before; the last count has no bound."""
 
     __slots__ = ("bounds", "counts", "total_seconds")
 
@@ -32,7 +32,7 @@ class TimeHistogram(Value):
         return (self.bounds, [int(count) for count in self.counts], self.total_seconds)
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Count one duration."""
         position: i64 = 0
         for bound in self.bounds:
             if seconds <= bound:
@@ -42,7 +42,7 @@ class TimeHistogram(Value):
         self.total_seconds += seconds
 
     def cumulative(self) -> list[int]:
-        """Times of at most each bound, and all."""
+        """Durations of at most each bound, and the number of all."""
         total = 0
         sums: list[int] = []
         for count in self.counts:

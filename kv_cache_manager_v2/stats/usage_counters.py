@@ -1,4 +1,4 @@
-"""What sequences asked for and got: blocks, tokens of prompts, suspends and resumes. Numbers only, added to and never taken back.
+"""Counters of what sequences asked for and got: blocks, prompt tokens, suspends and resumes. They only grow.
 
 One `UsageCounters` for the manager, one for each open sequence. All counts are in one vector, so that they can be copied and
 subtracted at once:
@@ -45,9 +45,9 @@ class UsageCounters:
     calls_at: Final[i64]
     counts: Final[vec[i64]]
     peak_pages: Final[vec[i64]]
-    """Per layer group the most pages that one sequence had at a time."""
+    """Per layer group the most pages that one sequence had at one time."""
     recent_peaks: vec[i64]
-    """The same since `take_recent_peaks`."""
+    """The same, since `take_recent_peaks`."""
     pages: Final[PageCounters]
 
     def __init__(self, num_layer_groups: i64, pages: PageCounters) -> None:
@@ -70,7 +70,7 @@ class UsageCounters:
         self.counts[at] += 1
 
     def add_all_of(self, other: UsageCounters) -> None:
-        """All but the peaks and the pages."""
+        """Add all counts but the peaks and the pages."""
         counts = self.counts
         others = other.counts
         for position in range(len(counts)):
@@ -91,24 +91,24 @@ class UsageCounters:
 @final
 @mypyc_attr(native_class=True)
 class SequenceCounters:
-    """One sequence's own counts, and the total that they are part of.
+    """One sequence's own counters, and the manager's, which they are part of.
 
-    What the match found counts in the total from the first `resume` on: a sequence that was made and given up without ever
-    running was no request.
+    A sequence's match is added to the manager's counters at its first `resume`: a sequence that was closed without ever running does
+    not count as a request.
     """
 
     __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "missed_samples")
 
     usage: Final[UsageCounters]
     total: Final[UsageCounters | None]
-    """None if the sequence is excluded."""
+    """The manager's counters; None if the sequence is excluded."""
     prompt_length: Final[i64]
-    """Blocks that begin from here on are generated."""
+    """Blocks that begin at this token or later are generated."""
     is_in_total: bool
     has_asked: bool
-    """Whether the sample of blocks knows that this sequence uses its path."""
+    """Whether the block sample knows that this sequence uses its path."""
     missed_samples: list[int]
-    """Keys of sampled blocks that the prompt asked for and that are gone; until the first resume."""
+    """Keys of sampled blocks that the prompt looked up and that are gone; until the first resume."""
 
     def __init__(self, num_layer_groups: i64, pages: PageCounters, total: UsageCounters | None, prompt_length: i64) -> None:
         self.usage = UsageCounters(num_layer_groups, PageCounters(pages.num_levels, pages.page_bytes))
@@ -119,7 +119,7 @@ class SequenceCounters:
         self.missed_samples = []
 
     def make_fork(self) -> SequenceCounters:
-        """For a sequence that goes on from this one: no request of its own, and all that it has is its parent's so far."""
+        """The counters of a fork: not a request of its own, and everything it has so far is its parent's."""
         counters = SequenceCounters(self.usage.num_layer_groups, self.usage.pages, self.total, self.prompt_length)
         counters.is_in_total = self.is_in_total
         return counters
@@ -154,5 +154,5 @@ class SequenceCounters:
 
 
 def find_page_counters(counters: SequenceCounters | None) -> PageCounters | None:
-    """Where the copies and drops of a sequence's call are counted once more; None without statistics."""
+    """The sequence's own page counters for its call's copies and drops; None without statistics."""
     return None if counters is None else counters.usage.pages

@@ -1,4 +1,4 @@
-"""The counters at one moment, and the difference between two moments as a value."""
+"""A copy of the counters at one moment, and the difference between two moments as a value."""
 
 from typing import Final, final
 
@@ -51,7 +51,7 @@ def compute_usage(
     peak_pages: vec[i64],
     peak_slots: tuple[tuple[int, ...], ...],
 ) -> UsageStatistics:
-    """What was counted since the snapshot; None: since the start."""
+    """The counts since the snapshot; None: since the start."""
     counts = _subtract(counters.counts, None if since is None else since.counts)
     calls_at = int(counters.calls_at)
     groups: list[BlockStatistics] = []

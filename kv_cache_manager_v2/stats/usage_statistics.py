@@ -1,4 +1,4 @@
-"""What one sequence used, or one iteration, or all of them so far: values for dashboards, made when somebody asks."""
+"""Usage statistics of one sequence, of one iteration, or of all sequences so far: values, computed on request."""
 
 from dataclasses import dataclass
 
@@ -9,22 +9,22 @@ from .miss_cause import MissCause
 
 @dataclass(frozen=True)
 class BlockStatistics(Value):
-    """Blocks of one layer group. ``allocated == missed + generated + private copies``: of blocks that were
+    """Blocks of one layer group. ``allocated == missed + generated + private copies``; private copies are made of blocks that were
     found in part, shared by a fork or beam, or published before they were full."""
 
     layer_group_id: int
     pool_group: int
     allocated: int
-    """Pages made."""
+    """Pages allocated."""
     reused_full: int
     reused_partial: int
     """Found in part only, and copied before the sequence wrote into them."""
     missed: int
-    """Pages made for tokens of the prompt."""
+    """Pages allocated for prompt tokens."""
     generated: int
-    """Pages made behind the prompt."""
+    """Pages allocated for generated tokens."""
     peak_pages: int
-    """The most pages that one sequence had at a time."""
+    """The most pages that one sequence had at one time."""
 
     @property
     def reused(self) -> int:
@@ -62,36 +62,36 @@ class DropStatistics(Value):
 
 @dataclass(frozen=True)
 class PromptStatistics(Value):
-    """Where the tokens of prompts came from. ``tokens == sum(hit_tokens) + sum(missed_tokens.values())``, always."""
+    """Hits and misses of prompt tokens. ``tokens == sum(hit_tokens) + sum(missed_tokens.values())``, always."""
 
     tokens: int
     hit_tokens: tuple[int, ...]
     """By the cache level that they were found on; a block counts for the coldest of the pages that it needs."""
     missed_tokens: dict[MissCause, int]
-    """Only causes that occurred."""
+    """By cause; only causes that occurred."""
 
     @property
     def num_hit(self) -> int:
-        """On any level."""
+        """Hits on all levels."""
         return sum(self.hit_tokens)
 
     @property
     def num_missed(self) -> int:
-        """For any cause."""
+        """Misses of all causes."""
         return self.tokens - self.num_hit
 
     @property
     def hit_rate(self) -> float:
-        """Between 0 and 1; 0 where there were no prompts."""
+        """Hits per token, between 0 and 1; 0 without prompts."""
         return self.num_hit / self.tokens if self.tokens > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class UsageStatistics(Value):
-    """Lists hold only what occurred. Of a sequence, pages that its calls moved or drove out count as its own."""
+    """Lists hold only what occurred. In a sequence's statistics, pages that its calls copied or evicted count as its own."""
 
     requests: int
-    """Sequences that were resumed at least once. Of a sequence 1; 0 of a fork, which goes on with its parent's request."""
+    """Sequences that were resumed at least once. Of a sequence 1; 0 of a fork, which continues its parent's request."""
     prompts: PromptStatistics
     layer_groups: tuple[BlockStatistics, ...]
     transfers: tuple[TransferStatistics, ...]
@@ -103,7 +103,7 @@ class UsageStatistics(Value):
 
     @property
     def allocated(self) -> int:
-        """Pages made, of all layer groups."""
+        """Pages allocated, of all layer groups."""
         return sum([group.allocated for group in self.layer_groups])
 
     @property
@@ -113,12 +113,12 @@ class UsageStatistics(Value):
 
     @property
     def missed(self) -> int:
-        """Pages made for tokens of prompts, of all layer groups."""
+        """Pages allocated for prompt tokens, of all layer groups."""
         return sum([group.missed for group in self.layer_groups])
 
     @property
     def generated(self) -> int:
-        """Pages made behind prompts, of all layer groups."""
+        """Pages allocated for generated tokens, of all layer groups."""
         return sum([group.generated for group in self.layer_groups])
 
     def count_transfers(self, kind: str) -> int:

@@ -1,8 +1,8 @@
-"""Keys in the order of their last use, and how many of them were used since one of them was.
+"""Keys in the order of their last use, with a fast count of how many were used since a given one.
 
-Every use has a time, counted from 0; a key has the time of its last one. Times are counted by 32 and by 1024, so that a use costs
-three writes and a question under a hundred reads. When the times have run out, the keys get new ones from 0 on. Memory is bounded:
-beyond `MAX_KEYS` the quarter that was used longest ago is forgotten.
+Every use has a time, counted from 0; a key has the time of its last use. Times are counted in groups of 32 and of 1024, so a use costs
+three writes and a query under a hundred reads. When the times run out, the keys are renumbered from 0 on. Memory is bounded: beyond
+`MAX_KEYS` the least recently used quarter is forgotten.
 
 Conservation: a key is in the table if and only if `_place_at` names its place at its time.
 """
@@ -28,21 +28,21 @@ _NUM_HALLS: Final = NUM_TIMES >> _HALL_SHIFT
 @final
 @mypyc_attr(native_class=True)
 class UseOrder:
-    """Keys are not negative, and well mixed."""
+    """Keys must not be negative, and must be well mixed."""
 
     __slots__ = ("num_keys", "_keys", "_times", "_place_at", "_groups", "_halls", "_next_time")
 
     num_keys: i64
     _keys: Final[vec[i64]]
-    """An open table: a key stands at its first free place from ``key & mask`` on."""
+    """An open-addressing table: a key is at its first free place from ``key & mask`` on."""
     _times: Final[vec[i64]]
-    """Of the key at that place."""
+    """By place: the time of the key there."""
     _place_at: Final[vec[i64]]
-    """By time: the place of the key that was used then, for the last time so far."""
+    """By time: the place of the key whose last use it is."""
     _groups: Final[vec[i64]]
-    """How many of 32 times are somebody's."""
+    """By group of 32 times: how many are some key's last use."""
     _halls: Final[vec[i64]]
-    """Of 1024."""
+    """The same by group of 1024."""
     _next_time: i64
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class UseOrder:
         self._next_time = 0
 
     def record_use(self, key: i64) -> None:
-        """It is the last one in order now."""
+        """Move the key to the MRU end."""
         if self._next_time == NUM_TIMES:
             self._renumber(0)
         keys = self._keys
@@ -73,7 +73,7 @@ class UseOrder:
         self._give_time(place)
 
     def count_used_since(self, key: i64) -> i64:
-        """How many other keys were used since this one was; NOT_KNOWN if it never was, or is forgotten."""
+        """How many other keys were used since the last use of ``key``; NOT_KNOWN if it was never used, or is forgotten."""
         place = self._find_place(key)
         if self._keys[place] == _NO_KEY:
             return NOT_KNOWN
@@ -95,7 +95,7 @@ class UseOrder:
         return count
 
     def _find_place(self, key: i64) -> i64:
-        """Where the key stands, or would stand."""
+        """The key's place, or the free one where it belongs."""
         keys = self._keys
         place = key & (_NUM_PLACES - 1)
         while keys[place] != key and keys[place] != _NO_KEY:
@@ -116,7 +116,7 @@ class UseOrder:
         self._halls[hall] += change
 
     def _renumber(self, num_forgotten: i64) -> None:
-        """Times from 0 on again, without the keys that were used longest ago."""
+        """Renumber the times from 0 on, without the keys that were used longest ago."""
         kept = vec[i64]([0] * (self.num_keys - num_forgotten))
         keys = self._keys
         place_at = self._place_at
