@@ -11,7 +11,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..events.removal_cause import CAPACITY, UNREACHABLE
-from ..stats.reuse_log import ASKED, GIVEN_BACK, HELD
+from ..stats.reuse_log import ASKED, RELEASED, HELD
 from ..stats.reuse_sampler import NO_KEY, SAMPLED_MASK, SAMPLED_SHIFT, ReuseSampler
 from ..storage.page_rows import NO_SHIFT, PageRows
 from .reuse_scope import ReuseScope
@@ -263,7 +263,7 @@ class BlockHistory:
 
     def record_release(self, block: i64) -> None:
         """The path that ends at this published block was used until now; its far end is the first to go."""
-        self._record_path(GIVEN_BACK, block)
+        self._record_path(RELEASED, block)
 
     def forget_full_size(self) -> None:
         """The cache has another size now."""

@@ -20,7 +20,7 @@ PUBLISHED_PART: Final = 2
 ASKED: Final = 3
 """A prompt looked the block up, cached or not."""
 HELD: Final = 4
-GIVEN_BACK: Final = 5
+RELEASED: Final = 5
 
 KIND_MASK: Final = 7
 KEY_SHIFT: Final = 3

@@ -14,7 +14,7 @@ from ...config.eviction_policy import EvictionPolicy
 from ...stats.reuse_log import (
     ASKED,
     BELOW,
-    GIVEN_BACK,
+    RELEASED,
     KEY_SHIFT,
     KIND_MASK,
     PUBLISHED_PART,
@@ -161,7 +161,7 @@ class MiniatureCache:
                         # Whoever asked is about to hold it, or to publish it once more.
                         self._queue.use(block + MOST_SENTINELS)
                         self._begin_hold(block)
-            elif kind == GIVEN_BACK:
+            elif kind == RELEASED:
                 if self._num_holders[block] > 0:
                     self._num_holders[block] -= 1
                 if self._num_holders[block] == 0 and self._is_cached(block) and not self._is_queued(block):

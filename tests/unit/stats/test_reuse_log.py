@@ -9,7 +9,7 @@ from kv_cache_manager_v2 import EvictionPolicy, is_compiled
 from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests
 from kv_cache_manager_v2.sequence.reuse_sample import CacheFigures, ReuseSample
-from kv_cache_manager_v2.stats.reuse_log import ASKED, GIVEN_BACK, HELD, KEY_SHIFT, MAX_WORDS, PUBLISHED, ReuseLog
+from kv_cache_manager_v2.stats.reuse_log import ASKED, RELEASED, HELD, KEY_SHIFT, MAX_WORDS, PUBLISHED, ReuseLog
 from kv_cache_manager_v2.stats.reuse_sampler import NO_KEY, ReuseSampler
 from kv_cache_manager_v2.storage.eviction.miniature_cache import MiniatureCache, SampledBlocks
 
@@ -64,7 +64,7 @@ def sample_of(blocks: BlockRequests, rate: float, num_slots: int) -> ReuseSample
                 sampler.record_published(key, before, True)
             before = key
         for _, key in reversed(sampled):
-            sampler.record(GIVEN_BACK, key)
+            sampler.record(RELEASED, key)
         seen.update(request)
     figures = CacheFigures(
         0, EvictionPolicy.LRU, blocks.num_accesses, int(cache.num_hits), num_gone, num_slots, 1.0, sampler.rate, False,
@@ -159,7 +159,7 @@ def test_no_log_makes_it_stumble(policy: EvictionPolicy, seed: int) -> None:
             log.record(0, key_of(number - 1))
         log.record(kind, key_of(number))
         if rng.random() < 0.3:
-            log.record(GIVEN_BACK, key_of(rng.randrange(60)))
+            log.record(RELEASED, key_of(rng.randrange(60)))
     sample = SampledBlocks(log.copy_words())
     cache = MiniatureCache(sample, policy, 7)
     for position in range(len(sample.kinds)):
