@@ -1,7 +1,7 @@
-"""A plain picture of a manager's state, as JSON-able dicts and lists: tiers, pool groups, sequences, the tree.
+"""A plain dump of a manager's state, as JSON-able dicts and lists: tiers, pool groups, sequences, the tree.
 
 State alone: no counters, no addresses, no last refusal. Two managers that were given the same calls give equal pictures, so a
-test compares the picture before and after a call that must change nothing.
+test compares the dump before and after a call that must change nothing.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         pages.append(slots)
         levels.append(on_levels)
     scratch = state.scratch
-    picture: StateDump = {
+    dump: StateDump = {
         "id": state.id,
         "status": "active" if state.status == ACTIVE else "suspended",
         "scope": [state.scope.lora_id, state.scope.salt],
@@ -97,15 +97,15 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         ],
     }
     if has_lost_page(state):
-        picture["has_lost_pages"] = True
+        dump["has_lost_pages"] = True
     if len(state.beams) > 0:
-        picture["beams"] = [_describe_sequence(beam) for beam in state.beams]
+        dump["beams"] = [_describe_sequence(beam) for beam in state.beams]
     if state.shared.has_state:
         life_cycle = state.shared.state_life_cycle
-        picture["state_life_cycle"] = int(life_cycle)
-        picture["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.state_blocks]
-        picture["state_levels"] = [int(rows.level(block.first_page + life_cycle)) for block in state.state_blocks]
-    return picture
+        dump["state_life_cycle"] = int(life_cycle)
+        dump["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.state_blocks]
+        dump["state_levels"] = [int(rows.level(block.first_page + life_cycle)) for block in state.state_blocks]
+    return dump
 
 
 def _describe_forked(state: SequenceState, ordinal: int) -> str | int:

@@ -1,6 +1,6 @@
 """The rules that hold at every instant, evaluated from scratch.
 
-`check_invariants` recomputes from the open sequences and the tree what the books should say, and compares: who owns each
+`check_invariants` recomputes from the open sequences and the tree what the tally should say, and compares: who owns each
 slot, how many holds and locks each page has, who is queued, pinned, counted. It raises `CorruptedError` with the first
 difference. Tests call it after every operation; production never pays for it.
 """
@@ -28,7 +28,7 @@ _SCRATCH: Final = -1
 
 @final
 @mypyc_attr(native_class=True)
-class _Books:
+class _Tally:
     """What the sequences and the tree say there should be, by page id."""
 
     __slots__ = ("holds", "locks", "pins", "published", "private_owners", "num_digests")
@@ -53,33 +53,33 @@ class _Books:
 
 def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> None:
     """Raise `CorruptedError` with the first rule that does not hold."""
-    books = _Books()
+    tally = _Tally()
     states = _with_beams(states)
     try:
-        _check_tree(shared, books)
+        _check_tree(shared, tally)
         for state in states:
-            _check_sequence(state, books)
+            _check_sequence(state, tally)
         for lease in shared.leases.open_leases():
-            _check_lease(shared, lease, books)
+            _check_lease(shared, lease, tally)
         for plan in shared.drop_plans.open_plans():
             last = int(plan.blocks[-1].first_page)
-            _require(last in books.published, f"the plan to drop {plan.num_tokens} tokens ends outside the tree")
-            books.pins[last] = books.pins.get(last, 0) + 1
-        _check_blocks(shared, books)
-        _check_pages(shared, states, books)
+            _require(last in tally.published, f"the plan to drop {plan.num_tokens} tokens ends outside the tree")
+            tally.pins[last] = tally.pins.get(last, 0) + 1
+        _check_blocks(shared, tally)
+        _check_pages(shared, states, tally)
         _check_slots(shared, states)
         _require(shared.storage.num_kept_slots == 0, "a slot that a copy was made into beforehand has not been given back")
         check_copies(shared)
         check_announcements(shared)
-        check_usage(shared, states, len(books.published))
+        check_usage(shared, states, len(tally.published))
         count = shared.tree.digests.total_count()
-        _require(count == books.num_digests, f"{books.num_digests} digests are in use, {count} are counted")
+        _require(count == tally.num_digests, f"{tally.num_digests} digests are in use, {count} are counted")
     except AssertionError as error:
         raise CorruptedError(str(error)) from error
 
 
 def _with_beams(states: Sequence[SequenceState]) -> list[SequenceState]:
-    """Each beam has the books of a sequence; what all beams have in common is checked here."""
+    """Each beam has the tally of a sequence; what all beams have in common is checked here."""
     found: list[SequenceState] = []
     for state in states:
         found.append(state)
@@ -94,7 +94,7 @@ def _with_beams(states: Sequence[SequenceState]) -> list[SequenceState]:
     return found
 
 
-def _check_lease(shared: SharedState, lease: TransferLeaseState, books: _Books) -> None:
+def _check_lease(shared: SharedState, lease: TransferLeaseState, tally: _Tally) -> None:
     """Its pages are where it says, held and locked; private blocks count it as an owner, published ones have its pin."""
     rows = shared.storage.rows
     for life_cycle in range(shared.num_life_cycles):
@@ -106,11 +106,11 @@ def _check_lease(shared: SharedState, lease: TransferLeaseState, books: _Books) 
             if position >= num_kept:
                 slot = slots[position - num_kept]
                 _require(rows.slot(page) == slot, f"page {page} of lease {lease.number} is in slot {rows.slot(page)}, not {slot}")
-            books.holds[page] = books.holds.get(page, 0) + 1
-            books.locks[page] = books.locks.get(page, 0) + 1
+            tally.holds[page] = tally.holds.get(page, 0) + 1
+            tally.locks[page] = tally.locks.get(page, 0) + 1
     for block in lease.private_blocks:
         first_page = int(block.first_page)
-        counts = books.private_owners if block.parent is None else books.pins
+        counts = tally.private_owners if block.parent is None else tally.pins
         counts[first_page] = counts.get(first_page, 0) + 1
 
 
@@ -127,7 +127,7 @@ def _count_digests(packed: bytes) -> int:
     return len([token for token in memoryview(packed).cast("i") if token < 0])
 
 
-def _check_tree(shared: SharedState, books: _Books) -> None:
+def _check_tree(shared: SharedState, tally: _Tally) -> None:
     tree = shared.tree
     for scope in tree.scopes():
         root = tree.find_root(scope)
@@ -137,9 +137,9 @@ def _check_tree(shared: SharedState, books: _Books) -> None:
             block = pending.pop()
             children = tree.children_of(block)
             if block is not root:
-                books.published[int(block.first_page)] = block
+                tally.published[int(block.first_page)] = block
                 key = tree.key_of(block)
-                books.num_digests += _count_digests(key)
+                tally.num_digests += _count_digests(key)
                 _require(0 < len(key) <= tree.block_bytes, f"{_name(block)} has a key of {len(key)} bytes")
                 is_full = len(key) == tree.block_bytes
                 _check_tokens(block, tree.block_bytes)
@@ -174,7 +174,7 @@ def _check_tokens(block: Block, block_bytes: i64) -> None:
         _require(above.tokens_begin + distance == begin, f"{_name(block)} shares a text with a block that it does not hang below")
 
 
-def _check_sequence(state: SequenceState, books: _Books) -> None:
+def _check_sequence(state: SequenceState, tally: _Tally) -> None:
     shared = state.shared
     rows = shared.storage.rows
     name = f"sequence {state.id}"
@@ -187,10 +187,10 @@ def _check_sequence(state: SequenceState, books: _Books) -> None:
     _require(state.num_blocks == num_blocks == len(state.blocks), f"{name} has {state.num_blocks} blocks, not {num_blocks}")
     tail_tokens = state.num_committed - state.num_published * shared.tokens_per_block
     _require(state.tail.count == tail_tokens, f"{name} has {state.tail.count} tail tokens, not {tail_tokens}")
-    books.num_digests += _count_digests(state.tail.packed())
-    _check_path(state, books)
+    tally.num_digests += _count_digests(state.tail.packed())
+    _check_path(state, tally)
     is_active = state.status == ACTIVE
-    _check_state_blocks(state, books)
+    _check_state_blocks(state, tally)
     for life_cycle in range(shared.num_life_cycles):
         begin = shared.compute_window_begin(life_cycle, state.history)
         _require(state.window_begins[life_cycle] == begin, f"{name}: the window of life cycle {life_cycle} begins wrong")
@@ -202,16 +202,16 @@ def _check_sequence(state: SequenceState, books: _Books) -> None:
                 _require(entries[ordinal] == BAD_PAGE_INDEX, f"{name}: stale block {ordinal} has page index {entries[ordinal]}")
                 continue
             _require(rows.has_page(page), f"{name}: block {ordinal} of life cycle {life_cycle} has no page")
-            books.holds[page] = books.holds.get(page, 0) + 1
+            tally.holds[page] = tally.holds.get(page, 0) + 1
             if is_active:
-                books.locks[page] = books.locks.get(page, 0) + 1
+                tally.locks[page] = tally.locks.get(page, 0) + 1
             expected = rows.slot(page) if is_active else BAD_PAGE_INDEX
             _require(
                 entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}"
             )
 
 
-def _check_state_blocks(state: SequenceState, books: _Books) -> None:
+def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
     """Private blocks with one page each, that of the recurrent state; from the first resume on."""
     shared = state.shared
     name = f"sequence {state.id}"
@@ -223,27 +223,27 @@ def _check_state_blocks(state: SequenceState, books: _Books) -> None:
         page = int(snapshot.first_page + shared.state_life_cycle)
         _require(num_blocks == 0, f"{name} has its recurrent state and still holds the snapshot that it began with")
         _require(shared.storage.rows.has_page(page), f"{name} holds a snapshot that is not there")
-        books.holds[page] = books.holds.get(page, 0) + 1
+        tally.holds[page] = tally.holds.get(page, 0) + 1
     _require(num_blocks == shared.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
     for block in state.state_blocks:
         _require(block.parent is None, f"{name}: its recurrent state is in the tree")
-        _require(int(block.first_page) not in books.private_owners, f"{name}: its recurrent state has two owners")
-        books.private_owners[int(block.first_page)] = 1
+        _require(int(block.first_page) not in tally.private_owners, f"{name}: its recurrent state has two owners")
+        tally.private_owners[int(block.first_page)] = 1
         for life_cycle in range(shared.num_life_cycles):
             page = int(block.first_page + life_cycle)
             is_state = life_cycle == shared.state_life_cycle
             _require(shared.storage.rows.has_page(page) == is_state, f"{name}: page {page} of its recurrent state")
             if is_state:
-                books.holds[page] = books.holds.get(page, 0) + 1
+                tally.holds[page] = tally.holds.get(page, 0) + 1
                 if is_active:
-                    books.locks[page] = books.locks.get(page, 0) + 1
+                    tally.locks[page] = tally.locks.get(page, 0) + 1
 
 
-def _check_path(state: SequenceState, books: _Books) -> None:
+def _check_path(state: SequenceState, tally: _Tally) -> None:
     """The published blocks are the path that the sequence pins; the rest is private to it and its forks."""
     name = f"sequence {state.id}"
     block = state.path_end
-    books.pins[int(block.first_page)] = books.pins.get(int(block.first_page), 0) + 1
+    tally.pins[int(block.first_page)] = tally.pins.get(int(block.first_page), 0) + 1
     for ordinal in range(state.num_published - 1, -1, -1):
         _require(state.blocks[ordinal] is block, f"{name}: block {ordinal} is not on its path")
         parent = block.parent
@@ -262,33 +262,33 @@ def _check_path(state: SequenceState, books: _Books) -> None:
             if ordinal == state.num_published:
                 _require(is_tail, f"{name}: its last block is published, and it is not noted as shared")
                 _require(state.shared.tree.key_of(block).startswith(state.tail.packed()), f"{name}: its shared tail has other tokens")
-            books.pins[first_page] = books.pins.get(first_page, 0) + 1
+            tally.pins[first_page] = tally.pins.get(first_page, 0) + 1
         else:
             _require(not is_tail, f"{name}: its shared tail is not in the tree")
-            num_owners = books.private_owners.get(first_page, 0) + 1
-            books.private_owners[first_page] = num_owners
+            num_owners = tally.private_owners.get(first_page, 0) + 1
+            tally.private_owners[first_page] = num_owners
             _require(num_owners == 1 or ordinal < state.forked_end, f"{name}: private block {ordinal} has another owner")
 
 
-def _check_blocks(shared: SharedState, books: _Books) -> None:
+def _check_blocks(shared: SharedState, tally: _Tally) -> None:
     pool = shared.tree.pool
     free = set([int(block.first_page) for block in pool.free_blocks()])
     _require(len(free) == pool.num_free, "a block is free twice")
     for block in pool.all_blocks():
         first_page = int(block.first_page)
-        places = int(first_page in free) + int(first_page in books.published) + int(first_page in books.private_owners)
+        places = int(first_page in free) + int(first_page in tally.published) + int(first_page in tally.private_owners)
         _require(places == 1, f"{_name(block)} is in {places} places")
-        pins = books.pins.get(first_page, 0)
-        num_co_owners = max(books.private_owners.get(first_page, 0) - 1, 0)
+        pins = tally.pins.get(first_page, 0)
+        num_co_owners = max(tally.private_owners.get(first_page, 0) - 1, 0)
         _require(block.num_co_owners == num_co_owners, f"{_name(block)} counts {block.num_co_owners} owners, not {num_co_owners}")
         _require(block.num_pins == pins, f"{_name(block)} has {block.num_pins} pins, should have {pins}")
-        _require(first_page in books.published or len(block.tokens) == 0, f"{_name(block)} is not in the tree and has a text")
+        _require(first_page in tally.published or len(block.tokens) == 0, f"{_name(block)} is not in the tree and has a text")
         if first_page in free:
             _require(not pool.has_any_page(block), f"{_name(block)} is free and has a page")
     for scope in shared.tree.scopes():
         root = shared.tree.find_root(scope)
         if root is not None:
-            pins = books.pins.get(int(root.first_page), 0)
+            pins = tally.pins.get(int(root.first_page), 0)
             _require(root.num_pins == pins, f"the root of {scope} has {root.num_pins} pins, should have {pins}")
 
 
@@ -303,7 +303,7 @@ def _collect_queues(queues: Sequence[VictimQueue], name: str, place_of: dict[int
             place_of[page] = index
 
 
-def _check_pages(shared: SharedState, states: Sequence[SequenceState], books: _Books) -> None:
+def _check_pages(shared: SharedState, states: Sequence[SequenceState], tally: _Tally) -> None:
     storage = shared.storage
     rows = storage.rows
     num_life_cycles = shared.num_life_cycles
@@ -316,12 +316,12 @@ def _check_pages(shared: SharedState, states: Sequence[SequenceState], books: _B
         for life_cycle in range(num_life_cycles):
             num_locked[int(storage.pool_group_of[life_cycle])] += len(state.scratch.slots[life_cycle])
     for block in shared.tree.pool.all_blocks():
-        is_published = int(block.first_page) in books.published
+        is_published = int(block.first_page) in tally.published
         for life_cycle in range(num_life_cycles):
             page = int(block.first_page + life_cycle)
             pool_group = int(storage.pool_group_of[life_cycle])
-            holds = books.holds.get(page, 0)
-            locks = books.locks.get(page, 0)
+            holds = tally.holds.get(page, 0)
+            locks = tally.locks.get(page, 0)
             if not rows.has_page(page):
                 is_queued = page in queued or page in held
                 _require(holds == 0 and not is_queued, f"page {page} does not exist and is held or queued")
