@@ -82,7 +82,7 @@ class KVCacheEventIndex(Handle):
         "_blocks", "_num_blocks_per_cache_level", "_last_event_id", "_waiting", "_max_waiting", "_lost_up_to"
     )  # fmt: skip
 
-    _NAMES: ClassVar[str] = "what this process was told; make another and give it a snapshot"
+    _NAMES: ClassVar[str] = "events that this process received; make another index and give it a snapshot"
 
     _blocks: Final[dict[BlockHash, IndexedBlock]]
     _num_blocks_per_cache_level: Final[dict[int, list[int]]]

@@ -45,7 +45,7 @@ class KVCacheEventManager(Handle):
         "_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups", "_tokens_per_block", "_cache_tiers"
     )  # fmt: skip
 
-    _NAMES: ClassVar[str] = "what a manager of this process tells"
+    _NAMES: ClassVar[str] = "the events of a manager of this process"
 
     _max_events: Final[int]
     _hash_algo: Final[str]

@@ -1,1 +1,1 @@
-"""The one white-box door: checks of the books from scratch, and pictures of them. Reads everything, changes nothing."""
+"""Introspection: invariants checked from scratch, and state dumps. May read everything, changes nothing."""

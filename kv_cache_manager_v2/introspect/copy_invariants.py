@@ -1,4 +1,4 @@
-"""Clean copies on colder levels: each of a published page that lies further up, each in a free slot that nobody else has."""
+"""Invariants of clean copies: each is of a published page on a warmer level, each in a free slot of its own."""
 
 from ..base.errors import CorruptedError
 from ..sequence.shared_state import SharedState
@@ -18,7 +18,7 @@ def check_copies(shared: SharedState) -> None:
         if not storage.copies.has_copy_at(page, index):
             raise CorruptedError(f"{name} is not known to the page")
         if not rows.has_page(page) or not storage.is_published(page):
-            raise CorruptedError(f"{name} is of no published page")
+            raise CorruptedError(f"{name} is not of a published page")
         if rows.level(page) >= level:
             raise CorruptedError(f"{name} is no colder than the page, which is on level {rows.level(page)}")
         if storage.pool_group_of_page(page) != pool_group:
@@ -26,7 +26,7 @@ def check_copies(shared: SharedState) -> None:
         slots[index].add(slot)
     for index, allocator in enumerate(storage.allocators):
         if allocator.num_aside != len(slots[index]):
-            raise CorruptedError(f"{allocator.num_aside} slots stand aside at index {index} for {len(slots[index])} copies")
+            raise CorruptedError(f"{allocator.num_aside} slots are set aside at index {index} for {len(slots[index])} copies")
         for slot in allocator.collect_free_slots():
             if slot in slots[index]:
-                raise CorruptedError(f"slot {slot} at index {index} holds a clean copy and is handed out as if it did not")
+                raise CorruptedError(f"slot {slot} at index {index} holds a clean copy and is in the list of slots without one")

@@ -1,7 +1,7 @@
-"""A plain dump of a manager's state, as JSON-able dicts and lists: tiers, pool groups, sequences, the tree.
+"""State dumps: a manager's state as JSON-able dicts and lists: tiers, pool groups, sequences, the tree.
 
-State alone: no counters, no addresses, no last refusal. Two managers that were given the same calls give equal pictures, so a
-test compares the dump before and after a call that must change nothing.
+State alone: no counters, no addresses, no last refusal. Two managers that were given the same calls have equal dumps, so a test
+compares the dumps before and after a call that must change nothing.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ def _describe_sequence(state: SequenceState) -> StateDump:
 
 
 def _describe_forked(state: SequenceState, ordinal: int) -> str | int:
-    """How many sequences share a block that is not on the published path, or that another one has published it."""
+    """How many sequences share a block outside the published path, or that another sequence has published it."""
     block = state.blocks[ordinal]
     return "published" if block.parent is not None else int(block.num_co_owners) + 1
 

@@ -1,11 +1,11 @@
-"""What is announced to those outside is what is there: exactly the pages of full published blocks, while somebody listens."""
+"""Invariants of events: with a listener, exactly the pages of full published blocks are announced."""
 
 from ..base.errors import CorruptedError
 from ..sequence.shared_state import SharedState
 
 
 def check_announcements(shared: SharedState) -> None:
-    """Raise `CorruptedError` with the first page that is announced and should not be, or the other way round."""
+    """Raise `CorruptedError` with the first page that is announced and should not be, or should be and is not."""
     storage = shared.storage
     sink = storage.sink
     if sink is None:
@@ -18,5 +18,5 @@ def check_announcements(shared: SharedState) -> None:
             if sink.is_announced(page) != expected:
                 raise CorruptedError(
                     f"page {page} of a {'full published' if is_full else 'private or partial'} block is "
-                    f"{'not announced' if expected else 'announced'} to those who follow the events"
+                    f"{'not announced' if expected else 'announced'} to the event sink"
                 )

@@ -1,8 +1,8 @@
-"""The rules that hold at every instant, evaluated from scratch.
+"""Invariants: the rules that always hold, evaluated from scratch.
 
-`check_invariants` recomputes from the open sequences and the tree what the tally should say, and compares: who owns each
-slot, how many holds and locks each page has, who is queued, pinned, counted. It raises `CorruptedError` with the first
-difference. Tests call it after every operation; production never pays for it.
+`check_invariants` recomputes from the open sequences and the tree what the manager's state should be, and compares: the owner of
+each slot, the holds and locks of each page, queues, pins, counters. It raises `CorruptedError` with the first difference. Tests call
+it after every operation; production code never does.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from .usage_checks import check_usage
 
 
 _SCRATCH: Final = -1
-"""Stands for the page of a slot that is a scratch slot."""
+"""The owner of a scratch slot, in the place of a page id."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class _Tally:
-    """What the sequences and the tree say there should be, by page id."""
+    """The counts that follow from the sequences and the tree, by page id."""
 
     __slots__ = ("holds", "locks", "pins", "published", "private_owners", "num_digests")
 
@@ -52,7 +52,7 @@ class _Tally:
 
 
 def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> None:
-    """Raise `CorruptedError` with the first rule that does not hold."""
+    """Raise `CorruptedError` with the first rule that is violated."""
     tally = _Tally()
     states = _with_beams(states)
     try:
@@ -68,7 +68,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_blocks(shared, tally)
         _check_pages(shared, states, tally)
         _check_slots(shared, states)
-        _require(shared.storage.num_kept_slots == 0, "a slot that a copy was made into beforehand has not been given back")
+        _require(shared.storage.num_kept_slots == 0, "a slot that a copy was made into beforehand has not been freed")
         check_copies(shared)
         check_announcements(shared)
         check_usage(shared, states, len(tally.published))
@@ -79,7 +79,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
 
 
 def _with_beams(states: Sequence[SequenceState]) -> list[SequenceState]:
-    """Each beam has the tally of a sequence; what all beams have in common is checked here."""
+    """The sequences and their beams. A beam is tallied like a sequence; what all beams of one share is checked here."""
     found: list[SequenceState] = []
     for state in states:
         found.append(state)
@@ -95,7 +95,7 @@ def _with_beams(states: Sequence[SequenceState]) -> list[SequenceState]:
 
 
 def _check_lease(shared: SharedState, lease: TransferLeaseState, tally: _Tally) -> None:
-    """Its pages are where it says, held and locked; private blocks count it as an owner, published ones have its pin."""
+    """Its pages are in the slots that it lists, held and locked; private blocks count it as an owner, published ones as a pin."""
     rows = shared.storage.rows
     for life_cycle in range(shared.num_life_cycles):
         pages = lease.pages[life_cycle]
@@ -161,17 +161,17 @@ def _check_tree(shared: SharedState, tally: _Tally) -> None:
 
 
 def _check_tokens(block: Block, block_bytes: i64) -> None:
-    """A text that several blocks share is that of a path: whoever is in its middle hangs below the block in front."""
+    """Blocks that share one buffer of tokens are on one path: a block in the middle of the buffer is below the block in front of it."""
     begin = int(block.tokens_begin)
-    _require(begin == 0 or begin + block_bytes <= len(block.tokens), f"{_name(block)} begins at byte {begin} of a text that ends before")
+    _require(begin == 0 or begin + block_bytes <= len(block.tokens), f"{_name(block)} begins at byte {begin} of tokens that end before")
     above = block.parent
     distance = int(block_bytes)
-    # Between the two there may be blocks with texts of their own.
+    # Between the two there may be blocks with buffers of their own.
     while above is not None and above.tokens is not block.tokens and distance <= begin:
         above = above.parent
         distance += int(block_bytes)
     if above is not None and distance <= begin:
-        _require(above.tokens_begin + distance == begin, f"{_name(block)} shares a text with a block that it does not hang below")
+        _require(above.tokens_begin + distance == begin, f"{_name(block)} shares tokens with a block that it is not below")
 
 
 def _check_sequence(state: SequenceState, tally: _Tally) -> None:
@@ -212,7 +212,7 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
 
 
 def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
-    """Private blocks with one page each, that of the recurrent state; from the first resume on."""
+    """The private blocks of the recurrent state, one page each; they exist from the first resume on."""
     shared = state.shared
     name = f"sequence {state.id}"
     num_blocks = len(state.state_blocks)
@@ -221,7 +221,7 @@ def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
     snapshot = state.matched_snapshot
     if snapshot is not None:
         page = int(snapshot.first_page + shared.state_life_cycle)
-        _require(num_blocks == 0, f"{name} has its recurrent state and still holds the snapshot that it began with")
+        _require(num_blocks == 0, f"{name} has its recurrent state and still holds the snapshot that it started from")
         _require(shared.storage.rows.has_page(page), f"{name} holds a snapshot that is not there")
         tally.holds[page] = tally.holds.get(page, 0) + 1
     _require(num_blocks == shared.num_state_slots or not is_active, f"{name} is active and has no recurrent state")
@@ -240,7 +240,7 @@ def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:
 
 
 def _check_path(state: SequenceState, tally: _Tally) -> None:
-    """The published blocks are the path that the sequence pins; the rest is private to it and its forks."""
+    """The published blocks are the path that the sequence pins; the others are private to it and its forks."""
     name = f"sequence {state.id}"
     block = state.path_end
     tally.pins[int(block.first_page)] = tally.pins.get(int(block.first_page), 0) + 1
@@ -260,7 +260,7 @@ def _check_path(state: SequenceState, tally: _Tally) -> None:
             _require(is_tail or ordinal < state.forked_end, f"{name}: block {ordinal} is in the tree and not known to be shared")
             _require(block.parent is above, f"{name}: block {ordinal}, which it shares, is in another place of the tree")
             if ordinal == state.num_published:
-                _require(is_tail, f"{name}: its last block is published, and it is not noted as shared")
+                _require(is_tail, f"{name}: its last block is published, and it is not recorded as shared")
                 _require(state.shared.tree.key_of(block).startswith(state.tail.packed()), f"{name}: its shared tail has other tokens")
             tally.pins[first_page] = tally.pins.get(first_page, 0) + 1
         else:
@@ -282,7 +282,7 @@ def _check_blocks(shared: SharedState, tally: _Tally) -> None:
         num_co_owners = max(tally.private_owners.get(first_page, 0) - 1, 0)
         _require(block.num_co_owners == num_co_owners, f"{_name(block)} counts {block.num_co_owners} owners, not {num_co_owners}")
         _require(block.num_pins == pins, f"{_name(block)} has {block.num_pins} pins, should have {pins}")
-        _require(first_page in tally.published or len(block.tokens) == 0, f"{_name(block)} is not in the tree and has a text")
+        _require(first_page in tally.published or len(block.tokens) == 0, f"{_name(block)} is not in the tree and has tokens")
         if first_page in free:
             _require(not pool.has_any_page(block), f"{_name(block)} is free and has a page")
     for scope in shared.tree.scopes():
@@ -293,7 +293,7 @@ def _check_blocks(shared: SharedState, tally: _Tally) -> None:
 
 
 def _collect_queues(queues: Sequence[VictimQueue], name: str, place_of: dict[int, int]) -> None:
-    """By page, the index of the queue that it is in."""
+    """Add to ``place_of``, by page, the index of its queue."""
     for index, queue in enumerate(queues):
         pages = queue.collect()
         _require(len(pages) == queue.num_pages, f"{name} {index} miscounts")
@@ -331,11 +331,11 @@ def _check_pages(shared: SharedState, states: Sequence[SequenceState], tally: _T
                 continue
             _require(rows.num_holds(page) == holds, f"page {page} has {rows.num_holds(page)} holds, should have {holds}")
             _require(rows.num_locks(page) == locks, f"page {page} has {rows.num_locks(page)} locks, should have {locks}")
-            _require(is_published or holds > 0, f"page {page} is private and nobody's")
+            _require(is_published or holds > 0, f"page {page} is private and has no owner")
             level = int(rows.level(page))
             index = level * int(storage.num_pool_groups) + pool_group
             _require(locks == 0 or level == 0, f"page {page} is locked on level {level}")
-            # A locked page is in no queue, nor a held one on the last level.
+        # A locked page is in no queue, and neither is a held one on the last level.
             waits = holds > 0 and locks == 0 and level < storage.last_level
             _require(held.get(page) == (index if waits else None), f"held page {page} is in queue {held.get(page)}")
             _require(

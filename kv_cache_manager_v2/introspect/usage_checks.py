@@ -1,4 +1,4 @@
-"""What the statistics must say at every instant, compared with the tree and with each other."""
+"""Invariants of the statistics: compared with the tree and with each other."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from ..stats.usage_counters import PROMPT_TOKENS, UsageCounters
 
 
 def check_usage(shared: SharedState, states: Sequence[SequenceState], num_published: int) -> None:
-    """Raise `CorruptedError` where hits and misses are not the prompt, or the history miscounts the tree's blocks."""
+    """Raise `CorruptedError` if hits and misses are not the prompt, or the history miscounts the tree's blocks."""
     history = shared.tree.history
     if history is not None and history.num_blocks != num_published:
         raise CorruptedError(f"{num_published} blocks are published, the history counts {history.num_blocks}")

@@ -1,1 +1,1 @@
-"""Statistics for those outside: metrics for Prometheus, lines for the log."""
+"""Metrics: statistics for Prometheus and for the log."""

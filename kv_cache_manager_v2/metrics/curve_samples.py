@@ -1,4 +1,4 @@
-"""Estimated hit rates as gauges: of each size of a tier, under each policy that was asked for; sizes that are not known have no sample."""
+"""Estimated hit rates as gauges, by size of a tier and policy; a size whose hit rate is not known has no sample."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ RECENCY: Final = "recency"
 
 def sample_curves(curves: list[HitRateCurve], tiers: list[str]) -> MetricSamples:
     metric = MetricSamples(
-        "estimated_hit_ratio", GAUGE, "Hit rate so far with another size of the tier, in present ones, or another policy",
+        "estimated_hit_ratio", GAUGE, "Estimated hit rate so far at a size relative to the present one, by policy",
         ("tier", "size", "policy"),
     )  # fmt: skip
     for curve in curves:

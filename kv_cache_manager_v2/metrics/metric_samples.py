@@ -1,6 +1,6 @@
-"""A manager's statistics as named samples, in the conventions of Prometheus: base units, counters that end in ``_total``.
+"""A manager's statistics as named samples, in Prometheus' conventions: base units, counters that end in ``_total``.
 
-Raw counters rather than rates: the reader divides, over the interval of their choice.
+Raw counters rather than rates: the reader divides, over an interval of their choice.
 """
 
 from typing import Final, final
@@ -25,7 +25,7 @@ TIER_LABELS: Final = {CacheTier.GPU_MEM: "gpu", CacheTier.HOST_MEM: "host", Cach
 @final
 @mypyc_attr(native_class=True)
 class MetricSamples:
-    """One metric: what it is, the names of its labels, and a value for each combination of them."""
+    """One metric: its kind, the names of its labels, and a value for each combination of labels."""
 
     __slots__ = ("name", "kind", "text", "label_names", "samples")
 
@@ -60,7 +60,7 @@ def take_samples(manager: KVCacheManager) -> list[MetricSamples]:
 
 
 def sample_events(event_manager: KVCacheEventManager | None) -> list[MetricSamples]:
-    """Metrics of the KV events; without samples where there is no event manager."""
+    """Metrics of the KV events; without samples if there is no event manager."""
     published = MetricSamples("events_published", COUNTER, "KV events taken by the caller, by type", ("type",))
     dropped = MetricSamples("events_dropped", COUNTER, "KV events dropped because they were not taken in time")
     if event_manager is not None:
@@ -71,7 +71,7 @@ def sample_events(event_manager: KVCacheEventManager | None) -> list[MetricSampl
 
 
 def name_tiers(manager: KVCacheManager) -> list[str]:
-    """By level; numbered from the second one of a kind on."""
+    """The label of each level's tier; from the second of one kind on with a number."""
     names: list[str] = []
     for tier in manager.cache_tier_list:
         label = TIER_LABELS[tier]
@@ -88,7 +88,7 @@ def _sample_slots(manager: KVCacheManager, tiers: list[str]) -> list[MetricSampl
         "blocks", GAUGE, "Slots by state: needed by sequences, kept for reuse, free", ("tier", "pool_group", "state")
     )
     copies = MetricSamples(
-        "clean_copies", GAUGE, "Of the free slots, those with the bytes of a page that lies further up", ("tier", "pool_group")
+        "clean_copies", GAUGE, "Free slots with a clean copy of a page on a warmer level", ("tier", "pool_group")
     )
     for level, tier in enumerate(tiers):
         for index, group in enumerate(manager.get_storage_statistics(level)):
@@ -117,10 +117,10 @@ def _sample_sequences(manager: KVCacheManager, usage: UsageStatistics) -> list[M
 def _sample_prompts(usage: UsageStatistics, tiers: list[str]) -> list[MetricSamples]:
     queried = MetricSamples("prefix_tokens_queried", COUNTER, "Prompt tokens that were looked up")
     queried.add((), float(usage.prompts.tokens))
-    hits = MetricSamples("prefix_tokens_hit", COUNTER, "Prompt tokens that were found, by the tier that had them", ("tier",))
+    hits = MetricSamples("prefix_tokens_hit", COUNTER, "Prompt tokens found in the cache, by tier", ("tier",))
     for level, tier in enumerate(tiers):
         hits.add((tier,), float(usage.prompts.hit_tokens[level]))
-    missed = MetricSamples("missed_tokens", COUNTER, "Prompt tokens that were not found, by cause", ("cause",))
+    missed = MetricSamples("missed_tokens", COUNTER, "Prompt tokens not found in the cache, by cause", ("cause",))
     for cause in MissCause:
         missed.add((cause.name.lower(),), float(usage.prompts.missed_tokens.get(cause, 0)))
     return [queried, hits, missed]
@@ -129,8 +129,8 @@ def _sample_prompts(usage: UsageStatistics, tiers: list[str]) -> list[MetricSamp
 def _sample_blocks(usage: UsageStatistics) -> list[MetricSamples]:
     allocated = MetricSamples("allocated_blocks", COUNTER, "Pages made", ("layer_group",))
     reused = MetricSamples("reused_blocks", COUNTER, "Blocks found, in full or in part", ("layer_group", "coverage"))
-    missed = MetricSamples("missed_blocks", COUNTER, "Pages made for tokens of prompts", ("layer_group",))
-    generated = MetricSamples("generated_blocks", COUNTER, "Pages made behind prompts", ("layer_group",))
+    missed = MetricSamples("missed_blocks", COUNTER, "Pages allocated for prompt tokens", ("layer_group",))
+    generated = MetricSamples("generated_blocks", COUNTER, "Pages allocated for generated tokens", ("layer_group",))
     for group in usage.layer_groups:
         label = str(group.layer_group_id)
         allocated.add((label,), float(group.allocated))
@@ -153,7 +153,7 @@ def _sample_movements(usage: UsageStatistics, tiers: list[str]) -> list[MetricSa
             ]
             num_bytes.add((source_name, target_name), float(sum([transfer.bytes for transfer in moved])))
             blocks.add((source_name, target_name), float(sum([transfer.blocks for transfer in moved])))
-    evicted = MetricSamples("evicted_blocks", COUNTER, "Pages that are gone for good, by tier and reason", ("tier", "reason"))
+    evicted = MetricSamples("evicted_blocks", COUNTER, "Pages dropped for good, by tier and reason", ("tier", "reason"))
     for level, tier in enumerate(tiers):
         for reason in DropReason:
             dropped = [drop.blocks for drop in usage.drops if drop.level == level and drop.reason is reason]

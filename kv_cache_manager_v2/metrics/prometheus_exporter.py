@@ -1,7 +1,7 @@
 """Metrics of a manager for Prometheus, through the package prometheus-client.
 
-A scrape comes on a thread of its own, and a manager serves one caller at a time. So the engine calls `update` where it calls the
-manager, once per step or per second; a scrape gets what was taken then.
+A scrape runs on a thread of its own, and a manager serves one caller at a time. So the engine calls `update` on the thread that calls
+the manager, once per step or per second; a scrape returns the samples of the last update.
 """
 
 import re
@@ -29,18 +29,18 @@ _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 """Label names of users: those with two leading underscores are Prometheus' own."""
 
 _collectors: Final[dict[Any, RegistryCollector]] = {}
-"""By registry, while it has an exporter."""
+"""By registry, as long as it has an exporter."""
 _collectors_lock: Final = Lock()
 
 
 @final
 @mypyc_attr(native_class=True)
 class PrometheusExporter(Handle):
-    """Shows one manager's figures in a registry of `prometheus_client`, from the constructor's return until `close`.
+    """Exports one manager's metrics to a registry of `prometheus_client`, from the constructor's return until `close`.
 
-    ``registry``: a `CollectorRegistry`; None takes the library's default. ``labels`` are added to every sample (a model's name, a
+    ``registry``: a `CollectorRegistry`; None: the library's default. ``labels`` are added to every sample (a model's name, a
     rank); several exporters may share a registry, each with labels of its own. ``event_manager``: to count its events too.
-    ``clock``: what times of blocks are measured with, ``time.monotonic`` by default. `ImportError` without prometheus_client,
+    ``clock``: the clock for times of blocks, ``time.monotonic`` by default. `ImportError` without prometheus_client,
     `LogicError` with ``enable_stats=False``, `ValueError` for a label name that Prometheus or a metric of the manager's uses, and
     for labels that another exporter of the registry has.
     """
@@ -100,7 +100,7 @@ class PrometheusExporter(Handle):
             raise
 
     def update(self) -> None:
-        """Take the present figures; from the thread that calls the manager. About 0.1 ms, compiled."""
+        """Sample the manager; call it from the thread that calls the manager. About 0.1 ms, compiled."""
         metrics = take_samples(self._manager)
         if self._event_manager is not None:
             metrics += sample_events(self._event_manager)
@@ -116,14 +116,14 @@ class PrometheusExporter(Handle):
         self._histograms = histograms
 
     def show_curves(self, curves: list[HitRateCurve]) -> None:
-        """From the next update on show these too, instead of those before: of other policies (`ReuseSample.estimate`). From any thread."""
+        """Replace the exported curves from the next update on: of other policies (`ReuseSample.estimate`). From any thread."""
         for curve in curves:
             if not 0 <= curve.level < len(self._tiers):
                 raise ValueError(f"a curve is of level {curve.level}; there are {len(self._tiers)} cache levels")
         self._shown = list(curves)
 
     def collect(self) -> list[Any]:
-        """The families of this exporter alone, metrics without samples left out; from any thread."""
+        """The metric families of this exporter alone, without families that have no samples; from any thread."""
         families: list[Any] = []
         for metric in self._metrics:
             if metric.samples:
@@ -139,7 +139,7 @@ class PrometheusExporter(Handle):
         return families
 
     def close(self) -> None:
-        """No further scrape shows this manager. Twice is fine."""
+        """Unregister: no further scrape has this manager's metrics. Closing twice is fine."""
         if self._is_open:
             self._is_open = False
             with _collectors_lock:
@@ -160,7 +160,7 @@ class PrometheusExporter(Handle):
 
 
 def _describe(manager: KVCacheManager) -> list[MetricSamples | HistogramSamples]:
-    """One for each metric that any exporter can show, with or without samples. `LogicError` with ``enable_stats=False``."""
+    """One item for each metric that any exporter can have, with or without samples. `LogicError` with ``enable_stats=False``."""
     described: list[MetricSamples | HistogramSamples] = []
     described += take_samples(manager)
     described += sample_events(None)

@@ -1,7 +1,7 @@
 """The one collector of a Prometheus registry: merges the samples of all exporters that were made for that registry.
 
-A registry refuses a second collector with the same metric names, and a scrape must show each metric once, with the samples of
-all managers below it. Exporters are told apart by their labels.
+A registry refuses a second collector with the same metric names, and a scrape must have each metric once, with the samples of
+all managers. Exporters are told apart by their labels.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 @final
 @mypyc_attr(native_class=True)
 class RegistryCollector:
-    """Law: registered with ``registry`` exactly while it has a member. Members may join and leave from any thread."""
+    """Invariant: registered with ``registry`` exactly while it has members. Members may join and leave from any thread."""
 
     __slots__ = ("_registry", "_lock", "_members", "_described")
 
@@ -31,7 +31,7 @@ class RegistryCollector:
         self._described = described
 
     def join(self, labels: frozenset[tuple[str, str]], collect: Callable[[], list[Any]]) -> None:
-        """`ValueError` where another member has the same labels, or another collector of the registry the same names."""
+        """Add an exporter. `ValueError` if another has the same labels, or another collector of the registry the same names."""
         with self._lock:
             for taken, _ in self._members:
                 if taken == labels:
@@ -45,7 +45,7 @@ class RegistryCollector:
             self._members = [*self._members, (labels, collect)]
 
     def leave(self, labels: frozenset[tuple[str, str]]) -> bool:
-        """True if that was the last member."""
+        """Remove an exporter; True if it was the last."""
         with self._lock:
             self._members = [member for member in self._members if member[0] != labels]
             if not self._members:
@@ -57,7 +57,7 @@ class RegistryCollector:
         return self._described
 
     def collect(self) -> list[Any]:
-        """What a scrape gets; from any thread."""
+        """The samples of a scrape; from any thread."""
         families: dict[str, Any] = {}
         for _, collect in self._members:
             for family in collect():

@@ -1,4 +1,4 @@
-"""What an iteration did, as one record of `logging`: a line for people, fields for machines."""
+"""The statistics of an iteration as one `logging` record: a line for people, fields for machines."""
 
 import logging
 from typing import Any, ClassVar, Final, final
@@ -15,9 +15,10 @@ LOGGER_NAME: Final = "kv_cache_manager_v2.statistics"
 @final
 @mypyc_attr(native_class=True)
 class StatisticsLog(Handle):
-    """``write`` logs what happened since it was last called. The record's attribute ``kvcm`` is a dict of the same figures.
+    """A log of iterations: `write` logs what happened since its last call. The record's attribute ``kvcm`` is a dict of the figures.
 
-    It takes the manager's iteration statistics, so nobody else should. ``logger`` None: ``kv_cache_manager_v2.statistics``.
+    It takes the manager's iteration statistics, so no other code should take them. ``logger`` None:
+    ``kv_cache_manager_v2.statistics``.
     """
 
     __slots__ = ("_manager", "_logger", "_level")
@@ -30,7 +31,7 @@ class StatisticsLog(Handle):
         self._level: Final = level
 
     def write(self) -> None:
-        """Costs next to nothing where the level is off; the iteration then goes on."""
+        """Log the iteration. If the log level is disabled, do almost nothing, and let the iteration continue."""
         if not self._logger.isEnabledFor(self._level):
             return
         fields = flatten(self._manager.get_iteration_statistics())
@@ -39,7 +40,7 @@ class StatisticsLog(Handle):
 
 
 def flatten(usage: UsageStatistics) -> dict[str, Any]:
-    """All figures by one name each, summed over layer groups and pool groups."""
+    """All figures, one name each, summed over layer groups and pool groups."""
     fields: dict[str, Any] = {
         "requests": usage.requests,
         "prompt_tokens": usage.prompts.tokens,

@@ -1,4 +1,4 @@
-"""Durations as histograms of Prometheus."""
+"""Durations as Prometheus histograms."""
 
 from typing import Final, final
 
@@ -21,7 +21,7 @@ class HistogramSamples:
     text: Final[str]
     label_names: Final[tuple[str, ...]]
     samples: Final[list[tuple[tuple[str, ...], list[tuple[str, float]], float]]]
-    """Labels; upper bounds, as Prometheus writes them, and how many times were at most that long; the sum of all seconds."""
+    """(labels; upper bounds in Prometheus' notation, with the number of durations up to each; the sum in seconds)."""
 
     def __init__(self, name: str, text: str, label_names: tuple[str, ...] = ()) -> None:
         self.name = PREFIX + name
@@ -36,10 +36,10 @@ class HistogramSamples:
 
 
 def sample_times(times: BlockTimes | None) -> list[HistogramSamples]:
-    """Histograms of sampled blocks; without samples where no times are measured."""
-    lifetime = HistogramSamples("block_lifetime_seconds", "From when a sampled block is published until it is gone")
-    gap = HistogramSamples("block_reuse_gap_seconds", "From the last use of a sampled block until a prompt finds it")
-    idle = HistogramSamples("block_idle_before_evict_seconds", "From the last use of a sampled block until it is gone")
+    """Histograms of sampled blocks; without samples if no times are measured."""
+    lifetime = HistogramSamples("block_lifetime_seconds", "From the publishing of a sampled block to its removal")
+    gap = HistogramSamples("block_reuse_gap_seconds", "From the last use of a sampled block to the next hit")
+    idle = HistogramSamples("block_idle_before_evict_seconds", "From the last use of a sampled block to its removal")
     if times is not None:
         lifetime.add((), times.lifetimes)
         gap.add((), times.reuse_gaps)
@@ -48,9 +48,9 @@ def sample_times(times: BlockTimes | None) -> list[HistogramSamples]:
 
 
 def sample_transfers(times: TransferTimes | None, tiers: list[str]) -> HistogramSamples:
-    """Histogram of copies between tiers; without samples where no times are measured."""
+    """The histogram of copies between tiers; without samples if no times are measured."""
     transfers = HistogramSamples(
-        "transfer_seconds", "How long pages that go together take from one tier to another, on the device's clock", ("src", "dst")
+        "transfer_seconds", "Duration of a batch of page copies between two tiers, on the device's clock", ("src", "dst")
     )
     if times is not None:
         times.collect()

@@ -1,17 +1,17 @@
 """`KVCacheEventPublisher`: drains a manager's events on a thread of its own and publishes them over ZeroMQ.
 
-A message is three frames: topic, sequence number (8 bytes, big-endian), payload (`wire_writer`). A consumer who finds a number
-missing asks the replay socket: ``[b"", first number as 8 bytes]``; it answers each batch from there on as ``[b"", topic, number,
-payload]``, and then ``[b"", b"", -1, b""]``. What is asked for and too old to be remembered is answered from the index of all that
-was told: cleared, then everything that is there.
+A message is three frames: topic, sequence number (8 bytes, big-endian), payload (`wire_writer`). A consumer that misses a number
+sends ``[b"", first number as 8 bytes]`` to the replay socket, which answers with each batch from there on as ``[b"", topic, number,
+payload]``, and then ``[b"", b"", -1, b""]``. If the requested number is older than the replay buffer, the answer is built from the
+index of all published events: cleared, then all present blocks.
 
     state      guaranteed                                          ways out
     RUNNING    flushed events are published within milliseconds    close -> CLOSED; an error in the thread -> FAILED
-    FAILED     `error` says why; nothing is published any more     close -> CLOSED
+    FAILED     `error` has the cause; nothing more is published    close -> CLOSED
     CLOSED     all flushed events were published, no socket open   none
 
-The manager's thread is never waited for, and never waits: what it flushes faster than this is published is dropped by the event
-manager's own buffer. Then a sequence number is used up, so that consumers see the gap, and everything that is there follows.
+The manager's thread and the publisher never wait for each other: if events are flushed faster than they are published, the event
+manager drops the oldest. Then a sequence number is skipped, so that consumers see the gap, and all present blocks follow.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class KVCacheEventPublisher(Handle):
-    """Publishes from its creation until `close`; a context manager. The event manager is drained by nobody else.
+    """Publishes events from its creation until `close`; a context manager. No other code may drain the event manager.
 
-    ``endpoint``, ``replay_endpoint``: where to bind (`*`, `::`, ipc, inproc) or else connect; a TCP port counts up by
+    ``endpoint``, ``replay_endpoint``: addresses to bind (`*`, `::`, ipc, inproc) or else connect to; TCP ports are offset by
     ``data_parallel_rank``. No replay endpoint: no replays. ``topic``: llm-d wants ``kv@<pod>@<model>``. ``dialect``: "map", or
     "array" for consumers of vLLM up to 0.23. ``first_sequence``: a number, or "epoch" for microseconds since 1970, so that numbers
-    grow over restarts. ``buffer_batches``: how many are remembered for replays. ``lora_names``: by LoRA id. ``linger_ms``: how long
+    grow over restarts. ``buffer_batches``: batches kept for replays. ``lora_names``: by LoRA id. ``linger_ms``: how long
     `close` waits for slow consumers.
 
     `ImportError` without pyzmq or msgspec; `LogicError` unless the event manager has been given to a manager, and is on.
@@ -72,7 +72,7 @@ class KVCacheEventPublisher(Handle):
     _writer: Final[WireWriter]
     _buffer: Final[ReplayBuffer]
     _sequence: int
-    """Of the next batch."""
+    """The number of the next batch."""
     _context: Any
     _socket: Any
     _replay_socket: Any
@@ -100,7 +100,7 @@ class KVCacheEventPublisher(Handle):
         lora_names: Mapping[int, str] | None = None,
         linger_ms: SupportsIndex = 1000,
     ) -> None:
-        # First of all: `close` and `__del__` of one that could not be made find it.
+        # First of all: `close` and `__del__` read it, also if the constructor fails.
         self._sender = None
         self._context = None
         self._socket = None
@@ -177,16 +177,16 @@ class KVCacheEventPublisher(Handle):
         self._replay_socket = None
         self._context = None
 
-    # -- what the user sees -------------------------------------------------------------------------------------------
+    # -- for the user -------------------------------------------------------------------------------------------------
 
     @property
     def endpoint(self) -> str:
-        """Where consumers find it; a port that was left to the system is in it."""
+        """The address of the socket; with the actual port if the system chose it."""
         return self._endpoint
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Where consumers ask for what they missed; None if that was not asked for."""
+        """The address for replays; None without replays."""
         return self._replay_endpoint
 
     @property
@@ -196,17 +196,17 @@ class KVCacheEventPublisher(Handle):
 
     @property
     def num_batches_published(self) -> int:
-        """Batches that were handed to the socket."""
+        """Batches that were passed to the socket."""
         return self._num_batches
 
     @property
     def num_batches_lost(self) -> int:
-        """Numbers that were used up because events came faster than they could be published."""
+        """Sequence numbers skipped because events came faster than they could be published."""
         return self._num_lost
 
     @property
     def error(self) -> BaseException | None:
-        """Why it has stopped publishing, if it has."""
+        """The error that stopped publishing; None if there is none."""
         return self._error
 
     def __enter__(self) -> KVCacheEventPublisher:
@@ -218,7 +218,7 @@ class KVCacheEventPublisher(Handle):
         self.close()
 
     def close(self) -> None:
-        """Publish what is flushed, then stop. Twice is fine."""
+        """Publish all flushed events, then stop. Closing twice is fine."""
         self._stop.set()
         thread = self._sender
         if thread is not None:
@@ -246,7 +246,7 @@ class KVCacheEventPublisher(Handle):
             return
         self._publish_in_batches(self._translator.translate(events))
         if self._translator.needs_snapshot:
-            # A number without a batch shows the gap; what was before it does not lead on to what comes.
+            # A number without a batch shows the gap; a replay cannot continue from batches before it to those after it.
             self._buffer.forget_up_to(self._sequence)
             self._sequence += 1
             self._num_lost += 1
@@ -288,7 +288,7 @@ class KVCacheEventPublisher(Handle):
     def _find_answer(self, sequence: int) -> list[PublishedBatch]:
         if self._buffer.has_all_from(sequence):
             return self._buffer.since(sequence)
-        # As many batches as there are numbers that the consumer has not seen, so that the last one's is the last published.
+        # As many batches as the consumer is missing numbers, so that the last batch has the last published number.
         events = self._translator.tell_all()
         num_batches = -(-len(events) // _MAX_EVENTS_PER_BATCH)
         num_batches = max(min(num_batches, self._sequence - sequence), 1)
@@ -313,7 +313,7 @@ def _to_first_sequence(value: object) -> int:
 
 
 def offset_port(endpoint: str, rank: int) -> str:
-    """The endpoint of that rank: the TCP port counts up, other endpoints get the rank as their end."""
+    """The endpoint of a rank: the TCP port plus the rank; other endpoints get the rank as a suffix."""
     if not isinstance(endpoint, str):
         raise TypeError(f"an endpoint must be a str, not {type(endpoint).__name__}")
     if rank == 0:
@@ -337,7 +337,7 @@ def _load_zmq() -> Any:
 
 
 def _attach(socket: Any, endpoint: str) -> str:
-    """Bind or connect; where the socket is then."""
+    """Bind or connect; returns the socket's actual address."""
     is_ours = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
     if not is_ours:
         socket.connect(endpoint)

@@ -1,4 +1,4 @@
-"""The last batches that were published, for consumers who missed some."""
+"""The last published batches, kept for consumers that missed some."""
 
 from collections import deque
 from typing import Final, final
@@ -22,14 +22,14 @@ class PublishedBatch:
 @final
 @mypyc_attr(native_class=True)
 class ReplayBuffer:
-    """Batches in the order of their sequence numbers, of which some may be used up without a batch."""
+    """Batches in the order of their sequence numbers; numbers may be skipped."""
 
     __slots__ = ("_batches", "_max_batches", "_is_complete_from")
 
     _batches: Final[deque[PublishedBatch]]
     _max_batches: Final[int]
     _is_complete_from: int
-    """Whoever asks for this number or a later one gets all there was."""
+    """The oldest number from which on the buffer has everything."""
 
     def __init__(self, max_batches: int, first_sequence: int) -> None:
         self._batches = deque()
@@ -42,7 +42,7 @@ class ReplayBuffer:
             self._is_complete_from = self._batches.popleft().sequence + 1
 
     def forget_up_to(self, sequence: int) -> None:
-        """A batch was lost: what lies before its number does not lead on to what lies behind it."""
+        """A batch was lost: a replay must not begin before that number."""
         self._batches.clear()
         self._is_complete_from = sequence + 1
 

@@ -1,6 +1,6 @@
-"""What one message says: the three events of the wire form, as values.
+"""The three events of the wire form, as values.
 
-Routers count, per medium and layer group, one removal for each store. `hashes` are the first 8 bytes of the blocks' SHA-256.
+Routers expect, per medium and layer group, one removal for each store. `hashes` are the first 8 bytes of the blocks' SHA-256.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..base.value import Value
 
 @mypyc_attr(native_class=True)
 class WireEvent(Value):
-    """One of the three classes below."""
+    """Base of the three classes below."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ class WireEvent(Value):
 @final
 @mypyc_attr(native_class=True)
 class BlockStored(WireEvent):
-    """Blocks of one path are on ``medium`` now: ``block_size`` tokens each, the first one's parent is ``parent_hash``."""
+    """Blocks of one path are on ``medium`` now: ``block_size`` tokens each; the parent of the first one is ``parent_hash``."""
 
     __slots__ = (
         "hashes", "parent_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys", "group", "kind", "window"
@@ -36,7 +36,7 @@ class BlockStored(WireEvent):
     medium: Final[str | None]
     lora_name: Final[str | None]
     extra_keys: Final[list[list[str] | None] | None]
-    """Per block the multimodal digests in it as hex digits, or None; None: there is none in any."""
+    """Per block the multimodal digests in it as hex digits, or None; None: no block has any."""
     group: Final[int | None]
     kind: Final[str | None]
     window: Final[int | None]
@@ -106,7 +106,7 @@ class BlockRemoved(WireEvent):
 @final
 @mypyc_attr(native_class=True)
 class AllBlocksCleared(WireEvent):
-    """Nothing is anywhere. The first event of every stream, so that what a consumer knew before a restart is void."""
+    """All blocks are gone. The first event of every stream, so that consumers drop what they knew before a restart."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""From the bytes of a message back to events, for consumers written in Python. Whatever else the bytes are is a `ValueError`."""
+"""Parser of messages into events, for consumers written in Python. Malformed bytes are a `ValueError`."""
 
 from collections.abc import Mapping
 from typing import Any, Final, final
@@ -20,7 +20,7 @@ _REMOVED_FIELDS: Final = ("block_hashes", "medium", "group_idx")
 @final
 @mypyc_attr(native_class=True)
 class WireBatch(Value):
-    """One message's payload."""
+    """The payload of one message."""
 
     __slots__ = ("timestamp", "events", "data_parallel_rank")
 
@@ -38,7 +38,7 @@ class WireBatch(Value):
 
 
 def read_batch(payload: Given[bytes]) -> WireBatch:
-    """A batch in either dialect. `ValueError` says what is wrong with the bytes; fields and tags unknown here are passed over."""
+    """Parse a batch of either dialect. `ValueError` says what is wrong with the bytes; unknown fields and tags are skipped."""
     try:
         import msgspec
     except ImportError as missing:
@@ -135,12 +135,12 @@ def _to_optional_int(value: object, name: str) -> int | None:
 def _to_optional_str(fields: Mapping[str, Any], name: str) -> str | None:
     value: object = fields.get(name)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}, not a text")
+        raise ValueError(f"{name} is {value!r}, not a string")
     return value
 
 
 def _to_extra_keys(value: object) -> list[list[str] | None] | None:
-    """Keys of other producers are passed over unless they are texts."""
+    """Keys of other producers are skipped unless they are strings."""
     if value is None:
         return None
     if not isinstance(value, list):

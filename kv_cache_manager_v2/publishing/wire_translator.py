@@ -1,7 +1,7 @@
-"""From a manager's events to those of the wire form, which know media instead of levels, and no moves.
+"""Translates a manager's events to the wire form, which has media instead of levels, and no moves.
 
-Keeps an index of all that was told so far: it says where a removed block was, what a moved one consists of, and is the answer to
-a consumer who missed more than anybody remembers.
+Keeps an index of all published events. It has the medium of a removed block and the content of a moved one, and answers consumers
+that missed more than the replay buffer has.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def to_wire_hash(block_hash: BlockHash) -> int:
 
 
 def to_wire_token(token: TokenIdExt) -> int:
-    """Where a multimodal digest stands for a token: an id that depends on the digest, so that other items look different."""
+    """The wire's id of a token. A multimodal digest becomes an id that depends on the digest, so that other items look different."""
     if isinstance(token, int):
         return token
     return int.from_bytes(hashlib.sha256(token).digest()[:4], "big") & 0x7FFFFFFF
@@ -46,7 +46,7 @@ class WireTranslator:
     __slots__ = ("has_groups", "_index", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names")
 
     has_groups: Final[bool]
-    """Layer groups are told unless all the model is one that reads everything; the same in every message of a stream."""
+    """Whether messages name layer groups: not if the whole model is one full-attention group. The same in all messages of a stream."""
     _index: KVCacheEventIndex
     _tokens_per_block: Final[int]
     _media: Final[list[str]]
@@ -71,7 +71,7 @@ class WireTranslator:
         return self._index.needs_snapshot
 
     def translate(self, events: Sequence[KVCacheEvent]) -> list[WireEvent]:
-        """The same in the wire form; events that the index knows already are passed over. Stops where events are missing."""
+        """The events in the wire form. Events that the index has are skipped. Stops at a gap."""
         found: list[WireEvent] = []
         cleared: list[WireEvent] = []
         for event in events:
@@ -120,13 +120,13 @@ class WireTranslator:
             new = self._media[data.cache_level.new_value]
             moved = self._index.find(data.block_hash)
             if old != new and moved is not None:
-                # First the new place, so that nobody believes it gone in between.
+                # First the new place, so that consumers never see the block gone in between.
                 gone = BlockRemoved([to_wire_hash(data.block_hash)], old, self._group(group))
                 return [self._stored([moved], moved.parent_hash, moved.lora_id, new, group), gone]
         return []
 
     def _say_stored(self, data: KVCacheStoredData, group: int) -> list[WireEvent]:
-        """One event for each stretch of blocks on one medium."""
+        """One event for each run of blocks on one medium."""
         found: list[WireEvent] = []
         run: list[IndexedBlock] = []
         medium = ""
@@ -175,11 +175,11 @@ class WireTranslator:
         return group if self.has_groups else None
 
     def begin_anew(self, snapshot: KVCacheEventSnapshot) -> None:
-        """Events are lost: this is how things are."""
+        """Events are lost: restart from a snapshot."""
         self._index.apply_snapshot(snapshot)
 
     def tell_all(self) -> list[WireEvent]:
-        """Everything that was told so far, from the beginning: cleared, then all blocks, parents first."""
+        """The present state as events: cleared, then all blocks, parents first."""
         found: list[WireEvent] = [AllBlocksCleared()]
         blocks = self._index.blocks()
         for group in sorted({group for block in blocks for group in block.places}):
@@ -188,7 +188,7 @@ class WireTranslator:
         return found
 
     def _runs_of(self, blocks: list[IndexedBlock], group: int) -> list[KVCacheStoredData]:
-        """The group's blocks as paths, a parent before its children."""
+        """The group's blocks as paths, parents before children."""
         members = {block.block_hash: block for block in blocks if group in block.places}
         children: dict[BlockHash, list[BlockHash]] = {}
         pending: list[BlockHash] = []

@@ -1,9 +1,9 @@
-"""Batches as msgpack: `[timestamp, events, data parallel rank]`, the events in one of two dialects.
+"""Writer of messages as msgpack: `[timestamp, events, data parallel rank]`, the events in one of two dialects.
 
-map      `{"type": tag, field: value, ...}`; what is None is left out, but for the fields that consumers expect always
+map      `{"type": tag, field: value, ...}`; fields that are None are left out, but for those that consumers always expect
 array    `[tag, field 1, field 2, ...]`, all positions present
 
-Values are packed by msgspec; the frames around them here, so that the bytes are those of vLLM's own classes.
+Values are packed by msgspec; the containers around them here, so that the bytes equal those of vLLM's own classes.
 """
 
 from typing import Any, Final, final
@@ -20,7 +20,7 @@ DIALECTS: Final = (MAP, ARRAY)
 @final
 @mypyc_attr(native_class=True)
 class WireWriter:
-    """``pack``: msgspec's encoder. ``has_groups``: whether layer groups are told; always or never in one stream."""
+    """``pack``: msgspec's encoder. ``has_groups``: whether events name layer groups; the same for a whole stream."""
 
     __slots__ = ("_pack", "_dialect", "_has_groups")
 

@@ -42,18 +42,12 @@ DIALECT_IN_NAMES: Final = re.compile(
 # A folder of the package, a page, a folder of tests.
 EXEMPT: Final = {
     "kv_cache_manager_v2/device/",
-    "kv_cache_manager_v2/events/",
-    "kv_cache_manager_v2/introspect/",
     "kv_cache_manager_v2/journal/",
-    "kv_cache_manager_v2/kernels/",
     "kv_cache_manager_v2/manager/",
-    "kv_cache_manager_v2/metrics/",
     "kv_cache_manager_v2/pools/",
-    "kv_cache_manager_v2/publishing/",
     "kv_cache_manager_v2/replay/",
     "kv_cache_manager_v2/reuse/",
     "kv_cache_manager_v2/sequence/",
-    "kv_cache_manager_v2/stats/",
     "kv_cache_manager_v2/storage/",
     "kv_cache_manager_v2/testing/",
     "README.md",

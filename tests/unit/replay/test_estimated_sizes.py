@@ -11,7 +11,7 @@ from kv_cache_manager_v2.replay.presets import PRESETS
 from kv_cache_manager_v2.replay.recorder import CallRecorder
 from kv_cache_manager_v2.replay.scheduler import Scheduler
 from kv_cache_manager_v2.replay.timed_calls import TimedCalls
-from kv_cache_manager_v2.replay.waiting_line import WaitingLine
+from kv_cache_manager_v2.replay.waiting_queue import WaitingQueue
 
 SIZES = (0.5, 1.0, 2.0, 8.0)
 POINTS = 0.03
@@ -24,7 +24,7 @@ def serve(plan: ReplayPlan) -> tuple[dict[float, float | None], float, int]:
     config = replace(plan.manager_config(device), miss_ratio_sampling=1.0)
     with KVCacheManager(config, device=device) as manager:
         calls = TimedCalls(manager, CallRecorder())
-        scheduler = Scheduler(calls, WaitingLine(plan.workload.requests()), plan.limits, None, plan.decoding, None)
+        scheduler = Scheduler(calls, WaitingQueue(plan.workload.requests()), plan.limits, None, plan.decoding, None)
         while scheduler.step():
             pass
         points = manager.get_hit_rate_curve(0, SIZES, EvictionPolicy.LEARNED).points
