@@ -1,4 +1,4 @@
-"""Raw memory, streams, events and copies: the port, what implements it, and growable memory ranges.
+"""Devices: raw memory, streams, events and copies behind one port, and growable memory ranges.
 
 The only folder that touches CUDA or the operating system's memory.
 """

@@ -1,6 +1,6 @@
-"""Copies as three arrays of 64-bit words in memory, as the CUDA driver reads them: destinations, sources, sizes.
+"""Copies as three arrays of 64-bit words, as the CUDA driver reads them: destinations, sources, sizes.
 
-The arrays are reused: their addresses change only when they grow, so filling them makes no Python object.
+The arrays are reused. Their addresses change only when they grow, so filling them makes no Python objects.
 """
 
 from typing import Final, final
@@ -17,7 +17,7 @@ _WORD_BYTES: Final = 8
 @final
 @mypyc_attr(native_class=True)
 class CopyArrays:
-    """``count`` copies. In one piece of memory: room for ``_capacity`` destinations, then as many sources, then sizes."""
+    """``count`` copies in one piece of memory: ``_capacity`` destinations, then as many sources, then as many sizes."""
 
     __slots__ = ("count", "_words", "_capacity", "_address")
 
@@ -58,7 +58,7 @@ class CopyArrays:
 
     @property
     def dst_array(self) -> int:
-        """The address of the first destination; valid until the next `add`, as the next two."""
+        """The address of the first destination. Like the next two addresses it is valid until the next `add`."""
         return self._address
 
     @property

@@ -1,7 +1,7 @@
-"""A copy batch as runs: neighbouring copies whose sources and destinations both continue merged into one.
+"""Runs of a copy batch: copies whose sources and destinations are both adjacent are merged into one.
 
-Pages that were allocated together often lie together, and one large copy costs less than many small ones, on a GPU's
-copy engine as in `memcpy`. Pure arithmetic; order is kept.
+Pages that were allocated together are often adjacent, and one large copy costs less than many small ones, on a GPU's
+copy engine as in `memcpy`. Pure arithmetic; the order is kept.
 """
 
 from typing import Final, final

@@ -1,11 +1,11 @@
-"""Physical memory of a GPU by the handle: what kind is asked for, who may access it, and who may have it besides.
+"""Allocator of a GPU's physical memory by handle: its kind, and which devices and processes may access it.
 
-- *GPUDirect RDMA*: network cards read and write the memory. Asked for where the GPU can, unless the caller says no.
+- *GPUDirect RDMA*: network cards read and write the memory. Used if the GPU can, unless the caller disables it.
 - *Peers*: other GPUs of this process that may access the memory at the same addresses.
 - *Exportable* memory can be mapped by other processes, as a file descriptor or, across machines, as a fabric handle.
 
-What the caller asked for is had or an error; what was only taken along (GPUDirect RDMA) is left out where the driver refuses it,
-and the log says so.
+What the caller asked for is granted or an error; GPUDirect RDMA that the caller did not ask for is left out if the driver refuses it,
+with a log message.
 """
 
 import logging
@@ -38,15 +38,15 @@ _RDMA_ATTRIBUTE: Final = "CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPP
 @final
 @mypyc_attr(native_class=True)
 class CudaAllocator:
-    """None of its calls needs a current context. Keeps no handle: who creates one releases it.
+    """Creates memory handles and keeps none: who creates one releases it. None of its calls needs a current context.
 
-    ``gpu_direct_rdma``: None is "where the GPU can". ``exportable_as``: FILE_DESCRIPTOR, FABRIC or None.
+    ``gpu_direct_rdma``: None: if the GPU can. ``exportable_as``: FILE_DESCRIPTOR, FABRIC or None.
     """
 
     __slots__ = ("granularity_bytes", "_driver", "_ordinal", "_properties", "_accesses", "_handle_type", "_may_drop_rdma")
 
     granularity_bytes: Final[int]
-    """Of the driver: sizes and addresses are multiples."""
+    """The driver's granularity: sizes and addresses are multiples of it."""
     _driver: Final[CudaDriver]
     _ordinal: Final[int]
     _properties: Final[Any]
@@ -87,11 +87,11 @@ class CudaAllocator:
 
     @property
     def has_rdma(self) -> bool:
-        """Whether what is created from now on may be read and written by network cards."""
+        """Whether network cards may read and write memory that is created from now on."""
         return int(self._properties.allocFlags.gpuDirectRDMACapable) != 0
 
     def create(self, num_bytes: int) -> Any:
-        """A handle; `OutOfMemoryError` where the GPU has no memory left."""
+        """A new handle; `OutOfMemoryError` if the GPU has no memory left."""
         try:
             return self._driver.call("cuMemCreate", num_bytes, self._properties, 0)
         except CudaError as error:
@@ -100,7 +100,7 @@ class CudaAllocator:
             return self._create_without_rdma(num_bytes, error)
 
     def allow_access(self, address: int, num_bytes: int) -> None:
-        """The GPU and its peers may read and write these bytes, which are whole mappings."""
+        """Let the GPU and its peers read and write these bytes, which are whole mappings."""
         self._driver.call("cuMemSetAccess", address, num_bytes, self._accesses, len(self._accesses))
 
     def export(self, handle: Any) -> int | bytes:
@@ -118,17 +118,17 @@ class CudaAllocator:
         try:
             handle = self._driver.call("cuMemCreate", num_bytes, self._properties, 0)
         except KVCacheManagerError:
-            # It was not the flag.
+            # The flag was not the reason.
             self._properties.allocFlags.gpuDirectRDMACapable = 1
             raise
         self._may_drop_rdma = False
         _logger.warning(
-            "memory of cuda:%d cannot be had with GPUDirect RDMA, network cards will not reach it: %s", self._ordinal, error
+            "memory of cuda:%d cannot be allocated with GPUDirect RDMA, network cards will not reach it: %s", self._ordinal, error
         )
         return handle
 
     def _explain(self, error: CudaError) -> CudaError:
-        """Say which of the caller's wishes the driver may have refused."""
+        """The error with the options that the driver may have refused."""
         wishes: list[str] = []
         if self.has_rdma:
             wishes.append("gpu_direct_rdma=True")
@@ -156,7 +156,7 @@ def _choose_rdma(driver: CudaDriver, ordinal: int, device: Any, is_wanted: Given
     if is_wanted is True and not is_supported:
         raise LogicError(
             f"gpu_direct_rdma=True, but cuda:{ordinal} or its driver has no GPUDirect RDMA for memory that is mapped page by"
-            " page; leave gpu_direct_rdma out to have it where it can be had"
+            " page; leave gpu_direct_rdma out to use it only where it is available"
         )
     return is_supported
 

@@ -1,11 +1,11 @@
-"""The driver's `cuMemcpyBatchAsync`, called by its address: cuda-python would want a Python object for each number.
+"""The driver's `cuMemcpyBatchAsync`, called by its address: cuda-python would need a Python object for each number.
 
-The driver gives the address for a CUDA version that one asks for, and with it one of two forms:
+The driver returns the address for a given CUDA version, and with it one of two signatures:
 
     12.8   (dsts, srcs, sizes, count, attributes, attribute indices, number of attributes, index of a failed copy, stream)
     13.0   (dsts, srcs, sizes, count, attributes, attribute indices, number of attributes, stream)
 
-The version of cuda-python does not matter. Calls let other Python threads run.
+The version of cuda-python does not matter. Calls release the GIL.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ class CudaBatchCopy:
     _function: Final[Any]
     _has_failed_index: Final[bool]
     _attributes: Final[Any]
-    _first_indices: Final[Any]  # the first copy of each attribute: all copies have the one
+    _first_indices: Final[Any]  # by attribute: its first copy; all copies have the one attribute
     _failed_index: Final[Any]
 
     def __init__(self, address: int, has_failed_index: bool) -> None:
@@ -56,7 +56,7 @@ class CudaBatchCopy:
         self._failed_index = (ctypes.c_size_t * 1)(0)
 
     def enqueue(self, stream: int, arrays: CopyArrays) -> int:
-        """Give the driver all copies of ``arrays``, which it has read when this returns; the driver's status."""
+        """Pass all copies of ``arrays`` to the driver, which has read them on return; returns the driver's status."""
         status: int
         if self._has_failed_index:
             status = self._function(
@@ -72,7 +72,7 @@ class CudaBatchCopy:
 
 
 def find_batch_copy(driver: CudaDriver) -> CudaBatchCopy | None:
-    """None where the driver is too old: CUDA 12.8 brought batches."""
+    """The batch copy function; None if the driver is too old (before CUDA 12.8)."""
     driver_version: int = driver.call("cuDriverGetVersion")
     if driver_version < _FIRST_VERSION:
         return None

@@ -1,9 +1,9 @@
-"""The primary context of one GPU, the one that the CUDA runtime and PyTorch use as well.
+"""The primary context of a GPU, which the CUDA runtime and PyTorch use as well.
 
-`create` retains it, `close` gives it back. ``with context:`` makes it the calling thread's current context and restores
-the one before: the calling thread may be working with another GPU. Calls that name a stream or an event of a context
-need none. Inside, the thread may make calls that a graph capture under way would forbid (`RelaxedCaptures`): an engine may
-capture a graph on one thread while the manager works on another.
+`create` retains it, `close` releases it. ``with context:`` makes it the calling thread's current context and restores the previous
+one, as the thread may be working with another GPU. Calls that name a stream or an event of a context need no current one. Inside,
+the thread may make calls that a graph capture would forbid (`RelaxedCaptures`): an engine may capture a graph on one thread while
+the manager works on another.
 """
 
 import logging
@@ -20,12 +20,12 @@ _logger: Final = logging.getLogger(__name__)
 @final
 @mypyc_attr(native_class=True)
 class RelaxedCaptures:
-    """Inside, the thread may make calls that a graph capture under way would forbid; for calls that need no context."""
+    """Inside, the thread may make calls that a graph capture in progress would forbid; for calls that need no context."""
 
     __slots__ = ("_driver", "_modes")
 
     _driver: Final[CudaDriver]
-    _modes: Final[list[Any]]  # what to restore, the innermost last
+    _modes: Final[list[Any]]  # the modes to restore, the innermost last
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
@@ -41,7 +41,7 @@ class RelaxedCaptures:
 @final
 @mypyc_attr(native_class=True)
 class CudaContext:
-    """Retained from construction until `close`."""
+    """The context, retained from construction until `close`."""
 
     __slots__ = ("_driver", "_device", "_context", "_captures", "_is_closed")
 
@@ -71,11 +71,11 @@ class CudaContext:
         try:
             self._driver.call("cuCtxPopCurrent")
         except KVCacheManagerError as pop_error:
-            # What was done inside is done: to raise here would say that it was not.
+            # The work inside is done: an exception here would say that it was not.
             _logger.error("the thread's CUDA context could not be restored: %s", pop_error)
 
     def close(self) -> None:
-        """Idempotent; where it raises it may be called again."""
+        """Release the context. Idempotent; if it raises, it may be called again."""
         if self._is_closed:
             return
         self._driver.call("cuDevicePrimaryCtxRelease", self._device)

@@ -1,6 +1,6 @@
-"""Copies among GPU and pinned host memory, given to the driver as one batch where the driver can, else one by one.
+"""Copies between GPU and pinned host memory, passed to the driver as one batch if it can, else one by one.
 
-No copy may cross from one piece of memory that was made apart into the next: pieces may be neighbours, but are no unit.
+No copy may cross the border of two separate allocations: they may be adjacent, but CUDA does not treat them as one.
 """
 
 import logging
@@ -27,7 +27,7 @@ _LAST_LEGACY_STREAM: Final = 1
 @final
 @mypyc_attr(native_class=True)
 class CudaCopies:
-    """The caller has made the GPU's context current."""
+    """Enqueues copies. The caller has made the GPU's context current."""
 
     __slots__ = ("_driver", "_gpu_ranges", "_host_memory", "_arrays", "_batch_copy")
 
@@ -45,7 +45,7 @@ class CudaCopies:
         self._batch_copy = find_batch_copy(driver)
 
     def enqueue_batch(self, stream: int, batch: CopyBatch) -> None:
-        """All copies of the batch, neither tier of which is DISK; at least one."""
+        """Enqueue all copies of the batch, at least one; neither tier is DISK."""
         runs = CopyRuns(batch)
         self._cut(batch.dst_tier, batch.src_tier, runs.dst_addresses, runs.src_addresses, runs.sizes, runs.count)
         self._enqueue_pieces(stream)
@@ -59,7 +59,7 @@ class CudaCopies:
         src_addresses: list[int],
         sizes: list[int],
     ) -> None:
-        """``dst_addresses[i] <- src_addresses[i]``, ``sizes[i]`` bytes; at least one."""
+        """Enqueue ``dst_addresses[i] <- src_addresses[i]``, ``sizes[i]`` bytes each; at least one."""
         self._cut(
             dst_tier, src_tier, vec[i64](dst_addresses), vec[i64](src_addresses), vec[i64](sizes), len(sizes)
         )
@@ -68,7 +68,7 @@ class CudaCopies:
     def _cut(
         self, dst_tier: CacheTier, src_tier: CacheTier, dsts: vec[i64], srcs: vec[i64], sizes: vec[i64], count: i64
     ) -> None:
-        """Fill the arrays with these copies, cut where pieces of memory end. The piece of the copy before is tried first."""
+        """Fill the arrays with these copies, cut at the borders of allocations. The last copy's allocation is tried first."""
         arrays = self._arrays
         arrays.clear()
         dst_beg: i64 = 0
@@ -98,14 +98,14 @@ class CudaCopies:
 
     def _enqueue_pieces(self, stream: int) -> None:
         arrays = self._arrays
-        # The driver takes no batch on the legacy default stream.
+        # The driver accepts no batch on the legacy default stream.
         if arrays.count > 1 and self._batch_copy is not None and stream > _LAST_LEGACY_STREAM:
             number = self._batch_copy.enqueue(stream, arrays)
             if number == SUCCESS:
                 return
             if number != NOT_SUPPORTED:
                 raise self._driver.make_error_of_number("cuMemcpyBatchAsync", number)
-            _logger.info("the CUDA driver takes no batches of copies; they are enqueued one by one")
+            _logger.info("the CUDA driver has no batch copies; they are enqueued one by one")
             self._batch_copy = None
         index: i64 = 0
         while index < arrays.count:

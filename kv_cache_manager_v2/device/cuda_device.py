@@ -1,12 +1,12 @@
 """An NVIDIA GPU, through cuda-python's driver API.
 
-GPU memory is mapped chunk by chunk (`CudaMemory`), host memory is pinned (`CudaHostMemory`), both into addresses that
+GPU memory is mapped chunk by chunk (`CudaMemory`), host memory is pinned (`CudaHostMemory`), both at addresses that
 never move. Streams may be the device's own (`create_stream`) or the engine's: any CUDA stream of this GPU's
-primary context is taken as ``int(stream)``; only the device's own are checked and can be destroyed. Events are pooled:
-recording one makes no driver object once the pool has grown. Copies go to the driver as one batch where it can,
+primary context is accepted as ``int(stream)``; only the device's own are checked and can be destroyed. Events are pooled:
+recording one makes no driver object once the pool has grown. Copies are passed to the driver as one batch if it can,
 else one by one.
 
-Importing this module imports nothing of CUDA. Where a test brings its own ``driver`` module, that one is used instead
+Importing this module imports nothing of CUDA. If a test passes its own ``driver`` module, it is used instead
 of `cuda.bindings.driver`.
 """
 
@@ -40,7 +40,7 @@ from .range_table import RangeTable
 
 _DEFAULT_STREAM: Final = 0
 _LAST_SPECIAL_STREAM: Final = 2
-"""1 and 2 name the default streams of whichever context is current; every other stream knows its own. 0 is taken for 1."""
+"""1 and 2 name the default streams of the current context; every other stream belongs to one context. 0 is treated as 1."""
 
 _STREAM_NON_BLOCKING: Final = 1
 _EVENT_DISABLE_TIMING: Final = 2
@@ -87,18 +87,18 @@ def _find_placement(driver: CudaDriver, ordinal: int, device: Any) -> HostPlacem
 @final
 @mypyc_attr(native_class=True)
 class CudaDevice(Device):
-    """See the module's docstring. One thread at a time, any thread.
+    """A CUDA device; see the module's docstring. One thread at a time, any thread.
 
-    ``granularity_bytes`` is the smallest unit in which memory is mapped; a GPU whose driver has a larger one uses that.
-    Large mappings of GPU memory are made of chunks of up to ``chunk_bytes``, which are given back whole: see `CudaMemory`.
-    ``gpu_direct_rdma``: network cards may access GPU memory; None is "where the GPU can". ``peers``: ordinals of GPUs that
+    ``granularity_bytes`` is the smallest unit in which memory is mapped; if the driver's is larger, the driver's is used.
+    Large mappings of GPU memory are made of chunks of up to ``chunk_bytes``, which are freed as a whole: see `CudaMemory`.
+    ``gpu_direct_rdma``: network cards may access GPU memory; None: if the GPU can. ``peers``: ordinals of GPUs that
     may access it at the same addresses. ``exportable_as``: other processes may map it, "file_descriptor" or "fabric";
-    `export_memory` gives the handles.
-    Host memory is pinned in pieces of ``max_registration_bytes`` at most. ``files``: in place of the operating system's.
-    ``num_disk_threads`` transfers from and to disks are under way at a time; what they move between disk and GPU passes
-    through ``staging_bytes`` of pinned memory, which is taken with the first range of the DISK tier. ``streams_wait_for_disk=False``: no
-    stream waits for a disk, the call that copies does; for engines that launch kernels without letting other Python threads run, or
-    with CUDA_DEVICE_MAX_CONNECTIONS=1.
+    `export_memory` returns the handles.
+    Host memory is pinned in pieces of ``max_registration_bytes`` at most. ``files``: replaces the operating system's.
+    ``num_disk_threads``: disk transfers in progress at a time. Bytes between disk and GPU pass through ``staging_bytes`` of
+    pinned memory, which is allocated with the first range of the DISK tier. ``streams_wait_for_disk=False``: no stream waits for a
+    disk, the call that copies does; for engines that launch kernels without releasing the GIL, or with
+    CUDA_DEVICE_MAX_CONNECTIONS=1.
     """
 
     __slots__ = (
@@ -126,7 +126,7 @@ class CudaDevice(Device):
     )
 
     ordinal: Final[int]
-    """Of the GPU, as CUDA counts the visible ones."""
+    """The GPU's number, as CUDA counts the visible ones."""
     _driver: Final[CudaDriver]
     _name: Final[str]
     _nvrtc_module: Final[Any]  # None: cuda.bindings.nvrtc, when first needed
@@ -142,7 +142,7 @@ class CudaDevice(Device):
     _host_ranges: Final[RangeTable]
     _streams: Final[dict[int, Any]]  # the device's own
     _events: Final[HandleTable]
-    _event_objects: Final[list[Any]]  # by the handle's index; the pool
+    _event_objects: Final[list[Any]]  # the pool, by the handle's index
     _timers: Final[CudaTimers]
     _kernels: Final[list[CudaKernel]]
     _copies: Final[CudaCopies]
@@ -205,7 +205,7 @@ class CudaDevice(Device):
         self._kernels = []
         self._copies = CudaCopies(checked, self._gpu_ranges, self._host_memory)
         self._is_closed = False
-        # Last, so that a failure above has nothing to give back.
+        # Last, so that a failure above has nothing to release.
         self._context = CudaContext(checked, device)
         self._timers = CudaTimers(checked, self._context)
         self._disk = CudaDisk(
@@ -220,7 +220,7 @@ class CudaDevice(Device):
             waits_for_disk,
         )
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -299,7 +299,7 @@ class CudaDevice(Device):
     def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
         if self._disk.is_busy:
-            # To unmap may be to wait for the GPU, which may wait for the workers.
+            # Unmapping may wait for the GPU, which may wait for the workers.
             self._disk.drain()
         if tier == CacheTier.DISK:
             self._ranges(tier).require_mapped(address, num_bytes)
@@ -315,11 +315,11 @@ class CudaDevice(Device):
         reserved.mapped.remove(address, address + num_bytes)
 
     def export_memory(self, address: int, num_bytes: int) -> list[tuple[int, int, int | bytes]]:
-        """For another process or machine that is to map these mapped bytes of GPU memory, a pool's for one: address, size and
-        handle of each chunk that has some of them, in order; the first and the last may be larger.
+        """Handles by which another process or machine can map these mapped bytes of GPU memory, a pool's, say: address, size and
+        handle of each chunk that overlaps them, in order. The first and the last chunk may reach beyond them.
 
-        A handle is a file descriptor, which the caller closes, or the bytes of a fabric handle: what the device was made
-        with as ``exportable_as``. The memory is freed when it is unmapped here and everywhere else.
+        A handle is a file descriptor, which the caller closes, or the bytes of a fabric handle, as chosen by ``exportable_as``.
+        The memory is freed when it is unmapped here and everywhere else.
         """
         self._require_open()
         self._gpu_ranges.require_bytes(address, num_bytes, "an export")
@@ -412,7 +412,7 @@ class CudaDevice(Device):
             self._disk.tell_event(event)
 
     def release_event(self, event: int) -> None:
-        """Back to the pool. Waits that were enqueued refer to what had been recorded, not to the driver's object."""
+        """Return the event to the pool. Waits that were enqueued refer to what it had recorded, not to the driver's object."""
         self._require_open()
         self._events.free(event)
         if self._disk.is_busy:
@@ -477,7 +477,7 @@ class CudaDevice(Device):
         return kernel
 
     def close(self) -> None:
-        """Give everything back that the device made. Where the driver refuses, it raises and may be called again."""
+        """Release everything that the device made. If the driver refuses, it raises and may be called again."""
         if self._is_closed:
             return
         num_ranges = 0

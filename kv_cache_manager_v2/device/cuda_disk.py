@@ -1,18 +1,17 @@
-"""The DISK tier of a GPU: worker threads move bytes between files and pinned memory, in the order of CUDA's streams.
+"""The DISK tier of a CUDA device: worker threads move bytes between files and pinned memory, in the order of CUDA streams.
 
-- A worker begins when the stream has raised a flag, and raises another when it is through, for which the stream waits
-  (`CudaFlags`): so nobody on the host waits, and no worker calls the driver. Everything is enqueued at once, in program order, and waits
-  only for what was enqueued before: so nothing can wait in a circle.
-- Host memory is pinned and the host's: workers read and write it in place. What goes from or to the GPU passes through the
-  slots of `CudaStaging`, copied by the stream.
-- Where streams cannot wait for flags, or are not to, the copy call itself waits for the disk; where they cannot raise them, for the stream.
-- What the driver refuses in the middle of a call leaves nothing running that nobody waits for: the stream, or else the host, waits for
-  the jobs that were started, and who uses a staging slot next waits for the GPU.
-- A job whose flag the stream never raises, for the context is broken, is lost: it reads nothing, and what it should have written can
-  never be read (`FailedWrites`).
+- A worker starts once the stream has raised a flag, and raises another one when it is done, for which the stream waits
+  (`CudaFlags`). So the host never waits, and no worker calls the driver. Everything is enqueued at once, in program order, and waits
+  only for what was enqueued before it: so waits cannot form a cycle.
+- Host memory is pinned: workers read and write it in place. Bytes from or to the GPU pass through the slots of `CudaStaging`, copied
+  by the stream.
+- If streams cannot wait for flags, or must not, the copy call itself waits for the disk; if they cannot raise flags, for the stream.
+- If the driver refuses something in the middle of a call, every job that was started is waited for: by the stream, or else by the
+  host; and the next user of a staging slot waits for the GPU.
+- If the context breaks, a flag may never be raised. The job that waits for it is lost: its reads fail, and the bytes that it should
+  have written can never be read (`FailedWrites`).
 
-Nothing here relies on the driver's calls letting other threads run: whoever is going to wait for the GPU waits for the
-workers first.
+Nothing here relies on driver calls that release the GIL: a thread that is about to wait for the GPU waits for the workers first.
 """
 
 import logging
@@ -44,13 +43,13 @@ _logger: Final = logging.getLogger(__name__)
 
 _STREAM_NON_BLOCKING: Final = 1
 _NUM_ATTEMPTS: Final = 3
-"""A broken context refuses every call; one that is refused once may be another's doing."""
+"""A broken context refuses every call; a single refusal may have another cause."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class _ContextWatch(GateWatch):
-    """Tells whether the context is broken, by a stream on which nothing ever runs. `close` destroys the stream."""
+    """Detects a broken context, by means of a stream on which nothing ever runs. `close` destroys the stream."""
 
     __slots__ = ("_driver", "_context", "_stream")
 
@@ -82,7 +81,7 @@ class _ContextWatch(GateWatch):
         return str(self._driver.make_error("cuStreamQuery", status))
 
     def close(self) -> None:
-        """The context is current."""
+        """Destroy the stream; the context is current."""
         if self._stream is not None:
             self._driver.call("cuStreamDestroy", self._stream)
             self._stream = None
@@ -91,7 +90,7 @@ class _ContextWatch(GateWatch):
 @final
 @mypyc_attr(native_class=True)
 class CudaDisk:
-    """Law: ``is_busy`` while any job is under way or any failure was not told. Who creates it calls `close`."""
+    """The disk tier. Law: ``is_busy`` while a job is in progress or a failure is unreported. Who creates it calls `close`."""
 
     __slots__ = (
         "ranges", "is_busy", "_driver", "_context", "_host_memory", "_copies", "_workers", "_num_staging_slots", "_streams_may_wait",
@@ -111,7 +110,7 @@ class CudaDisk:
     _watch: _ContextWatch | None  # the same
     _trail: Final[DiskDependencies]
     _open: list[DiskJob]  # each with its flag
-    _flags_of_streams: list[CudaFlag]  # which streams were told to raise
+    _flags_of_streams: list[CudaFlag]  # flags that streams will raise
 
     def __init__(
         self,
@@ -160,7 +159,7 @@ class CudaDisk:
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def copy(self, stream: int, batch: CopyBatch) -> None:
-        """``batch`` has at least one copy, all its addresses are mapped, and one of its tiers is DISK."""
+        """Copy. ``batch`` has at least one copy, all its addresses are mapped, and one of its tiers is DISK."""
         assert self._staging is not None
         self.is_busy = True
         self.poll()
@@ -177,7 +176,7 @@ class CudaDisk:
                     self._start(stream, job, self._raise_behind(stream), [])
                     started.append(job)
             except BaseException as error:
-                # Of what was started, no byte moves after anything that is enqueued from now on.
+                # No byte of the started jobs moves after anything that is enqueued from now on.
                 self._make_wait(stream, started)
                 if started and isinstance(error, CudaError) and not isinstance(error, PartlyCopiedError):
                     raise PartlyCopiedError(f"a part of the copies was started, then {error}") from error
@@ -230,7 +229,7 @@ class CudaDisk:
             slot.is_in_doubt = False
 
     def _clear_doubt(self, slot: StagingSlot) -> None:
-        """Where the slot's last user was refused or interrupted, wait until nothing can use it any more."""
+        """If a call that used the slot was refused or interrupted, wait until nothing can use the slot any more."""
         if not slot.is_in_doubt:
             return
         if slot.job is not None:
@@ -242,7 +241,7 @@ class CudaDisk:
         slot.is_in_doubt = False
 
     def _wait_for_copies(self, stream: int, copied: CudaFlag) -> None:
-        """What is enqueued on the stream from now on runs when the slot's bytes are on the GPU."""
+        """Work enqueued on the stream from now on runs after the slot's bytes are on the GPU."""
         assert self._staging is not None
         if copied.is_raised():
             return
@@ -273,7 +272,7 @@ class CudaDisk:
             )
 
     def _raise_behind(self, stream: int) -> list[CudaFlag]:
-        """A flag that the stream raises behind all that was enqueued so far; none where all of that is done on return."""
+        """Flags that the stream raises after all work enqueued so far; none if that work is done on return."""
         assert self._staging is not None
         flags = self._staging.flags
         if not flags.can_raise:
@@ -289,7 +288,7 @@ class CudaDisk:
         return [flag]
 
     def _start(self, stream: int, job: DiskJob, gates: list[CudaFlag], earlier_jobs: list[DiskJob]) -> None:
-        """First it is known here, then the workers have it: whatever interrupts this, what a worker has is waited for."""
+        """Record the job here before the workers get it: whatever interrupts this call, a job that workers have is waited for."""
         job.signal = self._take_flag()
         for gate in gates:
             job.gates.append(FlagGate(gate))
@@ -298,7 +297,7 @@ class CudaDisk:
         self._workers.start(job, earlier_jobs)
 
     def _make_wait(self, stream: int, jobs: list[DiskJob]) -> None:
-        """What is enqueued on the stream from now on runs when the jobs are done."""
+        """Work enqueued on the stream from now on runs after the jobs are done."""
         assert self._staging is not None
         flags = self._staging.flags
         for job in jobs:
@@ -330,7 +329,7 @@ class CudaDisk:
         self._trail.forget_stream(stream)
 
     def wait_before_event(self, event: int) -> None:
-        """Block until the workers are through with all that the event is behind."""
+        """Block until the workers are done with everything before the event."""
         for job in self._trail.jobs_of_event(event):
             self._workers.wait(job)
 
@@ -339,13 +338,13 @@ class CudaDisk:
             self._workers.wait(job)
 
     def tell_event(self, event: int) -> None:
-        """The event is done; raises a failed read that it is behind."""
+        """The event is done: raise a failed read before it."""
         jobs = self._trail.jobs_of_event(event)
         self.poll()
         tell_first(jobs)
 
     def tell_stream(self, stream: int) -> None:
-        """The stream has done all that was enqueued; raises a failed read among it."""
+        """The stream has done all enqueued work: raise a failed read among it."""
         jobs = self._trail.jobs_of_stream(stream)
         self.poll()
         tell_first(jobs)
@@ -358,13 +357,13 @@ class CudaDisk:
         return self._workers.take_failed_reads()
 
     def drain(self) -> None:
-        """Block until the workers are through with everything."""
+        """Block until the workers are done with all jobs."""
         for job in self._open:
             self._workers.wait(job)
         self.poll()
 
     def poll(self) -> None:
-        """Give back what finished jobs held, and note what failed."""
+        """Release the resources of finished jobs, and record failures."""
         if not self.is_busy:
             return
         still_open: list[DiskJob] = []
@@ -379,15 +378,15 @@ class CudaDisk:
         self.is_busy = len(still_open) > 0 or is_anything_left
 
     def close(self) -> None:
-        """Nothing is reserved any more. Where the driver refuses, it raises and may be called again."""
+        """Release everything; no range is reserved any more. If the driver refuses, it raises and may be called again."""
         self.drain()
         for error in self._trail.untold_failures():
-            _logger.error("nobody waited for this: %s", error)
+            _logger.error("a disk read failed, and no call had waited for it: %s", error)
         self._workers.close()
         with self._context:
             if self._staging is not None:
                 self._flags_of_streams.clear()
-                # Streams may still copy from the slots, or look at flags: nobody had to wait for that.
+                # Streams may still copy from the slots, or look at flags: no call had to wait for that.
                 self._driver.call("cuCtxSynchronize")
                 self._staging.close()
                 self._staging = None
@@ -399,13 +398,13 @@ class CudaDisk:
     def _finish(self, job: DiskJob) -> None:
         job.record_failed_writes()
         flag = job.signal
-        # First it is nobody's: two would have it, if it was given back twice where this is interrupted.
+        # First clear the reference: an interruption here must not let the flag be released twice.
         job.signal = None
         if self._staging is not None and isinstance(flag, CudaFlag):
             self._staging.flags.release(flag)
 
     def _collect_flags(self) -> None:
-        """Give back those that streams have raised. Whoever looks at one later still finds it raised."""
+        """Release the flags that streams have raised. A stream that looks at one later still finds it raised."""
         assert self._staging is not None
         waiting = self._flags_of_streams
         self._flags_of_streams = []
@@ -416,7 +415,7 @@ class CudaDisk:
                 self._flags_of_streams.append(flag)
 
     def _take_flag(self) -> CudaFlag:
-        """Where a thousand flags are in use: waits for the oldest job, or for what raises them."""
+        """A free flag. If a thousand are in use, wait for the oldest job, or for the stream that raises a flag."""
         assert self._staging is not None
         flag = self._staging.flags.take()
         while flag is None and self._open:
@@ -433,7 +432,7 @@ class CudaDisk:
 
 
 def _pack(extents: list[DiskExtent]) -> list[list[DiskExtent]]:
-    """In order, as many together as a staging slot holds, each at an aligned place."""
+    """The extents in order, in groups that fit into a staging slot, each at an aligned place."""
     groups: list[list[DiskExtent]] = []
     free_bytes = 0
     for extent in extents:
@@ -447,7 +446,7 @@ def _pack(extents: list[DiskExtent]) -> list[list[DiskExtent]]:
 
 
 def _stage(group: list[DiskExtent], address: int) -> list[DiskExtent]:
-    """The same pieces of the disk, with the slot at ``address`` for memory."""
+    """The same disk extents, with the slot at ``address`` as their memory."""
     staged: list[DiskExtent] = []
     for extent in group:
         piece = DiskExtent(extent.file, extent.address)

@@ -1,9 +1,9 @@
-"""The checked door to the CUDA driver: every call through it either worked or raised.
+"""Checked calls of the CUDA driver: each one either worked or raised.
 
 A failed call is a `CudaError` with the call's name, the driver's number and the driver's own text; out of memory is an
-`OutOfMemoryError` with the same. Nothing here is imported before it is needed: the library works, and imports fast,
-where there is no NVIDIA driver and no cuda-python. The module behind the door is `cuda.bindings.driver` unless a test
-brings its own.
+`OutOfMemoryError` with the same. The driver module is imported on first use only: the library works, and imports fast,
+without an NVIDIA driver and without cuda-python. The module is `cuda.bindings.driver` unless a test passes
+its own.
 """
 
 import importlib
@@ -47,14 +47,14 @@ _BROKEN_CONTEXT: Final = frozenset(
     )
 )
 """Errors of work that ran earlier, the manager's or the engine's: every later call returns the same until the process ends."""
-
+"""Errors of earlier work, the manager's or the engine's, that every later call returns again until the process ends."""
 NO_GPU_SEEN: Final = "the CUDA driver sees no GPU"
 
 _DRIVER_MODULE: Final = "cuda.bindings.driver"
 
 
 def load_driver_module() -> Any:
-    """`cuda.bindings.driver`; `CudaError` where cuda-python is not installed."""
+    """`cuda.bindings.driver`; `CudaError` if cuda-python is not installed."""
     try:
         return importlib.import_module(_DRIVER_MODULE)
     except ImportError as error:
@@ -64,7 +64,7 @@ def load_driver_module() -> Any:
 
 
 def find_cuda_obstacle(driver_module: Any = None) -> str:
-    """Why CUDA cannot be used in this process, or an empty text if it can.
+    """The reason why CUDA cannot be used in this process; an empty string if it can.
 
     Initialises the driver: children that this process forks afterwards cannot use it.
     """
@@ -82,7 +82,7 @@ def find_cuda_obstacle(driver_module: Any = None) -> str:
 
 
 def name_stream(stream: int) -> int:
-    """The stream by a handle that means the same in every process.
+    """The stream's handle in a form that is the same in every process.
 
     0 is CUDA's legacy default stream, unless ``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM`` makes it the thread's own.
     """
@@ -92,7 +92,7 @@ def name_stream(stream: int) -> int:
 @final
 @mypyc_attr(native_class=True)
 class CudaDriver:
-    """``call`` for what is rare; a method of its own for what a step does often."""
+    """The driver. ``call`` is for rare calls; those that a step makes often have methods of their own."""
 
     __slots__ = ("module", "_success", "_relaxed", "_exchange", "_record", "_wait", "_query")
 
@@ -125,14 +125,14 @@ class CudaDriver:
         return returned[1] if len(returned) > 1 else None
 
     def status_of(self, name: str, *args: Any) -> Any:
-        """Call the driver's function ``name`` and return its status, for callers who have an answer to failure."""
+        """Call the driver's function ``name`` and return its status, for callers that handle failure."""
         try:
             return getattr(self.module, name)(*args)[0]
         except RuntimeError as error:
             raise _make_unreachable_error(name, error) from error
 
     def device_attribute(self, name: str, device: Any) -> int:
-        """0 where the driver, or cuda-python, is too old to know the attribute: then the GPU has nothing of the kind."""
+        """The device's attribute; 0 if the driver or cuda-python is too old to know it: then the GPU has no such feature."""
         attribute = getattr(self.module.CUdevice_attribute, name, None)
         if attribute is None:
             return 0
@@ -148,7 +148,7 @@ class CudaDriver:
         return int(returned[1])
 
     def find_function(self, name: str, version: int) -> int:
-        """The address of the driver's function, in the form of that CUDA version; 0 where the driver has none."""
+        """The address of the driver's function, with that CUDA version's signature; 0 if the driver has none."""
         try:
             returned = self.module.cuGetProcAddress(name.encode(), version, 0)
         except RuntimeError as error:
@@ -161,13 +161,13 @@ class CudaDriver:
         return int(returned[1])
 
     def relax_captures(self) -> Any:
-        """The calling thread may make calls that a graph capture under way, of its own or another thread's, would forbid, and which
-        would end the capture. Returns the mode before, for `restore_captures`.
+        """Let the calling thread make calls that a graph capture in progress, of its own or another thread's, would forbid, and
+        which would end the capture. Returns the previous mode, for `restore_captures`.
 
-        Nothing that this library enqueues belongs into an engine's graph. To record events and to wait for them needs no such leave.
+        Nothing that this library enqueues belongs in an engine's graph. Recording events and waiting for them needs no permission.
         """
         returned = self._exchange(self._relaxed)
-        # Where a driver refuses that, calls are as they would be without.
+        # If a driver refuses, calls work as without relaxation.
         return returned[1] if int(returned[0]) == SUCCESS else self._relaxed
 
     def restore_captures(self, mode: Any) -> None:
@@ -214,11 +214,11 @@ class CudaDriver:
         return OutOfMemoryError(message) if number == OUT_OF_MEMORY else CudaError(message)
 
     def make_error_of_number(self, name: str, number: int) -> KVCacheManagerError:
-        """The exception for a function that was called by its address and returned ``number``."""
+        """The exception for a function that was called by address and returned ``number``."""
         try:
             status = self.module.CUresult(number)
         except ValueError:
-            # A driver newer than cuda-python has errors that cuda-python has no name for.
+            # A driver newer than cuda-python has error numbers without a name in cuda-python.
             return CudaError(f"{name} failed with error {number}")
         return self.make_error(name, status)
 
@@ -231,5 +231,5 @@ class CudaDriver:
 
 
 def _make_unreachable_error(name: str, error: RuntimeError) -> CudaError:
-    """cuda-python raises where it finds no driver, or a driver without that function."""
+    """The error for a missing driver, or for a driver without that function: cuda-python raises a RuntimeError."""
     return CudaError(f"{name} could not be called: {error}")

@@ -1,12 +1,12 @@
-"""Words of pinned memory by which streams and worker threads tell each other how far they are, without a call of the driver in a thread.
+"""Flags in pinned memory: streams and worker threads signal each other through them, without driver calls in a worker.
 
-A flag is one use of a word: the word's value only grows, and a flag is raised once the value is at least the flag's. It is raised by one
-side, a worker (`CudaFlag.give`) or a stream (`enqueue_raise`: `cuStreamWriteValue32`, behind all that was enqueued before), and seen by
-the other: a stream waits for it (`enqueue_wait`: `cuStreamWaitValue32`), a worker reads the word (`FlagGate`). A word may be used again
-as soon as its flag is raised, even if a stream has yet to look at it.
+A flag is one use of a word. The word's value only grows, and a flag is raised once the value is at least the flag's. One side raises
+it, a worker (`CudaFlag.give`) or a stream (`enqueue_raise`: `cuStreamWriteValue32`, after all work enqueued before), and the other side
+sees it: a stream waits for it (`enqueue_wait`: `cuStreamWaitValue32`), a worker reads the word (`FlagGate`). A word may be reused as
+soon as its flag is raised, even if a stream has yet to look at it.
 
-Where the GPU or its driver lacks one of the two calls, `can_raise` or `can_wait` is False, and the caller who would enqueue it waits
-instead.
+If the GPU or its driver lacks one of the two calls, `can_raise` or `can_wait` is False, and the caller itself waits instead of
+enqueueing it.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ _STREAM_NON_BLOCKING: Final = 1
 @final
 @mypyc_attr(native_class=True)
 class CudaFlag(JobSignal):
-    """As a signal: raised by the job's last worker."""
+    """A flag; as a job's signal it is raised by the job's last worker."""
 
     __slots__ = ("index", "value", "_address")
 
@@ -56,7 +56,7 @@ class CudaFlag(JobSignal):
 @final
 @mypyc_attr(native_class=True)
 class FlagGate(JobGate):
-    """Open once a stream has raised the flag."""
+    """A gate that opens once a stream has raised the flag."""
 
     __slots__ = ("_flag",)
 
@@ -72,7 +72,7 @@ class FlagGate(JobGate):
 @final
 @mypyc_attr(native_class=True)
 class CudaFlags:
-    """Conservation: every word is free or belongs to one flag. The memory is the caller's, pinned, and zero at first.
+    """The flags of a device. Conservation: every word is free or belongs to one flag. The caller's memory is pinned and zeroed.
 
     The caller has made the GPU's context current.
     """
@@ -83,8 +83,8 @@ class CudaFlags:
     can_wait: Final[bool]
     _driver: Final[CudaDriver]
     _address: Final[int]
-    _pointers: Final[list[Any]]  # by word: as the GPU knows it
-    _values: Final[list[int]]  # by word: of its latest flag
+    _pointers: Final[list[Any]]  # by word: its GPU address
+    _values: Final[list[int]]  # by word: the value of its latest flag
     _free: Final[list[int]]
 
     def __init__(self, driver: CudaDriver, address: int, num_bytes: int, streams_may_wait: bool) -> None:
@@ -99,7 +99,7 @@ class CudaFlags:
         self.can_wait = streams_may_wait and self.can_raise and _can_order(driver, self._pointers[0], "cuStreamWaitValue32")
 
     def take(self) -> CudaFlag | None:
-        """A flag that is not raised; None while all words are in use."""
+        """A flag that is not raised yet; None if all words are in use."""
         if not self._free:
             return None
         index = self._free.pop()
@@ -108,28 +108,28 @@ class CudaFlags:
         return CudaFlag(index, value, self._address + index * _WORD_BYTES)
 
     def release(self, flag: CudaFlag) -> None:
-        """It is raised, or nobody will raise it."""
+        """Free the flag's word: it is raised, or will never be."""
         self._free.append(flag.index)
 
     def enqueue_wait(self, stream: int, flag: CudaFlag) -> None:
-        """What is enqueued on the stream from now on runs when the flag is raised."""
+        """Work enqueued on the stream from now on runs after the flag is raised."""
         self._driver.call("cuStreamWaitValue32", stream, self._pointers[flag.index], flag.value, _AT_LEAST)
 
     def enqueue_raise(self, stream: int, flag: CudaFlag) -> None:
-        """The flag is raised, and the bytes are visible to the host, when all that was enqueued on the stream is done."""
+        """Raise the flag, and make the bytes visible to the host, after all work enqueued on the stream."""
         self._driver.call("cuStreamWriteValue32", stream, self._pointers[flag.index], flag.value, _BEHIND_EVERYTHING)
 
 
 def _can_order(driver: CudaDriver, word: Any, call: str) -> bool:
-    """Let a stream wait for what is so already, or write what is there already, to see whether it can."""
+    """Whether streams can do ``call``: tried on a value that the word already has."""
     stream = driver.call("cuStreamCreate", _STREAM_NON_BLOCKING)
     obstacle = ""
     try:
         driver.call(call, stream, word, 0, _AT_LEAST)
-        # Nothing writes to the word when it is used.
+        # Nothing else writes to the word while it is used.
         driver.call("cuStreamSynchronize", stream)
     except KVCacheManagerError as error:
-        # A driver or a GPU without it; anything worse shows with the next call.
+        # The driver or the GPU lacks it; anything worse shows with the next call.
         obstacle = str(error)
     driver.call("cuStreamDestroy", stream)
     if obstacle:

@@ -1,9 +1,9 @@
-"""Pinned host memory: committed like any host memory, placed near the GPU (`HostPlacement`), touched by many threads, then
-registered with CUDA so that copies run asynchronously.
+"""Pinned host memory: committed, placed near the GPU (`HostPlacement`), touched by many threads, then registered with CUDA so that
+copies run asynchronously.
 
 A *registration* is a piece that was registered in one call, at most ``max_registration_bytes`` long: some kernels fail
-to pin more than 2 GiB at a time. CUDA unregisters only whole registrations, so taking back a part of one waits for the
-device, unregisters it and registers what stays. A copy may not cross from one registration to the next:
+to pin more than 2 GiB at a time. CUDA unregisters only whole registrations, so unmapping a part of one waits for the
+device, unregisters it and registers the rest again. A copy may not cross from one registration into the next:
 `registration`.
 
 Every call runs in the GPU's context, made current by the caller.
@@ -29,7 +29,7 @@ _PORTABLE_AND_MAPPED: Final = 1 | 2
 @final
 @mypyc_attr(native_class=True)
 class CudaHostMemory:
-    """Law: registrations are disjoint, sorted, and cover exactly what is mapped."""
+    """Law: registrations are disjoint, sorted, and cover exactly the mapped bytes."""
 
     __slots__ = ("_driver", "_placement", "_max_registration_bytes", "_begs", "_ends", "_beg_words", "_end_words")
 
@@ -38,7 +38,7 @@ class CudaHostMemory:
     _max_registration_bytes: Final[int]
     _begs: Final[list[int]]
     _ends: Final[list[int]]
-    _beg_words: vec[i64]  # the same once more: what each copy is looked up in
+    _beg_words: vec[i64]  # a copy of the begins, in which each copy is looked up
     _end_words: vec[i64]
 
     def __init__(self, driver: CudaDriver, placement: HostPlacement, max_registration_bytes: int) -> None:
@@ -51,10 +51,10 @@ class CudaHostMemory:
         self._end_words = vec[i64]()
 
     def map(self, address: int, num_bytes: int) -> None:
-        """All of it or nothing."""
+        """Map and pin all of it or nothing."""
         available_bytes = available_host_bytes()
         if available_bytes is not None and num_bytes > available_bytes:
-            # Said here, before the kernel looks for a process to kill.
+            # Raised here, before the kernel's OOM killer acts.
             raise OutOfMemoryError(
                 f"{num_bytes} bytes of host memory are to be pinned, and {available_bytes} are available; lower the quota of"
                 " the host tier, or give the machine or its control group more memory"
@@ -69,7 +69,7 @@ class CudaHostMemory:
             raise
 
     def unmap(self, address: int, num_bytes: int) -> None:
-        """All of it or nothing. Waits for the device where a part of a registration stays."""
+        """Unmap all of it or nothing. Waits for the device if a part of a registration stays."""
         end = address + num_bytes
         first = bisect_right(self._begs, address) - 1
         behind_last = bisect_right(self._begs, end - 1)
@@ -78,7 +78,7 @@ class CudaHostMemory:
         begs = self._begs[first:behind_last]
         ends = self._ends[first:behind_last]
         if outer_beg < address or outer_end > end:
-            # What stays may be in use by copies that were enqueued.
+            # The part that stays may be in use by enqueued copies.
             self._driver.call("cuCtxSynchronize")
         try:
             self._unregister(outer_beg, outer_end)
@@ -103,7 +103,7 @@ class CudaHostMemory:
         return begs[low - 1], self._end_words[low - 1]
 
     def _register(self, beg: int, end: int) -> None:
-        """All of ``[beg, end)`` or nothing."""
+        """Register all of ``[beg, end)`` or nothing."""
         piece = beg
         while piece < end:
             num_bytes = min(self._max_registration_bytes, end - piece)
@@ -116,7 +116,7 @@ class CudaHostMemory:
             piece += num_bytes
 
     def _unregister(self, beg: int, end: int) -> None:
-        """Every registration in ``[beg, end)``. Where it raises, some of them are gone."""
+        """Unregister every registration in ``[beg, end)``. If it raises, some of them are unregistered."""
         index = bisect_right(self._begs, end - 1) - 1
         while index >= 0 and self._begs[index] >= beg:
             self._driver.call("cuMemHostUnregister", self._begs[index])
@@ -134,7 +134,7 @@ class CudaHostMemory:
             _logger.error("host memory may stay pinned until the process ends: %s", error)
 
     def _restore(self, begs: list[int], ends: list[int]) -> None:
-        """Have exactly these registrations again in the span that they cover."""
+        """Restore exactly these registrations in the span that they cover."""
         for index in range(len(begs)):
             beg = begs[index]
             end = ends[index]
@@ -145,7 +145,7 @@ class CudaHostMemory:
             try:
                 self._register(beg, end)
             except KVCacheManagerError as error:
-                # The bytes are there and copies of them still work, only slower.
+                # The bytes are still mapped and copies of them work, only slower.
                 _logger.error("host memory lost its pinning: %s", error)
                 self._add(beg, end)
 

@@ -1,8 +1,8 @@
-"""A CUDA kernel compiled at run time: source text in, something to launch out.
+"""CUDA kernels compiled at run time, from source text.
 
-NVRTC, the compiler, comes with the package ``nvidia-cuda-nvrtc`` and is imported when the first kernel is compiled. The
-machine code is made for the very GPU; where the compiler does not know it, PTX is made for the highest compute capability
-that it knows and the GPU has, and the driver translates that. Compile errors carry the compiler's log.
+NVRTC, the compiler, comes with the package ``nvidia-cuda-nvrtc`` and is imported when the first kernel is compiled. It makes
+machine code for the very GPU; if it does not know the GPU, it makes PTX for the highest compute capability that both
+have, which the driver translates. Compile errors contain the compiler's log.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _NVRTC_MODULE: Final = "cuda.bindings.nvrtc"
 
 
 def load_nvrtc_module() -> Any:
-    """`cuda.bindings.nvrtc`; `CudaError` where it is not installed."""
+    """`cuda.bindings.nvrtc`; `CudaError` if it is not installed."""
     try:
         return importlib.import_module(_NVRTC_MODULE)
     except ImportError as error:
@@ -43,7 +43,7 @@ class CudaCompiler:
         self._capability = capability
 
     def compile(self, source: str, options: Sequence[str]) -> bytes:
-        """A cubin, or PTX, of the source; `CudaError` with the compiler's log if it has mistakes."""
+        """A cubin, or PTX, of the source; `CudaError` with the compiler's log if it does not compile."""
         target = self._choose_target()
         is_known = target == self._capability
         architecture = f"sm_{target}" if is_known else f"compute_{target}"
@@ -60,7 +60,7 @@ class CudaCompiler:
             self._call("nvrtcDestroyProgram", program)
 
     def _choose_target(self) -> int:
-        """The highest compute capability that the compiler knows and the GPU has: a GPU runs no PTX of a higher one."""
+        """The highest compute capability that both the compiler and the GPU have: a GPU runs no PTX of a higher one."""
         known = [int(target) for target in self._call("nvrtcGetSupportedArchs")]
         suitable = [target for target in known if target <= self._capability]
         if not suitable:
@@ -140,7 +140,7 @@ class CudaKernel(Handle):
         """
         if self._is_closed:
             raise LogicError(f"the kernel {self.name} is closed; compile it again")
-        # What the driver takes is an array with the address of each value.
+        # The driver takes an array with the address of each value.
         addresses: Any = (ctypes.c_void_p * max(1, len(args)))(*[ctypes.addressof(arg) for arg in args])
         with self._context:
             self._driver.call(
@@ -157,11 +157,11 @@ class CudaKernel(Handle):
                 ctypes.addressof(addresses),
                 0,
             )
-        # Compiled code drops a local after its last use: without this one the array is gone before the driver reads it.
+        # Compiled code drops a local after its last use: without this call the array is freed before the driver reads it.
         _keep_alive(addresses)
 
     def close(self) -> None:
-        """Idempotent. Nothing that was launched may still be running; where it raises it may be called again."""
+        """Unload the kernel. Idempotent; no launch of it may be running; if it raises, it may be called again."""
         if self._is_closed:
             return
         with self._context:
@@ -170,4 +170,4 @@ class CudaKernel(Handle):
 
 
 def _keep_alive(value: object) -> None:
-    """The caller's reference lasts until here."""
+    """Does nothing: a use that keeps the caller's reference alive until here."""

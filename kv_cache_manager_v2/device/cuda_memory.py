@@ -1,15 +1,15 @@
 """Memory of a GPU, mapped chunk by chunk into reserved addresses (CUDA's virtual memory management).
 
 Ranges are mapped and unmapped in granules; physical memory comes in *chunks*, one handle each, of one granule or a power of
-two of them. Large chunks make mapping fast: 80 GB in granules of 2 MiB are 40,960 handles. But a chunk is given back only as a
-whole: what an unmapping leaves of one stays allocated until the rest goes too, or the granules are mapped again. So a chunk is
-at most 1/32 of what is mapped in one call, and the end of that in smaller ones.
+two of them. Large chunks make mapping fast: 80 GB in granules of 2 MiB are 40,960 handles. But a chunk is freed only as a
+whole: if it is unmapped in part, it stays allocated until the rest is unmapped too, or the part is mapped again. So a chunk is
+at most 1/32 of what is mapped in one call, with smaller chunks at its end.
 
-Order of the driver's calls: reserve, then per chunk create and map, then one set-access over each run of new chunks; back:
+Order of the driver's calls: reserve; then per chunk create and map, then one set-access over each run of new chunks. In reverse:
 one unmapping for each run of chunks, then their release. A handle is released only when its chunk is unmapped, so a failure
 in the middle can be undone with contents kept.
 
-`RangeTable` knows what is reserved and mapped by the granule. None of these calls needs a current context.
+`RangeTable` has the reserved and mapped granules. None of these calls needs a current context.
 """
 
 import logging
@@ -26,13 +26,13 @@ from .cuda_driver import INVALID_VALUE, SUCCESS, CudaDriver
 _logger: Final = logging.getLogger(__name__)
 
 _CHUNKS_PER_CALL: Final = 32
-"""At least so many chunks are made of what is mapped in one call, if it has so many granules."""
+"""A call that maps at least so many granules makes at least so many chunks."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class CudaChunk:
-    """Physical memory behind ``[address, end)``; ``used_bytes`` of it belong to ranges' mapped parts, always some."""
+    """Physical memory behind ``[address, end)``; ``used_bytes`` of it, never 0, are mapped by ranges."""
 
     __slots__ = ("address", "num_bytes", "handle", "used_bytes")
 
@@ -58,8 +58,8 @@ class CudaChunk:
 @final
 @mypyc_attr(native_class=True)
 class CudaMemory:
-    """Law: a chunk is in ``_chunks`` while mapped, its handle in ``_unreleased`` if giving it back failed; chunks are
-    disjoint."""
+    """The mapped chunks. Law: a chunk is in ``_chunks`` while mapped; its handle is in ``_unreleased`` if releasing it failed;
+    chunks are disjoint."""
 
     __slots__ = ("granularity_bytes", "_driver", "_allocator", "_max_chunk_bytes", "_addresses", "_chunks", "_unreleased")
 
@@ -94,11 +94,11 @@ class CudaMemory:
         self._driver.call("cuMemAddressFree", address, num_bytes)
 
     def idle_bytes(self) -> int:
-        """Allocated, but not mapped by anybody: what is left of chunks that were unmapped in part."""
+        """Bytes allocated but not mapped: parts of chunks whose rest is in use."""
         return sum([chunk.num_bytes - chunk.used_bytes for chunk in self._chunks.values()])
 
     def map(self, address: int, num_bytes: int) -> None:
-        """All of it or nothing."""
+        """Map all of it or nothing."""
         handles: list[Any] = []
         added: list[CudaChunk] = []
         try:
@@ -123,7 +123,7 @@ class CudaMemory:
             chunk.used_bytes += chunk.overlap_bytes(address, num_bytes)
 
     def unmap(self, address: int, num_bytes: int) -> None:
-        """All of it or nothing. Memory that the driver then refuses to take back is offered again later."""
+        """Unmap all of it or nothing. Memory that the driver then refuses to release is tried again later."""
         touched = self._chunks_within(address, num_bytes)
         leaving = [chunk for chunk in touched if chunk.used_bytes == chunk.overlap_bytes(address, num_bytes)]
         unmapped: list[CudaChunk] = []
@@ -141,7 +141,7 @@ class CudaMemory:
         self._release_handles([chunk.handle for chunk in leaving])
 
     def export(self, address: int, num_bytes: int) -> list[tuple[int, int, int | bytes]]:
-        """Address, size and exported handle of each chunk behind these bytes, which are mapped. All or none."""
+        """Address, size and exported handle of each chunk behind these mapped bytes. All or none."""
         exported: list[tuple[int, int, int | bytes]] = []
         try:
             for chunk in self._chunks_within(address, num_bytes):
@@ -154,7 +154,7 @@ class CudaMemory:
         return exported
 
     def close(self) -> None:
-        """Nothing is mapped any more. Raises if the driver still refuses memory; may be called again."""
+        """Release the rest; nothing is mapped any more. Raises if the driver still refuses; may be called again."""
         assert len(self._chunks) == 0
         while self._unreleased:
             self._driver.call("cuMemRelease", self._unreleased[-1])
@@ -163,7 +163,7 @@ class CudaMemory:
     # -- chunks -------------------------------------------------------------------------------------------------------
 
     def _plan(self, address: int, num_bytes: int) -> list[tuple[int, int]]:
-        """Addresses and sizes of the chunks to make, so that there is one behind each of these bytes."""
+        """Addresses and sizes of the chunks to create, so that each of these bytes has one."""
         largest = self.granularity_bytes
         while 2 * largest <= min(self._max_chunk_bytes, num_bytes // _CHUNKS_PER_CALL):
             largest *= 2
@@ -173,7 +173,7 @@ class CudaMemory:
         while position < end:
             index = bisect_right(self._addresses, position)
             if index > 0 and position < self._chunks[self._addresses[index - 1]].end:
-                # Left of a chunk that was unmapped in part.
+                # The rest of a chunk that was unmapped in part.
                 position = self._chunks[self._addresses[index - 1]].end
                 continue
             gap_end = min(end, self._addresses[index]) if index < len(self._addresses) else end
@@ -186,7 +186,7 @@ class CudaMemory:
         return plan
 
     def _chunks_within(self, address: int, num_bytes: int) -> list[CudaChunk]:
-        """Those that have one of these bytes or more, in order."""
+        """The chunks that overlap these bytes, in order."""
         index = max(0, bisect_right(self._addresses, address) - 1)
         found: list[CudaChunk] = []
         while index < len(self._addresses) and self._addresses[index] < address + num_bytes:
@@ -197,7 +197,7 @@ class CudaMemory:
         return found
 
     def _unmap_run(self, run: list[CudaChunk], unmapped: list[CudaChunk]) -> None:
-        """Unmap chunks that lie side by side with one call. Where it raises, those in ``unmapped`` are gone."""
+        """Unmap adjacent chunks with one call. If it raises, those in ``unmapped`` are unmapped."""
         num_bytes = run[-1].end - run[0].address
         status = self._driver.status_of("cuMemUnmap", run[0].address, num_bytes)
         number = int(status)
@@ -206,7 +206,7 @@ class CudaMemory:
             return
         if number != INVALID_VALUE or len(run) == 1:
             raise self._driver.make_error("cuMemUnmap", status)
-        # Drivers take several mappings at a time, but the documentation promises it for one.
+        # Drivers accept several mappings at a time, but the documentation promises it for one only.
         for chunk in run:
             self._driver.call("cuMemUnmap", chunk.address, chunk.num_bytes)
             unmapped.append(chunk)
@@ -239,12 +239,12 @@ class CudaMemory:
         if idle_bytes > 0:
             text += (
                 f", or make the device with smaller chunk_bytes: {idle_bytes} bytes are left of chunks of up to"
-                f" {self._max_chunk_bytes} bytes that were given back in part"
+                f" {self._max_chunk_bytes} bytes that were released in part"
             )
         return OutOfMemoryError(text)
 
     def _try_call(self, name: str, *args: Any) -> bool:
-        """For calls that undo or give back: there is no better answer to their failure than to say so."""
+        """Make a call that undoes or releases something: its failure can only be logged."""
         try:
             self._driver.call(name, *args)
         except KVCacheManagerError as error:
@@ -254,7 +254,7 @@ class CudaMemory:
 
 
 def _split_into_runs(chunks: list[CudaChunk]) -> list[list[CudaChunk]]:
-    """Chunks in order, as lists of neighbours."""
+    """The chunks in order, as lists of adjacent ones."""
     runs: list[list[CudaChunk]] = []
     for chunk in chunks:
         if not runs or runs[-1][-1].end != chunk.address:

@@ -1,8 +1,8 @@
-"""Pinned memory between disk and GPU: slots used in turn, and the words of the flags.
+"""Staging slots between disk and GPU: pinned memory, used in turn, and the words of the flags.
 
-State of a slot: what its next user has to wait for. ``job``: a job that writes its bytes to a disk, or reads into it; ``copied``: a flag
-that the stream raises behind the copies that took its bytes to the GPU. Both None: free at once. ``is_in_doubt``: somebody was refused or
-interrupted in the middle of using it, and copies may be under way that nothing tells of; the next user waits for the whole GPU.
+A slot's state is what its next user has to wait for. ``job``: a disk job that reads from or writes to the slot; ``copied``: a flag
+that the stream raises after the copies of its bytes to the GPU. Both None: free at once. ``is_in_doubt``: a call that used the slot was
+refused or interrupted, and copies may be in progress that no flag reports; the next user waits for the whole GPU.
 """
 
 from typing import Final, final
@@ -39,7 +39,7 @@ class StagingSlot:
 @final
 @mypyc_attr(native_class=True)
 class CudaStaging:
-    """The caller has made the GPU's context current. Who creates it calls `close`, when nothing uses it any more."""
+    """The slots of a device. The caller has made the GPU's context current. Who creates it calls `close` once it is unused."""
 
     __slots__ = ("flags", "slots", "_host_memory", "_address", "_num_bytes", "_next")
 
@@ -73,7 +73,7 @@ class CudaStaging:
         self._next = 0
 
     def next_slot(self) -> StagingSlot:
-        """The one that was used longest ago."""
+        """The least recently used slot."""
         slot = self.slots[self._next]
         self._next = (self._next + 1) % len(self.slots)
         return slot

@@ -1,11 +1,11 @@
-"""Timers of `CudaDevice`: pairs of CUDA events that know when they were passed, pooled.
+"""Timers of `CudaDevice`: pooled pairs of CUDA events with times.
 
     state      read                                       ways out
     started    STILL_RUNNING                              stop, release
-    stopped    STILL_RUNNING, until the stream is there   read (stays stopped), release
+    stopped    STILL_RUNNING, until the stream is past it read (stays stopped), release
     refused    NOT_MEASURED: the driver said no           release
 
-What the driver says against a timer is nobody's failure: the work itself tells of its own.
+A driver error on a timer is ignored: if the work itself failed, its own calls report that.
 """
 
 from typing import Any, Final, final
@@ -34,7 +34,7 @@ class CudaTimers:
     _driver: Final[CudaDriver]
     _context: Final[CudaContext]
     _handles: Final[HandleTable]
-    _begins: Final[list[Any]]  # by the handle's index, as the next two
+    _begins: Final[list[Any]]  # by the handle's index, like the next two
     _ends: Final[list[Any]]
     _states: Final[list[int]]
 
@@ -87,7 +87,7 @@ class CudaTimers:
         self._handles.free(handle)
 
     def close(self) -> None:
-        """The context is current. Where the driver refuses, it raises and may be called again."""
+        """Destroy the events; the context is current. If the driver refuses, it raises and may be called again."""
         for events in (self._begins, self._ends):
             while events:
                 self._driver.call("cuEventDestroy", events[-1])
@@ -95,7 +95,7 @@ class CudaTimers:
         self._states.clear()
 
     def _reach(self, index: i64) -> None:
-        """There is a pair of events for the index, the highest so far or the next one."""
+        """Make a pair of events for the index, which is at most one above the highest so far."""
         if index == len(self._begins):
             self._begins.append(self._driver.call("cuEventCreate", _WITH_TIMING))
         if index == len(self._ends):

@@ -1,7 +1,7 @@
-"""Which disk jobs are behind which streams and events, where the device itself knows only whether an event is done.
+"""Disk dependencies: the disk jobs before each stream and event. The device itself knows only whether an event is done.
 
-So whoever asks for an event, or waits for it, hears of a failed read that the event is behind, once; and can wait for the
-worker threads first. Jobs are forgotten when they are done and there is nothing to tell, or when it was told.
+So a call that tests an event, or waits for it, raises a failed read before it, once; and can wait for the worker threads first. A job
+is forgotten when it is done and has no failure, or its failure was raised.
 """
 
 from typing import Final, final
@@ -15,7 +15,7 @@ from .disk_job import DiskJob
 @final
 @mypyc_attr(native_class=True)
 class DiskDependencies:
-    """By handle. Law: no list is empty."""
+    """Jobs by handle. Law: no list is empty."""
 
     __slots__ = ("_of_streams", "_of_events")
 
@@ -55,7 +55,7 @@ class DiskDependencies:
         return self._of_events.get(event, [])
 
     def untold_failures(self) -> list[StorageIOError]:
-        """What nobody ever asked for."""
+        """Failed reads that no call has raised."""
         errors: list[StorageIOError] = []
         for lists in (self._of_streams, self._of_events):
             for jobs in lists.values():
@@ -66,14 +66,14 @@ class DiskDependencies:
         return errors
 
     def settle(self) -> bool:
-        """Forget what is over; returns whether anything is left."""
+        """Forget finished jobs; returns whether any job is left."""
         _settle(self._of_streams)
         _settle(self._of_events)
         return len(self._of_streams) > 0 or len(self._of_events) > 0
 
 
 def tell_first(jobs: list[DiskJob]) -> None:
-    """Raise the first failed read that nobody was told of."""
+    """Raise the first failed read that was not raised yet."""
     for job in jobs:
         if job.is_done and job.read_error is not None and not job.is_told:
             job.is_told = True

@@ -1,4 +1,4 @@
-"""One piece of one disk file and the pieces of memory that its bytes come from or go to: what one system call moves."""
+"""An extent: one piece of a disk file, and the memory to copy from or to; what one system call moves."""
 
 from typing import Final, final
 
@@ -8,13 +8,13 @@ from .disk_file import DIRECT_ALIGNMENT, DiskFile
 from .file_port import MAX_MEMORY_PIECES
 
 MAX_EXTENT_BYTES: Final = 1 << 20
-"""More than this is moved in several pieces, so that several threads work on it."""
+"""Larger extents are split, so that several threads work on them."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class DiskExtent:
-    """``[address, address + num_bytes)`` of the disk; ``addresses`` and ``sizes`` of memory, together as many bytes."""
+    """``[address, address + num_bytes)`` of the disk; ``addresses`` and ``sizes`` in memory, with as many bytes in total."""
 
     __slots__ = ("file", "address", "num_bytes", "addresses", "sizes")
 
@@ -32,7 +32,7 @@ class DiskExtent:
         self.sizes = []
 
     def takes(self, address: int, num_bytes: int) -> bool:
-        """Whether these bytes of the disk follow on, and are not too many."""
+        """Whether these bytes of the disk are adjacent, and fit into the extent."""
         return (
             address == self.address + self.num_bytes
             and self.num_bytes + num_bytes <= MAX_EXTENT_BYTES
@@ -45,7 +45,7 @@ class DiskExtent:
         self.num_bytes += num_bytes
 
     def make_ready(self) -> None:
-        """Where something is not aligned as direct transfers want it, the file goes through the page cache from now on."""
+        """Check the alignment: an extent not aligned for direct transfers makes its file use the page cache from now on."""
         if self.file.is_direct:
             misaligned = self.address - self.file.address
             for index in range(len(self.addresses)):
@@ -54,7 +54,7 @@ class DiskExtent:
                 self.file.become_buffered()
 
     def tail(self, moved: int) -> "DiskExtent":
-        """What is left when ``moved`` bytes, fewer than all, are done."""
+        """The rest of the extent after ``moved`` bytes, fewer than all."""
         left = DiskExtent(self.file, self.address + moved)
         for index in range(len(self.addresses)):
             size = self.sizes[index]

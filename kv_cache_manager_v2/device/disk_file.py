@@ -1,8 +1,8 @@
-"""One range of the DISK tier: a file, and the addresses that stand for its bytes.
+"""One range of the DISK tier: a file, and the addresses of its bytes.
 
-``address + n`` is byte ``n`` of the file. Whether the file goes past the page cache (`is_direct`) changes at most once, to
-no: the first transfer that is not aligned, and every later one, goes through the cache. So the two ways never meet in one
-block of the disk at the same time.
+``address + n`` is byte ``n`` of the file. A file that bypasses the page cache (`is_direct`) may change to using it, once: the first
+transfer that is not aligned, and every later one, uses the cache. So the two ways never access one block of the disk at the same
+time.
 """
 
 import errno
@@ -28,7 +28,7 @@ _logger: Final = logging.getLogger(__name__)
 @final
 @mypyc_attr(native_class=True)
 class DiskFile:
-    """Its memory management; `DiskTransfers` moves its bytes. Who creates it calls `close`."""
+    """The file's space; `DiskTransfers` moves its bytes. Who creates it calls `close`."""
 
     __slots__ = ("path", "address", "num_bytes", "files", "file", "is_direct", "failure")
 
@@ -72,7 +72,7 @@ class DiskFile:
             self.is_direct = False
 
     def grow(self, address: int, num_bytes: int) -> None:
-        """All of it or nothing."""
+        """Allocate all of it or nothing."""
         try:
             free_bytes = self.files.free_bytes(self.path)
             if free_bytes < num_bytes:
@@ -89,26 +89,26 @@ class DiskFile:
             ) from error
 
     def discard(self, address: int, num_bytes: int, mapped: IntervalSet) -> None:
-        """``mapped`` is what the file has, this part included."""
+        """Free the space of these bytes. ``mapped``: the file's mapped bytes, these included."""
         end = address + num_bytes
         is_last = mapped.end(len(mapped) - 1) == end
         offset = address - self.address
         if is_last and mapped.beg(len(mapped) - 1) == address:
-            # The hole in front goes too.
+            # The hole in front of them is freed too.
             offset = mapped.end(len(mapped) - 2) - self.address if len(mapped) > 1 else 0
             num_bytes = end - self.address - offset
         try:
             self.files.discard(self.file, offset, num_bytes, is_last)
         except OSError as error:
             raise self.make_error(
-                f"cannot give back {num_bytes} bytes of the file", address, num_bytes, True, error
+                f"cannot free {num_bytes} bytes of the file", address, num_bytes, True, error
             ) from error
 
     def close(self) -> None:
         try:
             self.files.close_file(self.file)
         except OSError as error:
-            # It is closed nevertheless, and what it said of its bytes concerns nobody any more.
+            # It is closed nevertheless, and its bytes are no longer needed.
             _logger.warning("closing a file of the DISK tier in %s: %s", self.path, error)
 
     def make_error(
@@ -131,7 +131,7 @@ class DiskFile:
 
 
 def _try_open_direct(files: FilePort, path: str) -> int:
-    """-1 where the file system has no direct transfers."""
+    """The opened file; -1 if the file system has no direct transfers."""
     try:
         return files.open_file(path, True)
     except OSError as error:
@@ -141,4 +141,4 @@ def _try_open_direct(files: FilePort, path: str) -> int:
 
 
 def _way_out(number: int | None) -> str:
-    return "raise the largest size of a file, `ulimit -f`" if number == errno.EFBIG else "make room on the disk"
+    return "raise the largest size of a file, `ulimit -f`" if number == errno.EFBIG else "free space on the disk"

@@ -1,7 +1,7 @@
-"""Copies from or to disk files, cut into tasks that worker threads can carry out in any order.
+"""Disk jobs: copies from or to disk files, cut into tasks that worker threads can run in any order.
 
-A job is made by the device's caller (`disk_plan`), handed to `DiskWorkers`, and looked at by the caller again when `is_done`.
-From disk to disk the bytes go through memory that the worker brings along.
+The device's caller makes a job (`disk_plan`), passes it to `DiskWorkers`, and looks at it again when `is_done`.
+From disk to disk the bytes pass through memory of the worker.
 """
 
 import logging
@@ -22,22 +22,22 @@ _logger: Final = logging.getLogger(__name__)
 @final
 @mypyc_attr(native_class=True)
 class DiskJob:
-    """A task is a run of extents. The fields from ``is_accepted`` on belong to `DiskWorkers` and its lock until it is done."""
+    """A job; a task is a run of extents. The fields from ``is_accepted`` on are `DiskWorkers`' and under its lock until it is done."""
 
     __slots__ = (
         "is_started", "is_abandoned", "is_told", "_runs", "_sources", "_targets", "_task_ends", "gates", "signal", "earlier_jobs",
         "is_accepted", "num_left", "num_blockers", "followers", "is_lost", "is_done", "done_at", "read_error", "write_errors",
     )  # fmt: skip
 
-    is_started: bool  # handed to the workers
-    is_abandoned: bool  # whoever was to start it was interrupted: if it has not begun, it never does
-    is_told: bool  # of its failed read
+    is_started: bool  # passed to the workers
+    is_abandoned: bool  # the call that started it was interrupted: if it has not begun, it never does
+    is_told: bool  # its failed read was raised
     _runs: Final[CopyRuns | None]
-    _sources: Final[list[DiskExtent]]  # empty where the bytes come from memory
-    _targets: Final[list[DiskExtent]]  # empty where they go to memory
+    _sources: Final[list[DiskExtent]]  # empty if the bytes come from memory
+    _targets: Final[list[DiskExtent]]  # empty if the bytes are copied to memory
     _task_ends: Final[list[int]]
     gates: Final[list[JobGate]]  # it begins when all of them are open
-    signal: JobSignal | None  # given when it is done
+    signal: JobSignal | None  # raised when it is done
     earlier_jobs: list["DiskJob"]  # it begins when these are done
     is_accepted: bool  # a worker has seen it
     num_left: int  # tasks
@@ -45,14 +45,14 @@ class DiskJob:
     followers: list["DiskJob"]
     is_lost: bool  # it never began, and its targets are lost
     is_done: bool
-    done_at: float  # by the workers' clock; 0.0 where they have none
+    done_at: float  # by the workers' clock; 0.0 without one
     read_error: StorageIOError | None
     write_errors: list[StorageIOError]
 
     def __init__(self, sources: list[DiskExtent], targets: list[DiskExtent], runs: CopyRuns | None = None) -> None:
-        """``sources`` are read, ``targets`` are written; pairs of both where the bytes go from disk to disk.
+        """``sources`` are read, ``targets`` are written; pairs of both for copies from disk to disk.
 
-        ``runs``: of the whole batch, for who asks `conflicts_with`.
+        ``runs``: of the whole batch, for `conflicts_with`.
         """
         self.is_started = False
         self.is_abandoned = False
@@ -79,9 +79,9 @@ class DiskJob:
         return len(self._task_ends)
 
     def conflicts_with(self, other: "DiskJob") -> bool:
-        """Whether the two could touch the same bytes, one of them writing; True may be said too often.
+        """Whether the two jobs could touch the same bytes, one of them writing. May be True too often, never False.
 
-        Addresses of the disk and of memory never meet, so the tiers need no look.
+        Addresses of the disk and of memory are disjoint, so the tiers need no check.
         """
         ours = self._runs
         theirs = other._runs
@@ -94,7 +94,7 @@ class DiskJob:
         )
 
     def record_failed_writes(self) -> None:
-        """Once the job is done: what its files remember, and what the log hears of it."""
+        """The job is done: record its failed writes in its files and in the log."""
         for error in self.write_errors:
             for extent in self._targets:
                 if extent.address == error.address and extent.file.failure is None:
@@ -102,7 +102,7 @@ class DiskJob:
                     _logger.error("%s; these bytes are %s", error, "lost" if self.is_lost else "kept in memory")
 
     def lose(self, reason: str, transfers: DiskTransfers) -> None:
-        """It never begins: what it was to read has failed, what it was to write is lost. Called by a worker thread."""
+        """The job never begins: fail its reads, and mark its writes as lost. Called by a worker thread."""
         self.is_lost = True
         for target in self._targets:
             self.write_errors.append(transfers.lose(target, reason))
@@ -115,7 +115,7 @@ class DiskJob:
             )
 
     def run_task(self, index: int, transfers: DiskTransfers, staging: StagingMemory) -> list[StorageIOError]:
-        """Carry out one task, on any thread; what went wrong."""
+        """Run one task, on any thread; returns its errors."""
         errors: list[StorageIOError] = []
         position = self._task_ends[index - 1] if index > 0 else 0
         while position < self._task_ends[index]:

@@ -1,4 +1,4 @@
-"""From a batch of copies to what is to be moved where on which disk file, in as few pieces as possible."""
+"""Plans of disk jobs: from a batch of copies to as few extents as possible."""
 
 from mypy_extensions import i64
 
@@ -32,7 +32,7 @@ def plan_job(batch: CopyBatch, ranges: DiskRanges) -> DiskJob:
 
 
 def plan_extents(runs: CopyRuns, ranges: DiskRanges, to_disk: bool) -> list[DiskExtent]:
-    """Copies that are neighbours on the disk together, wherever their bytes are in memory."""
+    """The extents of the copies: adjacent ones on the disk together, wherever their bytes are in memory."""
     extents: list[DiskExtent] = []
     for disk, memory, size in _sort_runs(runs, to_disk):
         moved = 0
@@ -60,7 +60,7 @@ def _sort_runs(runs: CopyRuns, to_disk: bool) -> list[tuple[int, int, int]]:
 
 
 def _plan_pairs(runs: CopyRuns, ranges: DiskRanges, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:
-    """From disk to disk; where the memory is, shows when a worker brings it."""
+    """From disk to disk: the memory in between is the worker's, and is set when it runs."""
     index: i64 = 0
     while index < runs.count:
         dst: int = runs.dst_addresses[index]

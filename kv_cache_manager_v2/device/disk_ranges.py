@@ -1,7 +1,7 @@
-"""The DISK tier of a device: its ranges, each of them a file, in an address space of their own.
+"""The DISK tier's ranges: each is a file, in an address space of their own.
 
-The addresses are far above those of any memory, so that one which strays into another tier is noticed; between two ranges
-lies a gap. What is reserved and mapped is kept in a `RangeTable`, as for every tier.
+Their addresses are far above those of memory, so that a stray one in another tier is noticed; there is a gap between two ranges.
+Reserved and mapped bytes are recorded in a `RangeTable`, as for every tier.
 """
 
 from typing import Final, final
@@ -15,7 +15,7 @@ from .file_port import FilePort
 from .range_table import RangeTable
 
 DISK_TOTAL_BYTES: Final = 1 << 44
-"""As far as a range may ever want to grow; how much room there is shows when it is mapped."""
+"""The upper bound of a range; how much space the disk has shows when it is mapped."""
 
 _FIRST_ADDRESS: Final = 1 << 58
 _END_ADDRESS: Final = 1 << 61
@@ -25,7 +25,7 @@ _MAX_RANGE_BYTES: Final = 1 << 56
 @final
 @mypyc_attr(native_class=True)
 class DiskRanges:
-    """Law: one file per reserved range."""
+    """The ranges. Law: one file per reserved range."""
 
     __slots__ = ("table", "_granularity_bytes", "_port", "_files")
 
@@ -65,7 +65,7 @@ class DiskRanges:
         reserved.mapped.remove(address, address + num_bytes)
 
     def file_of(self, address: int) -> DiskFile:
-        """The file of the range that the address lies in, which is reserved."""
+        """The file of the reserved range that contains the address."""
         for file in self._files:
             if file.address <= address < file.end():
                 return file

@@ -1,6 +1,6 @@
-"""Moving the bytes of disk files, to the last one: short transfers go on, interrupted ones are tried again.
+"""Transfers of extents from and to disk files: short ones are continued, interrupted ones repeated.
 
-Called by worker threads; the only state they share is the `FailedWrites`. What goes wrong is returned, not raised.
+Called by worker threads, whose only shared state is the `FailedWrites`. Errors are returned, not raised.
 """
 
 import errno
@@ -19,7 +19,7 @@ _MAX_RETRIES: Final = 1000
 @final
 @mypyc_attr(native_class=True)
 class DiskTransfers:
-    """See the module's docstring."""
+    """Reads and writes of extents; see the module's docstring."""
 
     __slots__ = ("rescued",)
 
@@ -35,7 +35,7 @@ class DiskTransfers:
             return extent.file.make_error(
                 f"cannot read {extent.num_bytes} bytes", extent.address, extent.num_bytes, False, "they were never written"
             )
-        # Rare, and then no matter how fast: each piece of memory by itself, in part from the table.
+        # A rare case, so speed does not matter: each piece of memory by itself, in part from the table.
         address = extent.address
         for index in range(len(extent.addresses)):
             memory = extent.addresses[index]
@@ -50,14 +50,14 @@ class DiskTransfers:
         return None
 
     def lose(self, extent: DiskExtent, reason: str) -> StorageIOError:
-        """The write is never made, and whoever wants these bytes is told; returns the error of the write."""
+        """Mark the write as never made: later reads of these bytes fail; returns the error of the write."""
         self.rescued.lose(extent.address, extent.num_bytes)
         return extent.file.make_error(
             f"{extent.num_bytes} bytes were never written", extent.address, extent.num_bytes, True, reason
         )
 
     def write(self, extent: DiskExtent) -> StorageIOError | None:
-        """What the disk does not take is kept in memory."""
+        """Write an extent. Bytes that the disk does not accept are kept in memory."""
         moved, reason = _transfer(extent, True)
         self.rescued.forget(extent.address, moved)
         if moved == extent.num_bytes:
@@ -82,13 +82,13 @@ def _read(extent: DiskExtent) -> StorageIOError | None:
 
 
 def _transfer(extent: DiskExtent, is_write: bool) -> tuple[int, str]:
-    """How many bytes were moved, and why not all of them."""
+    """The number of bytes moved, and the reason if not all were."""
     file = extent.file
     left = extent
     moved = 0
     num_retries = 0
     while moved < extent.num_bytes:
-        # Looked at first: another thread may make the file buffered while this transfer is refused.
+        # Read first: another thread may make the file buffered while this transfer is refused.
         was_direct = file.is_direct
         count = _try_transfer(left, is_write)
         if count > 0:
@@ -99,7 +99,7 @@ def _transfer(extent: DiskExtent, is_write: bool) -> tuple[int, str]:
         elif count == 0:
             return moved, f"only {moved} of {extent.num_bytes} bytes could be moved, and no reason was given"
         elif count == -errno.EINVAL and was_direct:
-            # The disk wants more alignment than we know of, or a short transfer has lost it.
+            # The disk needs more alignment than we know of, or a short transfer has lost it.
             file.become_buffered()
         elif (count == -errno.EINTR or count == -errno.EAGAIN) and num_retries < _MAX_RETRIES:
             num_retries += 1
@@ -109,7 +109,7 @@ def _transfer(extent: DiskExtent, is_write: bool) -> tuple[int, str]:
 
 
 def _try_transfer(extent: DiskExtent, is_write: bool) -> int:
-    """The number of bytes moved, or minus the number of the error."""
+    """The number of bytes moved, or the negative error number."""
     file = extent.file
     try:
         return file.files.transfer(

@@ -1,23 +1,22 @@
-"""The threads that move bytes from and to disk files: a queue of tasks, and jobs that wait for other jobs.
+"""Worker threads that move bytes from and to disk files: a queue of tasks, and jobs that wait for other jobs.
 
-The caller's thread starts jobs and sees when they are done; the workers touch nothing but bytes, their queue and the rescue
-table, and call no driver. Several tasks are under way at once, of one job or of several. A job that was started behind others that it
-conflicts with begins when they are done, and one with gates when these are open, without the caller's help. Threads are made with the
-first job.
+The caller's thread starts jobs and sees when they are done. The workers touch only bytes, their queue and the `FailedWrites`, and call
+no driver. Several tasks of one or several jobs run at once. A job that conflicts with earlier ones begins when they are done, and a job
+with gates when these are open, without the caller's help. Threads are made with the first job.
 
-**The caller may be interrupted anywhere** (Ctrl-C), so it holds no lock that a worker needs. It hands jobs over through a queue that is one
-call of C, and waits at a latch which it alone takes and workers open; what the workers share among themselves is under a lock of theirs,
-and no signal reaches them. A job that was handed over twice is done once; one whose start was interrupted is abandoned when somebody waits
-for it. Nobody waits where the threads are gone: while Python ends, and in a forked process.
+**The caller may be interrupted anywhere** (Ctrl-C), so it holds no lock that a worker needs. It passes jobs through a queue whose calls
+are single C calls, and waits at a latch which it alone takes and workers open. The workers' shared state is under their own lock, and no
+signal reaches them. A job that was passed twice is done once; a job whose start was interrupted is abandoned when a caller waits for it.
+No caller waits once the threads are gone: while Python ends, and in a forked process.
 
     state of a job   is_started     way out
     new              False          start: started; wait: abandoned
     started          True           a worker sees it: accepted
     accepted         True           no other job and no gate is left to wait for: queued; a gate fails for good: lost
-    queued           True           its last task was carried out: done
+    queued           True           its last task was run: done
     lost, abandoned  -              done
 
-Conservation: every job that was accepted waits for other jobs, or for its gates, or has tasks queued or running, or is done.
+Conservation: every accepted job waits for other jobs, or for its gates, or has tasks queued or running, or is done.
 """
 
 import os
@@ -40,19 +39,19 @@ from .job_gate import GateWatch
 from .staging_memory import StagingMemory
 
 _GATE_SECONDS: Final = 0.0002
-"""How often gates are looked at while there is nothing else to do."""
+"""The interval at which an idle worker looks at gates."""
 _WATCH_SECONDS: Final = 0.05
-"""How often a caller that waits looks whether gates can open at all."""
+"""The interval at which a waiting caller checks whether gates can open at all."""
 
-_START: Final = -1  # in place of a task's index: the job is handed over
+_START: Final = -1  # in place of a task's index: the job is new
 _CLOSE: Final = -2  # without a job: each thread ends
-_LOOK: Final = -3  # without a job: somebody is to watch the gates
+_LOOK: Final = -3  # without a job: a worker must watch the gates
 
 
 @final
 @mypyc_attr(native_class=True)
 class DiskWorkers(Drained):
-    """Who creates it calls `close`, after the last job is done."""
+    """The threads and their queue. Who creates it calls `close`, after the last job is done."""
 
     __slots__ = (
         "transfers", "num_done", "clock", "watch", "_num_threads", "_num_made", "_num_started", "_process", "_inbox", "_failed_reads",
@@ -61,18 +60,18 @@ class DiskWorkers(Drained):
 
     transfers: Final[DiskTransfers]
     num_done: int  # jobs; grows under the lock
-    clock: StatisticsClock | None  # None: nobody wants to know when a job is done
-    watch: GateWatch | None  # None: there are no gates, or what opens them cannot break
+    clock: StatisticsClock | None  # None: the times of jobs are not needed
+    watch: GateWatch | None  # None: there are no gates, or they cannot break
     _num_threads: Final[int]
     _num_made: int  # threads, by the caller
     _num_started: int  # jobs, by the caller
     _process: Final[int]
     _inbox: Final[SimpleQueue[tuple[DiskJob | None, int]]]
     _failed_reads: Final[SimpleQueue[StorageIOError]]
-    _progress: Final[Lock]  # taken by the caller to wait; opened by workers whenever something is done
-    _obstacle: str  # why gates that are not open never will be
-    _lock: Final[Lock]  # of the workers; what follows is under it
-    _gated: list[DiskJob]  # that wait for nothing but their gates
+    _progress: Final[Lock]  # taken by the caller to wait; released by workers after each progress
+    _obstacle: str  # why closed gates will never open
+    _lock: Final[Lock]  # of the workers; guards the fields below
+    _gated: list[DiskJob]  # jobs that wait only for their gates
     _is_watched: bool  # a worker looks at the gates from time to time
     _num_ended: int  # threads
 
@@ -97,7 +96,7 @@ class DiskWorkers(Drained):
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 
     def start(self, job: DiskJob, earlier_jobs: list[DiskJob]) -> None:
-        """Begin, behind those of the earlier jobs that are not done. To start it again does no harm."""
+        """Start the job, after those of the earlier jobs that are not done. Starting it again does no harm."""
         if not job.is_started:
             job.earlier_jobs = earlier_jobs
             self._hand_over(job)
@@ -119,13 +118,13 @@ class DiskWorkers(Drained):
                 if self._num_made > 0:
                     return
                 raise OutOfMemoryError(f"the system gives no thread to move bytes from and to disks: {error}") from error
-            # One too many, where this is interrupted, does no harm.
+            # One too many, if this is interrupted, does no harm.
             self._num_made += 1
 
     def wait(self, job: DiskJob) -> None:
         """Block until the job is done."""
         if not job.is_started and not job.is_done:
-            # Perhaps a worker has it nevertheless; then it is done as ever.
+            # A worker may have the job nevertheless; then it is done as usual.
             job.is_abandoned = True
             self._hand_over(job)
         while not job.is_done:
@@ -137,7 +136,7 @@ class DiskWorkers(Drained):
             self._wait_for_progress()
 
     def take_failed_reads(self) -> list[StorageIOError]:
-        """Since this was last asked, told or not."""
+        """The failed reads since the last call, raised or not."""
         taken: list[StorageIOError] = []
         while not self._failed_reads.empty():
             taken.append(self._failed_reads.get())
@@ -150,7 +149,7 @@ class DiskWorkers(Drained):
             seconds = deadline - time.monotonic()
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the threads. Idempotent."""
         forget_at_exit(self)
         self._inbox.put((None, _CLOSE))
         while self._num_ended < self._num_made:
@@ -159,10 +158,10 @@ class DiskWorkers(Drained):
         self._num_ended = 0
 
     def _wait_for_progress(self) -> None:
-        """Block until a worker has done something since this was last called; it may have been before this call, too."""
+        """Block until a worker has made progress since the last call of this method, even before this call."""
         if sys.is_finalizing() or os.getpid() != self._process:
             raise LogicError(
-                "bytes are on their way from or to a disk, and the threads that move them are gone: Python is ending, or this process is a "
+                "a copy from or to a disk is not done, and the threads that move them are gone: Python is ending, or this process is a "
                 "fork of the one that has them"
             )
         if self.watch is None or self._obstacle:
@@ -181,7 +180,7 @@ class DiskWorkers(Drained):
                 self._serve_job(job, message[1], staging)
             message = self._next()
         staging.close()
-        # For the next one.
+        # For the next thread.
         self._inbox.put((None, _CLOSE))
         with self._lock:
             self._num_ended += 1
@@ -194,17 +193,17 @@ class DiskWorkers(Drained):
             self._carry_out(job, index, staging)
 
     def _next(self) -> tuple[DiskJob | None, int]:
-        """Blocks until there is something to do; one of the workers opens gates meanwhile."""
+        """The next task; blocks until there is one. One of the workers opens gates meanwhile."""
         is_watching = self._try_to_watch(False)
         while is_watching:
             try:
-                # Not with a limit of time: where another worker is faster, CPython 3.11 may then wait without any.
+                # Without a timeout: if another worker is faster, CPython 3.11 may then wait without any limit.
                 message = self._inbox.get(False)
             except Empty:
                 time.sleep(_GATE_SECONDS)
                 is_watching = self._try_to_watch(True)
             else:
-                # Who watches already needs no call to do so, and must not pass it on to himself for ever.
+                # A worker that already watches must not put the message back for itself for ever.
                 if message[1] != _LOOK:
                     self._leave_watch()
                     return message
@@ -219,7 +218,7 @@ class DiskWorkers(Drained):
             return self._is_watched
 
     def _leave_watch(self) -> None:
-        """To do something else; another one is to watch."""
+        """Stop watching, to run a task; another worker must watch."""
         with self._lock:
             self._is_watched = False
             if self._gated:
@@ -246,7 +245,7 @@ class DiskWorkers(Drained):
         try:
             errors = job.run_task(index, self.transfers, staging)
         except Exception as error:
-            # No disk's doing, but whoever waits for these bytes must hear of it.
+            # Not the disk's fault, but the caller that waits for these bytes must get the error.
             errors.append(StorageIOError(f"a copy of the DISK tier failed: {error!r}"))
         with self._lock:
             for found in errors:
@@ -262,7 +261,7 @@ class DiskWorkers(Drained):
 
     def _let_begin(self, job: DiskJob) -> None:
         if job.gates:
-            # Whoever was told to begin it watches next, unless somebody does already.
+            # The worker that made the job ready watches its gates, unless a worker does already.
             self._gated.append(job)
         else:
             self._queue_tasks(job)
@@ -293,7 +292,7 @@ class DiskWorkers(Drained):
 
     def _finish(self, job: DiskJob) -> None:
         if job.read_error is not None:
-            # Before anybody can see that the job is over.
+            # Before any thread can see that the job is done.
             self._failed_reads.put(job.read_error)
         if job.signal is not None:
             job.signal.give()

@@ -1,9 +1,9 @@
-"""Memory as a DLPack tensor: the C structures of the protocol, filled in by hand.
+"""DLPack tensors of memory: the C structures of the protocol, filled in by hand.
 
-The managed tensor, its shape and its strides lie in one block of ``malloc``, and the deleter is libc's ``free``: a
+The managed tensor, its shape and its strides are in one block of ``malloc``, and the deleter is libc's ``free``: a
 consumer may drop its tensor at any time, in any thread and while the interpreter is shutting down, when a Python
-callback would crash. The price: nobody is told when a tensor is dropped, so whoever exports memory keeps it, see
-`PoolView`. A capsule that no consumer takes leaks its block of about a hundred bytes.
+callback would crash. The price: the exporter does not learn when a tensor is dropped, so it keeps the memory, see
+`PoolView`. A capsule that is never consumed leaks its block of about a hundred bytes.
 
 The structures of ``dlpack.h``, with the byte at which each field begins where pointers have 64 bits::
 
@@ -14,7 +14,7 @@ The structures of ``dlpack.h``, with the byte at which each field begins where p
     DLManagedTensorVersioned  0 uint32 major        4 uint32 minor          8 void* manager_ctx
                              16 deleter            24 uint64 flags         32 DLTensor                   (80 bytes)
 
-Every consumer takes the unversioned one; the versioned one, from DLPack 1.0 on, also says that the memory may be written.
+Every consumer accepts the unversioned one; the versioned one, from DLPack 1.0 on, also says that the memory is writable.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ CUDA: Final = 2
 
 _MAJOR_VERSION: Final = 1
 _FLOAT8_MINOR_VERSION: Final = 1
-"""DLPack 1.1 brought the type codes of 8-bit floats; 1.0 has all others."""
+"""DLPack 1.1 added the type codes of 8-bit floats; all others are in 1.0."""
 _LANES: Final = 1
 
 # name: (type code of dlpack.h, bits)

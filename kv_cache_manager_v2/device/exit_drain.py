@@ -1,8 +1,8 @@
-"""What worker threads have under way when the process ends: Python lets them go on until here, and stops them right after.
+"""A wait at process exit for work of worker threads: Python lets threads run until `atexit` functions, and stops them right after.
 
-One function, registered with `atexit` when this module is imported, so that it is called after those that an engine registers. It waits
-for what was begun, for a few seconds in all: a disk that answers no more must not keep a process. Afterwards, as Python takes itself apart,
-the threads are gone and nobody waits for them.
+One function, registered with `atexit` when this module is imported, so that it is called after those that an engine registers. It
+waits for all work that was begun, for a few seconds in all: a disk that does not answer must not keep a process alive. Afterwards, while
+Python shuts down, the threads are gone and no call waits for them.
 """
 
 import atexit
@@ -17,25 +17,25 @@ _EXIT_SECONDS: Final = 2.0
 
 @mypyc_attr(native_class=True)
 class Drained(metaclass=ABCMeta):
-    """Something that has threads at work."""
+    """An object whose threads may be working at exit."""
 
     __slots__ = ()
 
     @abstractmethod
     def drain_until(self, deadline: float) -> None:
-        """Wait until all that was begun is done, or it is later than this by `time.monotonic`. In a forked process: return at once."""
+        """Wait until all begun work is done, or until ``deadline`` by `time.monotonic`. In a forked process: return at once."""
 
 
 _drained: Final[list[Drained]] = []
 
 
 def drain_at_exit(drained: Drained) -> None:
-    """From here on; `forget_at_exit` ends that."""
+    """Wait for it at exit, until `forget_at_exit`."""
     _drained.append(drained)
 
 
 def forget_at_exit(drained: Drained) -> None:
-    """Once is enough, more often is fine."""
+    """Do not wait for it at exit. Calling it again does nothing."""
     for position, other in enumerate(_drained):
         if other is drained:
             del _drained[position]

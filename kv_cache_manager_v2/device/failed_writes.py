@@ -1,12 +1,12 @@
-"""Bytes that a disk did not take: kept in memory in its stead, or known to be lost.
+"""Failed writes: bytes that a disk did not accept, kept in memory instead, or known to be lost.
 
-A write that failed leaves its bytes here, by disk address; a later copy from there finds them, until another write covers
-them or the range is unmapped. A write that never began, because what it waits for failed, has no bytes to leave: then its part of the
-disk is *lost*, and a copy from there fails. Intervals are disjoint and sorted. As long as the table is empty, which is nearly always,
-`is_empty` is all that anybody reads.
+The bytes of a failed write are kept here, by disk address; a later copy from there finds them, until another write covers
+them or the range is unmapped. A write that never began, because a gate or job before it failed, has no bytes to keep: then its part of
+the disk is *lost*, and a copy from there fails. Intervals are disjoint and sorted. While the table is empty, which is nearly always,
+callers read only `is_empty`.
 
-Worker threads share the table and take its lock. The device's caller changes it only while no worker is busy, and takes no lock, so that
-an interruption leaves none taken: a change makes new lists and puts them in the place of the old ones at once.
+Worker threads share the table and take its lock. The device's caller changes it only while no worker is busy, and takes no lock, so an
+interruption leaves none taken: a change makes new lists and replaces the old ones at once.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from mypy_extensions import mypyc_attr
 @final
 @mypyc_attr(native_class=True)
 class _Intervals:
-    """Law: ``begs[i] < ends[i] <= begs[i + 1]``; ``contents[i]`` are that many bytes, None if they are lost. Never changed once shared."""
+    """Law: ``begs[i] < ends[i] <= begs[i + 1]``; ``contents[i]`` has the bytes, None if they are lost. Immutable once shared."""
 
     __slots__ = ("begs", "ends", "contents")
 
@@ -34,7 +34,7 @@ class _Intervals:
         self.contents = []
 
     def add(self, beg: int, end: int, content: bytes | None) -> None:
-        """Behind all that there are."""
+        """Append an interval behind all others."""
         self.begs.append(beg)
         self.ends.append(end)
         self.contents.append(content)
@@ -44,7 +44,7 @@ class _Intervals:
         return max(bisect_right(self.begs, address) - 1, 0)
 
     def replaced(self, beg: int, end: int, is_kept: bool, content: bytes | None) -> "_Intervals":
-        """The same with ``content`` for ``[beg, end)``, or with nothing there unless ``is_kept``."""
+        """A copy with ``content`` for ``[beg, end)``, or with nothing there unless ``is_kept``."""
         result = _Intervals()
         is_open = is_kept
         for index in range(len(self.begs)):
@@ -71,7 +71,7 @@ class _Intervals:
 @final
 @mypyc_attr(native_class=True)
 class FailedWrites:
-    """See the module."""
+    """The table of failed writes; see the module."""
 
     __slots__ = ("is_empty", "_lock", "_intervals")
 
@@ -85,24 +85,24 @@ class FailedWrites:
         self._intervals = _Intervals()
 
     def num_bytes(self) -> int:
-        """Kept in memory."""
+        """Bytes kept in memory."""
         return sum([len(content) for content in self._intervals.contents if content is not None])
 
     # -- by worker threads --------------------------------------------------------------------------------------------
 
     def keep(self, address: int, memory: int, num_bytes: int) -> None:
-        """The bytes at ``memory`` are those of ``[address, address + num_bytes)`` from now on."""
+        """Keep a copy of the bytes at ``memory`` as those of ``[address, address + num_bytes)``."""
         content = ctypes.string_at(memory, num_bytes)
         with self._lock:
             self._replace(address, address + num_bytes, True, content)
 
     def lose(self, address: int, num_bytes: int) -> None:
-        """What should be in ``[address, address + num_bytes)`` was never written, and is nowhere else."""
+        """Mark ``[address, address + num_bytes)`` as lost: never written, and nowhere else."""
         with self._lock:
             self._replace(address, address + num_bytes, True, None)
 
     def forget(self, address: int, num_bytes: int) -> None:
-        """These bytes are on the disk now."""
+        """Remove these bytes: they are on the disk now."""
         if self.is_empty:
             return
         with self._lock:
@@ -118,7 +118,7 @@ class FailedWrites:
         return False
 
     def load(self, address: int, memory: int, num_bytes: int) -> list[tuple[int, int]]:
-        """Bring what is kept of ``[address, address + num_bytes)`` to ``memory``; returns what is not kept, as intervals."""
+        """Copy the kept bytes of ``[address, address + num_bytes)`` to ``memory``; returns the intervals that are not kept."""
         intervals = self._intervals
         end = address + num_bytes
         missing: list[tuple[int, int]] = []
@@ -140,14 +140,14 @@ class FailedWrites:
     # -- by the device's caller, while no worker is busy --------------------------------------------------------------
 
     def forget_unmapped(self, address: int, num_bytes: int) -> None:
-        """Nobody wants these bytes."""
+        """Remove these bytes: they are unmapped."""
         if not self.is_empty:
             self._replace(address, address + num_bytes, False, None)
 
     def _replace(self, beg: int, end: int, is_kept: bool, content: bytes | None) -> None:
         intervals = self._intervals.replaced(beg, end, is_kept, content)
         if len(intervals.begs) > 0:
-            # First, so that nobody who finds the table empty misses what is in it.
+            # First, so that a thread that finds the table empty misses nothing.
             self.is_empty = False
         self._intervals = intervals
         self.is_empty = len(intervals.begs) == 0

@@ -1,8 +1,8 @@
-"""Handles: numbers that stand for streams or events, checked on every use and recycled.
+"""Handles: numbers of streams or events, checked on every use and recycled.
 
-A handle is an index and the generation of that index, packed into one positive number, so that a handle that was given
-back is recognised even when its index serves somebody else by now. Indices are dense and handed out lowest first, last
-freed first: a device keeps what belongs to a handle in a list.
+A handle is an index and the generation of that index, packed into one positive number, so that a released handle
+is recognised even when its index has been reused. Indices are dense and handed out lowest first, last
+freed first: a device keeps a handle's data in a list.
 
 Conservation: every index is either live or on the free stack.
 """
@@ -27,7 +27,7 @@ def handle_index(handle: i64) -> i64:
 @final
 @mypyc_attr(native_class=True)
 class HandleTable:
-    """Handles of one kind; ``what`` names the kind in errors. Generations last for 2**38 uses of an index."""
+    """Handles of one kind; ``what`` names the kind in errors. Generations suffice for 2**38 uses of an index."""
 
     __slots__ = ("_what", "_handles", "_free", "_num_free")
 
@@ -55,12 +55,12 @@ class HandleTable:
 
     def is_live(self, handle: i64) -> bool:
         index = handle & _INDEX_MASK
-        # A handle is never 0 and a freed entry is negative, so a handle that was made up matches nothing.
+        # A handle is never 0 and a freed entry is negative, so an invented handle matches nothing.
         return handle > 0 and index < len(self._handles) and self._handles[index] == handle
 
     def require_live(self, handle: i64) -> None:
         if not self.is_live(handle):
-            raise LogicError(f"{handle} is no {self._what} of this device: never created, or given back already")
+            raise LogicError(f"{handle} is no {self._what} of this device: never created, or released already")
 
     def free(self, handle: i64) -> None:
         self.require_live(handle)
@@ -76,7 +76,7 @@ class HandleTable:
         old_capacity: i64 = len(self._handles)
         capacity = old_capacity * 2 if old_capacity > 0 else _FIRST_CAPACITY
         if capacity > _GENERATION:
-            raise LogicError(f"{old_capacity} {self._what}s are in use; give some back")
+            raise LogicError(f"{old_capacity} {self._what}s are in use; release some")
         handles = self._handles
         free = self._free
         index = old_capacity

@@ -1,4 +1,4 @@
-"""Host memory as an array by its address, and an array's address in host memory."""
+"""Host memory as an array, by its address; and the address of an array."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def host_words(address: int, num_words: int) -> npt.NDArray[np.int64]:
 
 
 def word_array_address(words: vec[i64]) -> int:
-    """Where the words of a vec lie; the same as long as this vec is not appended to."""
+    """The address of a vec's words; valid until the vec is appended to."""
     import numpy
 
     return int(numpy.frombuffer(memoryview(words), dtype=numpy.int64).ctypes.data)

@@ -1,12 +1,12 @@
-"""Copies in host memory, at once and at the speed of memory.
+"""Copies in host memory, done at once and at the speed of memory.
 
-Three ways, by what a batch looks like once neighbours are merged (`CopyRuns`):
+Three ways, chosen by the merged copies (`CopyRuns`):
 - one run: one `memmove`;
 - many small copies: numpy gathers and scatters them, a cache-sized part at a time, some 50 ns a copy rather than the
-  several hundred that a call from Python costs;
+  several hundred of a call from Python;
 - else one slice assignment per run, which the interpreter turns into `memcpy`.
 
-Nothing is checked here: the device has made sure that every address is mapped. numpy is imported by the first batch that
+Nothing is checked here: the device has checked that every address is mapped. numpy is imported by the first batch that
 needs it.
 """
 
@@ -19,11 +19,11 @@ from .copy_runs import CopyRuns
 from .port import CopyBatch
 
 _GATHER_MAX_BYTES: Final = 4096
-"""Up to this size a gathered copy, which moves every byte twice, beats a call per copy (measured)."""
+"""Up to this size, gathering copies, which moves every byte twice, is faster than a call per copy (measured)."""
 
 _GATHER_MIN_COPIES: Final = 16
 _GATHER_BUFFER_BYTES: Final = 128 << 10
-"""What is gathered before it is scattered: small enough to stay in a core's cache."""
+"""The bytes gathered before they are scattered: small enough for a core's cache."""
 
 
 @final

@@ -1,15 +1,15 @@
-"""A device in host memory: the library's behaviour without a GPU, at the speed of memory.
+"""The host device: runs the library without a GPU, in host memory, at the speed of memory.
 
 GPU_MEM and HOST_MEM are memory of this process, reserved and committed through `host_memory`. Mapping costs the same for a
-kilobyte and a terabyte: physical memory is taken page by page when first touched, and given back on unmap. DISK is files
+kilobyte and a terabyte: physical memory is allocated page by page when first touched, and freed on unmap. DISK is files
 (`DiskRanges`).
 
 Streams run eagerly unless they are blocked: a call that enqueues work does it before it returns, so every event is done when
-it is recorded, and waiting is a matter of checking handles. Only copies from and to a disk are done by threads
-(`DiskWorkers`), and what is enqueued behind them waits for them (`HostStreams`). Kernels (`HostKernel`) run at once, after
-waiting for the disk where they must; what one raises reaches the launcher.
+it is recorded, and waiting only checks handles. Only copies from and to a disk are done by threads
+(`DiskWorkers`), and work enqueued after them waits for them (`HostStreams`). Kernels (`HostKernel`) run at once, after
+waiting for the disk if they must; their exceptions reach the launcher.
 
-Every address is checked against what is reserved and mapped before anything happens, so a mistake is an exception.
+Every address is checked against the reserved and mapped ranges before anything happens, so a mistake is an exception.
 """
 
 import ctypes
@@ -55,12 +55,12 @@ _MOST_DISK_THREADS: Final = 1024
 @final
 @mypyc_attr(native_class=True)
 class HostDevice(Device):
-    """See the module's docstring. One thread at a time.
+    """A software device; see the module's docstring. One thread at a time.
 
-    ``granularity_bytes``: ranges are mapped in multiples of this power of two; the default is a GPU's, so that a plan
-    made here is the plan made there. Smaller ones, down to a page, waste less in tiny tests. ``files``: in place of the
-    operating system's. ``num_disk_threads`` transfers from and to disks are under way at a time. ``clock``: of the timers, read by
-    any thread; in place of the process's own.
+    ``granularity_bytes``: ranges are mapped in multiples of this power of two. The default is a GPU's, so that a plan
+    made here is valid there; smaller ones, down to a page, waste less in tiny tests. ``files``: replaces the
+    operating system's. ``num_disk_threads``: disk transfers in progress at a time. ``clock``: of the timers, read by
+    any thread; replaces the process's own.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class HostDevice(Device):
         self._pending = HostStreams(self._workers)
         self._is_closed = False
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -127,7 +127,7 @@ class HostDevice(Device):
         return self._granularity_bytes
 
     def total_bytes(self, tier: CacheTier) -> int:
-        """The machine's memory; more can be reserved and mapped as long as it is not touched. For DISK more than any disk."""
+        """The machine's memory; more can be reserved and mapped as long as it is not touched. For DISK more than any disk has."""
         self._ranges(tier)
         return DISK_TOTAL_BYTES if tier == CacheTier.DISK else total_host_bytes()
 
@@ -177,7 +177,7 @@ class HostDevice(Device):
     def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
         self._require_open()
         if self._pending.is_busy:
-            # The caller made sure that nothing touches these bytes; a thread that does so all the same would crash.
+            # The caller has made sure that no work touches these bytes; a thread that does would crash.
             self._pending.synchronize_all()
         if tier == CacheTier.DISK:
             self._disk_ranges.unmap(address, num_bytes)
@@ -200,13 +200,13 @@ class HostDevice(Device):
         self._require_open()
         if stream == _DEFAULT_STREAM:
             raise LogicError(
-                "stream 0 is the default stream, which belongs to the device; destroy what create_stream gave"
+                "stream 0 is the default stream, which belongs to the device; destroy streams of create_stream only"
             )
         self._streams.free(stream)
         self._pending.forget_stream(stream)
 
     def require_stream(self, stream: int) -> None:
-        """`LogicError` unless it is the default stream, or `create_stream` gave it and it was not destroyed."""
+        """`LogicError` unless it is the default stream, or one of `create_stream` that was not destroyed."""
         self._require_stream(stream)
 
     def synchronize_stream(self, stream: int) -> None:
@@ -252,7 +252,7 @@ class HostDevice(Device):
         self._require_stream(stream)
         handle = self._timers.make()
         timer = self._timers.find(handle)
-        # From now on the threads that move bytes look at the clock too.
+        # From now on the threads that move bytes read the clock too.
         self._pending.set_clock(self._timers.clock)
         if self._pending.is_busy:
             self._pending.mark_begin(stream, timer)
@@ -311,7 +311,7 @@ class HostDevice(Device):
         kernel.run()
 
     def close(self) -> None:
-        """Give back what the device made. Streams and events that were left open only are numbers; they go with it."""
+        """Release the device's resources. Streams and events that are still open are numbers only, and end with it."""
         if self._is_closed:
             return
         num_ranges = 0
@@ -324,7 +324,7 @@ class HostDevice(Device):
         if self._pending.is_busy:
             self._pending.synchronize_all()
         for error in self._pending.untold_failures():
-            _logger.error("nobody waited for this: %s", error)
+            _logger.error("a disk read failed, and no call had waited for it: %s", error)
         self._workers.close()
         self._is_closed = True
 

@@ -1,11 +1,11 @@
 """Address ranges and memory of the operating system: reserve, commit, decommit, release.
 
 Reserved addresses are an inaccessible private mapping that costs nothing. Committing makes a part of it readable and
-writable; a page of physical memory is taken only when it is first touched, so bookkeeping may run on tiers far larger
-than the machine. Decommitting puts a fresh inaccessible mapping in the place, which gives the physical pages back at
+writable; a page of physical memory is allocated only when it is first touched, so page tables may describe tiers far larger
+than the machine. Decommitting replaces the part by a fresh inaccessible mapping, which frees the physical pages at
 once.
 
-Plain functions on raw addresses, no state: `RangeTable` knows what is reserved and committed.
+Plain functions on raw addresses, without state: `RangeTable` has what is reserved and committed.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ _MAP_NORESERVE: Final = 0x4000
 _MAP_FLAGS: Final = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
 _MAP_FAILED: Final = (1 << (8 * ctypes.sizeof(ctypes.c_void_p))) - 1
 _MAX_RANGE_BYTES: Final = 1 << 56
-"""More than any processor addresses: refused here, before a C size wraps around."""
+"""More than any processor addresses: refused here, before a C size overflows."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _mmap: Final = _libc.mmap
@@ -69,16 +69,16 @@ def commit_memory(address: int, num_bytes: int) -> None:
     """Make reserved bytes readable and writable; they read as zero until written."""
     if _mprotect(address, num_bytes, _PROT_READ_WRITE) != 0:
         error = _make_error(f"cannot commit {num_bytes} bytes of host memory")
-        # The kernel may have changed a first part of the pages.
+        # The kernel may have changed some of the first pages.
         _mprotect(address, num_bytes, _PROT_NONE)
         raise error
 
 
 def decommit_memory(address: int, num_bytes: int) -> None:
-    """Give the memory back to the operating system; the addresses stay reserved."""
+    """Return the memory to the operating system; the addresses stay reserved."""
     mapping = _mmap(address, num_bytes, _PROT_NONE, _MAP_FLAGS | _MAP_FIXED, -1, 0)
     if mapping == _MAP_FAILED:
-        raise _make_error(f"cannot give back {num_bytes} bytes of host memory at {address:#x}")
+        raise _make_error(f"cannot free {num_bytes} bytes of host memory at {address:#x}")
 
 
 def _mmap_anywhere(num_bytes: int) -> int:

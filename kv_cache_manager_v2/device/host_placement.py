@@ -1,10 +1,10 @@
-"""How the kernel keeps pinned host memory: on which NUMA node, in pages of which size, and not for forked children.
+"""Placement of pinned host memory: its NUMA node, its page size, and no copies for forked children.
 
-- *Node.* A GPU copies faster from the node that it is attached to. That node is preferred, not demanded: a tier may be larger
-  than one node's memory. Where it cannot be done, the log says so once.
-- *Huge pages* are asked for: fewer to touch, to pin and to look up. The kernel may have none.
-- *Children* that the process forks get no copy. Otherwise pinned pages would be copied when first written, and the GPU would go
-  on with the old ones.
+- *Node.* A GPU copies faster from the node that it is attached to. That node is preferred, not required: a tier may be larger
+  than one node's memory. If that fails, the log says so once.
+- *Huge pages* are requested: fewer to touch, to pin and to look up. The kernel may have none.
+- *Children* that the process forks get no copy. Otherwise pinned pages would be copied when first written, and the GPU would
+  keep using the old ones.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ _syscall.restype = ctypes.c_long
 
 
 def count_numa_nodes(folder: str = "/sys/devices/system/node") -> int:
-    """1 where the operating system does not say."""
+    """The number of NUMA nodes; 1 if the operating system does not say."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -43,7 +43,7 @@ def count_numa_nodes(folder: str = "/sys/devices/system/node") -> int:
 
 
 def find_numa_node(pci_bus_id: str, folder: str = "/sys/bus/pci/devices") -> int | None:
-    """The node that the PCI device, ``0000:3B:00.0``, is attached to; None where the operating system does not say."""
+    """The node of the PCI device, ``0000:3B:00.0``; None if the operating system does not say."""
     try:
         with open(os.path.join(folder, pci_bus_id.lower(), "numa_node"), encoding="ascii") as file:
             node = int(file.read())
@@ -53,14 +53,14 @@ def find_numa_node(pci_bus_id: str, folder: str = "/sys/bus/pci/devices") -> int
 
 
 def prefer_numa_node(address: int, num_bytes: int, node: int) -> int:
-    """Have pages that are touched from now on taken from that node, as long as it has some. An error number, 0 is success."""
+    """Prefer that node for pages that are touched from now on, as long as it has free ones. An error number, 0 is success."""
     number = _MBIND_NUMBERS.get(platform.machine())
     if number is None:
         return errno.ENOSYS
     num_words = node // _BITS_PER_WORD + 1
     mask: Any = (ctypes.c_uint64 * num_words)()
     mask[node // _BITS_PER_WORD] = 1 << node % _BITS_PER_WORD
-    # The kernel looks at one bit less than it is told of.
+    # The kernel uses one bit less than it is passed.
     num_bits = num_words * _BITS_PER_WORD + 1
     status: int = _syscall(
         ctypes.c_long(number),
@@ -77,7 +77,7 @@ def prefer_numa_node(address: int, num_bytes: int, node: int) -> int:
 @final
 @mypyc_attr(native_class=True)
 class HostPlacement:
-    """For the pinned memory of one GPU. ``node``: the GPU's; None where it is not known."""
+    """Placement for one GPU's pinned memory. ``node``: the GPU's; None if it is not known."""
 
     __slots__ = ("_device_name", "_node", "_num_nodes", "_has_warned")
 
@@ -93,7 +93,7 @@ class HostPlacement:
         self._has_warned = False
 
     def prepare(self, address: int, num_bytes: int) -> None:
-        """``num_bytes`` of committed memory that nobody has touched yet. Never fails: without advice the memory is slower."""
+        """Advise the kernel on committed memory that is not touched yet. Never fails: without advice the memory is slower."""
         _madvise(address, num_bytes, _MADV_HUGEPAGE)
         if _madvise(address, num_bytes, _MADV_DONTFORK) != 0:
             self._warn(f"is copied into children that this process forks: {os.strerror(ctypes.get_errno())}; fork none")

@@ -1,15 +1,15 @@
-"""What a host device's streams still have to do: nothing, as a rule, for work is done when it is enqueued.
+"""Queues of a host device's streams: normally empty, as work is done when it is enqueued.
 
-Only copies from and to disk take their time. What is enqueued behind them waits in the stream's queue, and runs on the
+Only copies from and to a disk are asynchronous. Work enqueued after them waits in the stream's queue, and runs on the
 caller's thread when a later call finds that it may (`poll`), in the order of the stream. `is_busy` is False while no stream
-has a queue and no failure is left to be told; then nothing else here is ever looked at.
+has a queue and every failure was raised; then callers look at nothing else here.
 
 States of an event:
 
     state     is_done   known to `HostStreams`               way out
     open      False     until done, by its handle            the stream's queue reaches its record: done, or failed
     done      True      no                                   -
-    failed    True      until the failures are told          told, by whoever asks first: done
+    failed    True      until the failures are raised        raised, by the first call that tests or waits: done
 """
 
 import ctypes
@@ -31,7 +31,7 @@ from .port import CopyBatch
 @final
 @mypyc_attr(native_class=True)
 class ReadFailure:
-    """A copy from the disk that failed; told once, to the first who asks for anything behind it."""
+    """A failed copy from the disk; raised once, by the first call that tests or waits for anything after it."""
 
     __slots__ = ("error", "is_told")
 
@@ -50,8 +50,8 @@ class HostEvent:
 
     handle: Final[int]
     is_done: bool
-    failures: list[ReadFailure]  # of what it is behind
-    passed_at: float  # as of `HostStream`
+    failures: list[ReadFailure]  # of work before it
+    passed_at: float  # like `HostStream.passed_at`
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -68,24 +68,24 @@ class QueuedWork(metaclass=ABCMeta):
 
     @abstractmethod
     def try_run(self, stream: "HostStream") -> bool:
-        """Being the oldest of its stream: do it, or return False where it must wait. Done again if it was interrupted."""
+        """Do the work, the oldest of its stream, or return False if it must wait. Repeated if it was interrupted."""
 
     def lets_disk_work_pass(self) -> bool:
-        """Whether disk jobs behind it may start before it had its turn."""
+        """Whether disk jobs after it may start before it."""
         return False
 
 
 @final
 @mypyc_attr(native_class=True)
 class HostStream:
-    """The queue of one stream. ``failures``: of all that it has done or waited for, as far as nobody was told."""
+    """The queue of one stream. ``failures``: of all its work and waits, if not raised yet."""
 
     __slots__ = ("queue", "failures", "clock", "passed_at")
 
     queue: Final[deque[QueuedWork]]
     failures: list[ReadFailure]
     clock: StatisticsClock | None
-    passed_at: float  # when it was through with what has left its queue; 0.0 while nobody has a clock
+    passed_at: float  # when it finished the work that has left its queue; 0.0 without a clock
 
     def __init__(self, clock: StatisticsClock | None) -> None:
         self.queue = deque()
@@ -94,12 +94,12 @@ class HostStream:
         self.passed_at = 0.0
 
     def pass_now(self) -> None:
-        """It has just done what was queued."""
+        """Record that the queued work was done just now."""
         if self.clock is not None:
             self.passed_at = self.clock.seconds()
 
     def pass_at(self, seconds: float) -> None:
-        """What was queued was done then, by somebody else."""
+        """Record that another thread did the queued work at that time."""
         self.passed_at = max(self.passed_at, seconds)
 
 
@@ -111,7 +111,7 @@ class _Copies(QueuedWork):
     _batch: Final[CopyBatch]
 
     def __init__(self, batch: CopyBatch) -> None:
-        # The caller's batch is the caller's again at once.
+        # The caller may reuse its batch at once.
         copied = CopyBatch(batch.dst_tier, batch.src_tier, batch.num_bytes)
         index: i64 = 0
         while index < batch.count:
@@ -198,7 +198,7 @@ class _DiskCopies(QueuedWork):
 
     job: Final[DiskJob]
     _failures: Final[list[ReadFailure]]  # of the device
-    _failure: ReadFailure | None  # made once, however often its turn is interrupted
+    _failure: ReadFailure | None  # made once, even if the work is interrupted and repeated
 
     def __init__(self, job: DiskJob, failures: list[ReadFailure]) -> None:
         self.job = job
@@ -238,7 +238,7 @@ class _TimerMark(QueuedWork):
         self._enqueued_at = enqueued_at
 
     def try_run(self, stream: HostStream) -> bool:
-        # Work that was done before the mark was enqueued takes none of the time behind it.
+        # Work that was done before the mark was enqueued is not part of the time after it.
         seconds = max(stream.passed_at, self._enqueued_at)
         if self._is_end:
             self._timer.end = seconds
@@ -259,17 +259,17 @@ def join_failures(stream: HostStream, event: HostEvent) -> None:
 @final
 @mypyc_attr(native_class=True)
 class HostStreams:
-    """Law: ``is_busy`` if any stream has a queue, or any failure was not told."""
+    """The streams. Law: ``is_busy`` if any stream has a queue, or any failure was not raised."""
 
     __slots__ = ("is_busy", "_workers", "_streams", "_live", "_open_events", "_failures", "_clock")
 
     is_busy: bool
     _workers: Final[DiskWorkers]
-    _streams: Final[dict[int, HostStream]]  # by handle: those that ever had a queue and were not destroyed
-    _live: list[HostStream]  # those that have a queue
+    _streams: Final[dict[int, HostStream]]  # by handle: streams that ever had a queue and were not destroyed
+    _live: list[HostStream]  # streams that have a queue
     _open_events: Final[dict[int, HostEvent]]
-    _failures: Final[list[ReadFailure]]  # that nobody was told of
-    _clock: StatisticsClock | None  # None: there are no timers
+    _failures: Final[list[ReadFailure]]  # that no call has raised
+    _clock: StatisticsClock | None  # None without timers
 
     def __init__(self, workers: DiskWorkers) -> None:
         self.is_busy = False
@@ -325,7 +325,7 @@ class HostStreams:
             self._append(found, _Wait(event))
 
     def set_clock(self, clock: StatisticsClock) -> None:
-        """There are timers from now on."""
+        """Measure times from now on."""
         if self._clock is None:
             self._clock = clock
             self._workers.clock = clock
@@ -350,10 +350,10 @@ class HostStreams:
         else:
             mark.try_run(found)
 
-    # -- asking and waiting; only while busy ----------------------------------------------------------------------------
+    # -- tests and waits; only while busy -------------------------------------------------------------------------------
 
     def is_event_done(self, handle: int) -> bool:
-        """Raises a failure behind which the event is."""
+        """Whether the event is done; raises a failure before it."""
         self.poll()
         event = self._open_events.get(handle)
         if event is None:
@@ -379,24 +379,24 @@ class HostStreams:
             self._tell_first(found.failures)
 
     def synchronize_all(self) -> None:
-        """Until nothing is queued anywhere; failures stay."""
+        """Wait until no stream has a queue; failures stay."""
         self.poll()
         while self._live:
             self._wait_for_progress()
 
     def release_event(self, handle: int) -> None:
-        """The handle is given back; who waits for the event still does."""
+        """Forget the handle; enqueued waits for the event still hold."""
         self._open_events.pop(handle, None)
         self.poll()
 
     def forget_stream(self, stream: int) -> None:
-        """The handle is given back; what was enqueued still runs."""
+        """Forget the handle; enqueued work still runs."""
         self._streams.pop(stream, None)
         if self.is_busy:
             self.poll()
 
     def poll(self) -> None:
-        """Run what may run by now."""
+        """Run the work that is ready."""
         is_moving = True
         while is_moving:
             is_moving = False
@@ -412,7 +412,7 @@ class HostStreams:
         self.is_busy = bool(self._live) or bool(self._failures)
 
     def untold_failures(self) -> list[StorageIOError]:
-        """What nobody ever asked for."""
+        """Failures that no call has raised."""
         return [failure.error for failure in self._failures]
 
     # -- inside ---------------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ class HostStreams:
         stream.queue.append(work)
 
     def _start_disk_work(self, stream: HostStream) -> None:
-        """Every disk job that has only disk jobs before it may go to the workers, behind those that it conflicts with."""
+        """Start every disk job that has only disk jobs before it, after those that it conflicts with."""
         started: list[DiskJob] = []
         for work in stream.queue:
             if not work.lets_disk_work_pass():
@@ -442,7 +442,7 @@ class HostStreams:
                 started.append(job)
 
     def _wait_for_progress(self) -> None:
-        """Block until a disk job is done, and run what that sets free."""
+        """Block until a disk job is done, and run the work that this makes ready."""
         num_done = self._workers.num_done
         before = self._num_queued()
         self.poll()

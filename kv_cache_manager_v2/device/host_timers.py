@@ -1,7 +1,7 @@
-"""Timers of `HostDevice`: readings of a clock, by whoever does the work, at the moments when a stream gets to a mark and passes it.
+"""Timers of `HostDevice`: clock readings by the thread that does the work, when a stream reaches a mark.
 
-Where nothing is queued that is now. Behind work with a disk it is when the thread that did the last of it was through, whenever
-the stream's queue is looked at.
+With an empty queue that is at once. After work with a disk it is the time at which the thread that did the last of it finished,
+whenever the stream's queue is looked at.
 """
 
 from typing import Final, final
@@ -18,7 +18,7 @@ _NOT_THERE: Final = -1.0
 @final
 @mypyc_attr(native_class=True)
 class HostTimer:
-    """``begin`` and ``end`` are set when the stream is there."""
+    """``begin`` and ``end`` are set when the stream gets there."""
 
     __slots__ = ("begin", "end")
 
@@ -50,7 +50,7 @@ class HostTimers:
         if index == len(self._timers):
             self._timers.append(HostTimer())
         else:
-            # The one before may still have marks in a queue.
+            # The index's previous timer may still have marks in a queue.
             self._timers[index] = HostTimer()
         return handle
 

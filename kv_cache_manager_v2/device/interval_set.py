@@ -1,7 +1,7 @@
-"""A set of integers kept as sorted, disjoint, half-open intervals: which bytes of a range have memory behind them.
+"""A set of integers as sorted, disjoint, half-open intervals: the bytes of a range that are mapped.
 
-Intervals that touch are merged, so the set costs as much as it has holes, not as many bytes as it covers. It knows
-nothing of memory; the caller checks before it changes, and the set asserts that it did.
+Adjacent intervals are merged, so the set costs as much as it has holes, not as many bytes as it covers. It knows
+nothing of memory; the caller validates before a change, and the set asserts that it did.
 """
 
 from bisect import bisect_right
@@ -13,7 +13,7 @@ from mypy_extensions import i64, mypyc_attr
 @final
 @mypyc_attr(native_class=True)
 class IntervalSet:
-    """Law: ``begs[0] < ends[0] < begs[1] < ends[1] < ...``."""
+    """The intervals. Law: ``begs[0] < ends[0] < begs[1] < ends[1] < ...``."""
 
     __slots__ = ("_begs", "_ends")
 
@@ -58,7 +58,7 @@ class IntervalSet:
         return index < len(self._begs) and self._begs[index] < end
 
     def add(self, beg: int, end: int) -> None:
-        """Put ``[beg, end)`` in; none of it was."""
+        """Add ``[beg, end)``; none of it was in the set."""
         assert beg < end
         assert not self.overlaps(beg, end)
         index: i64 = bisect_right(self._begs, beg)
@@ -74,7 +74,7 @@ class IntervalSet:
         self._ends.insert(index, end)
 
     def remove(self, beg: int, end: int) -> None:
-        """Take ``[beg, end)`` out; all of it was in."""
+        """Remove ``[beg, end)``; all of it was in the set."""
         assert beg < end
         assert self.covers(beg, end)
         index = self.find(beg)

@@ -1,4 +1,4 @@
-"""What a disk job waits for, and what it tells, where the streams are not the host's: see `DiskWorkers`."""
+"""Gates and signals of disk jobs: what a job waits for and what it raises, on devices whose streams are not the host's."""
 
 from abc import ABCMeta, abstractmethod
 
@@ -11,7 +11,7 @@ class JobGate(metaclass=ABCMeta):
 
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether the job may begin. Asked by worker threads, one at a time, until it is; calls no driver. What it raises is the
+        """Whether the job may begin. Called by worker threads, one at a time, until it is; calls no driver. An exception is the
         reason why the job never begins."""
 
 
@@ -21,15 +21,15 @@ class JobSignal(metaclass=ABCMeta):
 
     @abstractmethod
     def give(self) -> None:
-        """The job is done. Called once, by a worker thread; must not raise."""
+        """Raise the signal: the job is done. Called once, by a worker thread; must not raise an exception."""
 
 
 @mypyc_attr(native_class=True)
 class GateWatch(metaclass=ABCMeta):
-    """Asked by the caller's thread while it waits for a job with gates: what opens them may be broken for good."""
+    """Detects that gates will never open. Called by the caller's thread while it waits for a job with gates."""
 
     __slots__ = ()
 
     @abstractmethod
     def find_obstacle(self) -> str:
-        """Why gates that are not open by now will never be; empty if they may."""
+        """The reason why closed gates will never open; empty if they may."""

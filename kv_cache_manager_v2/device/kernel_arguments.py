@@ -1,4 +1,4 @@
-"""Arguments for `CudaKernel.launch`, for those who do not want to know of ctypes."""
+"""Arguments for `CudaKernel.launch`, for callers without ctypes."""
 
 import ctypes
 from collections.abc import Sequence
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def to_word_arguments(words: Sequence[int]) -> list[Any]:
-    """Parameters of 64 bits each: addresses and counts."""
+    """Arguments for parameters of 64 bits each: addresses and counts."""
     return [ctypes.c_uint64(word) for word in words]

@@ -1,7 +1,7 @@
-"""A growable memory range: addresses reserved once, memory behind their front, as much as is wanted at the moment.
+"""A growable memory range: addresses reserved once, of which a growing and shrinking first part is mapped.
 
-One per pool. The address never changes while it grows and shrinks, and what stays mapped keeps its bytes. All or
-nothing: where `resize` raises, as much is mapped as before.
+One per pool. The address never changes, and bytes that stay mapped keep their contents. All or
+nothing: if `resize` raises, as much is mapped as before.
 """
 
 from typing import Final, final
@@ -17,7 +17,7 @@ from .port import Device
 @final
 @mypyc_attr(native_class=True)
 class MemoryRange(Handle):
-    """Law: exactly ``[address, address + mapped_bytes)`` is mapped. Who creates it calls `close`."""
+    """A memory range. Law: exactly ``[address, address + mapped_bytes)`` is mapped. Who creates it calls `close`."""
 
     __slots__ = ("_device", "_tier", "_granularity_bytes", "_max_bytes", "_address", "_mapped_bytes", "_is_closed")
 
@@ -59,18 +59,18 @@ class MemoryRange(Handle):
 
     @property
     def max_bytes(self) -> int:
-        """How far it can grow: what was asked for, rounded up to the device's granularity."""
+        """The largest size: the requested one, rounded up to the device's granularity."""
         return self._max_bytes
 
     @property
     def mapped_bytes(self) -> int:
-        """How many bytes from `address` on have memory: a multiple of the device's granularity."""
+        """The mapped bytes from `address` on: a multiple of the device's granularity."""
         return self._mapped_bytes
 
     def resize(self, num_bytes: int) -> None:
-        """Have memory behind at least the first ``num_bytes``, and none beyond their last granule.
+        """Map at least the first ``num_bytes``, and nothing beyond their last granule.
 
-        Before shrinking, the caller made sure that no stream touches the part that goes.
+        Before shrinking, the caller makes sure that no stream touches the part to be unmapped.
         """
         if self._is_closed:
             raise LogicError("this memory range is closed; make a new one")
@@ -86,7 +86,7 @@ class MemoryRange(Handle):
         self._mapped_bytes = new_bytes
 
     def close(self) -> None:
-        """Give memory and addresses back. Idempotent; where it raises it may be called again."""
+        """Release memory and addresses. Idempotent; if it raises, it may be called again."""
         if self._is_closed:
             return
         self.resize(0)

@@ -1,6 +1,6 @@
-"""Having physical memory behind large ranges before they are pinned: is there enough, and taking it with many threads.
+"""Touching of large ranges before they are pinned: whether memory suffices, and allocating it with many threads.
 
-The kernel zeroes each page when it is first touched, some gigabytes a second and core; to pin untouched memory is to do that on
+The kernel zeroes each page when it is first touched, some gigabytes a second and core; pinning untouched memory does that on
 one core.
 """
 
@@ -15,7 +15,7 @@ _KIB: Final = 1024
 
 
 def available_host_bytes() -> int | None:
-    """How much memory could still be taken, by the machine and by the control group of this process; None if nobody says."""
+    """Bytes that this machine, and this process' control group, can still allocate; None if neither says."""
     available = _read_available("/proc/meminfo")
     limit = _read_number("/sys/fs/cgroup/memory.max")
     used = _read_number("/sys/fs/cgroup/memory.current")
@@ -26,7 +26,7 @@ def available_host_bytes() -> int | None:
 
 
 def touch_memory(address: int, num_bytes: int) -> None:
-    """Writes zeros into freshly committed memory, which has no contents yet; small ranges are left as they are."""
+    """Write zeros into freshly committed memory, which has no contents yet; small ranges are left as they are."""
     num_threads = min(num_bytes // _MIN_BYTES_PER_THREAD, os.cpu_count() or 1, _MAX_THREADS)
     if num_threads < 2:
         return

@@ -1,4 +1,4 @@
-"""The process's own clock, for figures."""
+"""The process's own clock, for statistics."""
 
 import time
 from typing import final
@@ -11,7 +11,7 @@ from ..stats.statistics_clock import StatisticsClock
 @final
 @mypyc_attr(native_class=True)
 class MonotonicClock(StatisticsClock):
-    """Any thread may read it."""
+    """`time.monotonic`; any thread may read it."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
-"""Files of Linux: `O_TMPFILE` and `O_DIRECT` where the file system has them, `fallocate` to take and to give back room.
+"""Files of Linux: `O_TMPFILE` and `O_DIRECT` if the file system has them, `fallocate` to allocate and free space.
 
-The calls that move bytes go to the C library by raw address and without the interpreter's lock. Where a file system lacks a
-call, the next best takes its place: a named file that is unlinked at once, a file made longer without room of its own (the
-free bytes were looked at before), room that is given back only when the file ends or is closed.
+Transfers go to the C library by raw address, with the GIL released. If a file system lacks a call, the next best one is used: a named
+file that is unlinked at once, a longer file without space of its own (the free bytes were checked before), space that is
+freed only when the file ends or is closed.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 @final
 @mypyc_attr(native_class=True)
 class OsFiles(FilePort):
-    """See the module's docstring. A file is its descriptor."""
+    """The operating system's files; see the module's docstring. A file is its descriptor."""
 
     __slots__ = ()
 
@@ -77,7 +77,7 @@ class OsFiles(FilePort):
             if offset + num_bytes > old_bytes:
                 os.ftruncate(file, offset + num_bytes)
             return
-        # A full disk may have given a part.
+        # A full disk may have allocated a part.
         _fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, offset, num_bytes)
         if os.fstat(file).st_size > old_bytes:
             os.ftruncate(file, old_bytes)
@@ -101,12 +101,12 @@ class OsFiles(FilePort):
         if len(addresses) == 1:
             moved: int = (_pwrite if is_write else _pread)(file, addresses[0], sizes[0], offset)
         else:
-            # The C library's vector: an address and a length for each piece.
+            # The C library's iovec: an address and a length for each piece.
             words: list[int] = []
             for index in range(len(addresses)):
                 words.append(addresses[index])
                 words.append(sizes[index])
-            # Given as an object, not as its address: compiled code lets go of a variable after its last use.
+            # Passed as an object, not as its address: compiled code drops a variable after its last use.
             vector = (ctypes.c_int64 * len(words))(*words)
             moved = (_pwritev if is_write else _preadv)(file, vector, len(addresses), offset)
         if moved < 0:
@@ -116,7 +116,7 @@ class OsFiles(FilePort):
 
 
 def _try_create(name: str, flags: int) -> int:
-    """A new file of that name; -1 where there is one already."""
+    """A new file of that name; -1 if it exists already."""
     try:
         return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

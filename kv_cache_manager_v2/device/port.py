@@ -1,10 +1,10 @@
-"""The port: all that the library asks of a device and of the operating system's memory.
+"""The device port: all that the library needs of a device and of the operating system's memory.
 
 A `Device` hands out address ranges and backs them with physical memory by the chunk; it owns streams, events and
 copies. Everything above this folder is the same on every device. Calls on a stream only *enqueue*; the caller of a
-copy, a fill or a launch promises that the addresses stay mapped until a later event on that stream is done.
+copy, a fill or a launch guarantees that the addresses stay mapped until a later event on that stream is done.
 
-What every device promises (`tests/contract` holds each of them to it):
+What every device guarantees (`tests/contract` tests each of them):
 - work on one stream runs in the order in which it was enqueued;
 - `wait_event` orders a stream behind an event without blocking the host;
 - an event handle belongs to the caller until `release_event`, and is recycled afterwards;
@@ -13,17 +13,17 @@ What every device promises (`tests/contract` holds each of them to it):
   fill that fails, and work that fails after it was enqueued;
 - a value that can never be right (a tier that the device lacks, a size that is no positive multiple of the granularity,
   a fill byte above 255) is a `ValueError`; a call that does not fit the state (addresses that are not reserved or not
-  mapped, a handle that was given back) is a `LogicError`; no memory or no addresses is an `OutOfMemoryError`;
-- work that fails after it was enqueued raises, once, from the first `is_event_done` or `synchronize_*` of what was
-  enqueued behind it; the streams go on.
+  mapped, a released handle) is a `LogicError`; no memory or no addresses is an `OutOfMemoryError`;
+- work that fails after it was enqueued raises, once, from the first `is_event_done` or `synchronize_*` of work
+  enqueued after it; the streams continue.
 
 **Disk.** A range of the DISK tier is one file; its addresses are numbers like any others, but only copies may touch them.
-Nothing in `copy_batch` waits for the disk: an event recorded behind a copy from or to it is open until worker threads are
-done. What a disk does wrong:
+`copy_batch` never waits for the disk: an event recorded after a copy from or to it is open until worker threads are
+done. Failures of a disk:
 - a full disk is an `OutOfMemoryError` of `map_memory`, never of a copy;
 - a write that fails loses nothing: the bytes are kept in memory, copies from that address find them there until it is
   overwritten or unmapped, `disk_failure` of that range is set for good, and the log says so once;
-- a read that fails is a `StorageIOError`, raised as any work that fails; its destination is undefined.
+- a read that fails is a `StorageIOError`, raised like any failed work; its destination is undefined.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -40,7 +40,7 @@ from ..base.value import Value
 
 
 NO_TIMER: Final = 0
-"""No handle of a timer: the device has no clock, or would not time just now."""
+"""No timer: the device has no clock, or refused one just now."""
 STILL_RUNNING: Final = -1.0
 NOT_MEASURED: Final = -2.0
 
@@ -50,8 +50,8 @@ NOT_MEASURED: Final = -2.0
 class CopyBatch(Handle):
     """Equal-sized copies between two tiers, collected and then enqueued as one call.
 
-    ``dst_addresses[i] <- src_addresses[i]``, ``num_bytes`` each, for ``i < count``; what lies behind ``count`` is left
-    over from before `clear`. No copy of a batch may depend on another one of the same batch.
+    ``dst_addresses[i] <- src_addresses[i]``, ``num_bytes`` each, for ``i < count``; items behind ``count`` are remains
+    from before `clear`. No copy of a batch may depend on another one of the same batch.
     """
 
     __slots__ = ("dst_tier", "src_tier", "num_bytes", "count", "dst_addresses", "src_addresses")
@@ -72,7 +72,7 @@ class CopyBatch(Handle):
         self.src_addresses = vec[i64]()
 
     def add(self, dst_address: i64, src_address: i64) -> None:
-        """One copy more, of the batch's bytes each."""
+        """Add a copy of ``num_bytes``."""
         index = self.count
         if index < len(self.dst_addresses):
             self.dst_addresses[index] = dst_address
@@ -109,28 +109,28 @@ class MemoryAccess(Value):
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class HostKernel(Handle, metaclass=ABCMeta):
-    """Work that a software device runs on the host at its turn in a stream."""
+    """Work that a software device runs on the host, in the order of a stream."""
 
     __slots__ = ()
 
     @abstractmethod
     def accesses(self) -> Sequence[MemoryAccess]:
-        """Every byte range that `run` touches; a device that looks for races asks for it, others do not."""
+        """Every byte range that `run` touches; read by devices that detect races."""
         raise NotImplementedError("HostKernel.accesses is for subclasses to define")
 
     @abstractmethod
     def run(self) -> None:
-        """Do it. Runs exactly once; an exception reaches whoever synchronises with the stream, or the launcher."""
+        """Do the work. Called exactly once; an exception reaches the caller that synchronises with the stream, or the launcher."""
         raise NotImplementedError("HostKernel.run is for subclasses to define")
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class Device(Handle, metaclass=ABCMeta):
-    """One GPU, or something that behaves like one. See the module's docstring for what all of them promise."""
+    """One GPU, or a replacement for one. The module's docstring has the guarantees of all devices."""
 
     __slots__ = ()
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -153,7 +153,7 @@ class Device(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def total_bytes(self, tier: CacheTier) -> int:
-        """Physical memory of that tier in this machine, used or not: how far a range may ever want to grow."""
+        """Physical memory of that tier in this machine, used or not: the upper bound of a range."""
         raise NotImplementedError("Device.total_bytes is for subclasses to define")
 
     @abstractmethod
@@ -165,28 +165,28 @@ class Device(Handle, metaclass=ABCMeta):
         raise NotImplementedError("Device.reserve_range is for subclasses to define")
 
     def reserve_disk_range(self, path: str, num_bytes: int) -> int:
-        """As `reserve_range`, for the DISK tier: a file of its own in the folder ``path``, empty so far.
+        """Reserve a range of the DISK tier, like `reserve_range`: a new empty file in the folder ``path``.
 
-        The file has no name, or loses it at once, so nothing is left behind however the process ends. `map_memory` makes it
+        The file has no name, or loses it at once, so nothing is left over however the process ends. `map_memory` makes it
         grow. A folder that does not exist is a `ValueError`, one that cannot be written to a `StorageIOError`.
         """
         raise ValueError(f"{self.name} has no disk tier")
 
     def disk_failure(self, address: int) -> StorageIOError | None:
-        """The first write to the DISK range of this address that failed; None where none has."""
+        """The first write to the DISK range of this address that failed; None if none has."""
         return None
 
     def take_failed_reads(self) -> Sequence[StorageIOError]:
-        """Every read of the DISK tier that has failed since this was asked last, whoever was told of it; oldest first.
+        """The failed reads of the DISK tier since the last call, raised elsewhere or not; oldest first.
 
-        A read is here before anything behind it is done. ``address`` and ``num_bytes`` lie within the copies of one batch, all of
-        which may have failed; both are 0 where the device does not know.
+        A failed read is in the list before anything after it is done. ``address`` and ``num_bytes`` are within the copies of one
+        batch, all of which may have failed; both are 0 if the device does not know.
         """
         return ()
 
     @abstractmethod
     def release_range(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        """Give back a whole reserved range. Nothing in it may be mapped."""
+        """Release a whole reserved range. Nothing in it may be mapped."""
         raise NotImplementedError("Device.release_range is for subclasses to define")
 
     @abstractmethod
@@ -200,14 +200,14 @@ class Device(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def unmap_memory(self, tier: CacheTier, address: int, num_bytes: int) -> None:
-        """Give the memory back. The caller made sure that no stream touches it any more."""
+        """Free the memory. The caller makes sure that no stream touches it any more."""
         raise NotImplementedError("Device.unmap_memory is for subclasses to define")
 
     # -- streams and events -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def default_stream(self) -> int:
-        """The stream of a sequence that was never given one."""
+        """The stream of sequences that were not given one."""
         raise NotImplementedError("Device.default_stream is for subclasses to define")
 
     @abstractmethod
@@ -217,11 +217,11 @@ class Device(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def destroy_stream(self, stream: int) -> None:
-        """Work already enqueued still runs."""
+        """Destroy the stream. Enqueued work still runs."""
         raise NotImplementedError("Device.destroy_stream is for subclasses to define")
 
     def require_stream(self, stream: int) -> None:
-        """`LogicError` if this is no stream's handle, as far as the device can tell; one that cannot tell says nothing."""
+        """`LogicError` if this is no stream's handle, as far as the device can tell; a device that cannot tell does nothing."""
         return
 
     @abstractmethod
@@ -236,7 +236,7 @@ class Device(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def wait_event(self, stream: int, event: int) -> None:
-        """What is enqueued on ``stream`` from now on runs after ``event``. The host does not wait."""
+        """Order work enqueued on ``stream`` from now on after ``event``. The host does not wait."""
         raise NotImplementedError("Device.wait_event is for subclasses to define")
 
     @abstractmethod
@@ -251,27 +251,27 @@ class Device(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def release_event(self, event: int) -> None:
-        """The caller needs the handle no more; waits that were enqueued on it still hold."""
+        """Release the handle; enqueued waits for the event still hold."""
         raise NotImplementedError("Device.release_event is for subclasses to define")
 
     # -- timers -------------------------------------------------------------------------------------------------------
 
     def start_timer(self, stream: int) -> int:
-        """Time what is enqueued on ``stream`` from here to `stop_timer`, from when the stream gets there to when it is through.
+        """Time the work on ``stream`` from here to `stop_timer`: from when the stream gets here until it gets there.
 
-        For figures only. NO_TIMER where the device has no clock or the driver refuses. `release_timer` gives the handle back.
+        For statistics only. NO_TIMER if the device has no clock or the driver refuses. `release_timer` releases the handle.
         """
         return NO_TIMER
 
     def stop_timer(self, stream: int, timer: int) -> None:
-        """The end of what is timed; on the same stream, once."""
+        """End the timed part; on the same stream, once."""
 
     def read_timer(self, timer: int) -> float:
-        """Seconds; STILL_RUNNING before the work is done, or NOT_MEASURED. The host does not wait, and no failure is told here."""
+        """Seconds; STILL_RUNNING before the work is done, or NOT_MEASURED. The host does not wait, and no failure is raised here."""
         return NOT_MEASURED
 
     def release_timer(self, timer: int) -> None:
-        """The caller needs the timer no more, whether or not it was stopped or has been read."""
+        """Release the handle, whether or not the timer was stopped or read."""
 
     # -- work ---------------------------------------------------------------------------------------------------------
 

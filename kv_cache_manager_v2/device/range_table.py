@@ -1,8 +1,8 @@
-"""The reserved address ranges of one tier of a device, and which parts of them have memory behind them.
+"""The range table of a device's tier: the reserved address ranges, and their mapped parts.
 
-Both real devices keep their books here, so that a wrong address is a clear error rather than a crash of the process.
-The table only remembers: `require_` and `validate_` raise on the caller's mistake and change nothing; the device then
-does the deed and writes it down, with `add` and `remove` and in the `ReservedRange.mapped` that it was given.
+Both real devices record their ranges here, so that a wrong address is a clear error rather than a crash of the process.
+The table only records: `require_` and `validate_` raise on the caller's mistake and change nothing; the device then
+makes the call and records it, with `add` and `remove` and in `ReservedRange.mapped`.
 """
 
 from bisect import bisect_right
@@ -36,7 +36,7 @@ class ReservedRange:
 @final
 @mypyc_attr(native_class=True)
 class RangeTable:
-    """Law: ranges do not overlap; what is mapped lies within its range."""
+    """The table. Law: ranges do not overlap; mapped bytes are within their range."""
 
     __slots__ = ("_tier", "_granularity_bytes", "_addresses", "_ranges")
 
@@ -98,7 +98,7 @@ class RangeTable:
     # -- mapped parts -------------------------------------------------------------------------------------------------
 
     def require_unmapped(self, address: int, num_bytes: int) -> ReservedRange:
-        """The range that contains these bytes, none of which has memory yet."""
+        """The range that contains these bytes, none of which is mapped."""
         reserved = self._require_within(address, num_bytes)
         if reserved.mapped.overlaps(address, address + num_bytes):
             raise LogicError(
@@ -108,7 +108,7 @@ class RangeTable:
         return reserved
 
     def require_mapped(self, address: int, num_bytes: int) -> ReservedRange:
-        """The range that contains these bytes, all of which have memory."""
+        """The range that contains these bytes, all of which are mapped."""
         reserved = self._require_within(address, num_bytes)
         if not reserved.mapped.covers(address, address + num_bytes):
             raise LogicError(f"not all of the {num_bytes} bytes of {self._tier.name} at {address:#x} are mapped")
@@ -121,7 +121,7 @@ class RangeTable:
         index: i64 = 0
         while index < count:
             address = addresses[index]
-            # Written so that no address that a caller may pass makes the sum overflow.
+            # Written so that no address of a caller can make the sum overflow.
             if address < beg or address >= end or num_bytes > end - address:
                 reserved = self._find(address)
                 interval: i64 = -1 if reserved is None else reserved.mapped.find(address)
@@ -135,7 +135,7 @@ class RangeTable:
             index += 1
 
     def require_bytes(self, address: int, num_bytes: int, what: str) -> None:
-        """``num_bytes`` mapped bytes begin at ``address``; neither needs to be a multiple of anything. ``what``: "a fill"."""
+        """Check ``num_bytes`` mapped bytes at ``address``; neither needs to be a multiple of anything. ``what``: "a fill"."""
         if num_bytes <= 0:
             raise ValueError(f"{what} of {num_bytes} bytes: it must be positive")
         reserved = self._find(address)

@@ -1,11 +1,11 @@
-"""Which device a manager uses when nobody gave it one.
+"""Selection of the default device: the one that a manager uses if it is given none.
 
 CUDA if there is a usable driver, else the host; the log says which and why. ``KV_CACHE_MANAGER_V2_DEVICE`` overrides
-it: ``host``, ``cuda`` (the calling thread's current GPU, or the first) or ``cuda:1``. Asking for CUDA where it cannot
-be had is an error, never a silent fall-back. What is probably not meant is a warning: a GPU that is not used because its
-driver is broken, and the first of several GPUs taken without being named.
+it: ``host``, ``cuda`` (the calling thread's current GPU, or the first) or ``cuda:1``. Requesting CUDA where it is
+not usable is an error, never a silent fallback. Probable mistakes are warnings: a GPU that is not used because its
+driver is broken, and the first of several GPUs used without being named.
 
-Where no GPU is seen, the CUDA driver is not initialised, so that the process may fork and its children use CUDA.
+If no GPU is visible, the CUDA driver is not initialised, so that the process may fork and its children use CUDA.
 """
 
 import logging
@@ -25,10 +25,10 @@ _logger: Final = logging.getLogger(__name__)
 
 
 def default_device(driver: Any = None, *, gpu_folder: str | None = None) -> Device:
-    """A new device, chosen as the module says; the caller closes it.
+    """A new device, selected as the module says; the caller closes it.
 
-    ``driver``: in place of `cuda.bindings.driver`. ``gpu_folder``: where the files of GPUs are looked for before the driver
-    is asked; without it, in ``/dev`` if no ``driver`` is given.
+    ``driver``: replaces `cuda.bindings.driver`. ``gpu_folder``: the folder to search for GPUs' files before the driver
+    is loaded; by default ``/dev`` if no ``driver`` is given.
     """
     choice = os.environ.get(DEVICE_VARIABLE, "").strip().lower()
     if choice == "host":
@@ -52,7 +52,7 @@ def default_device(driver: Any = None, *, gpu_folder: str | None = None) -> Devi
 def _use_host_without_cuda(obstacle: str) -> Device:
     if obstacle != NO_GPU_SEEN:
         _logger.warning(
-            "there is a GPU, or should be one, but CUDA cannot be used, so the cache lies in host memory: %s;"
+            "there is a GPU, or should be one, but CUDA cannot be used, so the cache is in host memory: %s;"
             " repair that, or set %s=host if the host is meant",
             obstacle,
             DEVICE_VARIABLE,
@@ -61,7 +61,7 @@ def _use_host_without_cuda(obstacle: str) -> Device:
 
 
 def _parse_ordinal(choice: str) -> int | None:
-    """The GPU that the text names; None where it leaves the GPU open."""
+    """The GPU named by ``choice``; None if it names none."""
     if choice == "" or choice == "cuda":
         return None
     ordinal = choice.removeprefix("cuda:")
@@ -71,7 +71,7 @@ def _parse_ordinal(choice: str) -> int | None:
 
 
 def _find_current_ordinal(driver_module: Any) -> int:
-    """The GPU whose context is current on this thread, as an engine that serves one of several has set it; else 0."""
+    """The GPU whose context is current on this thread, set by an engine that uses one of several; else 0."""
     driver = CudaDriver(driver_module)
     if int(driver.call("cuCtxGetCurrent")) == 0:
         num_devices: int = driver.call("cuDeviceGetCount")

@@ -1,4 +1,4 @@
-"""Aligned host memory for one piece on its way, taken from the operating system when first needed."""
+"""Aligned host memory for one extent in transfer, allocated when first needed."""
 
 from typing import Final, final
 

@@ -1,24 +1,23 @@
-"""Who must wait for whom: points on streams, remembered per slot, turned into events only where two streams meet.
+"""Order between streams: points on streams, stored per slot, turned into events only where two streams meet.
 
-A *timeline* is a stream as the library knows it; a *point* ``(timeline, tick)`` packed into one i64 says "all work enqueued
-on that stream before tick". A slot carries the point after which its bytes may be touched; taking a slot over means
+A *timeline* is a stream as the library knows it; a *point* ``(timeline, tick)`` packed into one i64 means "all work enqueued
+on that stream before tick". A slot has the point after which its bytes may be touched; a new user of the slot calls
 `wait(timeline, point)`.
 
 States of a timeline:
 - LIVE: some active sequence (or the library itself) uses the stream, so that an event may be recorded on it at any time;
-- RETIRED: nobody does, the engine may destroy the stream; an event recorded on leaving covers every tick so far. If the same
-  handle comes back, it first waits for that event: the handle may by now name another stream.
+- RETIRED: no sequence does, the engine may destroy the stream; an event recorded on leaving covers every tick so far. If the same
+  handle returns, it first waits for that event: the handle may by now name another stream.
 
-Timelines are recycled, for engines whose streams live shortly: with `_TIMELINES_KEPT` of them, a stream that is new takes over
-the one that retired first. It waits for that event too and goes on counting ticks, so that each point that some slot still
-carries means what it meant, only that later work of the timeline may be on another stream. Slots need not be looked at.
-
+Timelines are recycled, for engines with short-lived streams: with `_TIMELINES_KEPT` of them, a new stream takes over
+the one that retired first. It waits for that event too and continues the ticks, so the points in slots keep their
+meaning; later work of the timeline may just be on another stream. Slots need not be visited.
 While there is a single timeline, `mark` is a counter and no event exists: work on one stream is in order anyway. From the
 second timeline on, `mark` records, so that a later wait never waits for more than it must. No decision depends on any of
 this: events order bytes, they never choose slots.
 
-A device that takes no event, or no wait for one, stops nothing, since it is asked in the middle of changes that could not be undone: the
-host waits instead, and the log says so. Only where that fails as well is the device's error raised.
+A device may refuse an event, or a wait for one, in the middle of a change that cannot be undone. Then the host waits instead, and the
+log says so. Only if that fails as well, the device's error is raised.
 """
 
 import logging
@@ -31,7 +30,7 @@ from ..base.errors import StorageIOError
 from .port import Device
 
 NO_POINT: Final = 0
-"""The point of a slot whose bytes anybody may touch at once."""
+"""The point of a slot whose bytes may be touched at once."""
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
@@ -40,10 +39,10 @@ _TICK_MASK: Final = (1 << 44) - 1
 _EVENTS_KEPT: Final = 32
 _NO_TIMELINE: Final = -1
 _DONE: Final = -1
-"""Stands for an event that the device did not take: the host has waited instead."""
+"""In place of an event that the device refused: the host has waited instead."""
 _MAX_FAILED_READS: Final = 1000
 _TIMELINES_KEPT: Final = 64
-"""More than an engine has streams at the same time; a retired one more or less costs some hundred bytes and its events."""
+"""More than an engine has streams at one time; each retired one costs some hundred bytes and its events."""
 
 
 def timeline_of_point(point: i64) -> i64:
@@ -53,7 +52,7 @@ def timeline_of_point(point: i64) -> i64:
 @final
 @mypyc_attr(native_class=True)
 class Timeline:
-    """One stream after the other: the tick counter and the events recorded, oldest first."""
+    """One stream after another: the tick counter and the recorded events, oldest first."""
 
     __slots__ = (
         "stream", "index", "tick", "num_users", "event_ticks", "events", "seen", "seen_since", "retired_event", "retired_at",
@@ -70,7 +69,7 @@ class Timeline:
     seen_since: vec[i64]  # by timeline index: this stream's own tick when it began to wait for that; earlier marks do not cover it
     retired_event: bool  # RETIRED: events[-1] covers every tick
     retired_at: i64  # how many had retired before, the last time
-    is_slow: bool  # what runs here may wait for a lower tier
+    is_slow: bool  # its work may wait for a lower tier
 
     def __init__(self, stream: int, index: i64) -> None:
         self.stream = stream
@@ -89,7 +88,7 @@ class Timeline:
 @final
 @mypyc_attr(native_class=True)
 class _Join:
-    """A stream of our own that waits for two points, and the latest pair."""
+    """A stream of our own that waits for two points, and the last pair of them."""
 
     __slots__ = ("index", "a", "b", "result")
 
@@ -110,7 +109,7 @@ class _Join:
 class StreamOrder:
     """All timelines of a manager. Conservation: every event recorded here is in one timeline's list until released.
 
-    ``num_kept``: so many timelines there are before one is recycled.
+    ``num_kept``: the number of timelines from which on they are recycled.
     """
 
     __slots__ = (
@@ -124,9 +123,9 @@ class StreamOrder:
     _by_stream: Final[dict[int, Timeline]]
     _join: Final[_Join]
     _slow_join: Final[_Join]
-    """For points of slow timelines, so that what has nothing to do with these never waits behind them."""
+    """For points of slow timelines, so that unrelated work never waits for them."""
     _is_closing: bool
-    """All is synchronised, and some events are released: nothing is recorded any more."""
+    """All streams are synchronised, and some events are released: no more are recorded."""
 
     def __init__(self, device: Device, num_kept: i64 = _TIMELINES_KEPT) -> None:
         self._device = device
@@ -141,9 +140,9 @@ class StreamOrder:
     # -- timelines ----------------------------------------------------------------------------------------------------
 
     def enter(self, stream: int) -> i64:
-        """A user of ``stream`` starts; returns the timeline's index. Pairs with `leave`.
+        """Begin a use of ``stream``; returns the timeline's index. Pairs with `leave`.
 
-        What a device says against a handle that is no stream of its is raised here, and nothing has changed.
+        If the device rejects the handle, its error is raised here, and nothing has changed.
         """
         timeline = self._by_stream.get(stream)
         if timeline is None:
@@ -159,7 +158,7 @@ class StreamOrder:
         return timeline.index
 
     def leave(self, index: i64) -> None:
-        """A user of the stream ends; after the last one the engine may destroy the stream."""
+        """End a use of the stream; after the last one the engine may destroy the stream."""
         timeline = self._timelines[index]
         assert timeline.num_users > 0, "a stream was left more often than entered"
         timeline.num_users -= 1
@@ -174,20 +173,20 @@ class StreamOrder:
         return len(self._timelines)
 
     def enter_slow(self, stream: int) -> i64:
-        """`enter` a stream on which things may wait for a lower tier, a disk even: `is_slow` says so of its points."""
+        """`enter` a stream whose work may wait for a lower tier, even a disk: `is_slow` is true for its points."""
         index = self.enter(stream)
         self._timelines[index].is_slow = True
         return index
 
     def is_slow(self, point: i64) -> bool:
-        """Whether reaching the point may take as long as a lower tier."""
+        """Whether reaching the point may take as long as a transfer from a lower tier."""
         return point != NO_POINT and self._timelines[point >> _TICK_BITS].is_slow
 
     def stream_of(self, index: i64) -> int:
         return self._timelines[index].stream
 
     def _take_over(self, stream: int) -> Timeline | None:
-        """The timeline that retired first, for a stream that is new; None while there are few, or none is retired."""
+        """The timeline that retired first, for a new stream; None while there are few, or none is retired."""
         if len(self._timelines) < self._num_kept:
             return None
         oldest: Timeline | None = None
@@ -196,7 +195,7 @@ class StreamOrder:
                 oldest = timeline
         if oldest is None:
             return None
-        # Behind all that the timeline's points speak of; a device that checks its handles says here that this is no stream.
+        # Wait for all the timeline's points; a device that checks its handles raises here if this is no stream.
         if oldest.events[-1] != _DONE:
             self._device.wait_event(stream, oldest.events[-1])
         del self._by_stream[oldest.stream]
@@ -207,12 +206,12 @@ class StreamOrder:
 
     def _add_timeline(self, stream: int) -> Timeline:
         if len(self._timelines) == 1:
-            # Up to now marks were bare counters; give the first stream an event that covers them.
+            # Until now marks were bare counters; record an event of the first stream that covers them.
             first = self._timelines[0]
             if not first.retired_event:
                 self._record(first)
         timeline = Timeline(stream, len(self._timelines))
-        # Nobody waits for this event; a device that checks its handles says here that this is no stream.
+        # The event itself is not needed; a device that checks its handles raises here if this is no stream.
         self._record(timeline)
         self._timelines.append(timeline)
         self._by_stream[stream] = timeline
@@ -221,7 +220,7 @@ class StreamOrder:
     # -- points -------------------------------------------------------------------------------------------------------
 
     def mark(self, index: i64) -> i64:
-        """The point after everything enqueued on the timeline so far."""
+        """The point after all work enqueued on the timeline so far."""
         timeline = self._timelines[index]
         tick = timeline.tick
         point = (index << _TICK_BITS) | tick
@@ -232,7 +231,7 @@ class StreamOrder:
         return point
 
     def wait(self, index: i64, point: i64) -> None:
-        """What is enqueued on the timeline from now on runs after ``point``; costs nothing on the same stream."""
+        """Order work enqueued on the timeline from now on after ``point``; free on the same stream."""
         if point == NO_POINT:
             return
         source_index = point >> _TICK_BITS
@@ -264,11 +263,11 @@ class StreamOrder:
     def advance(self, point: i64, index: i64, mark: i64) -> i64:
         """The point after both ``point`` and ``mark``, where ``mark`` is a mark of timeline ``index``.
 
-        A mark made before the timeline began to wait for ``point`` says nothing of ``point``: then the two are joined.
+        A mark made before the timeline began to wait for ``point`` does not include ``point``: then the two are joined.
         """
         source_index = point >> _TICK_BITS
         if source_index == index:
-            # The mark may be the older one: a call makes it once, and may have copied since.
+            # The mark may be the older one: a call makes it once, and may have copied afterwards.
             return mark if mark > point else point
         if point == NO_POINT:
             return mark
@@ -281,7 +280,7 @@ class StreamOrder:
         return self._join_points(point, mark)
 
     def synchronize(self, point: i64) -> None:
-        """Block the host until the point is passed."""
+        """Block the host until the point is reached."""
         if point == NO_POINT:
             return
         source = self._timelines[point >> _TICK_BITS]
@@ -290,7 +289,7 @@ class StreamOrder:
             self._device.synchronize_event(event)
 
     def is_done(self, point: i64) -> bool:
-        """Whether the point is passed; for showing and for `ready`, never for a decision."""
+        """Whether the point is reached; for display and for `ready`, never for a decision."""
         if point == NO_POINT:
             return True
         source = self._timelines[point >> _TICK_BITS]
@@ -298,7 +297,7 @@ class StreamOrder:
         return event == _DONE or self._device.is_event_done(event)
 
     def close(self) -> None:
-        """Release every event and the streams of its own. The caller has synchronised. May be called again after an interruption."""
+        """Release every event and our own streams. The caller has synchronised. May be called again after an interruption."""
         self._is_closing = True
         for timeline in self._timelines:
             while len(timeline.events) > 0:
@@ -315,9 +314,9 @@ class StreamOrder:
         self._by_stream.clear()
 
     def synchronize_all(self) -> None:
-        """Block the host until everything that any slot may wait for is done.
+        """Block the host until all points in slots are reached.
 
-        For an orderly end: what the device refuses (a stream that is gone, a sticky error) is logged, and the rest goes on.
+        For an orderly shutdown: errors of the device (a destroyed stream, a sticky error) are logged, and the others are waited for.
         """
         if self._is_closing:
             return
@@ -333,7 +332,7 @@ class StreamOrder:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _join_points(self, a: i64, b: i64) -> i64:
-        """Neither stream waits for the other; a stream of our own waits for both."""
+        """A point after both. Neither stream waits for the other; one of our own waits for both."""
         is_slow = self.is_slow(a) or self.is_slow(b)
         join = self._slow_join if is_slow else self._join
         if a == join.a and b == join.b:
@@ -354,7 +353,7 @@ class StreamOrder:
                 raise
         self.wait(join.index, a)
         self.wait(join.index, b)
-        # First what the device may refuse: a pair that is remembered has a point.
+        # First the call that the device may refuse: only then is the pair stored.
         result = self.mark(join.index)
         join.a = a
         join.b = b
@@ -382,7 +381,7 @@ class StreamOrder:
         timeline.event_ticks.append(timeline.tick)
         timeline.tick += 1
         if len(timeline.events) > 2 * _EVENTS_KEPT:
-            # An older point is then served by a later event: correct, and by now long done.
+            # A later event then covers an older point: correct, and done long ago.
             self._release(timeline.events[:_EVENTS_KEPT])
             timeline.events = timeline.events[_EVENTS_KEPT:]
             timeline.event_ticks = timeline.event_ticks[_EVENTS_KEPT:]
@@ -392,16 +391,16 @@ class StreamOrder:
             if event != _DONE:
                 self._device.release_event(event)
 
-    # -- what the device refuses --------------------------------------------------------------------------------------
+    # -- refusals of the device ---------------------------------------------------------------------------------------
 
     def _wait_on_host(self, stream: int, event: int, error: Exception) -> None:
-        """The device has refused an event on ``stream``, which ``event`` is none of then, or a wait for ``event``: block the host.
+        """The device has refused an event on ``stream``, or a wait for ``event`` (of another stream): block the host instead.
 
-        What is enqueued from now on is behind all that either would have stood for.
+        Work enqueued from now on is then after everything that either call would have ordered.
         """
         if isinstance(error, AssertionError):
             raise error
-        # Text, not the error: whoever keeps log records would keep its traceback, and with that the frames and handles of callers.
+        # Text, not the error: log records that are kept would keep its traceback, and so the frames and handles of callers.
         _logger.warning("the device refused to put streams in order, the host waits instead: %s", str(error))
         attempt: i64 = 0
         while True:
@@ -412,7 +411,7 @@ class StreamOrder:
                     self._device.synchronize_event(event)
                 return
             except StorageIOError:
-                # Of a read before it, each told once; who reads learns of it from `take_failed_reads`.
+                # An error of a read before it; each is raised once, and `take_failed_reads` has them all.
                 attempt += 1
                 if attempt > _MAX_FAILED_READS:
                     raise

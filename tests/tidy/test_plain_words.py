@@ -41,7 +41,6 @@ DIALECT_IN_NAMES: Final = re.compile(
 
 # A folder of the package, a page, a folder of tests.
 EXEMPT: Final = {
-    "kv_cache_manager_v2/device/",
     "kv_cache_manager_v2/journal/",
     "kv_cache_manager_v2/manager/",
     "kv_cache_manager_v2/pools/",
