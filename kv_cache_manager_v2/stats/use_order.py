@@ -18,7 +18,7 @@ NOT_KNOWN: Final = -1
 
 _NUM_PLACES: Final = 2 * MAX_KEYS
 _NO_KEY: Final = -1
-_NOBODY: Final = -1
+_NO_PLACE: Final = -1
 _GROUP_SHIFT: Final = 5
 _HALL_SHIFT: Final = 10
 _NUM_GROUPS: Final = NUM_TIMES >> _GROUP_SHIFT
@@ -49,7 +49,7 @@ class UseOrder:
         self.num_keys = 0
         self._keys = vec[i64]([_NO_KEY] * _NUM_PLACES)
         self._times = vec[i64]([0] * _NUM_PLACES)
-        self._place_at = vec[i64]([_NOBODY] * NUM_TIMES)
+        self._place_at = vec[i64]([_NO_PLACE] * NUM_TIMES)
         self._groups = vec[i64]([0] * _NUM_GROUPS)
         self._halls = vec[i64]([0] * _NUM_HALLS)
         self._next_time = 0
@@ -68,7 +68,7 @@ class UseOrder:
             self.num_keys += 1
         else:
             time = self._times[place]
-            self._place_at[time] = _NOBODY
+            self._place_at[time] = _NO_PLACE
             self._count(time, -1)
         self._give_time(place)
 
@@ -81,7 +81,7 @@ class UseOrder:
         count: i64 = 0
         place_at = self._place_at
         while (after & ((1 << _GROUP_SHIFT) - 1)) != 0:
-            if place_at[after] != _NOBODY:
+            if place_at[after] != _NO_PLACE:
                 count += 1
             after += 1
         groups = self._groups
@@ -123,11 +123,11 @@ class UseOrder:
         num_passed: i64 = 0
         for time in range(self._next_time):
             place = place_at[time]
-            if place != _NOBODY:
+            if place != _NO_PLACE:
                 if num_passed >= num_forgotten:
                     kept[num_passed - num_forgotten] = keys[place]
                 num_passed += 1
-                place_at[time] = _NOBODY
+                place_at[time] = _NO_PLACE
         _fill(keys, _NO_KEY)
         _fill(self._groups, 0)
         _fill(self._halls, 0)
