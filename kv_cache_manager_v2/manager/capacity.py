@@ -22,7 +22,6 @@ from ..layout.registry import LifeCycleRegistry
 from ..layout.sizing import compute_min_slot_counts, compute_slots_bytes, compute_widest_need, plan_slot_counts
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..layout.step_slots import slots_of_batch, slots_of_sequence, sum_over_life_cycles
-from .capacity_table import format_table
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class CapacityPlan(Value):
                         f"{group.spare_slots:,}",
                     ]
                 )
-        return format_table(list(_COLUMNS), lines) + "\n".join(self._sentences()) + "\n"
+        return _format_table(list(_COLUMNS), lines) + "\n".join(self._sentences()) + "\n"
 
     def _sentences(self) -> list[str]:
         sentences = [
@@ -294,6 +293,18 @@ def clamp_sequence_length(
     left = tuple([count - (batch_size - 1) * minimal[index] for index, count in enumerate(slots)])
     num_blocks = compute_longest_decode(layout, config, left)
     return upper_bound if num_blocks is None else min(upper_bound, num_blocks * config.tokens_per_block)
+
+
+def _format_table(header: list[str], lines: list[list[str]]) -> str:
+    """Columns of equal width, numbers to the right."""
+    widths = [max([len(line[column]) for line in [header, *lines]]) for column in range(len(header))]
+    rows = [_format_line(header, widths), "  ".join(["-" * width for width in widths])]
+    rows.extend([_format_line(line, widths) for line in lines])
+    return "\n".join(rows) + "\n"
+
+
+def _format_line(line: list[str], widths: list[int]) -> str:
+    return "  ".join([cell.rjust(widths[column]) for column, cell in enumerate(line)]).rstrip()
 
 
 _ANY_LENGTH: Final = 2**40

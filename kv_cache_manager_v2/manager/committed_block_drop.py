@@ -5,6 +5,8 @@
     DONE       none
 """
 
+from __future__ import annotations
+
 from typing import Final, final
 
 import rawref
@@ -13,9 +15,34 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure
 from ..base.handle import Handle
-from ..journal.journal_format import CANCEL_DROP, DROP
+from ..journal.journal_format import CANCEL_DROP, DROP, PLAN_DROP
+from ..reuse.block import Block
 from ..sequence.call_guard import Abandoned
+from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
+
+
+def plan_drop(state: SequenceState) -> CommittedBlockDrop | None:
+    """A plan for the published end of a sequence that has stopped committing; None if nothing is published."""
+    shared = state.shared
+    blocks = _list_published_blocks(state)
+    if len(blocks) == 0:
+        return None
+    is_partial = len(blocks) > state.num_published
+    num_tokens = state.num_committed if is_partial else state.num_published * shared.tokens_per_block
+    number = shared.drop_plans.make(blocks, num_tokens)
+    shared.journal.record(PLAN_DROP, state.serial)
+    return CommittedBlockDrop(shared, number)
+
+
+def _list_published_blocks(state: SequenceState) -> list[Block]:
+    """The path, and the partial block with the rest of the committed tokens if there is one of just those."""
+    blocks = state.blocks[: state.num_published]
+    if state.tail.count > 0:
+        last = state.shared.tree.find_child(state.path_end, state.tail.packed())
+        if last is not None:
+            blocks.append(last)
+    return blocks
 
 
 @final

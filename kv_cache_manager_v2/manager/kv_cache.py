@@ -27,7 +27,7 @@ from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
 from ..base.handle import Handle
 from ..base.ids import DEFAULT_BEAM_INDEX, GPU_LEVEL, PageIndexMode, TokenIdExt
-from ..journal.journal_format import BEAM_WIDTH, FORK, PLAN_DROP, PREFETCH, RESERVE, SCRATCH, STOP, STREAM, SUSPEND
+from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, RESERVE, SCRATCH, STOP, STREAM, SUSPEND
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
 from ..reuse.token_packing import single_token, unpack_tokens
@@ -36,11 +36,9 @@ from ..sequence import page_arrivals, prefetching, residency
 from ..sequence.beam_width import change_width
 from ..sequence.beams import reorder
 from ..sequence.fork import try_fork
-from ..sequence.index_buffer import to_index_buffer
 from ..sequence.lease_blocks import lease_blocks
 from ..sequence.matched_tokens import MatchedTokens
-from ..sequence.page_table import PageTable
-from ..sequence.published_end import list_published_blocks
+from ..sequence.page_table import PageTable, to_index_buffer
 from ..sequence.recurrent_state import live_block
 from ..sequence.resize import try_resize
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
@@ -50,7 +48,7 @@ from ..sequence.stream_handle import to_stream
 from ..sequence.usage_recorder import record_fork
 from ..stats.usage_snapshot import compute_usage
 from ..stats.usage_statistics import UsageStatistics
-from .committed_block_drop import CommittedBlockDrop
+from .committed_block_drop import CommittedBlockDrop, plan_drop
 from .open_sequences import AbandonedSequence, OpenSequences
 from .token_commits import ONE_HEAD, commit_any, commit_nodes, commit_of_beams, to_heads
 from .transfer_lease import TransferLease
@@ -533,22 +531,14 @@ class KVCache(Handle):
         The plan holds no page and outlives the sequence. `LogicError` before `stop_committing`, and once closed.
         """
         state = self._state
-        shared = state.shared
-        with shared.guard as journal:
+        with state.shared.guard:
             self._require_open("plan_committed_block_drop")
             if state.is_committing:
                 raise LogicError(
                     f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; "
                     f"stop_committing() first"
                 )
-            blocks = list_published_blocks(state)
-            if len(blocks) == 0:
-                return None
-            is_partial = len(blocks) > state.num_published
-            num_tokens = state.num_committed if is_partial else state.num_published * shared.tokens_per_block
-            number = shared.drop_plans.make(blocks, num_tokens)
-            journal.record(PLAN_DROP, state.serial)
-            return CommittedBlockDrop(shared, number)
+            return plan_drop(state)
 
     # -- what kernels need ---------------------------------------------------------------------------------------------
 

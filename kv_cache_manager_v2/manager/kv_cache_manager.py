@@ -58,6 +58,7 @@ from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
 from ..events.event_manager import KVCacheEventManager
+from ..events.layer_group_facts import FULL_ATTENTION, MAMBA, SLIDING_WINDOW, LayerGroupFacts
 from ..introspect.description import describe
 from ..introspect.invariants import check_invariants
 from ..journal.call_journal import CallJournal
@@ -92,12 +93,11 @@ from ..stats.storage_statistics import StorageStatistics
 from ..stats.usage_statistics import UsageStatistics
 from ..storage.debug_fill import DebugFill
 from ..storage.refusal import Refusal
-from ..storage.slot_statistics import compute_statistics
+from ..storage.slots_per_level import list_slots_per_level
 from ..storage.transfer_times import TransferTimes
 from .batch_step import BatchStep
 from .cache_clearing import clear_all, clear_scope
 from .capacity import clamp_sequence_length
-from .event_groups import list_layer_groups
 from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache
 from .level_sizes import LevelSizes
@@ -205,7 +205,7 @@ class KVCacheManager(Handle):
         self._batch_number = 0
         if self._event_manager is not None:
             storage.sink = self._event_manager.bind(
-                list_layer_groups(shared),
+                _list_layer_groups(shared),
                 storage.rows.first_page_of_blocks,
                 config.tokens_per_block,
                 [tier.tier for tier in config.cache_tiers],
@@ -737,9 +737,7 @@ class KVCacheManager(Handle):
         """One entry per pool group."""
         with self._shared.guard:
             self._require_open()
-            number = self._levels.require(level, "level")
-            storage = self._shared.storage
-            return [compute_statistics(storage, number, pool_group) for pool_group in range(storage.num_pool_groups)]
+            return self._usage.slots(self._levels.require(level, "level"))
 
     def get_hit_rate_curve(
         self, level: SupportsIndex = 0, sizes: Sequence[float] = DEFAULT_SIZES, policy: Given[EvictionPolicy | None] = None
@@ -864,3 +862,18 @@ def _to_terms(retention: object) -> RetentionConfig | None:
 def _validate_callback(custom_priority_callback: object) -> None:
     if custom_priority_callback is not None and not callable(custom_priority_callback):
         raise TypeError(f"custom_priority_callback must be callable or None, not {type(custom_priority_callback).__name__}")
+
+
+def _list_layer_groups(shared: SharedState) -> list[LayerGroupFacts]:
+    """The layer groups, as events tell of them."""
+    slots = list_slots_per_level(shared.storage)
+    return [
+        LayerGroupFacts(_kind_of(cycle), cycle.window_size, slots[life_cycle_id])
+        for life_cycle_id, cycle in enumerate(shared.life_cycles)
+    ]
+
+
+def _kind_of(cycle: LifeCycle) -> str:
+    if not cycle.has_page_per_block:
+        return MAMBA
+    return FULL_ATTENTION if cycle.window_size is None else SLIDING_WINDOW

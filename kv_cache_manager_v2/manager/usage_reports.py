@@ -14,6 +14,7 @@ from ..sequence.usage_recorder import UsageRecorder
 from ..stats.block_times import BlockTimes
 from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.statistics_clock import StatisticsClock
+from ..stats.storage_statistics import StorageStatistics
 from ..stats.usage_snapshot import UsageSnapshot, compute_usage
 from ..stats.usage_statistics import UsageStatistics
 
@@ -82,6 +83,32 @@ class UsageReports:
         if sampler.times is None:
             sampler.times = BlockTimes(clock)
         return sampler.times
+
+    def slots(self, level: int) -> list[StorageStatistics]:
+        """How many slots of the level are free, could be freed, and must stay: one entry per pool group."""
+        storage = self._shared.storage
+        num_pool_groups = int(storage.num_pool_groups)
+        found: list[StorageStatistics] = []
+        for pool_group in range(num_pool_groups):
+            index = level * num_pool_groups + pool_group
+            allocator = storage.allocators[index]
+            free = int(allocator.num_free)
+            evictable = int(storage.queues[index].num_pages + storage.held_queues[index].num_pages)
+            total = int(allocator.num_slots)
+            found.append(
+                StorageStatistics(
+                    slot_sizes=storage.layout.slot_bytes(pool_group),
+                    total=total,
+                    free=free,
+                    evictable=evictable,
+                    available=free + evictable,
+                    unavailable=total - free - evictable,
+                    peak_used=int(allocator.total_peak),
+                    evicted=int(storage.num_evicted[index]),
+                    clean_copies=int(allocator.num_aside),
+                )
+            )
+        return found
 
     def _by_level(self, figures: list[int]) -> tuple[tuple[int, ...], ...]:
         """Of each level, a figure for each pool group."""

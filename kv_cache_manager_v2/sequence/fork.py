@@ -23,11 +23,11 @@ def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
         return True
     needed = vec[i64]([0] * storage.num_pool_groups)
     needed[storage.pool_group_of[shared.state_life_cycle]] = num_forks * len(state.state_blocks)
-    digest = storage.digest.value
+    digest_mark = storage.digest.mark()
     if not shared.room_count.find_refusal(needed, vec[i64]([0] * storage.num_pool_groups)):
         return True
     # The call is going to raise, so no journal has it.
-    storage.digest.value = digest
+    storage.digest.roll_back(digest_mark)
     return False
 
 
@@ -70,7 +70,7 @@ def _copy_state(state: SequenceState, child: SequenceState) -> None:
     storage = shared.storage
     life_cycle = shared.state_life_cycle
     pool_group = storage.pool_group_of[life_cycle]
-    digest = storage.digest.value
+    digest_mark = storage.digest.mark()
     try:
         for source in state.state_blocks:
             block = shared.tree.pool.take()
@@ -80,7 +80,7 @@ def _copy_state(state: SequenceState, child: SequenceState) -> None:
             copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
     except BaseException:
         undo_begin_state(child)
-        storage.digest.value = digest
+        storage.digest.roll_back(digest_mark)
         raise
     storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.state_blocks))
 

@@ -5,7 +5,7 @@ grow; entries past the last block are `BAD_PAGE_INDEX`. A caller's buffer, if on
 through; registered readers are told which entries changed.
 """
 
-from typing import Final, final
+from typing import Any, Final, final
 
 from librt.vecs import extend, vec
 from mypy_extensions import i32, i64, mypyc_attr
@@ -14,6 +14,7 @@ from ..base.ids import BAD_PAGE_INDEX
 from .changed_blocks import ChangedBlocks
 
 _LEAST_SPARE: Final = 16
+_INT32_FORMATS: Final = ("i", "l", "=i", "<i", "@i")
 
 
 @final
@@ -129,3 +130,24 @@ class PageTable:
         if buffer is None or len(buffer) >= num_blocks:
             return None
         return f"the page index buffer has {len(buffer)} entries, {num_blocks} blocks need {num_blocks}"
+
+
+def to_index_buffer(buffer: object, num_blocks: int) -> memoryview:
+    """A writable view of the caller's int32 buffer; it must have room for the present blocks.
+
+    ``TypeError`` if it is no buffer of int32, ``ValueError`` if it is read-only, not contiguous or too small.
+    """
+    anything: Any = buffer
+    try:
+        view = memoryview(anything)
+    except TypeError:
+        raise TypeError(f"buf must support the buffer protocol, {type(buffer).__name__} does not") from None
+    if view.format not in _INT32_FORMATS or view.itemsize != 4:
+        raise TypeError(f"buf must be int32, not {type(buffer).__name__} with items of format {view.format!r}")
+    if view.readonly:
+        raise ValueError("buf must be writable")
+    if view.ndim != 1 or not view.c_contiguous:
+        raise ValueError(f"buf must be one contiguous dimension, not {view.ndim} dimensions")
+    if len(view) < num_blocks:
+        raise ValueError(f"buf has the shape ({len(view)},), the sequence has {num_blocks} blocks")
+    return view.cast("B").cast("i")

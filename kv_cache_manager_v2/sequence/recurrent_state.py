@@ -115,7 +115,7 @@ def begin_state(state: SequenceState) -> None:
     storage = shared.storage
     life_cycle = shared.state_life_cycle
     pool_group = storage.pool_group_of[life_cycle]
-    digest = storage.digest.value
+    digest_mark = storage.digest.mark()
     try:
         for slot in range(shared.num_state_slots):
             block = shared.tree.pool.take()
@@ -129,7 +129,7 @@ def begin_state(state: SequenceState) -> None:
             _copy_snapshot(state, snapshot.first_page + life_cycle, page)
     except BaseException:
         undo_begin_state(state)
-        storage.digest.value = digest
+        storage.digest.roll_back(digest_mark)
         raise
 
 

@@ -217,7 +217,7 @@ def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
     """There is room. The device's error leaves all suspended as they were."""
     state = resumes[0].state
     old_stream = state.stream
-    digest = state.shared.storage.digest.value
+    digest_mark = state.shared.storage.digest.mark()
     for resume in resumes:
         _lock_all_pages(resume.state, stream, waits)
     try:
@@ -236,7 +236,7 @@ def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
             suspend(undone)
             undone.stream = old_stream
             position -= 1
-        state.shared.storage.digest.value = digest
+        state.shared.storage.digest.roll_back(digest_mark)
         state.shared.guard.end_change()
         raise
     for resume in resumes:

@@ -50,7 +50,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     finally:
         storage.counters.caller = None
     shared.guard.end_change()
-    digest = storage.digest.value
+    digest_mark = storage.digest.mark()
     block = shared.tree.pool.take()
     page = block.first_page + life_cycle
     try:
@@ -62,7 +62,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
             storage.free_unfinished_page(page, pool_group, state.timeline, shared.order.mark(state.timeline))
         shared.tree.pool.release(block)
         shared.guard.end_change()
-        storage.digest.value = digest
+        storage.digest.roll_back(digest_mark)
         if state.has_beams and isinstance(refusal, Exception) and not isinstance(refusal, AssertionError):
             # Bytes of other beams have been gathered for this commit already.
             _logger.warning("a snapshot of recurrent state is left out: %s", refusal)

@@ -25,14 +25,14 @@ from .shared_state import SharedState
 class StagedCopies:
     """Of one sequence, or of several beams. A slot has been made free for each page that the copied blocks have."""
 
-    __slots__ = ("_shared", "_states", "_ordinals", "_targets", "_digest", "_mark")
+    __slots__ = ("_shared", "_states", "_ordinals", "_targets", "_digest_mark", "_mark")
 
     _shared: Final[SharedState]
     _states: Final[list[SequenceState]]
     _ordinals: Final[list[list[int]]]  # by state, as the next
     _targets: Final[list[list[Block]]]
-    _digest: Final[i64]
-    """Of decisions, before the first copy."""
+    _digest_mark: Final[i64]
+    """Of the decisions before the first copy."""
     _mark: i64
     """Of the timeline, after the copies."""
 
@@ -41,7 +41,7 @@ class StagedCopies:
         self._states = []
         self._ordinals = []
         self._targets = []
-        self._digest = shared.storage.digest.value
+        self._digest_mark = shared.storage.digest.mark()
         self._mark = 0
 
     def add(self, state: SequenceState, ordinals: list[int], priorities: list[int]) -> None:
@@ -68,7 +68,7 @@ class StagedCopies:
             while len(targets) > 0:
                 _free_copy(self._states[position], targets.pop())
             position -= 1
-        self._shared.storage.digest.value = self._digest
+        self._shared.storage.digest.roll_back(self._digest_mark)
 
     def settle(self, state: SequenceState) -> None:
         """What the device refuses here, and the host cannot wait for, leaves it half done: call it in a change."""

@@ -23,22 +23,30 @@ NUM_SLOTS: Final = 6
 @final
 @mypyc_attr(native_class=True)
 class DecisionDigest:
-    __slots__ = ("value",)
+    __slots__ = ("_value",)
 
-    value: i64
+    _value: i64
 
     def __init__(self) -> None:
-        self.value = 0
+        self._value = 0
+
+    def mark(self) -> i64:
+        """For `roll_back`: where the digest is before a call that may be undone."""
+        return self._value
+
+    def roll_back(self, mark: i64) -> None:
+        """Forget the decisions since the mark: they were undone, and the next call decides the same again."""
+        self._value = mark
 
     def record(self, kind: i64, decision: i64) -> None:
-        self.value = ((self.value ^ (decision << 3 | kind)) * _MULTIPLIER + 1) & _MASK
+        self._value = ((self._value ^ (decision << 3 | kind)) * _MULTIPLIER + 1) & _MASK
 
     def record_run(self, kind: i64, decisions: vec[i64]) -> None:
-        """`note` each of them, in order."""
-        value = self.value
+        """`record` each of them, in order."""
+        value = self._value
         for decision in decisions:
             value = ((value ^ (decision << 3 | kind)) * _MULTIPLIER + 1) & _MASK
-        self.value = value
+        self._value = value
 
     def to_bytes(self) -> bytes:
-        return int(self.value).to_bytes(8, "little")
+        return int(self._value).to_bytes(8, "little")

@@ -1,4 +1,4 @@
-"""Decisions that are noted together are noted like one after the other."""
+"""The digest of decisions: recorded together they are recorded one after the other, and undone ones are forgotten."""
 
 from librt.vecs import vec
 from mypy_extensions import i64
@@ -25,3 +25,19 @@ def test_a_run_of_nothing_is_no_decision() -> None:
     before = digest.to_bytes()
     digest.record_run(SLOT, vec[i64]())
     assert digest.to_bytes() == before
+
+
+def test_decisions_that_were_undone_are_forgotten() -> None:
+    """Whatever was recorded since the mark, one by one or as a run: the next decisions give what they would have given without it."""
+    undone, straight = DecisionDigest(), DecisionDigest()
+    for digest in (undone, straight):
+        digest.record(MATCH, 12)
+    mark = undone.mark()
+    undone.record(SLOT, 3)
+    undone.record_run(SLOT, vec[i64]([4, 5]))
+    assert undone.to_bytes() != straight.to_bytes()
+    undone.roll_back(mark)
+    assert undone.to_bytes() == straight.to_bytes()
+    for digest in (undone, straight):
+        digest.record(SLOT, 9)
+    assert undone.to_bytes() == straight.to_bytes()
