@@ -1,1 +1,1 @@
-"""A record of the calls on a manager, compact enough to be on in production, complete enough to do them all again."""
+"""The journal: a record of all calls on a manager, compact enough for production, complete enough to rerun them."""

@@ -1,4 +1,4 @@
-"""The form of a journal file, for the writer and the reader.
+"""Format of a journal file, for the writer and the reader.
 
     file     = magic, version (1 byte), length of the configuration (varint), configuration (JSON), record*
     record   = operation (1 byte), its fields

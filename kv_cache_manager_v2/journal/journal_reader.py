@@ -1,4 +1,4 @@
-"""Reads a journal record by record, and says where and why it cannot: a wrong file, another version, a torn end."""
+"""Journal reader: record by record. Its errors say where and why: a wrong file, another version, a torn end."""
 
 from typing import Final, final
 

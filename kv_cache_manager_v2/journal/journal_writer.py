@@ -1,4 +1,4 @@
-"""Writes a journal. Owns the file; a call that is recorded costs a few bytes in a buffer that is flushed when it is full.
+"""Journal writer: owns the file, and a buffer that is flushed when it is full; a record costs a few bytes.
 
 Records of fixed length are written by `CallJournal` straight into the buffer: it counts them, and calls `pass_milestone` when a
 digest is due; others are built with the methods for fields, and end with `end_record`.
@@ -44,7 +44,7 @@ class JournalWriter:
     num_records: i64
     _file: BinaryIO | None
     _digest: DecisionDigest | None
-    """Of the manager whose calls are recorded."""
+    """The manager's, which stands between records; None before `follow`."""
 
     def __init__(self, path: str | os.PathLike[str], config: bytes) -> None:
         """Creates the file, or empties it; `OSError` if that fails."""
@@ -60,7 +60,7 @@ class JournalWriter:
         self.buffer.write(config)
 
     def follow(self, digest: DecisionDigest) -> None:
-        """From now on there are decisions."""
+        """Write this digest between the records from now on."""
         self._digest = digest
 
     # -- fields -------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class JournalWriter:
         if self.num_records & (DIGEST_EVERY - 1) == 0:
             self._write_digest()
         if len(self.buffer) >= _FLUSH_BYTES:
-            self._flush()
+            self.flush()
 
     def _write_digest(self) -> None:
         digest = self._digest
@@ -134,10 +134,7 @@ class JournalWriter:
             self.buffer.write(digest.to_bytes())
 
     def flush(self) -> None:
-        """Everything recorded so far is handed to the operating system."""
-        self._flush()
-
-    def _flush(self) -> None:
+        """Hand everything recorded so far to the operating system."""
         data = self.buffer.getvalue()
         self.buffer = BytesWriter()
         file = self._file
@@ -149,9 +146,9 @@ class JournalWriter:
                 # An unbuffered file may take less than it is given.
                 num_written += file.write(data[num_written:])
         except OSError as error:
-            self._give_up(error)
+            self._end_early(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _end_early(self, error: OSError) -> None:
         self.error = error
         _logger.error("the journal %s ends here, the manager goes on: %s", self.path, error)
         file = self._file
@@ -167,11 +164,11 @@ class JournalWriter:
         if self._file is None:
             return
         self._write_digest()
-        self._flush()
+        self.flush()
         file = self._file
         if file is not None:
             self._file = None
             try:
                 file.close()
             except OSError as error:
-                self._give_up(error)
+                self._end_early(error)

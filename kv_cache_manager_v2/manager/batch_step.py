@@ -1,7 +1,7 @@
-"""One call for a step of many sequences: what the caller listed.
+"""A batch call: one step of many sequences.
 
-Most of them have a small step (`small_step`). `resize` takes those in the pass that checks all of them, and takes them back if
-something turns out to be wrong, or does not succeed: a look at each sequence is most of what it costs. `commit` checks all first.
+Most sequences have a small step (`small_step`). `resize` takes small steps in the pass that validates all sequences, and takes them
+back if a later one is wrong or is refused: one pass costs half of two. `commit` validates all first.
 """
 
 from typing import Final, final
@@ -39,13 +39,13 @@ class BatchStep:
     _kv_caches: Final[list[object]]
     """A copy of the caller's list, which the caller's callbacks may change."""
     _others: Final[list[SequenceState]]
-    """In order, those whose step is not small, or has to be recorded."""
+    """Sequences whose step is not small, in order."""
     _other_positions: vec[i64]
     _num_checked: i64
-    """By a `resize`; of these it has kept the numbers that they had."""
+    """How many sequences `resize` has validated; it keeps their old numbers."""
     _old_capacities: vec[i64]
     _old_histories: vec[i64]
-    """Empty if they stay."""
+    """Empty if the histories stay."""
 
     def __init__(self, shared: SharedState, call: str, number: i64, kv_caches: object) -> None:
         self._shared = shared
@@ -137,7 +137,7 @@ class BatchStep:
                 wait_for_reads(other)
 
     def _validate_shared_block(self, state: SequenceState, position: i64, packed: bytes) -> None:
-        """The token is what other owners of its block say: what they have committed, and what this call commits for them."""
+        """Other owners of the block have the same token: committed before, or by this call."""
         validate_same_tokens(state, _piece(packed, position))
         ordinal = state.num_committed // self._shared.tokens_per_block
         token = _token_at(packed, position)
@@ -158,7 +158,7 @@ class BatchStep:
         return item._state_for_batch()
 
     def _take_small_steps(self, capacities: vec[i64], histories: vec[i64]) -> None:
-        """Sets the others aside, once they are known to be good; an exception leaves it to the caller to `_take_back`."""
+        """Set larger steps aside, once they are validated; after an exception the caller calls `_take_back`."""
         has_histories = len(histories) > 0
         old_capacities = vec[i64]([0] * len(capacities))
         old_histories = vec[i64]([0] * len(histories))
@@ -183,7 +183,7 @@ class BatchStep:
             position += 1
 
     def _take_back(self, begin: i64) -> None:
-        """From ``begin`` on no sequence has got anything but new numbers."""
+        """Restore the old numbers: from ``begin`` on no sequence has anything else that is new."""
         position = begin
         while position < self._num_checked:
             state = self._state_at(position)

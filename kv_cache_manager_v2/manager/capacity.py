@@ -1,7 +1,7 @@
-"""Whether batches will fit, answered before any memory is taken: pure arithmetic on a configuration.
+"""Capacity plan of a configuration: pure arithmetic, before any memory is allocated.
 
 `plan_capacity` says how many slots each pool group gets at each level, and what fits into level 0: the same counts with
-which a manager starts, so it is exact. Lengths are those of a sequence alone, unless it is said beside what.
+which a manager starts, so it is exact. Lengths are those of a sequence alone, unless others are named.
 
     longest sequence   grown token by token, as decoding does: the most it holds on the way must fit. Within a block
                        that is at the block's first token, so the answer is a whole number of blocks

@@ -1,4 +1,4 @@
-"""`CommittedBlockDrop`: a plan to drop the published end of a sequence later, when the user knows that nobody will come back to it.
+"""`CommittedBlockDrop`: a plan to drop the published end of a sequence later, when no request will reuse it.
 
     state      ways out
     PLANNED    drop() -> DONE, cancel() -> DONE; a handle that is forgotten is cancelled by the next call on its manager
@@ -70,7 +70,7 @@ def _cancel_plan(shared: SharedState, number: int) -> None:
 @final
 @mypyc_attr(native_class=True)
 class CommittedBlockDrop(Handle):
-    """Made by `KVCache.plan_committed_block_drop`. It outlives the sequence; it keeps no page from eviction."""
+    """Made by `KVCache.plan_committed_block_drop`. It outlives the sequence, and keeps no page from eviction."""
 
     __slots__ = ("_shared", "_number", "_is_done")
 

@@ -1,4 +1,4 @@
-"""Where a kernel finds a buffer: base addresses, strides, bounds and converters, from the layout and the pools.
+"""Kernel addresses of each buffer: base addresses, strides, bounds and converters.
 
 For one (layer, role): its sub-pages in a slot are ``page_bytes`` apart and there are ``scale`` of this layer group's, each
 made of ``expansion`` pages of the kernel's. In SHARED mode a page index counts from the layer's own first page

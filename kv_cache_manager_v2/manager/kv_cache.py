@@ -170,7 +170,7 @@ class KVCache(Handle):
         """Whether the pages of an ACTIVE sequence that `resume(wait=False)` did not wait for have all landed.
 
         True at once where nothing had to come up from a lower level. `StorageIOError` if a disk could not read one: the
-        sequence cannot go on then, close it; nobody else finds that page any more. `LogicError` unless ACTIVE.
+        sequence cannot go on then, close it; no other sequence matches that page any more. `LogicError` unless ACTIVE.
         """
         state = self._state
         with state.shared.guard:
@@ -205,10 +205,10 @@ class KVCache(Handle):
             journal.record(SUSPEND, state.serial)
 
     def close(self) -> None:
-        """Give everything back; committed pages become droppable, the tail of the sequence first in line for eviction.
+        """Release everything; committed pages become droppable, and the tail of the sequence is evicted first.
 
         A partial last block that is committed is published first, as by `stop_committing`. Twice is fine. In a forked process it
-        does nothing: what there is to give back is the parent's.
+        does nothing: all pages are the parent's.
         """
         state = self._state
         if state.status == CLOSED or state.shared.guard.is_foreign:
@@ -220,7 +220,7 @@ class KVCache(Handle):
         """A new sequence that is what this one is: same scope, tokens, history, capacity, stream, and ACTIVE if this one is.
 
         Takes no slot, but for recurrent state, which is copied: all blocks are shared, those that are not committed too. The
-        first `resize` whose step writes into a shared block is the write: whoever calls it gets a copy of that block (False if
+        first `resize` whose step writes into a shared block is the write: its sequence gets a copy of that block (False if
         there is no room for it), the last owner none. So every step begins with a `resize`, even one that changes no number;
         and with a history that has moved up (by `commit`, or by `resize`) at most one block per layer group is copied, whatever
         the length. Both may be closed in any order. ``id``: as in `KVCacheManager.create_kv_cache`.
@@ -254,13 +254,13 @@ class KVCache(Handle):
     def resize(self, capacity: SupportsIndex | None = None, history_length: SupportsIndex | None = None) -> bool:
         """Make room for ``capacity`` tokens, of which the first ``history_length`` are history; None keeps.
 
-        One go, all or nothing: pages that the window has passed are given back and the new ones taken together. False, and
+        One go, all or nothing: out-of-window pages are released and new ones allocated together. False, and
         nothing has changed, if there is no room (`KVCacheManager.last_refusal`). `ValueError` if the history would shrink,
         the capacity would fall under it, or a page index buffer is too small; `LogicError` unless ACTIVE, or if more tokens of
         recurrent state would be taken back than there are `state_checkpoints`.
 
         It costs what changes: the blocks that begin and end, also those that a window never reads (as by ``resize(n, n)`` where
-        another machine has computed the text). They get no pages, but a `commit` puts their text into the tree.
+        another machine has computed the tokens). They get no pages, but a `commit` puts their tokens into the tree.
 
         Where scratch reuse is on, a call that changes the capacity needs
         ``old capacity - max_rewind_len <= history_length <= old capacity``, unless ``history_length == capacity`` (no inputs).
@@ -352,7 +352,7 @@ class KVCache(Handle):
         `ValueError` if there is no capacity for them, a token is out of range, or a fork has committed other tokens for a block
         that both have; `LogicError` unless ACTIVE, or after `stop_committing`.
 
-        ``beam_search_indices``: for each token the beam whose pages have it (default: beam 0). The text is then common to all
+        ``beam_search_indices``: for each token the beam whose pages have it (default: beam 0). The tokens are then common to all
         beams: what is in other beams' pages is put into beam 0's, and into the partial last block of each, in stream order; full
         blocks are beam 0's for all. ``num_heads``: as for `commit_tree`.
         """
@@ -383,7 +383,7 @@ class KVCache(Handle):
 
         Positions count from the sequence's first token, ascend, and lie between the committed tokens and the capacity, which
         counts the whole tree. The nodes' keys and values are moved together on the sequence's stream; then it is a `commit`. The
-        capacity stays: the next `resize` says what becomes of the rest. ``num_heads``: 1 if a token's bytes lie together in a
+        capacity stays: the next `resize` says how much of the rest stays. ``num_heads``: 1 if a token's bytes lie together in a
         page (NHD), else the heads of a page that is laid out head by head (HND).
 
         `ValueError` as for `commit`, for positions that do not fit, or if a buffer's bytes cannot be shared out to its tokens;
@@ -429,7 +429,7 @@ class KVCache(Handle):
 
     @property
     def match_info(self) -> MatchedTokens:
-        """What was there of the text when the sequence was made: attention up to one length, recurrent state up to another."""
+        """The match when the sequence was made: attention up to one length, recurrent state up to another."""
         return MatchedTokens(int(self._state.attention_tokens), int(self._state.state_tokens))
 
     @property
@@ -449,7 +449,7 @@ class KVCache(Handle):
 
     @property
     def beam_width(self) -> int:
-        """How many texts go on from the committed one, each with page tables of its own (``beam_id`` from 0 on).
+        """Number of continuations of the committed tokens, each with page tables of its own (``beam_id`` from 0 on).
 
         Setting it higher makes each further beam a fork of beam 0: everything is shared until a `resize` whose step writes there.
         Setting it lower frees the last beams. Prefill first, then widen. `ValueError` under 1 or over 65536; `LogicError` once

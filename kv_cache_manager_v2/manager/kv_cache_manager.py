@@ -125,7 +125,7 @@ class KVCacheManager(Handle):
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
     file to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
-    are handed out, are filled with. ``event_manager``: is told what becomes of published blocks. `ValueError` if the quota is
+    are handed out, are filled with. ``event_manager``: is told when published blocks are stored, moved and removed. `ValueError` if the quota is
     too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal
     cannot be made.
     """
@@ -225,7 +225,7 @@ class KVCacheManager(Handle):
         if error is None or self._shared.guard.is_foreign:
             self.shutdown()
             return
-        # The user must see their error; whatever stands in the way of an orderly end is closed or logged.
+        # The user must see their own error: what prevents an orderly end is closed or logged.
         for kv_cache in self.open_kv_caches:
             try:
                 kv_cache.close()
@@ -804,14 +804,14 @@ class KVCacheManager(Handle):
         self._shared.journal.flush()
 
     def check_invariants(self) -> None:
-        """Evaluate the rules of the books from scratch; `CorruptedError` with the first that does not hold, or with the reason why the
+        """Evaluate all invariants from scratch; `CorruptedError` with the first that does not hold, or with the reason why the
         manager is broken already. Slow."""
         self._require_open()
         self._shared.guard.require_sound()
         check_invariants(self._shared, self._open_sequences.states())
 
     def describe(self) -> dict[str, Any]:
-        """A plain, JSON-able picture of the present state."""
+        """State dump, plain and JSON-able."""
         with self._shared.guard:
             self._require_open()
             return describe(self._shared, self._open_sequences.states())

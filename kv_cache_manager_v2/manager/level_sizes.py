@@ -89,7 +89,7 @@ class LevelSizes:
         return has_changed
 
     def _try_share_anew(self, level: int, weights: list[int], has_changed: bool) -> bool:
-        """``has_changed``: another level has, so that the call is not undone for this one."""
+        """Share one level anew. ``has_changed``: another level has changed, so a refusal here does not undo the call."""
         num_begun = self._shared.storage.changes.num_begun
         try:
             return self._resize(level, self._quotas[level], False, weights)

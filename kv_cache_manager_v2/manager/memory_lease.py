@@ -1,4 +1,4 @@
-"""Whether a manager's memory may be given back: not while somebody has a view of it.
+"""Life of a manager's memory: released at shutdown, or with the last `PoolView`.
 
 state      way out
 OPEN       close -> CLOSED if no view is out, else PENDING
@@ -27,7 +27,7 @@ class MemoryLease:
 
     num_views: int
     is_closed: bool
-    """The manager is shut down: PENDING or CLOSED."""
+    """Whether the manager is shut down: PENDING or CLOSED."""
     _storage: Final[PageStorage]
     _mover: Final[PageMover]
     _device: Final[Device]
@@ -51,7 +51,7 @@ class MemoryLease:
             self._close_memory()
 
     def close(self) -> None:
-        """The manager needs the memory no more; nothing that it enqueued is running."""
+        """Release the memory, or let the last view do so. Nothing that the manager enqueued is running."""
         self.is_closed = True
         if self.num_views == 0:
             self._close_memory()

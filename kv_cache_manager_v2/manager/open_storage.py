@@ -1,4 +1,4 @@
-"""From a configuration to storage: how many slots each level has, the memory behind them, the way between levels."""
+"""Opening the storage of a configuration: the slots of each level, their memory, and the mover between levels."""
 
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
@@ -30,7 +30,7 @@ def open_storage(
     num_null_slots: int,
     debug_fill: DebugFill | None,
 ) -> tuple[PageStorage, PageMover]:
-    """Gets the memory; an error leaves nothing behind."""
+    """Allocate the memory; an error leaves nothing allocated."""
     storage = PageStorage(device, order, layout, levels, num_null_slots, debug_fill)
     mover = PageMover(device, order, storage.pool_groups, storage.num_pool_groups, storage.num_levels)
     if len(levels) > 1:

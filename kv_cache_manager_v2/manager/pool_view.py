@@ -10,7 +10,7 @@ go through DLPack, or through uint16 and uint8.
 
 Lifetime. While a view is not released, the manager's memory stays: `shutdown` then ends all calls and forgets
 everything, but unmaps only when the last view is released. numpy and CuPy keep the view alive as long as their arrays,
-and a view that nobody has any more releases itself. A tensor made by DLPack keeps nothing, and cannot tell when it is
+and a view that is dropped releases itself. A tensor made by DLPack keeps nothing, and cannot tell when it is
 dropped: so such a view keeps the memory, in doubt until the process ends, unless `release` says that its tensors are
 not used any more.
 """

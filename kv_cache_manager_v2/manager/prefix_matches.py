@@ -1,4 +1,4 @@
-"""The longest prefix of given tokens that can be reused; holds nothing."""
+"""Prefix matching as the façade does it: lost pages are left out, and `reuse_match_backoff` is trimmed. Holds nothing."""
 
 from typing import Final, final
 

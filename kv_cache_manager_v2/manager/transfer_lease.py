@@ -1,4 +1,4 @@
-"""`TransferLease`: pages lent to another machine, which reads or writes them behind the manager's back.
+"""`TransferLease`: pages that another machine reads or writes, unseen by the manager.
 
     state      ways out
     OPEN       settle() -> SETTLED. A handle that is dropped is reported; its lease stays open, `open_leases` has it
@@ -67,7 +67,7 @@ class TransferLease(Handle):
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # After an error nobody knows what the other side still does.
+        # After an error the other side may still be writing.
         if error is None and self.is_open:
             self.settle()
 
