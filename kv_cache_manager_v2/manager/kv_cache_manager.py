@@ -125,9 +125,9 @@ class KVCacheManager(Handle):
 
     ``device``: where level 0 lives; None takes `default_device()`, which the manager then also closes. ``journal``: a
     file to record every call in, for ``kvcm rerun``; it is made anew. ``debug_fill``: what freed pages, and pages as they
-    are handed out, are filled with. ``event_manager``: is told when published blocks are stored, moved and removed. `ValueError` if the quota is
-    too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the journal
-    cannot be made.
+    are handed out, are filled with. ``event_manager``: is told when published blocks are stored, moved and removed. `ValueError` if
+    the quota is too small for the configured constraints, `OutOfMemoryError` if the device has not that much, `OSError` if the
+    journal cannot be made.
     """
 
     __slots__ = (
