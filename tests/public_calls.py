@@ -433,7 +433,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     # -- events -------------------------------------------------------------------------------------------------------
     "KVCacheEventManager": lambda w: (
         KVCacheEventManager,
-        {"max_kv_event_entries": 8, "hash_algo": "sha256", "attention_dp_rank": 1},
+        {"max_kv_event_entries": 8, "hash_algo": "sha256", "attention_dp_rank": 1, "partial_blocks": True},
     ),
     "KVCacheEventManager.get_latest_events": lambda w: (KVCacheEventManager(8).get_latest_events, {"timeout_ms": 0.0}),
     "KVCacheEventManager.snapshot": lambda w: (_event_manager(w).snapshot, {"flush": True}),

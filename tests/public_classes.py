@@ -27,7 +27,8 @@ def package_modules() -> tuple[tuple[str, ast.Module], ...]:
 
 
 def _parse_modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(SOURCES.rglob("*.py")):
+    # Those of other projects' names come last: where a class has a name of the library's own, that one is meant.
+    for path in sorted(SOURCES.rglob("*.py"), key=lambda path: ("compat" in path.parts, path)):
         parts = path.relative_to(ROOT).with_suffix("").parts
         if parts[-1] != "__main__":
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@
 
 A hash covers the whole prefix up to the end of its block, and the scope. It is shown as 64 hex digits (``"sha256"``), or as the
 integer of its first 8 bytes, big-endian (``"sha256_64"``), which most routers take. The manager itself never compares hashes.
+TensorRT-LLM names blocks in three other ways (`engine_hashes`).
 """
 
 import hashlib
@@ -17,11 +18,15 @@ from ..base.checks import to_int, to_text
 from ..base.ids import TokenIdExt
 
 BlockHash: TypeAlias = int | str
-"""An int with "sha256_64", else hex digits."""
+"""An int with "sha256_64", "v2_sha256_64" and "v1_block_key", else hex digits."""
 
 SHA256: Final = "sha256"
 SHA256_64: Final = "sha256_64"
-HASH_ALGORITHMS: Final = (SHA256, SHA256_64)
+V2_SHA256: Final = "v2_sha256"
+V2_SHA256_64: Final = "v2_sha256_64"
+V1_BLOCK_KEY: Final = "v1_block_key"
+HASH_ALGORITHMS: Final = (SHA256, SHA256_64, V2_SHA256, V2_SHA256_64, V1_BLOCK_KEY)
+"""The last three are TensorRT-LLM's: `engine_hashes`."""
 DIGEST_TAG: Final = b"\xff\xff\xff\xff"
 
 
@@ -86,6 +91,6 @@ def compute_block_digest(parent: bytes, content: bytes) -> bytes:
 
 
 def show_digest(digest: bytes, algorithm: str) -> BlockHash:
-    if algorithm == SHA256_64:
+    if algorithm in (SHA256_64, V2_SHA256_64, V1_BLOCK_KEY):
         return int.from_bytes(digest[:8], "big")
     return digest.hex()

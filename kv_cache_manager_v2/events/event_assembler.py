@@ -346,7 +346,7 @@ class EventAssembler:
         )
 
     def _name(self, node: BlockNode) -> BlockHash:
-        return show_digest(node.digest(), self._algorithm)
+        return show_digest(node.digest(self._algorithm), self._algorithm)
 
     def _stored_data(self, nodes: list[BlockNode], places: vec[i64]) -> KVCacheStoredData:
         first = nodes[0]

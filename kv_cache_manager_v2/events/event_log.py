@@ -45,7 +45,9 @@ MAX_WORDS: Final = 1 << 17
 @final
 @mypyc_attr(native_class=True)
 class EventLog(PageEventSink):
-    __slots__ = ("_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles")
+    __slots__ = (
+        "_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles", "_wants_partial_blocks"
+    )  # fmt: skip
 
     _backlog: Final[EventBacklog]
     _num_pages: i64
@@ -58,8 +60,11 @@ class EventLog(PageEventSink):
     """By page id, from the first page of the first block on."""
     _first_page: Final[i64]
     _num_life_cycles: Final[i64]
+    _wants_partial_blocks: Final[bool]
 
-    def __init__(self, backlog: EventBacklog, first_page: i64, num_life_cycles: i64) -> None:
+    def __init__(
+        self, backlog: EventBacklog, first_page: i64, num_life_cycles: i64, wants_partial_blocks: bool = False
+    ) -> None:
         self._backlog = backlog
         self._num_pages = 0
         self._words = vec[i64]([0] * 64)
@@ -68,6 +73,11 @@ class EventLog(PageEventSink):
         self._marks = vec[i64]()
         self._first_page = first_page
         self._num_life_cycles = num_life_cycles
+        self._wants_partial_blocks = wants_partial_blocks
+
+    @property
+    def wants_partial_blocks(self) -> bool:
+        return self._wants_partial_blocks
 
     def hand_over(self) -> None:
         """Hand all entries since the last time to the drainers."""

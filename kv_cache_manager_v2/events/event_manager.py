@@ -37,12 +37,14 @@ class KVCacheEventManager(Handle):
     """The events of one `KVCacheManager`: pass it to the manager, call `flush_iteration_events` once a step, drain from any thread.
 
     ``max_kv_event_entries``: undrained events kept; beyond it the oldest are dropped, and the next event has their number. 0: off.
-    ``hash_algo``: "sha256" names blocks by 64 hex digits, "sha256_64" by the integer of the first 8 bytes.
-    ``attention_dp_rank``: copied into each event.
+    ``hash_algo``: "sha256" names blocks by 64 hex digits, "sha256_64" by the integer of the first 8 bytes; "v2_sha256", "v2_sha256_64"
+    and "v1_block_key" name them as TensorRT-LLM does. ``attention_dp_rank``: copied into each event. ``partial_blocks``: the published
+    last blocks of sequences are announced too, though they are not full.
     """
 
     __slots__ = (
-        "_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups", "_tokens_per_block", "_cache_tiers"
+        "_max_events", "_hash_algo", "_attention_dp_rank", "_log", "_backlog", "_groups", "_tokens_per_block", "_cache_tiers",
+        "_partial_blocks",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "the events of a manager of this process"
@@ -50,6 +52,7 @@ class KVCacheEventManager(Handle):
     _max_events: Final[int]
     _hash_algo: Final[str]
     _attention_dp_rank: Final[int | None]
+    _partial_blocks: Final[bool]
     _log: EventLog | None
     _backlog: EventBacklog | None
     _groups: list[LayerGroupFacts] | None
@@ -63,10 +66,12 @@ class KVCacheEventManager(Handle):
         *,
         hash_algo: Given[str] = SHA256,
         attention_dp_rank: SupportsIndex | None = None,
+        partial_blocks: Given[bool] = False,
     ) -> None:
         self._max_events = to_count(max_kv_event_entries, "max_kv_event_entries")
         self._hash_algo = to_hash_algorithm(hash_algo, "hash_algo")
         self._attention_dp_rank = None if attention_dp_rank is None else to_int(attention_dp_rank, "attention_dp_rank")
+        self._partial_blocks = to_bool(partial_blocks, "partial_blocks")
         self._log = None
         self._backlog = None
         self._groups = None
@@ -92,7 +97,7 @@ class KVCacheEventManager(Handle):
             return None
         assembler = EventAssembler(groups, first_page, self._hash_algo, self._attention_dp_rank, self._max_events)
         backlog = EventBacklog(assembler, self._max_events)
-        log = EventLog(backlog, first_page, len(groups))
+        log = EventLog(backlog, first_page, len(groups), self._partial_blocks)
         self._backlog = backlog
         self._log = log
         return log

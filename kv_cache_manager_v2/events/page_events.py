@@ -15,8 +15,9 @@ the test for None is then the whole cost. A sink only logs: it never calls back,
     on_root_removed
     on_levels_resized    pool groups have another number of slots
 
-Changes of partial blocks' pages are reported, too: a sink tracks which blocks are full and ignores the others. A page is named by its
-page id, a block by its first page id, a root by a negative number that is never used again.
+Blocks are full, except for a sink that `wants_partial_blocks`. Changes of other blocks' pages are reported, too: a sink tracks which
+blocks it was told of and ignores the others. A page is named by its page id, a block by its first page id, a root by a negative number
+that is never used again.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -37,6 +38,11 @@ class PageEventSink(Handle, metaclass=ABCMeta):
     __slots__ = ()
 
     _NAMES: ClassVar[str] = "a listener of this process"
+
+    @property
+    def wants_partial_blocks(self) -> bool:
+        """Whether partial blocks are to be announced as well."""
+        return False
 
     @abstractmethod
     def on_root_made(self, root: i64, lora_id: int | None, salt: int | str | None) -> None:

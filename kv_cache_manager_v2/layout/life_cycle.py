@@ -68,6 +68,10 @@ class LifeCycle(Value, metaclass=ABCMeta):
         beg = self.compute_stale_beg(history_length, tokens_per_block)
         return HalfOpenRange(beg, self.compute_stale_end(history_length, tokens_per_block))
 
+    def get_stale_range(self, history_length: int, tokens_per_block: int) -> HalfOpenRange:
+        """The name that `compute_stale_range` has in TensorRT-LLM."""
+        return self.compute_stale_range(history_length, tokens_per_block)
+
 
 @final
 @mypyc_attr(native_class=True)

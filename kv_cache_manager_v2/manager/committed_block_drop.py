@@ -48,17 +48,33 @@ def _list_published_blocks(state: SequenceState) -> list[Block]:
 @final
 @mypyc_attr(native_class=True)
 class AbandonedPlan(Abandoned):
-    __slots__ = ("_shared", "_number")
+    __slots__ = ("_shared", "_number", "_drops")
 
     _shared: Final[SharedState]
     _number: Final[int]
+    _drops: Final[bool]
 
-    def __init__(self, shared: SharedState, number: int) -> None:
+    def __init__(self, shared: SharedState, number: int, drops: bool) -> None:
         self._shared = shared
         self._number = number
+        self._drops = drops
 
     def close_abandoned(self) -> None:
-        _cancel_plan(self._shared, self._number)
+        if self._drops:
+            drop_plan(self._shared, self._number)
+        else:
+            _cancel_plan(self._shared, self._number)
+
+
+def drop_plan(shared: SharedState, number: int) -> int:
+    """Carry out an open plan; how many pages were dropped."""
+    if not shared.drop_plans.is_open(number):
+        return 0
+    shared.guard.begin_change()
+    count = shared.drop_plans.drop(number)
+    shared.guard.end_change()
+    shared.journal.record(DROP, number)
+    return count
 
 
 def _cancel_plan(shared: SharedState, number: int) -> None:
@@ -72,17 +88,23 @@ def _cancel_plan(shared: SharedState, number: int) -> None:
 class CommittedBlockDrop(Handle):
     """Made by `KVCache.plan_committed_block_drop`. It outlives the sequence, and keeps no page from eviction."""
 
-    __slots__ = ("_shared", "_number", "_is_done")
+    __slots__ = ("_shared", "_number", "_is_done", "_drops_when_forgotten")
 
     _shared: Final[SharedState]
     _number: Final[int]
     _is_done: bool
+    _drops_when_forgotten: bool
 
     def __init__(self, shared: SharedState, number: int) -> None:
         """Not for users."""
         self._shared = shared
         self._number = number
         self._is_done = False
+        self._drops_when_forgotten = False
+
+    def drop_when_forgotten(self) -> None:
+        """Not for users: a handle that is forgotten is carried out, not cancelled, by the next call on its manager."""
+        self._drops_when_forgotten = True
 
     def __del__(self) -> None:
         rawref.invalidate(self)
@@ -92,7 +114,7 @@ class CommittedBlockDrop(Handle):
             return
         try:
             if shared.drop_plans.is_open(self._number):
-                shared.guard.add_abandoned(AbandonedPlan(shared, self._number))
+                shared.guard.add_abandoned(AbandonedPlan(shared, self._number, self._drops_when_forgotten))
         except BaseException as error:
             report_failure(error, CommittedBlockDrop)
 
@@ -110,12 +132,7 @@ class CommittedBlockDrop(Handle):
         shared = self._shared
         with shared.guard as journal:
             self._require_planned("drop")
-            count = 0
-            if shared.drop_plans.is_open(self._number):
-                shared.guard.begin_change()
-                count = shared.drop_plans.drop(self._number)
-                shared.guard.end_change()
-                journal.record(DROP, self._number)
+            count = drop_plan(shared, self._number)
             self._is_done = True
             return count
 

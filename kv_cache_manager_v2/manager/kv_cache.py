@@ -417,15 +417,8 @@ class KVCache(Handle):
     @property
     def committed_tokens(self) -> list[TokenIdExt]:
         """All committed tokens, from the first one on; a new list. `LogicError` once closed."""
-        state = self._state
         self._require_open("committed_tokens")
-        keys: list[bytes] = [state.tail.packed()]
-        block = state.path_end
-        while block.parent is not None:
-            keys.append(state.shared.tree.key_of(block))
-            block = block.parent
-        keys.reverse()
-        return unpack_tokens(b"".join(keys), state.shared.tree.digests)
+        return unpack_tokens(self._pack_committed(), self._state.shared.tree.digests)
 
     @property
     def match_info(self) -> MatchedTokens:
@@ -706,6 +699,16 @@ class KVCache(Handle):
     def _refusal_text(self) -> str:
         refusal = self._state.shared.storage.last_refusal
         return refusal.text if refusal is not None else "no room"
+
+    def _pack_committed(self) -> bytes:
+        state = self._state
+        keys: list[bytes] = [state.tail.packed()]
+        block = state.path_end
+        while block.parent is not None:
+            keys.append(state.shared.tree.key_of(block))
+            block = block.parent
+        keys.reverse()
+        return b"".join(keys)
 
     def _state_for_batch(self) -> SequenceState:
         return self._state

@@ -16,15 +16,20 @@ from ..storage.lost_pages import settle_reads
 @final
 @mypyc_attr(native_class=True)
 class PrefixMatches:
-    __slots__ = ("num_untrimmed", "_shared", "_backoff")
+    __slots__ = ("num_untrimmed", "num_content", "counts_content", "_shared", "_backoff")
 
     num_untrimmed: i64
     """Tokens of the latest match before `reuse_match_backoff`."""
+    num_content: i64
+    """Tokens of the latest lookup on a path of the tree, whatever pages are left of it; kept where `counts_content`."""
+    counts_content: bool
     _shared: Final[SharedState]
     _backoff: Final[i64]
 
     def __init__(self, shared: SharedState, backoff: int) -> None:
         self.num_untrimmed = 0
+        self.num_content = 0
+        self.counts_content = False
         self._shared = shared
         self._backoff = backoff
 
@@ -36,6 +41,7 @@ class PrefixMatches:
 
     def find(self, scope: ReuseScope, packed: bytes | None) -> Match:
         shared = self._shared
+        self.num_content = 0
         if packed is None:
             self.num_untrimmed = 0
             return Match([], 0)
@@ -43,9 +49,12 @@ class PrefixMatches:
         match = self._cut_before_lost(root, packed, shared.matcher.find_longest(root, packed))
         self.num_untrimmed = match.num_tokens
         backoff = self._backoff
-        if backoff == 0 or match.num_tokens == 0 or root is None:
+        if root is None or (backoff == 0 and not self.counts_content):
             return match
-        end = shared.matcher.count_content(root, match, packed) - backoff
+        self.num_content = shared.matcher.count_content(root, match, packed)
+        if backoff == 0 or match.num_tokens == 0:
+            return match
+        end = self.num_content - backoff
         if match.num_tokens <= end:
             return match
         # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
@@ -69,6 +78,7 @@ class PrefixMatches:
         shared = self._shared
         matcher = shared.state_matcher
         root = shared.tree.find_root(scope)
+        self.num_content = 0
         if packed is None or matcher is None or root is None:
             self.num_untrimmed = 0
             return NO_STATE_MATCH
@@ -82,9 +92,12 @@ class PrefixMatches:
                 end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
         self.num_untrimmed = found.match.num_tokens
         backoff = self._backoff
+        if backoff == 0 and not self.counts_content:
+            return found
+        self.num_content = shared.matcher.count_content(root, found.match, packed)
         if backoff == 0 or found.attention_tokens == 0:
             return found
-        end = shared.matcher.count_content(root, found.match, packed) - backoff
+        end = self.num_content - backoff
         if found.attention_tokens <= end:
             return found
         return matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH

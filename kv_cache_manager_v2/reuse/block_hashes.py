@@ -9,6 +9,7 @@ from ..base.given import Given
 from ..base.ids import TokenIdExt
 from ..events.block_digest import (
     SHA256,
+    SHA256_64,
     BlockHash,
     compute_block_digest,
     compute_root_digest,
@@ -17,6 +18,7 @@ from ..events.block_digest import (
     show_digest,
     to_hash_algorithm,
 )
+from ..events.block_node import BlockNode
 from .digest_table import DigestTable
 from .reuse_scope import ReuseScope, to_scope
 from .token_packing import TOKEN_BYTES, has_digest, pack_tokens, unpack_tokens
@@ -36,6 +38,8 @@ def compute_block_hashes(
     scope = to_scope(reuse_scope)
     digests = DigestTable()
     packed = pack_tokens(tokens, digests, True)
+    if algorithm not in (SHA256, SHA256_64):
+        return [show_digest(node.digest(algorithm), algorithm) for node in _make_path(packed, digests, size, scope)]
     digest = compute_root_digest(scope.lora_id, scope.salt)
     hashes: list[BlockHash] = []
     block_bytes = size * TOKEN_BYTES
@@ -45,6 +49,19 @@ def compute_block_hashes(
         digest = compute_block_digest(digest, content)
         hashes.append(show_digest(digest, algorithm))
     return hashes
+
+
+def _make_path(packed: bytes, digests: DigestTable, size: int, scope: ReuseScope) -> list[BlockNode]:
+    """The full blocks, each below the one before."""
+    above = BlockNode(-1, None, b"", None, scope.lora_id, scope.salt)
+    nodes: list[BlockNode] = []
+    block_bytes = size * TOKEN_BYTES
+    for begin in range(0, len(packed) - block_bytes + 1, block_bytes):
+        key = packed[begin : begin + block_bytes]
+        mixed = unpack_tokens(key, digests) if has_digest(key) else None
+        above = BlockNode(len(nodes), above, key, mixed)
+        nodes.append(above)
+    return nodes
 
 
 def gen_multimodal_cache_key_tokens(

@@ -166,9 +166,10 @@ class RadixTree(PageOwner):
         block.content_key = NO_KEY
         if self.history is not None:
             self.history.record_published(parent.first_page, block.first_page, key)
-        if self.storage.sink is not None and len(key) == self.block_bytes:
+        sink = self.storage.sink
+        if sink is not None and (len(key) == self.block_bytes or sink.wants_partial_blocks):
             mixed = unpack_tokens(key, self.digests) if self.has_digests and has_digest(key) else None
-            announce_block(self.storage.rows, self.storage.sink, parent.first_page, block.first_page, key, mixed)
+            announce_block(self.storage.rows, sink, parent.first_page, block.first_page, key, mixed)
         children = parent.children
         if children is None:
             only_child = parent.only_child

@@ -1,6 +1,7 @@
 """Who may share with whom: sequences of one reuse scope see each other's blocks, others never."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from mypy_extensions import mypyc_attr
 
@@ -40,6 +41,13 @@ class ReuseScope:
 
 
 EMPTY_SCOPE = ReuseScope()
+
+
+def make_scope(lora_id: object, salt: object) -> ReuseScope:
+    """The scope of a caller's values, whatever their types; `TypeError` for wrong ones."""
+    scope_class: Any = ReuseScope
+    scope: ReuseScope = scope_class(lora_id, salt)
+    return scope
 
 
 def to_scope(scope: object) -> ReuseScope:

@@ -187,6 +187,11 @@ class CallGuard(ProcessBound):
         return CorruptedError(f"the manager is broken: {self._reason}")
 
     @property
+    def broken_reason(self) -> str | None:
+        """The first invariant that failed, or the interruption in the middle of a change; None while the manager is sound."""
+        return self._reason
+
+    @property
     def is_broken(self) -> bool:
         return self._reason is not None
 

@@ -85,7 +85,7 @@ class UsageRecorder:
         if usage.num_levels == 1:
             counts[at] += match.num_tokens
         else:
-            _count_hits_by_level(state, usage)
+            count_hits_by_level(state, usage.counts, usage.hits_at)
         for life_cycle in range(state.shared.num_life_cycles):
             num_full = count_held_pages(state, life_cycle, 0, state.num_published)
             num_partial = count_held_pages(state, life_cycle, state.num_published, state.num_blocks)
@@ -120,11 +120,11 @@ def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config:
     return UsageRecorder(storage, MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts))
 
 
-def _count_hits_by_level(state: SequenceState, usage: UsageCounters) -> None:
-    """A block's tokens count for the coldest of the pages that it needs; for level 0 if it needs none."""
+def count_hits_by_level(state: SequenceState, counts: vec[i64], hits_at: i64) -> None:
+    """Add the matched tokens to ``counts[hits_at + level]``: a block's count for the coldest of the pages that it needs; for level 0
+    if it needs none."""
     shared = state.shared
     rows = shared.storage.rows
-    counts = usage.counts
     left = state.num_committed
     ordinal: i64 = 0
     while left > 0:
@@ -135,7 +135,7 @@ def _count_hits_by_level(state: SequenceState, usage: UsageCounters) -> None:
                 if page_level > level:
                     level = page_level
         num_tokens = shared.tokens_per_block if left > shared.tokens_per_block else left
-        at = usage.hits_at + level
+        at = hits_at + level
         counts[at] += num_tokens
         left -= num_tokens
         ordinal += 1

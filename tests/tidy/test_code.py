@@ -31,17 +31,18 @@ FORBIDDEN_WORDS: Final = {
 }
 FORBIDDEN_NAMES: Final = {"common"}  # alone; `common_prefix` says what is common
 # Public names that were given elsewhere.
-GIVEN_NAMES: Final = {"match_info"}
+GIVEN_NAMES: Final = {"beam_idx", "match_info"}
 
 # mypyc puts an underscore before each attribute's name: `_thread` becomes a word of C that no struct can have as a field.
 C_WORDS: Final = {"__thread", "__asm", "__inline", "__const", "__volatile", "__signed", "__restrict", "__typeof", "__label__"}
 
-FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "testing"}
+FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "compat", "testing"}
 
 # Bases that mypyc cannot compile into native classes, or that make the class one of its special kinds.
 SPECIAL_BASES: Final = {"Enum", "IntEnum", "IntFlag", "Flag", "NamedTuple", "TypedDict", "Protocol"}
 NOT_NATIVE: Final = {
     "_Span",  # numpy wants an attribute in the __dict__ of the object
+    "CountsDelta",  # base of dataclasses
     "ConfigValue",  # base of values that look at what they are given, which a native class changes first
 }
 EXCEPTION_NAME: Final = re.compile(r"(Error|Exception|Warning|Mismatch|Exit)$")

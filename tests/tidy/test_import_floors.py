@@ -26,6 +26,7 @@ FLOORS: Final = (
     ("introspect",),
     ("manager",),
     ("kernels", "metrics", "publishing"),
+    ("compat",),
     ("testing",),
     ("replay",),
 )
@@ -50,7 +51,7 @@ DOORS: Final = {
     "time": {"device", "metrics", "publishing", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
-    "threading": {"device", "events", "metrics", "publishing", "testing", "replay"},
+    "threading": {"compat", "device", "events", "metrics", "publishing", "testing", "replay"},
     "weakref": set[str](),
 }
 

@@ -61,6 +61,8 @@ def test_names_in_public_signatures_are_public() -> None:
     found: dict[str, set[str]] = {}
     num_names = 0
     for source in package_sources():
+        if source.folder == "compat":  # its classes of the same names have signatures of another project
+            continue
         own = own_names(source)
         for node in source.tree.body:
             if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name not in PUBLIC:
