@@ -1,4 +1,4 @@
-"""What users test their engine with: `FakeEngine`, the devices and errors that go with it, `SimulatedDevice`."""
+"""Test tools for engines: `FakeEngine`, `SimulatedDevice`, and their devices and errors."""
 
 from .fake_engine import FakeEngine as FakeEngine
 from .kv_mismatch import KVMismatch as KVMismatch

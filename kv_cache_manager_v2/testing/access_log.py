@@ -1,6 +1,6 @@
-"""The accesses of the recent past, kept so that a report can tell a byte range's history.
+"""A log of recent memory accesses, from which reports tell a byte range's history.
 
-An `Access` is one operation that touches memory: who (component and tick), what, from where, and which byte ranges. The
+An `Access` is one operation that touches memory: its component and tick, what it is, its call stack, and its byte ranges. The
 log is bounded: it keeps the latest ones, and each holds plain numbers, never memory or kernels.
 """
 
@@ -19,7 +19,7 @@ _HISTORY_LINES: Final = 12
 @final
 @mypyc_attr(native_class=True)
 class Access:
-    """One operation. ``ranges`` are its byte ranges in the order in which it touches them."""
+    """One operation. ``ranges``: its byte ranges in the order in which it touches them."""
 
     __slots__ = ("component", "tick", "place", "what", "stack", "ranges", "is_batch")
 
@@ -29,7 +29,7 @@ class Access:
     what: Final[str]
     stack: Final[CallStack]
     ranges: Final[Sequence[MemoryAccess]]
-    is_batch: Final[bool]  # its copies may run in any order, so that none may depend on another
+    is_batch: Final[bool]  # its copies may run in any order, so none may depend on another
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Access:
         self.is_batch = is_batch
 
     def name(self) -> str:
-        """Who did what, in one line."""
+        """The operation and its place, in one line."""
         return f"{self.place}, operation {self.tick}: {self.what}"
 
     def describe(self, note: str = "") -> str:

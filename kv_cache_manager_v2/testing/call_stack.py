@@ -1,8 +1,8 @@
-"""A cheap picture of who called: a few (code, instruction) pairs, turned into file and line only for a report.
+"""Cheap call stacks: a few (code, instruction) pairs, turned into file and line only for a report.
 
-Taken once per enqueued operation, so it must cost a microsecond or two. It holds code objects, never frames, and
+One is captured per enqueued operation, so it must cost a microsecond or two. It holds code objects, never frames, and
 therefore keeps no local variable alive. Compiled functions have no Python frame and are simply missing from the
-picture.
+stack.
 """
 
 import sys
@@ -17,7 +17,7 @@ MAX_FRAMES: Final = 12
 @final
 @mypyc_attr(native_class=True)
 class CallStack:
-    """Innermost frame first."""
+    """A captured stack, innermost frame first."""
 
     __slots__ = ("_codes", "_instructions")
 
@@ -45,7 +45,7 @@ def capture_stack() -> CallStack:
     try:
         frame = sys._getframe()
     except ValueError:
-        # Compiled, and called by a destructor at the interpreter's end: there is not one frame.
+        # Compiled, and called by a destructor at interpreter exit: there is no frame at all.
         return CallStack(codes, instructions)
     count = 0
     while count < MAX_FRAMES:

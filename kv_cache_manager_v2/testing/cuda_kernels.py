@@ -1,9 +1,9 @@
-"""The layers' kernels on a GPU, compiled at run time from the source below.
+"""The fake engine's layer kernels on a GPU, compiled at run time from the source below.
 
-Same work, same values, same order as on the host: per layer a kernel that writes and one that checks, for every
-buffer one launch each. What they need (page indices, spans, token values) goes over in one copy per batch, from a
-pinned staging area; what they find comes back in one copy behind the last layer, and is read when its event is done,
-so that the host never waits. A staging area is used again once its batch is done.
+Same work, same values, same order as on the host: per layer a kernel that writes and one that checks, one launch each for every
+buffer. Their inputs (page indices, spans, token values) are copied once per batch, from a
+pinned staging area; their findings are copied back once after the last layer, and read when that copy's event is done,
+so that the host never waits. A staging area is reused once its batch is done.
 """
 
 import ctypes
@@ -118,7 +118,7 @@ _MISSING: Final = (1 << 64) - 1
 @final
 @mypyc_attr(native_class=True)
 class CudaStaging:
-    """Pinned host memory and as much device memory; what is put into the one goes to the same place of the other."""
+    """Pinned host memory and as much device memory, copied to the same offsets."""
 
     __slots__ = ("host_address", "device_address", "host_bytes", "device_bytes", "_device")
 
@@ -143,7 +143,7 @@ class CudaStaging:
         return min(self.host_bytes, self.device_bytes)
 
     def host_words(self, num_words: int) -> npt.NDArray[np.uint64]:
-        """The first words, to be read and written by the host."""
+        """The first words, for the host to read and write."""
         memory: Any = (ctypes.c_ubyte * (8 * num_words)).from_address(self.host_address)
         words: npt.NDArray[np.uint64] = np.frombuffer(memory, dtype=np.uint64)
         return words
@@ -171,7 +171,7 @@ def _unmap(device: Device, tier: CacheTier, address: int, num_bytes: int) -> Non
 @final
 @mypyc_attr(native_class=True)
 class _Upload:
-    """Arrays of 64-bit words put one behind the other; an array that is added twice goes over once."""
+    """Arrays of 64-bit words one after another; an array that is added twice is copied once."""
 
     __slots__ = ("num_words", "_arrays", "_places")
 
@@ -190,7 +190,7 @@ class _Upload:
         self.num_words += len(array)
 
     def place(self, array: npt.NDArray[Any]) -> int:
-        """Bytes from the beginning of the staging area."""
+        """The array's offset in the staging area, in bytes."""
         return 8 * self._places[id(array)]
 
     def fill(self, words: npt.NDArray[np.uint64]) -> None:
@@ -204,7 +204,7 @@ class _Upload:
 @final
 @mypyc_attr(native_class=True)
 class CudaBatchLaunch(BatchLaunch):
-    """A batch whose arrays are on the device. Holds its arrays, so that what identifies them stays theirs."""
+    """A batch whose arrays are on the device. Holds the arrays, so that their ids stay unique."""
 
     __slots__ = ("layers", "staging", "event", "_launcher", "_device", "_stream", "_upload", "_spans")
 
@@ -253,7 +253,7 @@ class CudaBatchLaunch(BatchLaunch):
         self.event = self._device.record_event(self._stream)
 
     def report(self, log: MismatchLog) -> None:
-        """What the kernels found, once the event is done."""
+        """Log the kernels' findings, once the event is done."""
         results = self.staging.host_words(_RESULT_WORDS)
         log.count_more(int(results[0]))
         for record in range(min(int(results[1]), _MAX_RECORDS)):
@@ -282,7 +282,7 @@ class CudaBatchLaunch(BatchLaunch):
     def _arguments(
         self, layer: LayerWork, work: BufferWork, image: SpanImage, pages: npt.NDArray[np.int64]
     ) -> list[int]:
-        """What both kernels take, in the order of their parameters."""
+        """The arguments of both kernels, in the order of their parameters."""
         device_address, layout = self.staging.device_address, work.buffer.layout
         return [
             work.base_address,
@@ -307,7 +307,7 @@ class CudaBatchLaunch(BatchLaunch):
 @final
 @mypyc_attr(native_class=True)
 class CudaLauncher(KernelLauncher):
-    """For `CudaDevice`, or whatever compiles and launches like it.
+    """Launches on a `CudaDevice`, or on a device that compiles and launches like it.
 
     Owns the kernels and the staging areas: each area is free or belongs to one running batch.
     """
@@ -328,13 +328,13 @@ class CudaLauncher(KernelLauncher):
 
     def prepare(self, stream: int, layers: list[LayerWork]) -> BatchLaunch:
         launch = CudaBatchLaunch(self, self._device, stream, layers)
-        # First, so that the staging area is given back even if a call on the device fails from here on.
+        # First, so that the staging area is released even if a call on the device fails from here on.
         self._running.append(launch)
         launch.upload()
         return launch
 
     def take_staging(self, num_bytes: int) -> CudaStaging:
-        """A free area that is large enough, else a new one with room to grow into."""
+        """A free area that is large enough, else a new one with spare size."""
         for index, staging in enumerate(self._free):
             if staging.num_bytes >= num_bytes:
                 return self._free.pop(index)
@@ -353,7 +353,7 @@ class CudaLauncher(KernelLauncher):
 
     def close(self) -> None:
         self.collect()
-        # What still runs here failed on its way and will never have an event.
+        # Launches still in the list failed before they were complete, and will never have an event.
         for launch in self._running:
             self._free.append(launch.staging)
         self._running.clear()

@@ -1,7 +1,7 @@
-"""Follows a manager's events and compares what they amount to with what introspection shows.
+"""A follower of a manager's events, which compares the index built from them with the manager's state dump.
 
-Every picture of a manager (`KVCacheManager.describe`) names the published blocks with their tokens, levels and priorities; their
-hashes are computed from the tokens here, so nothing of the comparison comes from the events themselves.
+A state dump (`KVCacheManager.describe`) has the published blocks with their tokens, levels and priorities. Their
+hashes are computed from the tokens here, so nothing in the comparison comes from the events themselves.
 """
 
 from typing import Any, Final, TypeAlias, final
@@ -29,14 +29,14 @@ Places: TypeAlias = dict[tuple[BlockHash, int], Place]
 @final
 @mypyc_attr(native_class=False)
 class EventMismatch(Exception):
-    """The events amount to something else than what is there."""
+    """The events do not add up to the manager's state."""
 
 
 def find_published(picture: dict[str, Any], hash_algo: str) -> Places:
-    """What there is of full published blocks in a picture."""
+    """The full published blocks in a state dump."""
     found: Places = {}
     for scope in picture["tree"]:
-        # Of the path to the present block, its scope's first.
+        # The digests of the path to the present block, the root's first.
         digests = [compute_root_digest(scope["lora_id"], scope["salt"])]
         for block in scope["blocks"]:
             tokens: list[TokenIdExt] = [
@@ -57,7 +57,7 @@ def find_published(picture: dict[str, Any], hash_algo: str) -> Places:
 
 
 def find_indexed(index: KVCacheEventIndex) -> Places:
-    """What an index knows."""
+    """The blocks in an index."""
     found: Places = {}
     for block in index.blocks():
         for group, (level, priority) in block.places.items():
@@ -68,7 +68,7 @@ def find_indexed(index: KVCacheEventIndex) -> Places:
 @final
 @mypyc_attr(native_class=True)
 class EventFollower:
-    """Call `check` after each step. The buffer may be small: what was dropped is learnt from a snapshot."""
+    """Follows one manager: call `check` after each step. The buffer may be small: dropped events are learnt from a snapshot."""
 
     __slots__ = ("index", "_event_manager", "_announced")
 
@@ -82,9 +82,9 @@ class EventFollower:
         self._announced = set()
 
     def check(self, picture: dict[str, Any]) -> None:
-        """`EventMismatch` unless the events so far, and a snapshot by itself, amount to ``picture``.
+        """`EventMismatch` unless the events so far, and a snapshot by itself, both add up to the state dump.
 
-        Nothing to check if events are off.
+        Does nothing if events are off.
         """
         if self._event_manager.max_kv_event_entries == 0:
             return
@@ -99,7 +99,7 @@ class EventFollower:
             self._announced.clear()
             self._announced.update(expected)
         elif len(self.index.missing_event_ids) > 0:
-            raise EventMismatch(f"events {self.index.missing_event_ids} are missing, and nobody says that they were dropped")
+            raise EventMismatch(f"events {self.index.missing_event_ids} are missing and were not reported as dropped")
         if self.index.last_event_id != snapshot.event_id:
             raise EventMismatch(f"the events end with {self.index.last_event_id}, the snapshot with {snapshot.event_id}")
         _compare("the events", find_indexed(self.index), expected)
@@ -109,7 +109,7 @@ class EventFollower:
         _compare("a snapshot", find_indexed(fresh), expected)
 
     def _check_sizes(self, picture: dict[str, Any]) -> None:
-        """What levels have slots for is what some pool group of theirs has."""
+        """Each size in the events must be that of one of the level's pool groups."""
         for group, num_blocks in self.index.num_blocks_per_cache_level.items():
             for level, count in enumerate(num_blocks):
                 slots = [pool_group["slots"] for pool_group in picture["levels"][level]["pool_groups"]]

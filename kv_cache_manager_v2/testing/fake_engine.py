@@ -1,13 +1,13 @@
-"""An engine whose model stores what can be checked: for each layer, role and token a value that names token and prefix.
+"""An engine with a checkable model: for each layer, role and token it stores a value that names token and prefix.
 
 Each step runs layer by layer, as a model does. An attention layer first writes the input's values of all its roles,
-then checks every token that its window shows to the step's queries; a recurrent layer checks its state against the
-whole history and replaces it by that after the input. So a page that was freed too early, shared wrongly, copied late
+then checks every token in the window of the step's queries; a recurrent layer checks its state against the
+whole history and replaces it by the state after the input. So a page that was freed too early, shared wrongly, copied late
 or looked up under a wrong index shows as a wrong byte, in the layer that would have read it.
 
 The engine is an ordinary user of the public API: it reads page tables when it launches, and knows nothing else of the
-manager. Kernels are enqueued and the host does not wait; a wrong byte is raised when it is known: by `execute` itself
-on a device that runs eagerly, else by `synchronize` or by a later `execute`.
+manager. Kernels are enqueued and the host does not wait; a wrong byte raises an error when it is known: from `execute` itself
+on a device that runs eagerly, else from `synchronize` or a later `execute`.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ from .step_batch import Step, StepBatch, validate_tokens
 class FakeEngine(Handle):
     """Runs batches of `Step`. See the module's docstring.
 
-    ``raise_on_mismatch=False`` only counts wrong tokens in `mismatches`. ``index_mode`` is how page indices are asked
-    for where the sequence leaves the choice; a batch with scratch slots always uses PER_LAYER.
+    ``raise_on_mismatch=False`` only counts wrong tokens in `mismatches`. ``index_mode``: how to address pages if the
+    sequence leaves the choice; a batch with scratch slots always uses PER_LAYER.
     """
 
     __slots__ = (
@@ -61,9 +61,9 @@ class FakeEngine(Handle):
     num_steps: int
     """Steps launched so far."""
     num_tokens: int
-    """Input tokens of those, once per beam."""
+    """Input tokens of these steps, once per beam."""
     num_checked_bytes: int
-    """Bytes that those compare, or compared, with what the model put there."""
+    """Bytes that these steps compare with the model's values."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class FakeEngine(Handle):
 
     @property
     def first_mismatches(self) -> list[KVMismatch]:
-        """The first few of them in full."""
+        """The first few mismatches in full."""
         return list(self._log.first)
 
     def execute(self, steps: Sequence[Step], stream: object = None) -> None:
-        """Enqueue the steps' kernels, each on ``stream`` (as `KVCache.resume` takes it) or else on its sequence's own.
+        """Enqueue the steps' kernels, each on ``stream`` (any form that `KVCache.resume` takes) or else on its sequence's own.
 
         `LogicError` for a sequence that is not active or has no room for the step; then nothing was launched.
         """
@@ -116,9 +116,9 @@ class FakeEngine(Handle):
     def replay_states(
         self, kv_cache: PagedSequence, tokens: Sequence[Any], state_tokens: SupportsIndex, stream: object = None
     ) -> None:
-        """Bring a recurrent state that is behind up to ``tokens``: only the recurrent layers run, nothing else is written.
+        """Advance a recurrent state that is behind to ``tokens``: only the recurrent layers run, nothing else is written.
 
-        ``state_tokens``: of how many of them the state is, as `KVCache.match_info` says.
+        ``state_tokens``: the number of tokens that the state covers, from `KVCache.match_info`.
         """
         validate_tokens(tokens, "tokens")
         begin = int(to_count(state_tokens, "state_tokens"))
@@ -149,7 +149,7 @@ class FakeEngine(Handle):
         self._raise_pending()
 
     def close(self) -> None:
-        """`synchronize`, and give back what the engine keeps on the device. Needed where that is a GPU; idempotent."""
+        """`synchronize`, and free the engine's memory on the device. Required on a GPU; idempotent."""
         try:
             self.synchronize()
         finally:
@@ -164,7 +164,7 @@ class FakeEngine(Handle):
         if exc_type is None:
             self.close()
         else:
-            # The user's error is the one to see, not a mismatch that came of it.
+            # Raise the user's error, not a mismatch that followed from it.
             self._log.take_pending()
             self.raise_on_mismatch = False
             self.close()

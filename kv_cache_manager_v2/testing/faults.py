@@ -1,6 +1,6 @@
-"""Faults on demand: the n-th call of a kind fails, before it has changed anything.
+"""Planned faults: the n-th call of a kind fails, before it has changed anything.
 
-A `FaultPlan` belongs to one simulated device, which asks it at the start of each call that can fail. A fault fires
+A `FaultPlan` belongs to one simulated device, which consults it at the start of each call that can fail. A fault fires
 once. Calls are counted from the moment the fault is planned. ``disk_read`` and ``disk_write`` count batches of copies from
 and to a disk, which fail when they run.
 """
@@ -30,7 +30,7 @@ FAULT_KINDS: Final = (
 @final
 @mypyc_attr(native_class=True)
 class FaultPlan(Handle):
-    """Conservation: every planned fault is pending, or has fired, or was cleared."""
+    """The planned faults. Conservation: each one is pending, or has fired, or was cleared."""
 
     __slots__ = ("_pending", "num_fired")
 
@@ -44,7 +44,7 @@ class FaultPlan(Handle):
         self.num_fired = 0
 
     def fail(self, kind: str, nth: int, error: BaseException) -> None:
-        """Let the ``nth`` call of that kind from now on (1 is the next one) raise ``error`` and change nothing."""
+        """Make the ``nth`` call of that kind from now on (1 is the next one) raise ``error`` and change nothing."""
         if kind not in FAULT_KINDS:
             raise ValueError(f"there is no fault kind {kind!r}; the kinds are {', '.join(FAULT_KINDS)}")
         if nth < 1:
@@ -56,7 +56,7 @@ class FaultPlan(Handle):
         self._pending.clear()
 
     def take_failure(self, kind: str) -> BaseException | None:
-        """As `count_call`, for work that fails later: what it will fail with, or None."""
+        """`count_call` for work that fails later: the error with which it will fail, or None."""
         try:
             self.count_call(kind)
         except BaseException as error:
@@ -68,7 +68,7 @@ class FaultPlan(Handle):
         return sum([len(faults) for faults in self._pending.values()])
 
     def count_call(self, kind: str) -> None:
-        """One more call of that kind begins: raises if it was planned to fail."""
+        """Count a call of that kind; raises if it was planned to fail."""
         if not self._pending:
             return
         faults = self._pending.get(kind)
@@ -79,7 +79,7 @@ class FaultPlan(Handle):
             fault.calls_left -= 1
             if fault.calls_left == 0 and fired is None:
                 fired = fault
-        # Two faults planned for one call: the first is raised, neither is left.
+        # Two faults planned for one call: the first is raised, and both are removed.
         still_pending = [fault for fault in faults if fault.calls_left > 0]
         if still_pending:
             self._pending[kind] = still_pending

@@ -1,15 +1,15 @@
-"""Happens-before by vector clocks.
+"""The happens-before relation, by vector clocks.
 
-Everything that can act is a *component*: the host thread is component 0, every stream that was ever created is one
-more. An access is named by ``(component, tick)``. A clock says, for each component, up to which tick its accesses
-happened before; so access ``(c, t)`` happened before whatever is done under clock ``k`` exactly if ``k.ticks[c] >= t``.
+Every thread of execution is a *component*: the host thread is component 0, every stream that was ever created is one
+more. An access is named by ``(component, tick)``. A clock has, for each component, the tick up to which its accesses
+happened before; so access ``(c, t)`` happened before anything done under clock ``k`` exactly if ``k.ticks[c] >= t``.
 
     enqueueing an operation    the stream's clock joins the host's, then the stream's own tick advances
     record, wait               an event is a copy of the stream's clock; the waiting stream joins it
     the host waits             the host's clock joins the event's or the stream's
     the host touches memory    the host's own tick advances
 
-All of this is known when a call is made, whatever order the simulator then picks; so a race is found at the call that
+All of this is known when a call is made, whatever order the simulator then chooses; so a race is found at the call that
 makes the second access, in every run.
 """
 
@@ -37,7 +37,7 @@ class VectorClock:
         return VectorClock(self.ticks[:])
 
     def join(self, other: "VectorClock") -> None:
-        """From now on everything that happened before ``other`` happened before this."""
+        """Everything that happened before ``other`` happened before this clock from now on."""
         ticks = self.ticks
         others = other.ticks
         missing = len(others) - len(ticks)
@@ -50,12 +50,12 @@ class VectorClock:
             component += 1
 
     def includes(self, component: int, tick: int) -> bool:
-        """Whether access ``(component, tick)`` happened before."""
+        """Whether access ``(component, tick)`` happened before this clock."""
         ticks = self.ticks
         return component < len(ticks) and ticks[component] >= tick
 
     def advance(self, component: int) -> int:
-        """The component's next tick; it then names one access."""
+        """The component's next tick, which names one access."""
         ticks = self.ticks
         missing = component + 1 - len(ticks)
         if missing > 0:

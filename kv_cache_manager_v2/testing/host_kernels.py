@@ -1,7 +1,7 @@
-"""One layer's kernel for devices whose memory the host can address: numpy over raw addresses.
+"""The fake engine's layer kernels in host memory: numpy over raw addresses.
 
-The bytes that it reads are checked only after all of the layer's input is written, as in a model, where attention runs
-behind the projection that made the keys and values; a recurrent layer reads its state first and then replaces it.
+Bytes to be read are checked only after all of the layer's input is written, as in a model, where attention runs
+after the projection that made the keys and values; a recurrent layer reads its state first and then replaces it.
 """
 
 import ctypes
@@ -20,13 +20,13 @@ from .span_image import SpanImage
 from .token_layout import Words
 
 _PIECE_BYTES: Final = 256 << 10
-"""Pages are compared this much at a time, so that what is gathered stays in the processor's cache."""
+"""Pages are compared in pieces of this size, so that gathered bytes stay in the processor's cache."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class HostLayerKernel(HostKernel):
-    """Writes and checks one layer's bytes; wrong ones go to the log."""
+    """Writes and checks one layer's bytes; wrong ones are logged."""
 
     __slots__ = ("_work", "_log")
 
@@ -35,7 +35,7 @@ class HostLayerKernel(HostKernel):
         self._log: Final[MismatchLog] = log
 
     def accesses(self) -> Sequence[MemoryAccess]:
-        """Reads, then writes; each merged. What an attention layer reads of its own input counts as written only."""
+        """Reads, then writes; each merged. The part of an attention layer's own input that it reads counts as written only."""
         reads: list[Ints] = []
         writes: list[Ints] = []
         for work in self._work.buffers:
@@ -88,7 +88,7 @@ class HostLayerKernel(HostKernel):
                 self._report(work, spans, wrong, differs ^ words)
 
     def _report(self, work: BufferWork, spans: Ints, wrong: Any, found: Words) -> None:
-        """Count the tokens with a wrong word; tell the first few. One row of words per span."""
+        """Count the tokens with a wrong word, and log the first few. One row of words per span."""
         layout = work.buffer.layout
         rows, columns = np.nonzero(wrong)
         tokens = np.unique(rows * layout.tokens_per_page + layout.owner[columns])
@@ -129,7 +129,7 @@ class HostBatchLaunch(BatchLaunch):
 @final
 @mypyc_attr(native_class=True)
 class HostLauncher(KernelLauncher):
-    """For software devices. Keeps nothing: kernels carry what they need, and write to the log as they run."""
+    """Launches on software devices. Keeps nothing: kernels carry their inputs, and write to the log as they run."""
 
     __slots__ = ("_device", "_log")
 
@@ -164,7 +164,7 @@ def _write(work: BufferWork) -> None:
 
 
 def _page_rows(work: BufferWork) -> Words:
-    """Every page of the buffer's pool as a row of words, where it lies. Some rows have no memory: touch only pages."""
+    """Every page of the buffer's pool as a row of words, in place. Some rows are not mapped: access pages only."""
     layout = work.buffer.layout
     num_bytes = (work.num_pages - 1) * work.stride_bytes + layout.page_bytes if work.num_pages > 0 else 0
     memory: Any = (ctypes.c_ubyte * num_bytes).from_address(work.base_address)
@@ -187,7 +187,7 @@ def _byte_ranges(work: BufferWork, image: SpanImage, pages: Ints, ends: Ints) ->
 
 
 def _merged(ranges: list[Ints], is_write: bool) -> list[MemoryAccess]:
-    """The ranges in order of address, with those that touch or overlap made one."""
+    """The ranges in order of address, adjacent or overlapping ones merged."""
     if len(ranges) == 0:
         return []
     joined = np.concatenate(ranges)

@@ -1,4 +1,4 @@
-"""What a kernel is compiled to know of one buffer: whose it is, how its pages are cut, which tokens the layer reads."""
+"""The compile-time facts of a buffer for a kernel: its layer and role, the size of its pages, the tokens that the layer reads."""
 
 from typing import Final, final
 
@@ -13,7 +13,7 @@ from .token_values import buffer_key
 @final
 @mypyc_attr(native_class=True)
 class KernelBuffer:
-    """One buffer of one layer. A recurrent state is a page that holds one token's value: that of the whole prefix."""
+    """One buffer of one layer. A recurrent state is a page with one token's value: that of the whole prefix."""
 
     __slots__ = (
         "layer_id", "role", "key", "is_state", "window_size", "num_sink_tokens", "layout", "pages_per_block", "num_state_slots"
@@ -27,9 +27,9 @@ class KernelBuffer:
     num_sink_tokens: Final[int]
     layout: Final[TokenLayout]
     pages_per_block: Final[int]
-    """More than one where the kernel's blocks are smaller than the manager's."""
+    """More than one if the kernel's blocks are smaller than the manager's."""
     num_state_slots: Final[int]
-    """Of a recurrent state: the slots that the states of consecutive lengths take turns in."""
+    """Of a recurrent state: the slots that the states of consecutive lengths use in turn."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How the fake engine gets a batch's kernels onto a device: one implementation per way of running them."""
+"""Launchers: how the fake engine runs a batch's kernels on a kind of device."""
 
 from abc import ABCMeta, abstractmethod
 
@@ -9,7 +9,7 @@ from .layer_work import LayerWork
 
 @mypyc_attr(native_class=True)
 class BatchLaunch(metaclass=ABCMeta):
-    """One batch on its way: layers are launched one by one, so that batches of several streams can take turns."""
+    """One batch in launch: layers are launched one by one, so that batches of several streams can interleave."""
 
     __slots__ = ()
 
@@ -19,7 +19,7 @@ class BatchLaunch(metaclass=ABCMeta):
 
     @abstractmethod
     def finish(self) -> None:
-        """All layers are enqueued."""
+        """Called when all layers are enqueued."""
 
 
 @mypyc_attr(native_class=True)
@@ -30,12 +30,12 @@ class KernelLauncher(metaclass=ABCMeta):
 
     @abstractmethod
     def prepare(self, stream: int, layers: list[LayerWork]) -> BatchLaunch:
-        """Bring to the device what the batch's kernels need."""
+        """Copy to the device what the batch's kernels need."""
 
     @abstractmethod
     def collect(self) -> None:
-        """Put into the log what finished batches found, without waiting for others."""
+        """Log the findings of finished batches, without waiting for others."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the launcher keeps on the device. Its work is done."""
+        """Free the launcher's memory on the device. Its work is done."""

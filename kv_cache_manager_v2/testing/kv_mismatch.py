@@ -1,4 +1,4 @@
-"""The error for a wrong byte: what a layer would have read, and what was there."""
+"""The error for a wrong byte: the expected value, and what was found."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from ..base.errors import KVCacheManagerError
 class KVMismatch(KVCacheManagerError):
     """The bytes of one token in one buffer are not those that the model put there.
 
-    ``token`` is the position in the sequence, ``block`` the block that it lies in; ``found`` is None where the page
-    table names no page for that block. For recurrent state ``token`` is the last one that the state must contain.
+    ``token`` is the position in the sequence, ``block`` its block; ``found`` is None if the page
+    table has no page for that block. For recurrent state ``token`` is the last one that the state must contain.
     """
 
     layer: int
@@ -25,7 +25,7 @@ class KVMismatch(KVCacheManagerError):
     sequence: Any
     """The sequence's ``id``."""
     explanation: str
-    """Whose bytes were found there, where that can be told."""
+    """Whose bytes were found there, if known."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class KVMismatch(KVCacheManagerError):
         sequence: object = None,
         explanation: str = "",
     ) -> None:
-        # All of them are arguments of the base class: pickling and copying an exception calls it again with those.
+        # All of them are arguments of the base class: pickling and copying an exception calls the class again with those.
         super().__init__(layer, role, beam, block, token, expected, found, sequence, explanation)
         self.layer = layer
         self.role = role

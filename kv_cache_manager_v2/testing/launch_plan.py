@@ -1,8 +1,8 @@
-"""From a batch of rows to the work of each layer: the part of an engine that reads page tables.
+"""Launch plans: from a batch of rows to the work of each layer; the part of an engine that reads page tables.
 
-It asks the manager and the sequences what an engine's adapter asks, and nothing else: base addresses, strides,
-converters, base page indices, scratch descriptions, state slots. What several layers have in common (page tables,
-spans, images) is made once per batch. Which tokens a layer reads is computed here from the window alone, on purpose
+It calls what an engine's adapter calls on the manager and the sequences, and nothing else: base addresses, strides,
+converters, base page indices, scratch descriptions, state slots. What several layers share (page tables,
+spans, images) is made once per batch. The tokens that a layer reads are computed here from the window alone, deliberately
 without the library's own arithmetic of stale blocks.
 """
 
@@ -32,9 +32,9 @@ class _BaseTable:
     indices: Final[list[Any]]
     """int32 per row."""
     offset: Final[Ints]
-    """Where a row begins, counted in blocks, when all are put together."""
+    """By row: its first block in the concatenated table."""
     scratch: Final[list[Any]]
-    """ScratchDesc or None per row; empty where no row has one."""
+    """ScratchDesc or None per row; empty if no row has one."""
 
     def __init__(self, indices: list[Any], scratch: list[Any]) -> None:
         self.indices = indices
@@ -94,7 +94,7 @@ class LaunchPlan:
         table = self._page_table(group, base, converter)
         num_pages = max(int(manager.get_page_index_upper_bound(layer_id, role)), 0)
         if self._mode is PageIndexMode.PER_LAYER:
-            # The upper bound counts from the layer's own offset; from the pool's base the last slot goes on to its end.
+            # The upper bound counts from the layer's own offset; from the pool's base the last slot reaches to its end.
             pages_per_slot = converter.scale * converter.expansion
             num_pages = ceil_div(num_pages, pages_per_slot) * pages_per_slot
         write = self._image(buffer, True)
@@ -115,14 +115,14 @@ class LaunchPlan:
         manager, layer_id = self._manager, LayerId(buffer.layer_id)
         group = manager.get_layer_group_id(layer_id)
         if buffer.is_state:
-            # A layer that has attention too is known by that group; the other group that lists it has the state.
+            # A layer that has attention too is listed under that group; the other group that lists it has the state.
             for other, layer_ids in enumerate(manager.layer_grouping):
                 if other != group and layer_id in layer_ids:
                     return LayerGroupId(other)
         return group
 
     def _base_table(self, group: LayerGroupId, num_state_slots: int) -> _BaseTable:
-        """``num_state_slots``: 0 for a layer group that has pages per block."""
+        """The base table of a group. ``num_state_slots``: 0 for a layer group with pages per block."""
         found = self._bases.get(group)
         if found is not None:
             return found
@@ -149,7 +149,7 @@ class LaunchPlan:
         return table
 
     def _page_table(self, group: LayerGroupId, base: _BaseTable, converter: Any) -> Ints:
-        """The rows' page indices for the buffers that share this conversion, put together."""
+        """The rows' page indices for the buffers that share this conversion, concatenated."""
         key = (int(group), int(converter.scale), int(converter.expansion))
         if self._mode is PageIndexMode.PER_LAYER:
             key_of_layer = (int(converter.layer_offset), int(converter.scratch_pages_per_block))
@@ -161,7 +161,7 @@ class LaunchPlan:
         if len(base.scratch) == 0:
             converted = np.asarray(converter(np.concatenate(base.indices), self._mode))
         else:
-            # Scratch blocks are told by their ordinal, so these rows are converted one by one.
+            # Scratch blocks are addressed by ordinal, so these rows are converted one by one.
             parts = [
                 np.asarray(converter(base.indices[row], self._mode, base.scratch[row])) for row in range(len(self.rows))
             ]
@@ -173,7 +173,7 @@ class LaunchPlan:
     def _image(self, buffer: KernelBuffer, is_write: bool) -> SpanImage:
         layout = buffer.layout
         key: tuple[object, ...] = (buffer.is_state, is_write, layout.page_bytes, layout.tokens_per_page)
-        # Every layer writes all of the input; which tokens it reads depends on its window.
+        # Every layer writes all of the input; the tokens that it reads depend on its window.
         if not is_write:
             key += (buffer.window_size, buffer.num_sink_tokens)
         found = self._images.get(key)
@@ -209,9 +209,9 @@ class LaunchPlan:
         return SpanImage(spans, layout, rows.values, value_offset)
 
     def _state_image(self, buffer: KernelBuffer, is_write: bool) -> SpanImage:
-        """The state names the whole prefix: the history's before the step, the input's end after it.
+        """The state's value is that of the whole prefix: the history's before the step, the input's end after it.
 
-        With checkpoints those of the last input tokens are written too, each into the slot of its length.
+        With checkpoints, the values of the last input tokens are written too, each into the slot of its length.
         """
         rows = self.rows
         num_slots = buffer.num_state_slots

@@ -1,4 +1,4 @@
-"""What one layer's kernel does for a batch: which pages it writes and reads, and what they hold.
+"""The work of one layer's kernel for a batch: the pages that it writes and reads, and their contents.
 
 Plain values, made when the kernel is enqueued: page indices are copied, so that a later change of a page table does not
 reach a kernel that was launched before it.
@@ -21,7 +21,7 @@ _VALUE_BYTES: Final = 8
 @final
 @mypyc_attr(native_class=True)
 class BufferWork:
-    """One buffer's share. Page ``i`` lies at ``base_address + i * stride_bytes``, ``0 <= i < num_pages``."""
+    """One buffer's share. Page ``i`` is at ``base_address + i * stride_bytes``, ``0 <= i < num_pages``."""
 
     __slots__ = (
         "buffer",
@@ -88,7 +88,7 @@ class LayerWork:
         self._model: Final[list[list[KernelBuffer]]] = model
 
     def mismatch(self, work: BufferWork, span: int, token_in_page: int, found: bytes | None) -> KVMismatch:
-        """What to say of a wrong token in a span of the buffer's check image."""
+        """The error for a wrong token in a span of the buffer's check image."""
         buffer, image, rows = work.buffer, work.check_image, self.rows
         row = int(image.spans.row[span])
         if buffer.is_state:
@@ -112,7 +112,7 @@ class LayerWork:
         )
 
     def _explain(self, buffer: KernelBuffer, value: int, found: bytes) -> str:
-        """Whose value the bytes are, if it is one that this batch knows."""
+        """Whose value the bytes are, if it is one of this batch."""
         if len(found) < _VALUE_BYTES:
             return ""
         found_word = int.from_bytes(found[:_VALUE_BYTES], "little")

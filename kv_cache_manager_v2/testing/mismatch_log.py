@@ -1,6 +1,6 @@
-"""Where kernels put the wrong bytes that they see; the engine decides what becomes of it.
+"""The log of wrong bytes that kernels found; the engine decides when to raise.
 
-Kernels do not raise: on a device whose streams run later, the error would come out of whichever call happens to run
+Kernels do not raise: on a device whose streams run later, the error would reach whichever call happens to run
 them. The log counts every wrong (layer, role, beam, token), and keeps the first few in full.
 """
 
@@ -14,7 +14,7 @@ from .kv_mismatch import KVMismatch
 @final
 @mypyc_attr(native_class=True)
 class MismatchLog:
-    """``count`` wrong tokens so far; ``first`` has up to `MAX_KEPT` of them."""
+    """``count``: wrong tokens so far; ``first`` has up to `MAX_KEPT` of them."""
 
     __slots__ = ("count", "first", "_pending")
 
@@ -29,7 +29,7 @@ class MismatchLog:
         self._pending: KVMismatch | None = None
 
     def add(self, mismatch: KVMismatch) -> None:
-        """Keep one in full. `count_more` counts it."""
+        """Keep one in full; `count_more` counts it."""
         if len(self.first) < MismatchLog.MAX_KEPT:
             self.first.append(mismatch)
         if self._pending is None:
@@ -39,7 +39,7 @@ class MismatchLog:
         self.count += num_tokens
 
     def take_pending(self) -> KVMismatch | None:
-        """The first one kept since the last call of this."""
+        """The first mismatch kept since the last call of this method."""
         pending = self._pending
         self._pending = None
         return pending

@@ -1,8 +1,8 @@
-"""Runs of tokens, cut where pages end.
+"""Runs of tokens, split at page boundaries.
 
-A *row* is one beam of one sequence in a step. A *span* is what a run of a row's tokens covers of one page:
-``[beg, end)`` counted from the page's first token. Columns of equal length, one entry per span, ordered by the run
-they come from.
+A *row* is one beam of one sequence in a step. A *span* is the part of one page that a run of a row's tokens covers:
+``[beg, end)`` counted from the page's first token. Columns of equal length, one entry per span, ordered by their
+run.
 """
 
 from typing import Final, TypeAlias, final
@@ -40,7 +40,7 @@ class PageSpans:
 
 
 def cut_into_pages(tokens_per_page: int, rows: Ints, run_begs: Ints, run_ends: Ints) -> PageSpans:
-    """Cut run ``i``, tokens ``[run_begs[i], run_ends[i])`` of ``rows[i]``; empty runs leave nothing."""
+    """Split run ``i``, tokens ``[run_begs[i], run_ends[i])`` of ``rows[i]``, at page boundaries; empty runs have no spans."""
     kept = run_ends > run_begs
     rows, run_begs, run_ends = rows[kept], run_begs[kept], run_ends[kept]
     first_pages = run_begs // tokens_per_page

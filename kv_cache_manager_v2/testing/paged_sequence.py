@@ -1,6 +1,6 @@
-"""What the fake engine asks of a sequence and its manager: what an engine's own adapter would, and public API only.
+"""The interface that the fake engine needs of a sequence and its manager: that of an engine's adapter, public API only.
 
-`KVCache` and `KVCacheManager` fit; so does anything else that has these members.
+`KVCache` and `KVCacheManager` have it; any other object with these members works too.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class PagedManager(Protocol):
 class PagedSequence(Protocol):
     """The sequence's side: changes with every call that changes the sequence.
 
-    Where scratch reuse is configured it also has ``get_scratch_desc(layer_group_id)``, and for recurrent layers
-    ``get_ssm_block_base_index(layer_group_id, beam_id)``; nobody else is asked for them.
+    With scratch reuse it also has ``get_scratch_desc(layer_group_id)``, and for recurrent layers
+    ``get_ssm_block_base_index(layer_group_id, beam_id)``; otherwise these are not called.
     """
 
     @property

@@ -1,6 +1,6 @@
-"""Decides for each access, when it is enqueued, whether anything orders it behind what came before.
+"""The race detector: decides for each access, when it is enqueued, whether it is ordered after the earlier ones.
 
-Owns the host's clock, the shadow memory, the log of recent accesses and the list of races. An access that is refused is
+Owns the host's clock, the shadow memory, the log of recent accesses and the list of races. A refused access is
 not recorded; its `RaceError` is kept in `races` and raised. Knows streams only by their clocks.
 """
 
@@ -23,7 +23,7 @@ from .stream_scheduler import StreamQueue
 @final
 @mypyc_attr(native_class=True)
 class RaceDetector:
-    """See the module's docstring. Every operation first takes its tick (`begin_operation`), then is checked."""
+    """Detects races; see the module's docstring. Every operation first takes its tick (`begin_operation`), then is checked."""
 
     __slots__ = ("races", "_log", "_shadow", "host_clock", "_host_version")
 
@@ -31,7 +31,7 @@ class RaceDetector:
     _log: Final[AccessLog]
     _shadow: Final[ShadowMemory]
     host_clock: Final[VectorClock]
-    _host_version: int  # changes with the host's clock, so that a stream joins it only when there is something new
+    _host_version: int  # changes with the host's clock, so that a stream joins it only after a change
 
     def __init__(self, ranges: AddressRanges, log_length: int) -> None:
         self.races = []
@@ -43,14 +43,14 @@ class RaceDetector:
     # -- clocks -------------------------------------------------------------------------------------------------------
 
     def begin_operation(self, stream: StreamQueue) -> int:
-        """The tick of a stream's next operation; the stream's clock now knows what the host knows."""
+        """The tick of a stream's next operation; the stream's clock joins the host's."""
         if stream.host_version != self._host_version:
             stream.clock.join(self.host_clock)
             stream.host_version = self._host_version
         return stream.clock.advance(stream.component)
 
     def join_host(self, clock: VectorClock) -> None:
-        """The host has seen that all this is done."""
+        """The host has waited for everything under ``clock``."""
         self.host_clock.join(clock)
         self._host_version += 1
 
@@ -102,7 +102,7 @@ class RaceDetector:
         self._shadow.map(beg, end)
 
     def record_unmap(self, beg: int, end: int) -> None:
-        """Refused while an access may still be running."""
+        """Record the unmapping of bytes; an error while an access may still be running."""
         access = self._begin_host_operation("unmap", beg, end - beg, True)
         try:
             self._shadow.unmap(access, self.host_clock, beg, end)

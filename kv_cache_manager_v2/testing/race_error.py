@@ -1,8 +1,8 @@
-"""What the simulated device reports: two accesses that nothing orders, or bytes that nobody may touch.
+"""The findings of the simulated device: two accesses without an order, or an access to bytes that must not be touched.
 
 A `RaceError` is a finding about the program under test, not a condition that a program could recover from. It is
 therefore no `KVCacheManagerError`: code that catches the library's own errors must not swallow it.
-`SimulatedDevice.races` keeps all of them in case something swallowed one all the same.
+`SimulatedDevice.races` keeps all of them, for the case that one was swallowed nevertheless.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from mypy_extensions import mypyc_attr
 
 
 class RaceKind(Enum):
-    """What is wrong; the value is what the report says."""
+    """The kind of error; the value is the report's text."""
 
     WRITE_AFTER_WRITE = "written again while an earlier write may still be running"
     WRITE_AFTER_READ = "written while an earlier reader may still be running"
@@ -30,9 +30,9 @@ class RaceKind(Enum):
 class RaceError(Exception):
     """An access that may go wrong in some legal order of the streams, whatever order this run happened to take.
 
-    ``address`` and ``num_bytes`` are the bytes in question; ``current`` describes the access that was refused,
-    ``earlier`` the one it conflicts with (None where there is none), both with the stack that enqueued them;
-    ``history`` lists what touched these bytes before, oldest first, as far back as the device's log goes.
+    ``address`` and ``num_bytes``: the bytes in question; ``current`` describes the refused access,
+    ``earlier`` the one it conflicts with (None if there is none), both with the stack that enqueued them;
+    ``history``: the accesses to these bytes before, oldest first, as far back as the device's log reaches.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The rules of beams, for the reference model: a further beam is a fork of beam 0 that never ends by itself.
+"""The rules of beams, for the reference model: a further beam is a fork of beam 0 that ends with its sequence.
 
 All beams of a sequence have the same committed tokens, capacity and history; what they share beyond these is as with forks. A further
 beam is a `ReferenceSequence` of its own, under a name that no sequence has.
@@ -16,22 +16,22 @@ _FIRST_NAME: Final = -(1 << 40)
 
 
 def name_beam(sequence: int, beam: int) -> int:
-    """A negative number."""
+    """The beam's name, a negative number."""
     return _FIRST_NAME - (sequence * _MAX_BEAMS + beam)
 
 
 def place_of_beam(name: int) -> tuple[int, int]:
-    """Of such a name: the sequence, and which beam of it."""
+    """The sequence and beam of such a name."""
     return divmod(_FIRST_NAME - name, _MAX_BEAMS)
 
 
 def list_beams(sequence: ReferenceSequence) -> list[ReferenceSequence]:
-    """Beam 0 first."""
+    """All beams, beam 0 first."""
     return [sequence, *sequence.beams]
 
 
 def reorder_blocks(beams: Sequence[ReferenceSequence], parents: Sequence[int], num_blocks: int, next_number: int) -> int:
-    """Each goes on from what its parent has; private blocks that have no number yet get one. Returns the next free number."""
+    """Give each beam its parent's blocks; private blocks without a number get one. Returns the next free number."""
     for parent in sorted({*parents}):
         beam = beams[parent]
         for ordinal in range(len(beam.path), num_blocks):
@@ -55,7 +55,7 @@ def may_gather(
     sources: Sequence[int],
     tokens_per_block: int,
 ) -> bool:
-    """Whether tokens may be put together from these beams: no block that is written is published, or shared with others."""
+    """Whether tokens may be combined from these beams: no block to be written is published, or shared with other sequences."""
     everybody = list(sequences)
     for index, source in enumerate(sources):
         ordinal = (len(beams[0].committed) + index) // tokens_per_block

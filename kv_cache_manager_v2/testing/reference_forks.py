@@ -1,4 +1,4 @@
-"""The rules of forks, for the reference model: who shares a private block, and what the first write changes."""
+"""The rules of forks, for the reference model: which sequences share a private block, and the effect of the first write."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ def list_sharers(sequences: Iterable[ReferenceSequence], sequence: ReferenceSequ
 
 
 def num_first_written(sequence: ReferenceSequence, capacity: int, history: int, tokens_per_block: int) -> int:
-    """The first block that the step after a resize may write: its inputs, and what is filled behind the old capacity."""
+    """The first block that the step after a resize may write: of its inputs, or of tokens behind the old capacity."""
     positions = [sequence.capacity] if capacity > sequence.capacity else []
     if history < capacity:
         positions.append(history)
@@ -22,7 +22,7 @@ def num_first_written(sequence: ReferenceSequence, capacity: int, history: int, 
 
 
 def make_fork(sequence: ReferenceSequence, name: int, num_blocks: int, next_number: int) -> ReferenceSequence:
-    """A second sequence with all blocks of the first; private ones get a number from ``next_number`` on, by ordinal."""
+    """A second sequence with all blocks of the first; private ones get numbers from ``next_number`` on, by ordinal."""
     child = ReferenceSequence(name, sequence.scope, len(sequence.scratch))
     child.committed = list(sequence.committed)
     child.uses_scratch = sequence.uses_scratch
@@ -46,7 +46,7 @@ def make_fork(sequence: ReferenceSequence, name: int, num_blocks: int, next_numb
 
 
 def copy_blocks(sequence: ReferenceSequence) -> ReferenceSequence:
-    """What a resize changes, to be put back by `restore_blocks`."""
+    """A copy of what a resize changes, for `restore_blocks`."""
     kept = ReferenceSequence(sequence.name, sequence.scope, len(sequence.scratch))
     restore_blocks(kept, sequence)
     return kept

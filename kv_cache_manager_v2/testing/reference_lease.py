@@ -1,7 +1,7 @@
-"""Pages lent to another machine, for the reference model: they stay where they are, on the device, until the lease is settled.
+"""Leases, for the reference model: pages lent to another machine stay in their slots, on the device, until the lease is settled.
 
-What becomes of a private block meanwhile is seen by its slots: they are a page of the tree once the block is published, unless
-an equal block had such a page already; then the lease keeps a private one that nobody else has.
+The slots tell whether a leased private block is published meanwhile: they are then those of a page in the tree, unless
+an equal block had such a page already; then the lease keeps a private page of its own.
 """
 
 from typing import Final, final
@@ -21,9 +21,9 @@ class LeasedPage:
 
     group: Final[int]
     ordinal: Final[int]
-    slot: Final[int]  # when it was leased; what is merely kept may have moved since
+    slot: Final[int]  # when it was leased; a page that is only kept may have moved since
     number: Final[int | None]
-    is_lent: Final[bool]  # or merely kept, so that what is lent stays reachable
+    is_lent: Final[bool]  # or only kept, so that lent pages stay reachable
     node: int | None  # the published block whose page it is
 
     def __init__(self, group: int, ordinal: int, slot: int, number: int | None, is_lent: bool, node: int | None) -> None:
@@ -40,7 +40,7 @@ class LeasedPage:
 
     @property
     def private_name(self) -> tuple[int, int]:
-        """As `ReferenceSequence.private_name` of the sequences that still have the block."""
+        """The same as `ReferenceSequence.private_name` of the sequences that still have the block."""
         assert self.number is not None, "a leased page is private or published"
         return (-1 - self.number, self.ordinal)
 
@@ -48,7 +48,7 @@ class LeasedPage:
 @final
 @mypyc_attr(native_class=True)
 class ReferenceLease:
-    """One open lease. ``numbers``: of the private blocks that it is an owner of, though it never writes."""
+    """One open lease. ``numbers``: of the private blocks that it co-owns, though it never writes."""
 
     __slots__ = ("scope", "pages", "numbers")
 

@@ -1,17 +1,17 @@
-"""What a manager must do, in plain dictionaries: it keeps every token and every sequence, and gives no slot a meaning.
+"""The reference model: a manager's rules in plain dictionaries. It keeps every token and every sequence, and gives no slot a meaning.
 
-The model is told each call that passed, with the `describe()` picture after it, in the order of the calls. It works out
-what the rules of the design allow, and raises `ModelDisagreement` where the picture shows something else. Where the
-library may choose (which victim, which of several blocks that begin alike) the choice is read from the picture, and
+The model is told each call that passed, with the state dump (`describe()`) after it, in the order of the calls. It computes
+what the rules of the design allow, and raises `ModelDisagreement` if the dump shows something else. Where the
+library may choose (the victim, one of several blocks that begin alike) the choice is read from the dump, and
 must be a legal one:
 
-    a page of the tree    must have been published, with the text that it stands under
-    comes                 when it is published, and must come then
-    goes                  when a call makes room or clears, or a fuller block replaces it; never while it is needed
-    is LOCKED, HELD       exactly if an active one, or else a suspended one, needs it
-    a refused call        is not told: a picture after it must show that nothing has changed
+    a page of the tree    must have been published, with the tokens of its node
+    appears               when it is published, and must appear then
+    disappears            when a call evicts or clears, or a fuller block replaces it; never while it is needed
+    is LOCKED, HELD       exactly if an active sequence, or else a suspended one, needs it
+    a refused call        is not told: a dump after it must show that nothing has changed
 
-What the public properties of a sequence must say can be asked of the model; so can what a call that makes room takes.
+The model also answers what a sequence's public properties must be, and what an evicting call takes.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class ReferenceModel(ReferenceRoom):
     def create(
         self, name: int, scope: Scope, text: Text, num_matched: int, picture: StateDump, state_tokens: int = 0
     ) -> ReferenceSequence:
-        """``state_tokens``: what its recurrent state is said to begin with."""
+        """A sequence was created. ``state_tokens``: the tokens that its recurrent state is said to cover."""
         size = self.tokens_per_block
         match = self.expect_match(scope, text)
         if not match.allows(num_matched):
@@ -83,7 +83,7 @@ class ReferenceModel(ReferenceRoom):
             sequence.snapshot_node = self.tree.find_exact(sequence.scope, text[:state_tokens])
 
     def _find_tail(self, candidates: list[int], sequence_dump: StateDump) -> int:
-        """Which of the blocks that begin alike was taken: the one whose slots the sequence names."""
+        """The block that was taken of those that begin alike: its slots are the sequence's."""
         slots = [slots[-1] for slots in sequence_dump["page_slots"]]
         levels = [levels[-1] for levels in sequence_dump["page_levels"]]
         last = list(zip(levels, slots))
@@ -91,7 +91,7 @@ class ReferenceModel(ReferenceRoom):
             groups = [group for group in range(len(self.rules)) if slots[group] is not None]
             if all([self.places.get((node, group)) == last[group] for group in groups]):
                 return node
-        raise ModelDisagreement(f"sequence {sequence_dump['id']}: its partial last block is none that could serve")
+        raise ModelDisagreement(f"sequence {sequence_dump['id']}: its partial last block is not one that could be used")
 
     def resume(self, sequence: ReferenceSequence, picture: StateDump) -> None:
         tail_is_shared = bool(state_dump_of(picture, sequence.name)["shares_last_block"])
@@ -107,11 +107,11 @@ class ReferenceModel(ReferenceRoom):
             self.resume(beam, picture)
 
     def make_room(self) -> None:
-        """A call that changes nothing else has made room."""
+        """A call that changes nothing else may have evicted pages."""
         self._may_all_go = True
 
     def record_failure(self) -> None:
-        """The device has failed: room was made for nothing, and a snapshot may have been left out."""
+        """The device has failed: pages may have been evicted in vain, and a snapshot may have been left out."""
         self._may_all_go = True
         self._snapshots_due.clear()
 
@@ -137,12 +137,12 @@ class ReferenceModel(ReferenceRoom):
             self.resize(beam, capacity, history, picture)
 
     def set_width(self, sequence: ReferenceSequence, width: int) -> None:
-        """Further beams are forks of beam 0; the last ones go."""
+        """The beam width was changed: further beams are forks of beam 0; the last ones are removed."""
         while len(sequence.beams) + 1 < width:
             sequence.beams.append(self.fork(sequence, name_beam(sequence.name, len(sequence.beams) + 1)))
         while len(sequence.beams) + 1 > width:
             del self.sequences[sequence.beams.pop().name]
-            self._may_all_go = True  # what it alone kept of blocks that fuller ones have replaced
+            self._may_all_go = True  # pages that only it kept, of blocks that fuller ones have replaced
 
     def reorder(self, sequence: ReferenceSequence, parents: Sequence[int]) -> None:
         num_blocks = self.num_blocks(sequence)
@@ -163,7 +163,7 @@ class ReferenceModel(ReferenceRoom):
         return child
 
     def reserve(self, sequence: ReferenceSequence, number: int, begin: int, end: int, picture: StateDump) -> None:
-        """Of groups without a window the pages before ``begin`` are kept with those that are lent."""
+        """A lease was made. In groups without a window the pages before ``begin`` are kept with the lent ones."""
         lease = ReferenceLease(sequence.scope)
         for ordinal in range(len(sequence.path), end):
             if sequence.node(ordinal) is None:
@@ -180,17 +180,17 @@ class ReferenceModel(ReferenceRoom):
         self.leases[number] = lease
 
     def settle(self, number: int) -> None:
-        """What was kept for the lease only may go."""
+        """A lease was settled: pages that were kept only for it may be evicted."""
         del self.leases[number]
         self._may_all_go = True
 
     def may_toggle_scratch(self, sequence: ReferenceSequence) -> bool:
-        """Only where it makes no difference to the present step."""
+        """Whether scratch reuse may be switched: only if the present step does not depend on it."""
         ranges = [rule.compute_range(sequence.history, sequence.capacity) for rule in self._scratch_rules]
         return all([begin == end for begin, end in [*ranges, *sequence.scratch]])
 
     def has_history_in_scratch(self, sequence: ReferenceSequence) -> bool:
-        """Whether the next token would read a block that has scratch slots: then it cannot be forked."""
+        """Whether the next token would read a block in scratch slots: then the sequence cannot be forked."""
         size = self.tokens_per_block
         for rule, (beg, end) in zip(self.rules, sequence.scratch):
             if beg < end and not rule.is_stale(end - 1, sequence.history, size):
@@ -198,9 +198,9 @@ class ReferenceModel(ReferenceRoom):
         return False
 
     def commit(self, sequence: ReferenceSequence, tokens: Sequence[TokenIdExt], snapshot: str = NO_SNAPSHOT) -> None:
-        """Blocks that become full are published with the pages that they have before the window moves.
+        """Tokens were committed: blocks that become full are published with the pages that they have before the window moves.
 
-        ``snapshot``: whether one of the recurrent state has to come at the new end, may come, or must not.
+        ``snapshot``: whether a snapshot of the recurrent state must appear at the new end, may appear, or must not.
         """
         size = self.tokens_per_block
         sequence.committed.extend(tokens)
@@ -216,7 +216,7 @@ class ReferenceModel(ReferenceRoom):
             self.commit(beam, tokens)
 
     def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool, makes_room: bool) -> None:
-        """A page of the recurrent group on the block where the committed tokens end; it may make room first."""
+        """Expect a page of the recurrent group on the last committed block; its allocation may evict first."""
         tail = tuple(sequence.committed[len(sequence.path) * self.tokens_per_block :])
         node = self.tree.child(self._path_end(sequence), tail) if tail else self._path_end(sequence)
         self.tree.ever_published.add((node, self.state.group))
@@ -226,9 +226,9 @@ class ReferenceModel(ReferenceRoom):
         self._may_all_go = self._may_all_go or makes_room
 
     def stop_committing(self, sequence: ReferenceSequence, picture: StateDump) -> None:
-        """The partial last block is published, unless a longer one with its text and all its pages is there already.
+        """The partial last block is published, unless a longer one with its tokens and all its pages exists.
 
-        Once: what was written into the block since the first time must stay.
+        Once only: what was written into the block since the first call must stay.
         """
         was_committing = sequence.is_committing
         for beam in list_beams(sequence):
@@ -252,7 +252,7 @@ class ReferenceModel(ReferenceRoom):
         self._end(sequence, sequence.is_committing and not self.may_stay_private(sequence))
 
     def abandon(self, sequence: ReferenceSequence) -> None:
-        """The handle was dropped without `close`: everything goes back. Whether the last block is published is open."""
+        """The handle was dropped without `close`: everything is released. Whether the last block is published is open."""
         self._end(sequence, False)
 
     def _end(self, sequence: ReferenceSequence, must_publish: bool) -> None:
@@ -277,12 +277,12 @@ class ReferenceModel(ReferenceRoom):
     # -- publishing ---------------------------------------------------------------------------------------------------
 
     def may_stay_private(self, sequence: ReferenceSequence) -> bool:
-        """Whether the partial last block need not be published: its text can be had without it.
+        """Whether the partial last block need not be published: its tokens can be matched without it.
 
-        Either a longer published block has that text and a page for each of its pages; or one with just that text is
-        published, and ours may hold tokens that are not committed and must not be given up for it, or its own waits below for a
-        holder who may have such tokens in it; or forks have that block too, and will publish it when they end; or another machine
-        has it, and may yet write behind that text.
+        Either a longer published block has these tokens and a page for each of its pages; or one with exactly these tokens is
+        published, and ours may hold uncommitted tokens and must not be replaced by it, or its own page is on a lower level and may
+        be held by a sequence with such tokens in it; or forks have that block too, and will publish it when they end; or another
+        machine has it, and may yet write behind these tokens.
         """
         ordinal = len(sequence.path)
         if self.has_other_owners(sequence, ordinal):
@@ -313,7 +313,7 @@ class ReferenceModel(ReferenceRoom):
         return sequence.path[-1] if len(sequence.path) > 0 else self.tree.root(sequence.scope)
 
     def _publish(self, sequence: ReferenceSequence, ordinal: int, end: int, must_come: bool) -> int:
-        """The block behind the path, up to token ``end``, joins the tree with the pages it has; returns its node."""
+        """Publish the block behind the path, up to token ``end``, with its pages; returns its node."""
         tokens = tuple(sequence.committed[ordinal * self.tokens_per_block : end])
         parent = self._path_end(sequence)
         node = self.tree.child(parent, tokens)
@@ -326,7 +326,7 @@ class ReferenceModel(ReferenceRoom):
                     self._may_come.add((node, group))
         if ordinal in sequence.shared_private:
             self._record_published(sequence.shared_private[ordinal], node)
-        # A fuller block makes the partial ones with the same beginning superfluous.
+        # A fuller block makes partial ones with the same beginning superfluous.
         for sibling in self.tree.children(parent):
             beginning = self.tree.tokens(sibling)
             if len(beginning) < len(tokens) and tokens[: len(beginning)] == beginning:
@@ -336,7 +336,7 @@ class ReferenceModel(ReferenceRoom):
         return node
 
     def _record_published(self, number: int, node: int) -> None:
-        """What leases have of that private block may be pages of the tree now."""
+        """Leased pages of that private block may be pages of the tree now."""
         self._published_as.setdefault(number, set()).add(node)
         for lease in self.leases.values():
             for page in lease.pages:

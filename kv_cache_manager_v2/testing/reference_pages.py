@@ -1,6 +1,6 @@
-"""Which pages there must be, as far as the reference model has been told: in the tree, private, or needed by an open sequence.
+"""The pages that must exist, according to the reference model: in the tree, private, or needed by an open sequence.
 
-`ReferencePages.see` compares the tree of a picture with what was seen last and with what the calls since may have changed.
+`ReferencePages.see` compares the tree of a state dump with the last one and with what the calls since may have changed.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ LOCKED: Final = "locked"
 
 @mypyc_attr(native_class=False)
 class ModelDisagreement(Exception):
-    """The manager did what the rules do not allow."""
+    """The manager did something that the rules do not allow."""
 
 
 @mypyc_attr(native_class=True)
 class ReferencePages:
-    """``statuses`` and ``places`` are what was seen last of each page in the tree."""
+    """``statuses`` and ``places``: of each page in the tree, in the last dump."""
 
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_backoff", "_must_come",
@@ -50,14 +50,14 @@ class ReferencePages:
     _may_come: Final[set[Page]]
     _may_go: Final[set[Page]]
     _may_all_go: bool
-    _scratch_rules: Final[list[ScratchRule]]  # by group; none at all where scratch slots are not configured
-    _maybe_published: Final[dict[int, int]]  # by the number of a shared private block, the node that it may be by now
+    _scratch_rules: Final[list[ScratchRule]]  # by group; empty if scratch slots are not configured
+    _maybe_published: Final[dict[int, int]]  # by the number of a shared private block: the node that it may be by now
     _next_private: int
     state: Final[StateRule]
-    lost: set[Page]  # of those that are there: their bytes could not be read
+    lost: set[Page]  # existing pages whose bytes could not be read
     leases: Final[dict[int, ReferenceLease]]
-    _published_as: Final[dict[int, set[int]]]  # by the number of a private block that was shared, the nodes that it may be by now
-    _snapshots_due: Final[set[Page]]  # made last in their call: nothing can have made them go
+    _published_as: Final[dict[int, set[int]]]  # by the number of a private block that was shared: the nodes that it may be by now
+    _snapshots_due: Final[set[Page]]  # made last in their call, so nothing can have evicted them
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
@@ -90,12 +90,12 @@ class ReferencePages:
         self.leases = {}
         self._published_as = {}
 
-    # -- what is there ------------------------------------------------------------------------------------------------
+    # -- state dumps --------------------------------------------------------------------------------------------------
 
     def see(self, picture: StateDump) -> None:
-        """Compare the tree in a picture with what was seen last and what has been told since."""
+        """Compare the tree of a dump with the last one and with the calls since."""
         old = self.statuses
-        self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones go with their last holder, others with them
+        self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones are dropped with their last hold, and pages below them too
         self._read_tree(picture)
         self._adopt_published(picture)
         self._find_leased(picture)
@@ -104,20 +104,20 @@ class ReferencePages:
             if page not in self.tree.ever_published:
                 raise ModelDisagreement(f"{self.name(page)} is in the tree and was never published")
             if page not in old and page not in self._must_come and page not in self._may_come:
-                raise ModelDisagreement(f"{self.name(page)} came, and no call has published it")
+                raise ModelDisagreement(f"{self.name(page)} appeared, and no call has published it")
             if status != needed.get(page, DROPPABLE):
                 raise ModelDisagreement(f"{self.name(page)} is {status}, must be {needed.get(page, DROPPABLE)}")
         for page in needed:
             if page not in self.statuses:
-                raise ModelDisagreement(f"{self.name(page)} is gone, but an open sequence needs it")
+                raise ModelDisagreement(f"{self.name(page)} disappeared, but an open sequence needs it")
         for page in self._snapshots_due:
             if page not in self.statuses:
-                raise ModelDisagreement(f"{self.name(page)} is not there, a snapshot that had to be left")
+                raise ModelDisagreement(f"{self.name(page)} is missing, a snapshot that had to be left")
         self._snapshots_due.clear()
         if not self._may_all_go:
             for page in {*old, *self._must_come}:
                 if page not in self.statuses and page not in self._may_go:
-                    raise ModelDisagreement(f"{self.name(page)} is not there; nothing made room, nothing replaced it")
+                    raise ModelDisagreement(f"{self.name(page)} is missing; nothing was evicted or replaced")
         self._check_reachable()
         self._must_come.clear()
         self._may_come.clear()
@@ -143,7 +143,7 @@ class ReferencePages:
                             self.lost.add((node, group))
 
     def _adopt_published(self, picture: StateDump) -> None:
-        """What became of private last blocks whose owner ended, and that forks share: published for all of them, or not."""
+        """Find the private last blocks that forks share and whose owner ended: published for all of them, or not."""
         for sequence in self.sequences.values():
             forked: list[str | int] = state_dump_of(picture, sequence.name)["forked_blocks"]
             for position, what in enumerate(forked):
@@ -152,12 +152,12 @@ class ReferencePages:
                 if what == "published" and sequence.node(ordinal) is None and node is not None:
                     sequence.adopt(ordinal, node)
                 if what == "published" and sequence.node(ordinal) is None:
-                    raise ModelDisagreement(f"block {ordinal} of sequence {sequence.name} is published, and nobody did that")
+                    raise ModelDisagreement(f"block {ordinal} of sequence {sequence.name} is published, and no call did that")
         self._maybe_published.clear()
 
     def _find_leased(self, picture: StateDump) -> None:
-        """Lent pages stay in their slots, whatever block of the tree they are a page of by now; what is kept with them stays on level 0,
-        and may move there when the level gets another size."""
+        """Lent pages stay in their slots, whatever block of the tree they belong to by now; pages that are kept with them stay on level 0,
+        and may move there when the level is resized."""
         node_in_slot = {(page[1], place[1]): page[0] for page, place in self.places.items() if place[0] == 0}
         for lease_dump in picture["leases"]:
             number: int = lease_dump["number"]
@@ -179,14 +179,14 @@ class ReferencePages:
                     raise ModelDisagreement(f"lease {number} has lost slot {page.slot} of group {page.group}")
 
     def _find_kept(self, page: LeasedPage) -> int | None:
-        """The block of the tree whose page it is, if that is on level 0."""
+        """The node that the page belongs to, if it is on level 0."""
         if page.node is None:
             return None
         place = self.places.get((page.node, page.group))
         return page.node if place is not None and place[0] == 0 else None
 
     def _leased_pages(self) -> list[Page]:
-        """Those that are published."""
+        """The published leased pages."""
         pages: list[Page] = []
         for lease in self.leases.values():
             for page in lease.pages:
@@ -222,8 +222,8 @@ class ReferencePages:
         return pages
 
     def _check_reachable(self) -> None:
-        """Below a block that lacks the page of a group without a window nothing can ever be matched; a leased page stays all the
-        same."""
+        """A block below one that lacks the page of a group without a window can never be matched, so it must have no pages but leased
+        ones."""
         unbounded = [group for group, rule in enumerate(self.rules) if rule.window is None and not rule.is_state]
         for page in self.statuses.keys() - self._leased_pages():
             parent = self.tree.parent(page[0])
@@ -248,7 +248,7 @@ class ReferencePages:
         return not is_scratch and not self.rules[group].is_stale(ordinal, sequence.history, self.tokens_per_block)
 
     def num_scratch_slots(self, sequence: ReferenceSequence, group: int) -> int:
-        """What the sequence's scratch blocks share while it is active."""
+        """The slots that the sequence's scratch blocks share while it is active."""
         if not sequence.is_active or not self._scratch_rules:
             return 0
         return self._scratch_rules[group].compute_num_slots(sequence.scratch[group])
@@ -259,12 +259,12 @@ class ReferencePages:
         return len(published) + self._num_private_slots(group, False)
 
     def num_needed_slots(self, group: int) -> int:
-        """Those that open sequences need, and that cannot make room."""
+        """Pages that open sequences need, and that cannot be evicted."""
         needed = [page for page in self._needed_pages() if page[1] == group]
         return len(needed) + self._num_private_slots(group, False)
 
     def num_locked_slots(self, group: int) -> int:
-        """Those that active sequences need."""
+        """Pages that active sequences need."""
         locked = [page for page, status in self._needed_pages().items() if page[1] == group and status == LOCKED]
         return len(locked) + self._num_private_slots(group, True)
 
@@ -282,7 +282,7 @@ class ReferencePages:
         return count + len(private) + self.state.num_private_slots(list(self.sequences.values()), group, active_only)
 
     def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
-        """What `create_kv_cache` and `probe_reuse` may answer now."""
+        """The valid results of `create_kv_cache` and `probe_reuse` now."""
         present = self.statuses.keys() - self.lost
         if self._backoff > 0:
             in_tree = {node for node, _group in self.statuses}
@@ -297,7 +297,7 @@ class ReferencePages:
 
 
 def state_dump_of(picture: StateDump, name: int) -> StateDump:
-    """Of a sequence, or of a further beam."""
+    """The dump of a sequence, or of a further beam."""
     if name < 0:
         owner, beam = place_of_beam(name)
         beams: list[StateDump] = state_dump_of(picture, owner)["beams"]

@@ -1,4 +1,4 @@
-"""What a call takes and gives back, counted from the pages that there must be: the reference model's answer to "is there room?"."""
+"""Slot needs of calls, counted from the pages that must exist: the reference model's answer to "are there enough slots?"."""
 
 from typing import Final, final
 
@@ -14,7 +14,7 @@ from .reference_tree import Page
 @final
 @mypyc_attr(native_class=True)
 class SlotNeed:
-    """Pages that a call takes and gives back, per layer group. Between ``least`` and ``most`` the library may
+    """Pages that a call allocates and releases, per layer group. Between ``least`` and ``most`` the library may
     choose."""
 
     __slots__ = ("least", "most", "given_back", "doubtful", "newly_locked")
@@ -22,8 +22,8 @@ class SlotNeed:
     least: Final[list[int]]
     most: Final[list[int]]
     given_back: Final[list[int]]
-    doubtful: Final[list[int]]  # of those given back: shared by beams that all give them up, so that the library need not count them
-    newly_locked: Final[list[int]]  # pages that exist and that no active sequence needed so far
+    doubtful: Final[list[int]]  # released pages shared by beams that all release them, so that the library need not count them
+    newly_locked: Final[list[int]]  # existing pages that no active sequence needed so far
 
     def __init__(self, num_groups: int) -> None:
         self.least = [0] * num_groups
@@ -49,12 +49,12 @@ class SlotNeed:
 
 @mypyc_attr(native_class=True)
 class ReferenceRoom(ReferencePages):
-    """Asks, and changes nothing."""
+    """Computes needs, and changes nothing."""
 
     __slots__ = ()
 
     def slots_of_beams_to_resume(self, sequence: ReferenceSequence) -> SlotNeed:
-        """What `resume` takes for all beams, each after the ones before it."""
+        """The need of `resume` for all beams, one after another."""
         need = SlotNeed(len(self.rules))
         for beam in list_beams(sequence):
             need = need.plus(self.slots_to_resume(beam))
@@ -64,7 +64,7 @@ class ReferenceRoom(ReferencePages):
         return need
 
     def slots_of_beams_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[SlotNeed]:
-        """What `resize` takes for beam 0, for that and beam 1, and so on: each has its turn after the ones before it."""
+        """The needs of `resize` for beam 0, for beams 0 and 1, and so on, one beam after another."""
         needs: list[SlotNeed] = []
         before: list[ReferenceSequence] = []
         total = SlotNeed(len(self.rules))
@@ -82,7 +82,7 @@ class ReferenceRoom(ReferencePages):
         return needs
 
     def _move_beam(self, beam: ReferenceSequence, capacity: int, history: int) -> None:
-        """As if it had had its turn."""
+        """Move a beam as if it were resized."""
         if history < capacity and history < (len(beam.path) + 1) * self.tokens_per_block:
             beam.shared_tail = None
         beam.leave_shared(num_first_written(beam, capacity, history, self.tokens_per_block))
@@ -111,7 +111,7 @@ class ReferenceRoom(ReferencePages):
         return need
 
     def slots_to_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> SlotNeed:
-        """What `resize` takes, and what it gives back that no other open sequence needs."""
+        """The pages that `resize` allocates, and those that it releases and no other open sequence needs."""
         need = SlotNeed(len(self.rules))
         old_num_blocks = self.num_blocks(sequence)
         num_blocks = -(-capacity // self.tokens_per_block)
@@ -148,28 +148,28 @@ class ReferenceRoom(ReferencePages):
         return is_leased or any([self.is_needed(other, group, ordinal) for other in sharers])
 
     def _must_copy(self, sequence: ReferenceSequence, ordinal: int) -> bool:
-        """A block that forks share, or have published, is copied before it is written; the shared tail is counted elsewhere."""
+        """Whether the block is copied before it is written: forks share it, or have published it. The shared tail is counted elsewhere."""
         if ordinal == len(sequence.path) and sequence.shared_tail is not None:
             return False
         return sequence.node(ordinal) is not None or self.has_other_owners(sequence, ordinal)
 
     def has_other_owners(self, sequence: ReferenceSequence, ordinal: int) -> bool:
-        """Whether forks, or leases, have that private block too."""
+        """Whether forks or leases have that private block too."""
         number = sequence.shared_private.get(ordinal)
         if any([number in lease.numbers for lease in self.leases.values()]):
             return True
         return len(list_sharers(self.sequences.values(), sequence, ordinal)) > 0
 
     def _scratch_after_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[tuple[int, int]]:
-        """A resize that changes the capacity begins a step."""
+        """The scratch blocks after a resize; one that changes the capacity begins a step."""
         if capacity == sequence.capacity or not sequence.uses_scratch:
             return sequence.scratch if capacity == sequence.capacity else [(0, 0)] * len(self.rules)
         return [rule.compute_range(history, capacity) for rule in self._scratch_rules]
 
     def _count_tail_copy(self, sequence: ReferenceSequence, history: int, is_certain: bool, need: SlotNeed) -> None:
-        """A shared last block is replaced by a private one before the tokens after ``history`` are written into it.
+        """Count the private copy of a shared last block, made before the tokens after ``history`` are written into it.
 
-        Where there is no room for a copy the library may take the block out of the tree, if no other sequence needs it.
+        Without a slot for a copy the library may take the block out of the tree, if no other sequence needs it.
         """
         size = self.tokens_per_block
         ordinal = len(sequence.path)

@@ -1,8 +1,8 @@
-"""Scratch blocks and the slots they share, written down from the design: a check on `layout`, so it uses nothing of it.
+"""Scratch blocks and their slots, written from the design: a check on `layout`, so nothing of it is used.
 
 While a step computes tokens ``H .. C-1``, a group's scratch blocks are the input blocks ``[ceil(H/T), ceil(C/T))`` that
 are stale at history ``C - max_rewind_len``. One slot has, in each pool, as many sub-pages as the group has buffers of
-that size; a layer with ``u`` of them fits ``scale // u`` blocks into a slot. The layer that fits fewest decides.
+that size; a layer with ``u`` of them fits ``scale // u`` blocks into a slot. The layer that fits the fewest decides.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from .reference_tree import GroupRule
 @final
 @mypyc_attr(native_class=True)
 class ScratchRule:
-    """Of one layer group."""
+    """The scratch rule of one layer group."""
 
     __slots__ = ("_rule", "_tokens_per_block", "_max_rewind_len", "_blocks_per_slot")
 
@@ -52,7 +52,7 @@ class ScratchRule:
 
 
 def _count_sizes(layer: Any, tokens_per_block: int) -> dict[int, int]:
-    """How many buffers of each size, per block of the manager, the layer has."""
+    """By size, the number of the layer's buffers, per block of the manager."""
     count: dict[int, int] = {}
     for buffer in layer.buffers:
         size: int = buffer.size * (tokens_per_block // (buffer.tokens_per_block_override or tokens_per_block))

@@ -1,4 +1,4 @@
-"""What the reference model knows of one open sequence."""
+"""An open sequence, as the reference model knows it."""
 
 from typing import Final, final
 
@@ -13,8 +13,8 @@ from .reference_tree import Scope
 class ReferenceSequence:
     """One open sequence. Block ``i`` is node ``path[i]``, or ``shared_tail`` if that is the next one, or private.
 
-    After a fork further blocks may have been published by others: ``adopted``, by ordinal. A private block that forks share has
-    one number for all of them, in ``shared_private``.
+    After a fork, further blocks may have been published by other sequences: ``adopted``, by ordinal. A private block that forks share
+    has one number for all of them, in ``shared_private``.
     """
 
     __slots__ = (
@@ -32,16 +32,16 @@ class ReferenceSequence:
     is_committing: bool
     path: list[int]
     shared_tail: int | None
-    is_matched_tail: bool  # it came from another sequence's text, so that `resume` must copy it
+    is_matched_tail: bool  # it was matched, so `resume` must copy it
     adopted: dict[int, int]
     shared_private: dict[int, int]
-    has_state: bool  # it was active once, and has slots of recurrent state since
-    snapshot_node: int | None  # the block whose snapshot its recurrent state begins with; None: with zeros
-    num_matched: int  # tokens that it began with
-    peak_capacity: int  # the most room that it ever had
-    beams: "Final[list[ReferenceSequence]]"  # further ones of a sequence with several
-    uses_scratch: bool  # blocks that are stale right after a step share slots in it
-    scratch: list[tuple[int, int]]  # by group, the blocks of the present step that share slots; (0, 0) for none
+    has_state: bool  # it was active once, and has had slots of recurrent state since
+    snapshot_node: int | None  # the block whose snapshot its recurrent state starts from; None: zeros
+    num_matched: int  # tokens that it started with
+    peak_capacity: int  # the largest capacity so far
+    beams: "Final[list[ReferenceSequence]]"  # beams 1 and up
+    uses_scratch: bool  # whether scratch blocks share slots
+    scratch: list[tuple[int, int]]  # by group, the scratch blocks of the present step; (0, 0) for none
 
     def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class ReferenceSequence:
         self.scratch = [(0, 0)] * num_groups
 
     def node(self, ordinal: int) -> int | None:
-        """The published block at that place; None for a private one."""
+        """The published block at that ordinal; None for a private one."""
         if ordinal < len(self.path):
             return self.path[ordinal]
         return self.shared_tail if ordinal == len(self.path) else self.adopted.get(ordinal)
@@ -76,7 +76,7 @@ class ReferenceSequence:
         return (self.name, ordinal) if number is None else (-1 - number, ordinal)
 
     def adopt(self, ordinal: int, node: int) -> None:
-        """A fork has published the block that this sequence still counted as private."""
+        """A fork has published the block, which was private so far."""
         self.shared_private.pop(ordinal, None)
         if ordinal == len(self.path):
             self.shared_tail = node
@@ -89,7 +89,7 @@ class ReferenceSequence:
         self.shared_tail = self.adopted.pop(len(self.path), None)
 
     def leave_shared(self, begin: int) -> None:
-        """From that ordinal on, blocks are the sequence's own, or cut off; what the shared tail is, the caller says."""
+        """From that ordinal on, blocks are the sequence's own or cut off; the caller sets the shared tail."""
         for ordinal in [ordinal for ordinal in self.adopted if ordinal >= begin]:
             del self.adopted[ordinal]
         for ordinal in [ordinal for ordinal in self.shared_private if ordinal >= begin]:

@@ -1,7 +1,7 @@
-"""The rules of recurrent state, for the reference model: who has which slots, what can be matched, where snapshots may come.
+"""The rules of recurrent state, for the reference model: slots, matches, snapshots.
 
-Written from the design: a sequence has its slots from its first resume on. A prefix of ``n`` tokens can be had if its attention
-can and a snapshot of exactly ``n`` tokens is there; or, where the state may be replayed, all of the attention if a snapshot is not
+Written from the design: a sequence has its slots from its first resume on. A prefix of ``n`` tokens can be matched if its attention
+can and there is a snapshot of exactly ``n`` tokens; or, if the state may be replayed, all of the attention if a snapshot is not
 too far behind, and no window has moved past a block in between.
 """
 
@@ -26,7 +26,7 @@ def group_layers(config: KVCacheManagerConfig) -> list[list[Any]]:
 
 
 def make_rules(config: KVCacheManagerConfig) -> list[GroupRule]:
-    """One for each layer group."""
+    """The rule of each layer group."""
     rules: list[GroupRule] = []
     for members in group_layers(config):
         key = _key_of(members[0], config.tokens_per_block)
@@ -61,7 +61,7 @@ class StateRule:
         groups = [group for group, rule in enumerate(rules) if rule.is_state]
         self.group = groups[0] if groups else -1
         self.num_slots = config.state_checkpoints + 1 if groups else 0
-        # Nothing is saved by replaying where no attention is.
+        # Without attention, replaying saves nothing.
         self.max_replay_tokens = config.max_state_replay_tokens if len(groups) < len(rules) else 0
         self._policy = config.snapshot_policy
         self._tokens_per_block = config.tokens_per_block
@@ -78,7 +78,7 @@ class StateRule:
     def count_resume(
         self, sequence: ReferenceSequence, newly_locked: list[int], least: list[int], most: list[int]
     ) -> None:
-        """The first resume takes the slots, beside the snapshot that it copies; later ones lock what is there."""
+        """Count a resume: the first one allocates the slots, beside the snapshot that it copies; later ones lock them."""
         if sequence.has_state:
             newly_locked[self.group] += self.num_slots
             return
@@ -98,7 +98,7 @@ class StateRule:
         return self._policy.max_per_path is not None
 
     def held_snapshot(self, sequence: ReferenceSequence) -> Page | None:
-        """What a sequence will begin with at its first resume."""
+        """The snapshot from which a sequence will start at its first resume."""
         if sequence.snapshot_node is None or sequence.has_state:
             return None
         return (sequence.snapshot_node, self.group)
@@ -106,7 +106,7 @@ class StateRule:
     # -- matching -----------------------------------------------------------------------------------------------------
 
     def narrow(self, match: ReferenceMatch, scope: Scope, text: Text, present: Set[Page]) -> ReferenceMatch:
-        """What remains of a match of attention."""
+        """The part of an attention match that the state allows."""
         if self.group < 0:
             return match
         lengths = {length for length in match.lengths if self.has_snapshot(scope, text, length, present)}
@@ -124,14 +124,14 @@ class StateRule:
         return max([length for length in lengths if length <= attention_tokens])
 
     def has_snapshot(self, scope: Scope, text: Text, num_tokens: int, present: Set[Page]) -> bool:
-        """Of no tokens there always is one: zeros."""
+        """Whether there is a snapshot at that length; at length 0 there always is one: zeros."""
         if num_tokens == 0:
             return True
         node = self._tree.find_exact(scope, text[:num_tokens])
         return node is not None and (node, self.group) in present
 
     def find_replay_start(self, scope: Scope, text: Text, attention_tokens: int, present: Set[Page]) -> int | None:
-        """The latest snapshot from which a match of so many tokens may replay its state; itself, if that is there."""
+        """The latest snapshot from which a match of so many tokens may replay its state; itself, if it has one."""
         for start in range(attention_tokens, max(0, attention_tokens - self.max_replay_tokens - 1), -1):
             if self.max_replay_tokens > 0 and self.has_snapshot(scope, text, start, present):
                 if not self._moves_window(start, attention_tokens):
@@ -141,7 +141,7 @@ class StateRule:
     def _moves_window(self, num_tokens: int, later_tokens: int) -> bool:
         size = self._tokens_per_block
         for rule in self._rules:
-            # Replayed tokens read each other as well: a block that they fill and their end has passed is one that they miss.
+            # Replayed tokens attend to each other as well: blocks that they fill and that are out of window at their end are missing.
             for ordinal in range(-(-later_tokens // size)):
                 if not rule.is_stale(ordinal, num_tokens, size) and rule.is_stale(ordinal, later_tokens, size):
                     return True

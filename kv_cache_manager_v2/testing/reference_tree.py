@@ -1,15 +1,14 @@
-"""All text that was ever published, for ever, and which prefixes of a new text can be had from the pages that are left.
+"""All prefixes that were ever published, and which prefixes of a prompt are reusable with the pages that are left.
 
 Plain and slow on purpose: a *node* is a block's tokens under its parent's, a number in the order of first publication;
-a page is ``(node, group)``. Which pages are present is told with each question, because dropping one is the manager's
-choice. The rules are those of the design, written from the text and not from the code:
+a page is ``(node, group)``. The present pages are passed with each question, because dropping one is the manager's
+choice. The rules are those of the design, written from its text and not from the code:
 
-- a prefix of ``n`` tokens is reusable when, for every layer group, every block that is not stale at history ``n`` has
-  its
-  page; a block that the prefix ends in the middle of may be any one that begins with those tokens; without partial reuse
-  only one that ends where the text ends, with just those tokens;
+- a prefix of ``n`` tokens is reusable if, for every layer group, every block that is not stale at history ``n`` has
+  its page; a block that the prefix ends inside may be any one that begins with those tokens; without partial reuse
+  only one that ends where the prompt ends, with exactly those tokens;
 - the longest such ``n`` wins. Where a block has many children, the library may look at the nearest of them only;
-- a backoff is taken off the *content*: the tokens that lie on a path of blocks in the tree, whatever pages these have.
+- a backoff is subtracted from the *content*: the tokens on a path of blocks in the tree, whatever pages these have.
 """
 
 from collections.abc import Sequence, Set
@@ -26,7 +25,7 @@ Page: TypeAlias = tuple[int, int]
 """(node, layer group)"""
 
 SIBLINGS_SEARCHED: Final = 8
-"""With no more candidates than this, the best of them must be found."""
+"""Up to so many candidates, the best of them must be found."""
 
 
 @final
@@ -59,7 +58,7 @@ class GroupRule:
 @final
 @mypyc_attr(native_class=True)
 class ReferenceMatch:
-    """``best`` tokens are reusable; an answer from ``least`` on is allowed if it is reusable as well."""
+    """``best`` tokens are reusable; a result from ``least`` on is allowed if it is reusable as well."""
 
     __slots__ = ("best", "least", "lengths")
 
@@ -79,7 +78,7 @@ class ReferenceMatch:
 @final
 @mypyc_attr(native_class=True)
 class ReferenceTree:
-    """Nodes are never removed. ``ever_published`` are the pages that existed at some time."""
+    """Nodes are never removed. ``ever_published``: the pages that existed at some time."""
 
     __slots__ = (
         "ever_published", "_tokens_per_block", "_rules", "_roots", "_parents", "_tokens", "_children", "_by_text",
@@ -114,7 +113,7 @@ class ReferenceTree:
         return node
 
     def child(self, parent: int, tokens: Text) -> int:
-        """The node with these tokens below ``parent``, made if there was none."""
+        """The node with these tokens below ``parent``; made if there is none."""
         node = self._by_text.get((parent, tokens))
         if node is None:
             node = self._new_node(parent, tokens)
@@ -132,14 +131,14 @@ class ReferenceTree:
         return self._tokens[node]
 
     def parent(self, node: int) -> int:
-        """Negative for a root."""
+        """The node's parent; negative for a root."""
         return self._parents[node]
 
     def children(self, node: int) -> list[int]:
         return list(self._children[node])
 
     def depth(self, node: int) -> int:
-        """Ordinal of the block."""
+        """The block's ordinal."""
         depth = -1
         while self._parents[node] >= 0:
             depth += 1
@@ -147,7 +146,7 @@ class ReferenceTree:
         return depth
 
     def find_exact(self, scope: Scope, text: Text) -> int | None:
-        """The node whose tokens, with those above it, are just this text, if there ever was one."""
+        """The node of exactly this prefix, if there ever was one."""
         node = self._roots.get(scope)
         for begin in range(0, len(text), self._tokens_per_block):
             if node is None:
@@ -160,8 +159,8 @@ class ReferenceTree:
     def match(
         self, scope: Scope, text: Text, present: Set[Page], with_partial_blocks: bool, lost: Set[Page] = frozenset()
     ) -> ReferenceMatch:
-        """What of ``text`` can be reused, given the pages that are present. From the first block with a lost page on the library
-        need not look, though a window may have left that block behind, or another one may begin like it."""
+        """The reusable prefixes of ``text``, given the present pages. The library need not look beyond the first block with a lost
+        page, even if that block is out of window, or another one begins like it."""
         size = self._tokens_per_block
         node = self._roots.get(scope)
         path: list[int] = []
@@ -217,7 +216,7 @@ class ReferenceTree:
         return most
 
     def partial_matches(self, scope: Scope, text: Text, num_tokens: int, present: Set[Page]) -> list[int]:
-        """The blocks that may serve the last, partial block of a match of ``num_tokens``."""
+        """The blocks that may be used for the last, partial block of a match of ``num_tokens``."""
         size = self._tokens_per_block
         num_whole = num_tokens // size
         node = self._roots[scope]
@@ -246,7 +245,7 @@ class ReferenceTree:
     def _is_reusable(self, path: list[int], num_tokens: int, present: Set[Page]) -> bool:
         size = self._tokens_per_block
         for group, rule in enumerate(self._rules):
-            # The last blocks first: they are the ones that a window needs.
+            # The last blocks first: a window needs them.
             for ordinal in range(len(path) - 1, -1, -1):
                 if (path[ordinal], group) not in present and not rule.is_stale(ordinal, num_tokens, size):
                     return False

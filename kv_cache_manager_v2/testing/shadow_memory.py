@@ -1,14 +1,13 @@
-"""What is known about every mapped byte: who wrote it last, who has read it since, whether it has a meaning at all.
-
-Mapped memory is cut into *segments*, runs of bytes with one answer; they are kept sorted by address and never overlap,
+"""Shadow memory: the last writer and the readers of every mapped byte, and whether it was ever written.
+Mapped memory is divided into *segments*, runs of bytes with the same state; they are kept sorted by address and never overlap,
 and the gaps between them are memory that is not mapped. Accesses must be given in an order in which an earlier one
-never happens after a later one (the order of the enqueueing calls is one). Each access is checked against what the
-segments say, under the accessor's vector clock, and then recorded:
+never happens after a later one (the order of the enqueueing calls is one). Each access is checked against the
+segments, under the accessor's vector clock, and then recorded:
 
-    access    must have happened before it                          afterwards
+    access    must have happened before it                          recorded
     read      the last write                                        one more reader
     write     the last write, all readers since                     the last writer; no readers; written
-    copy      as a read of the source and a write of the target     the target is written where the source is
+    copy      like a read of the source and a write of the target   the target is written where the source is
     unmap     the last write, all readers since                     a gap
 
 A read of bytes that were never written is an error; a copy of them is not (a page that is only partly filled is copied
@@ -49,7 +48,7 @@ class _Segment:
 @final
 @mypyc_attr(native_class=True)
 class ShadowMemory:
-    """Conservation: the segments cover exactly the mapped bytes, each byte once."""
+    """The segments. Conservation: they cover exactly the mapped bytes, each byte once."""
 
     __slots__ = ("_ranges", "_log", "_begs", "_segments", "_reader", "_readers")
 
@@ -68,7 +67,7 @@ class ShadowMemory:
         self._reader = None
         self._readers = ()
 
-    # -- memory comes and goes ----------------------------------------------------------------------------------------
+    # -- mapping ------------------------------------------------------------------------------------------------------
 
     def mapped_bytes(self, beg: int, end: int) -> int:
         """How many bytes of ``[beg, end)`` are mapped."""
@@ -81,13 +80,13 @@ class ShadowMemory:
         return total
 
     def map(self, beg: int, end: int) -> None:
-        """``[beg, end)``, none of it mapped so far, becomes memory that nobody has written."""
+        """Map ``[beg, end)``, none of it mapped so far, as unwritten memory."""
         position = bisect_left(self._begs, beg)
         self._begs.insert(position, beg)
         self._segments.insert(position, _Segment(beg, end))
 
     def unmap(self, access: Access, clock: VectorClock, beg: int, end: int) -> None:
-        """``[beg, end)``, all of it mapped, becomes a gap; raises unless all that touches it happened before."""
+        """Unmap ``[beg, end)``, all of it mapped; raises unless all accesses to it happened before."""
         first, last = self._cut(access, beg, end)
         for position in range(first, last):
             segment = self._segments[position]
@@ -123,7 +122,7 @@ class ShadowMemory:
         self._become_one(first, last, access, True)
 
     def require_tier(self, access: Access, tier: CacheTier, beg: int, end: int) -> None:
-        """Raises unless these bytes, mapped or not, belong to that tier."""
+        """Raise unless these bytes, mapped or not, belong to that tier."""
         owner = self._ranges.find(beg)
         if owner is None or owner.is_released:
             self._report_missing(access, beg, end)
@@ -138,9 +137,9 @@ class ShadowMemory:
             )
 
     def copy(self, access: Access, clock: VectorClock, dst: int, src: int, num_bytes: int) -> None:
-        """A read of the source that uses nothing, and a write of the target that is as written as the source is."""
+        """A read of the source that uses nothing, and a write of the target that copies what is written."""
         first, last = self._cut(access, src, src + num_bytes)
-        # Where the source changes between written and not, as an offset; it begins as `is_written`.
+        # Offsets at which the source changes between written and not; it begins as `is_written`.
         is_written = self._segments[first].is_written
         changes: list[int] = []
         was_written = is_written
@@ -171,7 +170,7 @@ class ShadowMemory:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _cut(self, access: Access, beg: int, end: int) -> tuple[int, int]:
-        """Positions of the segments that make up ``[beg, end)`` exactly; raises if not all of it is mapped."""
+        """Positions of the segments that make up ``[beg, end)`` exactly, split if need be; raises if not all of it is mapped."""
         first = bisect_right(self._begs, beg) - 1
         if first < 0:
             self._report_missing(access, beg, end)
@@ -197,7 +196,7 @@ class ShadowMemory:
         return first, last + 1
 
     def _split(self, position: int, address: int) -> _Segment:
-        """Cut a segment in two at ``address``; returns the second part, which follows it."""
+        """Split a segment at ``address``; returns the second part, which follows it."""
         left = self._segments[position]
         right = _Segment(address, left.end)
         right.writer = left.writer
@@ -221,7 +220,7 @@ class ShadowMemory:
         readers = segment.readers
         if readers is self._readers:
             return
-        # Readers that happened before this one need no record: who comes after this one comes after them too.
+        # Readers that happened before this one need no record: an access after this one is after them too.
         still_open = [reader for reader in readers if not clock.includes(reader.component, reader.tick)]
         segment.readers = (access, *still_open) if still_open else self._readers
 
@@ -240,7 +239,7 @@ class ShadowMemory:
                 self._report(RaceKind.WRITE_AFTER_READ, access, reader, segment.beg, segment.end)
 
     def _become_one(self, first: int, last: int, writer: Access, is_written: bool) -> None:
-        """One access wrote segments ``[first, last)``: they are one, and join a left neighbour that is the same."""
+        """Merge segments ``[first, last)``, which one access wrote, and their left neighbour if it is the same."""
         segments = self._segments
         segment = segments[first]
         end = segments[last - 1].end

@@ -1,13 +1,13 @@
-"""A device that finds every race: streams as queues, run late and in any legal order, over memory that remembers.
+"""A device that finds every race: streams are queues that run late and in any legal order, over memory with a history.
 
-`SimulatedDevice` is a `Device` for tests. Calls on a stream are queued; which queued operation runs when is drawn from
-the seed, and may be as late as the rules allow. Memory of both tiers is host memory, so that kernels can run on the
+`SimulatedDevice` is a `Device` for tests. Calls on a stream are queued; the seed decides which queued operation runs when, as
+late as the rules allow. Memory of both tiers is host memory, so that kernels can run on the
 addresses.
 
 Every access is checked when it is enqueued, by vector clocks: two accesses to a byte, one of them a write, that no
-stream order, event or host wait puts in order are a `RaceError`, whichever order this run takes. So are reads of bytes
-that nobody wrote, accesses to memory that is not mapped (any more), and unmapping memory that may still be in use. The
-device sees what it is told: copies, fills, the `accesses()` of kernels, and host accesses made by `host_read`,
+stream order, event or host wait orders are a `RaceError`, whichever order this run takes. So are reads of unwritten
+bytes, accesses to memory that is not mapped (any more), and unmapping memory that may still be in use. The
+device sees copies, fills, the `accesses()` of kernels, and host accesses made by `host_read`,
 `host_write` and `record_host_access`.
 
 It also fails on demand: see `faults`, `hold`, `hold_stream` and `set_memory_limit`.
@@ -51,10 +51,10 @@ _POLL_PROGRESS: Final = 0.25
 @final
 @mypyc_attr(native_class=True)
 class SimulatedDevice(Device):
-    """See the module's docstring. One thread only; the seed decides everything that is left open.
+    """The race-detecting device; see the module's docstring. One thread only; the seed decides everything that is left open.
 
-    ``eager``: True runs each operation as soon as it is legal, False only when somebody waits for it, None draws how
-    late operations run. ``total_bytes`` is what each tier has; ``granularity_bytes`` is what ranges are multiples of.
+    ``eager``: True runs each operation as soon as it is legal, False only when a call waits for it, None draws how
+    late operations run. ``total_bytes``: of each tier; ``granularity_bytes``: ranges are multiples of it.
     """
 
     __slots__ = (
@@ -119,7 +119,7 @@ class SimulatedDevice(Device):
         self._next_event = 1
         self._num_host_waits = 0
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -149,7 +149,7 @@ class SimulatedDevice(Device):
         return self._ranges.reserve(tier, num_bytes, self._granularity_bytes).address
 
     def reserve_disk_range(self, path: str, num_bytes: int) -> int:
-        """No file is made: a disk is one more tier of memory here, and ``path`` a name in errors."""
+        """Reserve a range without a file: a disk is one more tier of memory here, and ``path`` a name in errors."""
         self._require_open()
         self._validate_num_bytes(num_bytes)
         self.faults.count_call("reserve")
@@ -223,7 +223,7 @@ class SimulatedDevice(Device):
     def create_stream(self) -> int:
         self._require_open()
         self.faults.count_call("create_stream")
-        # A driver gives the address of a destroyed stream to a new one, now and then.
+        # Now and then, a driver reuses the address of a destroyed stream for a new one.
         if self._free_stream_handles and self._random.random() < 0.5:
             handle = self._free_stream_handles.pop()
         else:
@@ -244,7 +244,7 @@ class SimulatedDevice(Device):
         self._scheduler.run_some()
 
     def require_stream(self, stream: int) -> None:
-        """`LogicError` unless it is the default stream, or `create_stream` gave it and it was not destroyed."""
+        """`LogicError` unless it is the default stream, or one of `create_stream` that was not destroyed."""
         self._require_open()
         self._queue(stream)
 
@@ -282,7 +282,7 @@ class SimulatedDevice(Device):
         asked = self._event(event)
         self._scheduler.run_some()
         if not asked.is_done and self._random.random() < _POLL_PROGRESS:
-            # Whoever polls until it is done must get there, unless somebody holds it.
+            # A caller that polls until the event is done must get there, unless the event is held.
             self._scheduler.run_steps(1)
         if asked.is_done:
             if not asked.is_seen:
@@ -360,7 +360,7 @@ class SimulatedDevice(Device):
         self._enqueue(queue, KernelOperation(tick, kernel))
 
     def close(self) -> None:
-        """As the port says; runs what is still queued, held or not, and raises what a kernel raised unseen."""
+        """Close, as the port says; runs all queued work, held or not, and raises a kernel's error if it was not raised yet."""
         if self._is_closed:
             return
         if self._ranges.num_reserved > 0:
@@ -374,21 +374,21 @@ class SimulatedDevice(Device):
         self._ranges.close()
         self._scheduler.raise_any_failure()
 
-    # -- what only a simulated device can do --------------------------------------------------------------------------
+    # -- beyond the port ----------------------------------------------------------------------------------------------
 
     @property
     def races(self) -> Sequence[RaceError]:
-        """Every race that was reported so far, even if the error was swallowed on its way."""
+        """Every race reported so far, even if its error was swallowed."""
         return tuple(self._detector.races)
 
     @property
     def num_pending(self) -> int:
-        """Operations enqueued and not run."""
+        """Operations that were enqueued and have not run."""
         return self._scheduler.num_pending
 
     @property
     def num_host_waits(self) -> int:
-        """How often the host waited for the device."""
+        """The number of times that the host waited for the device."""
         return self._num_host_waits
 
     @property
@@ -398,7 +398,7 @@ class SimulatedDevice(Device):
 
     @property
     def num_open_streams(self) -> int:
-        """Streams that were created and not destroyed; the default stream does not count."""
+        """Streams that were created and not destroyed, without the default stream."""
         return len(self._queues) - 1
 
     def mapped_bytes(self, tier: CacheTier) -> int:
@@ -406,19 +406,19 @@ class SimulatedDevice(Device):
         return self._mapped_bytes[tier]
 
     def step(self, max_operations: SupportsIndex = 1) -> int:
-        """Run up to that many operations in a legal order; returns how many were run. The host learns nothing of it."""
+        """Run up to that many operations in a legal order; returns how many ran. The host does not wait for them."""
         self._require_open()
         return self._scheduler.run_steps(int(to_count(max_operations, "max_operations")))
 
     def drain(self) -> int:
-        """Run all that can run (what is held stays), raise what a kernel raised; the host waits for nothing."""
+        """Run all operations that can run (held ones stay), and raise a kernel's error. The host does not wait for them."""
         self._require_open()
         count = self._scheduler.run_steps(-1)
         self._scheduler.raise_any_failure()
         return count
 
     def hold(self, event: int) -> None:
-        """Keep an event from being done until `release`; it stays held when its handle is released."""
+        """Keep an event from being done until `release`; it stays held if its handle is released."""
         self._require_open()
         held = self._event(event)
         if held.is_done:
@@ -435,7 +435,7 @@ class SimulatedDevice(Device):
         self._scheduler.run_some()
 
     def hold_stream(self, stream: int) -> None:
-        """Let nothing of that stream run until `release_stream`."""
+        """Run nothing on that stream until `release_stream`."""
         self._require_open()
         self._queue(stream).is_held = True
 
@@ -445,29 +445,29 @@ class SimulatedDevice(Device):
         self._scheduler.run_some()
 
     def set_memory_limit(self, tier: CacheTier, num_bytes: int) -> None:
-        """From now on mapping more than this in all is an `OutOfMemoryError`; what is mapped stays."""
+        """Limit the mapped bytes: mapping more is an `OutOfMemoryError`; what is mapped stays."""
         self._require_tier(tier)
         self._limit_bytes[tier] = num_bytes
 
     def record_host_access(self, address: int, num_bytes: int, is_write: bool) -> None:
-        """The host touches these bytes now; it must have waited for whoever did so before."""
+        """Record that the host touches these bytes now; it must have waited for earlier accesses."""
         self._require_open()
         self._detector.check_host_access(address, num_bytes, is_write)
 
     def host_read(self, address: int, num_bytes: int) -> bytes:
-        """Read memory on the host, as `record_host_access` says."""
+        """Read memory on the host, recorded by `record_host_access`."""
         self.record_host_access(address, num_bytes, False)
         return ctypes.string_at(address, num_bytes)
 
     def host_write(self, address: int, data: bytes) -> None:
-        """Write memory on the host, as `record_host_access` says."""
+        """Write memory on the host, recorded by `record_host_access`."""
         self.record_host_access(address, len(data), True)
         ctypes.memmove(address, data, len(data))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _plan_disk_faults(self, operation: CopyOperation, dst_tier: CacheTier, src_tier: CacheTier) -> None:
-        """The first copy of a batch that was planned to fail does so when the batch runs."""
+        """Make the first copy of a batch that was planned to fail do so when the batch runs."""
         if src_tier == CacheTier.DISK:
             reason = self.faults.take_failure("disk_read")
             if reason is not None:

@@ -1,4 +1,4 @@
-"""The simulated device's disks: which folder each DISK range is in, and which of them had a write that failed."""
+"""The simulated device's disks: the folder of each DISK range, and the ranges with a failed write."""
 
 import logging
 from typing import Final, final
@@ -18,7 +18,7 @@ class SimulatedDisks:
     __slots__ = ("failed_reads", "_paths", "_failures")
 
     failed_reads: list[StorageIOError]
-    """Until they are taken."""
+    """Failed reads until they are taken."""
     _paths: Final[dict[int, str]]
     _failures: Final[dict[int, StorageIOError]]
 

@@ -1,11 +1,11 @@
 """The simulated device's address ranges: real host memory, so that kernels can run on it.
 
-An `AddressRange` has memory behind all of it from the moment it is reserved (the operating system gives pages only
-where somebody writes), and what is *mapped* is bookkeeping of the shadow memory. So a stray access never crashes the
+An `AddressRange` has memory behind all of it from the moment it is reserved (the operating system allocates pages only
+when they are written); *mapped* is a state in the shadow memory. So a stray access never crashes the
 process: it is reported, or finds poison. Memory is poisoned when it is mapped and when it is unmapped, with different
 patterns.
 
-A released range keeps its addresses until the device is closed, so that a late access is known as an access to freed
+A released range keeps its addresses until the device is closed, so that a late access is recognised as one to freed
 memory and never hits another range by chance.
 """
 
@@ -20,10 +20,10 @@ from ..base.errors import LogicError, OutOfMemoryError
 from ..base.ids import CacheTier
 
 MAPPED_POISON: Final = 0xA5
-"""What freshly mapped memory contains."""
+"""The contents of freshly mapped memory."""
 
 UNMAPPED_POISON: Final = 0xDB
-"""What memory contains once it was unmapped."""
+"""The contents of unmapped memory."""
 
 _MAP_NORESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named from Python 3.13 on
 
@@ -31,7 +31,7 @@ _MAP_NORESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", 0x4000)  # named fro
 @final
 @mypyc_attr(native_class=True)
 class AddressRange:
-    """Reserved addresses ``[address, address + num_bytes)`` of one tier. Ranges never touch: there is a gap."""
+    """Reserved addresses ``[address, address + num_bytes)`` of one tier. Ranges are never adjacent: there is a gap."""
 
     __slots__ = ("tier", "address", "num_bytes", "is_released", "_memory")
 
@@ -43,7 +43,7 @@ class AddressRange:
 
     def __init__(self, tier: CacheTier, num_bytes: int, alignment: int) -> None:
         try:
-            # More than asked for, so that the address can be aligned; what is left over is the gap behind the range.
+            # More than requested, so that the address can be aligned; the rest is the gap behind the range.
             memory = mmap.mmap(-1, num_bytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         except (OSError, OverflowError, ValueError) as error:
             raise OutOfMemoryError(f"no address range of {num_bytes} bytes for {tier.name}: {error}")
@@ -59,12 +59,12 @@ class AddressRange:
         return self.address + self.num_bytes
 
     def release(self) -> None:
-        """The memory goes back to the operating system, the addresses stay taken."""
+        """Return the memory to the operating system; the addresses stay reserved."""
         self.is_released = True
         self._memory.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """The addresses go back too."""
+        """Release the addresses too."""
         self.is_released = True
         self._memory.close()
 
@@ -101,7 +101,7 @@ class AddressRanges:
         self.num_reserved -= 1
 
     def find(self, address: int) -> AddressRange | None:
-        """The range that has this address, released or not."""
+        """The range that contains this address, released or not."""
         position = bisect_right(self._addresses, address) - 1
         if position < 0:
             return None

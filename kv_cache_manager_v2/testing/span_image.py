@@ -1,4 +1,4 @@
-"""What the pages of a set of spans must hold, laid out as page words, before a buffer's key is mixed in.
+"""The expected contents of pages for a set of spans, as page words, before a buffer's key is mixed in.
 
 Made once per batch and page layout, and used for every layer and role with that layout: only the key differs.
 """
@@ -14,7 +14,7 @@ from .token_layout import TokenLayout, Words
 from .token_values import Values
 
 _MAX_KEPT_BYTES: Final = 32 << 20
-"""Beyond this an image is laid out anew each time, a piece at a time: pages of an unshrunk model are large."""
+"""Larger images are computed anew each time, in pieces: pages of a full-size model are large."""
 
 
 @final
@@ -27,10 +27,10 @@ class SpanImage:
     spans: Final[PageSpans]
     layout: Final[TokenLayout]
     value_offset: Final[Ints]
-    """For each span, the index among the values of its page's first token (which may lie before the span's own)."""
+    """By span: the index of its page's first token among the values (which may be before the span's own)."""
 
     num_bytes: Final[int]
-    """How many bytes the spans cover."""
+    """Bytes that the spans cover."""
 
     def __init__(self, spans: PageSpans, layout: TokenLayout, values: Values, value_offset: Ints) -> None:
         self.spans = spans
@@ -50,11 +50,11 @@ class SpanImage:
         return len(self.spans)
 
     def words(self, beg: int, end: int) -> Words:
-        """The pages of spans ``[beg, end)``; what lies outside a span is arbitrary."""
+        """The pages of spans ``[beg, end)``; words outside a span are arbitrary."""
         return self._lay_out(beg, end) if self._words is None else self._words[beg:end]
 
     def mask(self, beg: int, end: int) -> npt.NDArray[np.bool_] | None:
-        """Which of those words lie inside the spans; None for all."""
+        """Which of those words are inside the spans; None for all."""
         if not self._is_masked:
             return None
         return self._cover(beg, end) if self._mask is None else self._mask[beg:end]
@@ -64,7 +64,7 @@ class SpanImage:
 
     def _lay_out(self, beg: int, end: int) -> Words:
         tokens = self.value_offset[beg:end, None] + np.arange(self.layout.tokens_per_page)
-        # Only tokens outside a span can lie outside the values.
+        # Only tokens outside a span can be outside the values.
         return self.layout.page_words(self._values.take(tokens, mode="clip"))
 
     def _cover(self, beg: int, end: int) -> npt.NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """Steps that are launched together: those of one manager on one stream.
 
-Adding a step validates it, and nothing is launched before all steps were added; so a refused step leaves nothing
-behind.
+Adding a step validates it, and no step is launched before all were added; so a refused step has no
+effect.
 """
 
 from array import array
@@ -20,7 +20,7 @@ from .token_values import Values, prefix_values, token_numbers, tree_values
 
 
 def validate_tokens(tokens: object, name: str) -> None:
-    """Something that may be tokens; which they are is looked at when the step is added to a batch."""
+    """Check that the argument may be tokens; the items are checked when the step is added to a batch."""
     if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Sized):
         raise TypeError(f"{name} must be a sequence of tokens, not {type(tokens).__name__}")
 
@@ -30,11 +30,11 @@ def validate_tokens(tokens: object, name: str) -> None:
 class Step(Handle):
     """One sequence's part in a batch: compute ``input``, the tokens that follow ``history``.
 
-    Both are tokens as everywhere in the library. Where ``beam_width > 1`` either may be a list with the tokens of each
+    Both are tokens in any form that the library accepts. Where ``beam_width > 1`` either may be a list with the tokens of each
     beam instead. A step without input computes nothing, and checks what the next token would read.
 
-    ``parents``: the input is a tree of drafts, side by side; for each its parent's place in the input, which is before its
-    own, or -1 for one that follows the history. Not with beams.
+    ``parents``: the input is a tree of drafts; for each node the position of its parent in the input, which is before its
+    own, or -1 for a child of the history. Not with beams.
     """
 
     __slots__ = ("kv_cache", "input", "history", "parents")
@@ -49,7 +49,7 @@ class Step(Handle):
     def __init__(
         self, kv_cache: PagedSequence, input: object, history: object, parents: Sequence[int] | None = None
     ) -> None:
-        # A sequence of an engine's own has no class of ours, but what the engine asks of it.
+        # An engine's own sequence is not of our class, but has the needed members.
         if not hasattr(kv_cache, "is_active") or not hasattr(kv_cache, "get_base_page_indices"):
             raise TypeError(f"kv_cache must be a KVCache, or have its members, not {type(kv_cache).__name__}")
         validate_tokens(input, "input")
@@ -66,7 +66,7 @@ class Step(Handle):
 @final
 @mypyc_attr(native_class=True)
 class StepBatch:
-    """``sequences`` has one entry per row: a sequence with beams is there once for each."""
+    """``sequences`` has one entry per row: a sequence with beams has one for each."""
 
     __slots__ = ("stream", "manager", "num_steps", "sequences", "_beams", "_num_history_tokens", "_values")
 

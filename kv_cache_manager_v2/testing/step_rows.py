@@ -1,7 +1,7 @@
-"""A batch of steps as rows, one per beam of each sequence: where its tokens begin and end, and what their values are.
+"""A batch of steps as rows, one per beam of each sequence: begin and end of its tokens, and their values.
 
 A row's tokens are ``[0, end)``; those from ``history`` on are the step's input. Rows know their sequences by id
-alone: work that is still queued on a device must keep no sequence alive.
+only: work that is still queued on a device must keep no sequence alive.
 """
 
 from typing import Final, final
@@ -25,9 +25,9 @@ class StepRows:
     history: Final[Ints]
     end: Final[Ints]
     values: Final[Values]
-    """Of all rows, one after the other."""
+    """The values of all rows, one row after another."""
     value_offset: Final[Ints]
-    """Where a row's values begin in ``values``."""
+    """By row: the index of its first value in ``values``."""
 
     def __init__(
         self, sequence_ids: list[object], beams: list[int], num_history_tokens: list[int], values: list[Values]
@@ -48,6 +48,6 @@ class StepRows:
         places = np.nonzero(self.values == np.uint64(value))[0]
         if len(places) == 0:
             return None
-        # Of rows without tokens several begin at the same place; the last row that begins there has some.
+        # Rows without tokens begin at the same index as the next row; the last row that begins there has some.
         row = int(np.searchsorted(self.value_offset, places[0], side="right")) - 1
         return row, int(places[0] - self.value_offset[row])

@@ -1,7 +1,7 @@
-"""What waits in a stream's queue, and the events that lie between streams.
+"""Operations in a stream's queue, and events between streams.
 
-An operation copied everything it needs when it was enqueued; whether it may run now is its own answer (`is_ready`),
-except that a stream only ever offers its oldest one.
+An operation has copied everything it needs when it is enqueued; it decides itself whether it may run now (`is_ready`),
+but a stream offers only its oldest one.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from .happens_before import VectorClock
 from .simulated_disks import SimulatedDisks, copy_error
 
 FAILED_READ_POISON: Final = 0xE7
-"""What the destination of a failed read contains."""
+"""The contents of a failed read's destination."""
 
 
 @final
@@ -32,7 +32,7 @@ class SimulatedEvent:
     clock: Final[VectorClock]
     is_done: bool
     is_held: bool
-    is_seen: bool  # the host knows that it is done
+    is_seen: bool  # the host has seen that it is done
 
     def __init__(self, handle: int, stream: int, position: int, clock: VectorClock) -> None:
         self.handle = handle
@@ -54,7 +54,7 @@ class Operation(metaclass=ABCMeta):
         self.tick = tick
 
     def is_ready(self) -> bool:
-        """Whether it may run, being the oldest of its stream."""
+        """Whether it may run, if it is the oldest of its stream."""
         return True
 
     @abstractmethod
@@ -64,8 +64,8 @@ class Operation(metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class CopyOperation(Operation):
-    """``read_error`` fails the first copy, whose destination is poisoned. ``write_error`` is noted as the failure of the
-    disk range; the bytes arrive, as they do where a device keeps them in memory.
+    """``read_error`` fails the first copy, whose destination is poisoned. ``write_error`` is recorded as the failure of the
+    disk range; the bytes are copied, as on a device that keeps them in memory.
     """
 
     __slots__ = ("dst_addresses", "src_addresses", "num_bytes", "read_error", "write_error", "disks", "disk_range")
@@ -98,7 +98,7 @@ class CopyOperation(Operation):
             self.disks.record_failure(self.disk_range, self.write_error)
         if self.read_error is not None:
             if self.disks is not None:
-                # Another object: the one that is raised has a traceback, which would keep its frames until this is taken.
+                # Another object: the raised one has a traceback, which would keep its frames until this one is taken.
                 self.disks.failed_reads.append(copy_error(self.read_error))
             raise self.read_error
 

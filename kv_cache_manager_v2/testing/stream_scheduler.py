@@ -1,10 +1,10 @@
-"""Streams as queues, and the choice of what runs next.
+"""The scheduler of a simulated device: streams as queues, and the choice of what runs next.
 
-The scheduler may run any stream's oldest operation that is ready, whenever it is asked to (`run_some`), in an order
-drawn from its random numbers; `run_through` runs what a host that waits must see done, and perhaps more. How late the
-streams are is drawn as well: a pace for the whole device, and one for each stream.
+The scheduler may run any stream's oldest ready operation, whenever it is asked to (`run_some`), in an order
+drawn from its random numbers; `run_through` runs what a waiting host must see done, and perhaps more. The streams'
+delays are drawn as well: a pace for the whole device, and one for each stream.
 
-An operation that raises is done; the error is kept until somebody synchronises with that operation (`raise_failure`).
+An operation that raises is done; the error is kept until a call synchronises with that operation (`raise_failure`).
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ from .stream_operation import Operation, WaitOperation
 class StreamQueue:
     """One stream. ``num_run + len(operations)`` operations were enqueued so far, those of ``predecessor`` included.
 
-    ``predecessor``: a stream that is gone, all of whose accesses the host has seen done. The new one has its index and its component,
-    and goes on counting: what comes after the new one's accesses comes after the old one's.
+    ``predecessor``: a destroyed stream, all of whose accesses the host has seen done. The new one has its index and its component,
+    and continues its ticks: an access after the new one's accesses is after the old one's too.
     """
 
     __slots__ = (
@@ -78,11 +78,11 @@ class StreamQueue:
         return self.num_run + len(self.operations)
 
     def last_tick(self) -> int:
-        """Of its operations so far."""
+        """The tick of its last operation."""
         return self.clock.ticks[self.component]
 
     def record_access(self) -> None:
-        """The operation that has begun touches memory, which events and waits do not."""
+        """The operation that has begun touches memory, which events and waits do not do."""
         self.last_access = self.clock.ticks[self.component]
 
     def is_ready(self) -> bool:
@@ -119,8 +119,8 @@ class StreamScheduler:
 
     _random: Final[Random]
     _streams: Final[list[StreamQueue]]  # by index
-    _live: Final[list[StreamQueue]]  # those that have, or may yet get, an operation
-    _gone: Final[list[StreamQueue]]  # destroyed, all has run, and no new stream has taken its place
+    _live: Final[list[StreamQueue]]  # streams that have, or may yet get, an operation
+    _gone: Final[list[StreamQueue]]  # destroyed streams whose work has run and whose place is free
     _failures: Final[list[_Failure]]
     _likelihood: Final[float]
     _burst: Final[int]
@@ -138,7 +138,7 @@ class StreamScheduler:
         self._burst = pace[1]
 
     def add_stream(self, handle: int, host_clock: VectorClock) -> StreamQueue:
-        """In the place of one that is gone, if the host has seen all that one has touched; so clocks do not grow with every stream."""
+        """Add a stream, in the place of a destroyed one if the host has seen its work done; so clocks do not grow with every stream."""
         haste = _HASTES[int(self._random.random() * len(_HASTES))]
         predecessor: StreamQueue | None = None
         for gone in self._gone:
@@ -156,7 +156,7 @@ class StreamScheduler:
         return stream
 
     def destroy_stream(self, stream: StreamQueue) -> None:
-        """Nothing more will be enqueued; what was enqueued still runs."""
+        """Enqueue nothing more; enqueued work still runs."""
         stream.is_destroyed = True
         if not stream.operations:
             self._bury(stream)
@@ -172,7 +172,7 @@ class StreamScheduler:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run_some(self) -> None:
-        """Called by every public call: run as much as the seed says, nothing at all perhaps."""
+        """Run as much as the seed says, perhaps nothing. Every public call calls this."""
         if self.is_eager:
             self.run_steps(-1)
         elif self._likelihood > 0.0 and self._random.random() < self._likelihood:
@@ -198,9 +198,9 @@ class StreamScheduler:
         return steps
 
     def run_through(self, stream_index: int, position: int) -> None:
-        """Run until ``position`` operations of the stream are done, and what these wait for; more runs by chance.
+        """Run until ``position`` operations of the stream are done, and all that these wait for; more runs by chance.
 
-        `LogicError` where that would take for ever because a stream or an event is held.
+        `LogicError` if that would take for ever because a stream or an event is held.
         """
         goals: list[tuple[int, int]] = [(stream_index, position)]
         while goals:

@@ -1,10 +1,10 @@
-"""Which bytes of a buffer's page belong to which token, and what they hold.
+"""The layout of tokens in a buffer's page: which bytes belong to which token, and their contents.
 
-A page of ``page_bytes`` bytes is shared out among its tokens evenly and in order: token ``t`` owns the bytes from
+The bytes of a page are divided among its tokens evenly and in order: token ``t`` owns the bytes from
 ``ceil(t * page_bytes / tokens_per_page)`` up to where the next one begins. Any size works; a page with fewer bytes than
 tokens leaves some tokens with none. Byte ``j`` of a token is byte ``j % 8`` of its 64-bit value, the lowest first.
 
-To move many bytes at once a page is seen as *words*: of 8, 4, 2 or 1 bytes, the widest that divides what a token owns.
+To process many bytes at once a page is treated as *words*: of 8, 4, 2 or 1 bytes, the widest that divides each token's bytes.
 """
 
 from typing import Any, Final, TypeAlias, final
@@ -24,7 +24,7 @@ _VALUE_BYTES: Final = 8
 @final
 @mypyc_attr(native_class=True)
 class TokenLayout:
-    """The layout of one kind of page. Constant."""
+    """The layout of one kind of page. Immutable."""
 
     __slots__ = (
         "page_bytes",
@@ -58,18 +58,18 @@ class TokenLayout:
         self.words_per_page = len(byte_of_word)
         self.word_type = np.dtype(f"<u{word_bytes}")
         self.owner = owner
-        # A row of values seen as words has `words_per_value` of them per token; these columns pick the page's words.
+        # A row of values as words has `words_per_value` of them per token; these columns select the page's words.
         self._column: Final[npt.NDArray[np.int64]] = owner * words_per_value + key_column
         self._key_column: Final[npt.NDArray[np.int64]] = key_column
         self._is_identity: Final[bool] = word_bytes == _VALUE_BYTES and self.words_per_page == tokens_per_page
         self._has_one_key_word: Final[bool] = len(key_column) == 0 or not bool(key_column.any())
 
     def first_byte(self, token_in_page: int) -> int:
-        """Where the token's bytes begin in the page; for ``tokens_per_page``, where the page ends."""
+        """The offset of the token's bytes in the page; for ``tokens_per_page``, the page's end."""
         return -(-token_in_page * self.page_bytes // self.tokens_per_page)
 
     def first_bytes(self, tokens_in_page: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """`first_byte` of many."""
+        """`first_byte` of many tokens."""
         return -(-tokens_in_page * self.page_bytes // self.tokens_per_page)
 
     def page_words(self, values: Values) -> Words:
@@ -80,19 +80,19 @@ class TokenLayout:
         return words
 
     def key_words(self, key: int) -> Words:
-        """The key as page words: one for all where every word is the same, else a row."""
+        """The key as page words: a single one if every word is the same, else a row."""
         words: Words = np.array([key], dtype=np.uint64).view(self.word_type)
         return words[0] if self._has_one_key_word else words[self._key_column]
 
     def token_bytes(self, value: int, token_in_page: int) -> bytes:
-        """What a token owns when its value, the key mixed in, is this."""
+        """The bytes of a token with that value, the key mixed in."""
         num_bytes = self.first_byte(token_in_page + 1) - self.first_byte(token_in_page)
         repeats = -(-num_bytes // _VALUE_BYTES)
         return (value.to_bytes(_VALUE_BYTES, "little") * repeats)[:num_bytes]
 
 
 def _word_bytes(page_bytes: int, tokens_per_page: int) -> int:
-    """The widest word of which every token owns a whole number."""
+    """The widest word that divides the bytes of every token."""
     if page_bytes % tokens_per_page == 0:
         for word_bytes in (8, 4, 2):
             if page_bytes // tokens_per_page % word_bytes == 0:

@@ -1,12 +1,12 @@
-"""What the fake engine stores for a token: a 64-bit value that names the token and the whole prefix before it.
+"""Token values of the fake engine: 64-bit values that name a token and the whole prefix before it.
 
 An attention layer's keys and values of a token depend on every token before it, so the value does too: it is the sum,
 modulo 2**64, of one well mixed number per (token, position) of the prefix, the token itself included. Sums are what
-numpy makes for whole prompts at memory speed. Two prefixes that differ anywhere get values that differ, but for a
+numpy computes for whole prompts at memory speed. Two prefixes that differ anywhere have different values, but for a
 chance of 2**-64 per pair.
 
-A buffer mixes its layer and role in by exclusive or with a *key* of its own. That is linear, so expected bytes are laid
-out once for all layers. Beams are not part of the value: beams with the same prefix may share pages.
+A buffer mixes in its layer and role by exclusive or with a *key* of its own. That is linear, so expected bytes are computed
+once for all layers. Beams are not part of the value: beams with the same prefix may share pages.
 """
 
 from array import array
@@ -20,7 +20,7 @@ import numpy.typing as npt
 Values: TypeAlias = npt.NDArray[np.uint64]
 
 _DIGEST_TAG: Final = 1 << 63
-"""Set in the number of a digest token and clear in every token id, so that neither is taken for the other."""
+"""Set in the number of a digest token and clear in every token id, so that the two never coincide."""
 
 _TOKEN_FACTOR: Final = np.uint64(0xD1342543DE82EF95)
 _POSITION_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -64,7 +64,7 @@ def prefix_values(numbers: Values) -> Values:
 
 
 def tree_values(history: Values, nodes: Values, parents: Sequence[int]) -> Values:
-    """Of a history and a tree of drafts behind it: a node's value names the history and its branch, not its place."""
+    """The values of a tree of drafts after a history: a node's value names the history and its branch, not its position."""
     num_history = len(history)
     values = np.empty(num_history + len(nodes), dtype=np.uint64)
     values[:num_history] = prefix_values(history)
@@ -76,5 +76,5 @@ def tree_values(history: Values, nodes: Values, parents: Sequence[int]) -> Value
 
 
 def buffer_key(layer_id: int, role: str) -> int:
-    """The 64 bits that tell this buffer's values from those of every other layer and role."""
+    """The 64-bit key that separates this buffer's values from those of every other layer and role."""
     return int.from_bytes(blake2b(f"{layer_id}/{role}".encode(), digest_size=8).digest(), "little")

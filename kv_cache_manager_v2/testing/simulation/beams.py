@@ -1,4 +1,4 @@
-"""Several texts go on from one committed beginning, in one sequence: more or fewer of them, another order, one that is committed."""
+"""Beam actions: several continuations of one committed prefix in one sequence; change their number or order, commit one."""
 
 from random import Random
 from typing import Any, Final
@@ -22,7 +22,7 @@ _WIDTHS: Final = (1, 1, 2, 2, 3, 4)
 def change_beams(
     manager: KVCacheManager, model: ReferenceModel, judge: RoomJudge, sequence: SimulatedSequence, random: Random
 ) -> bool:
-    """Another width, or another order. False if it was refused for want of room."""
+    """Change the width or the order of beams. False if that was refused for lack of slots."""
     if len(sequence.other_texts) > 0 and sequence.model.is_active and random.random() < 0.5:
         width = len(sequence.other_texts) + 1
         reorder(model, sequence, [int(random.random() * width) for _beam in range(width)])
@@ -42,7 +42,7 @@ def _change_width(
 ) -> bool:
     old_width = len(sequence.other_texts) + 1
     if width > old_width and model.state.group >= 0 and not sequence.model.has_state:
-        return True  # a state that several begin with is counted for one only
+        return True  # a state that several beams start from is counted for one only
     is_possible = width <= old_width or (
         may_fork(model, sequence) and not sequence.model.is_matched_tail and not sequence.model.uses_scratch
     )
@@ -82,12 +82,12 @@ def commit_of_beams(
     sequence: SimulatedSequence,
     random: Random,
 ) -> None:
-    """All that one beam has computed; or less, as far as all beams agree. Tokens on which beams agree may come from any of them."""
+    """Commit what one beam has computed, or less, as far as all beams agree. Tokens on which beams agree may come from any of them."""
     width = len(sequence.other_texts) + 1
     begin = len(sequence.model.committed)
     chosen = int(random.random() * width)
     if model.state.group >= 0:
-        # The recurrent state cannot be put together: all go on from that beam.
+        # The recurrent state cannot be combined: all beams continue from that one.
         reorder(model, sequence, [chosen] * width)
     all_texts = [sequence.text, *sequence.other_texts]
     text = all_texts[chosen]
@@ -100,7 +100,7 @@ def commit_of_beams(
         snapshot = expect_snapshot(config, sequence, count, judge.has_room(model.state.group))
     agrees = all([other[: begin + count] == text[: begin + count] for other in all_texts])
     if not agrees and begin + count < len(text):
-        return  # what follows in other beams would be the text behind another one
+        return  # the following tokens of other beams have another prefix
     tokens: list[TokenIdExt] = text[begin : begin + count]
     sources: list[int] = []
     for index in range(count):
@@ -117,7 +117,7 @@ def commit_of_beams(
         require_unchanged(picture, manager.describe())
         return
     if not is_possible:
-        raise ModelDisagreement(f"sequence {sequence.name}: a commit of beams wrote into a block that is published, or others'")
+        raise ModelDisagreement(f"sequence {sequence.name}: a commit of beams wrote into a block that is published or shared")
     model.commit(sequence.model, tokens, snapshot)
     if not agrees:
         sequence.set_texts([list(text) for _beam in range(width)])

@@ -1,12 +1,12 @@
-"""The command that runs seeds and, when one fails, says how to see it again.
+"""The command that runs seeds and, when one fails, prints how to repeat it.
 
     python -m kv_cache_manager_v2.testing.simulation --seeds 0:200
     python -m kv_cache_manager_v2.testing.simulation --seeds 17:18 --shrink
     python -m kv_cache_manager_v2.testing.simulation --seeds 17:18 --only 3,8,12 --trace
     python -m kv_cache_manager_v2.testing.simulation --seeds 0:5000 --worlds large
 
-The exit status is 1 if any seed failed. ``--digest`` ends with one number over all decisions: runs that decided alike
-have it in common, interpreted or compiled.
+The exit status is 1 if any seed failed. ``--digest`` ends with one number over all decisions: runs with the same decisions
+print the same number, interpreted or compiled.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Text becomes final: that of one sequence, by either of two calls, or one more token of each, by one call."""
+"""Commit actions: of one sequence, by either of two calls, or one more token of each, by one call."""
 
 from collections.abc import Sequence
 from random import Random
@@ -28,7 +28,7 @@ def commit_some(
     sequence: SimulatedSequence,
     random: Random,
 ) -> None:
-    """All that was computed, or a part of it."""
+    """Commit all computed tokens, or a part of them."""
     count = sequence.num_uncommitted
     begin = len(sequence.model.committed)
     if random.random() < 0.3:
@@ -48,7 +48,7 @@ def commit_some(
 def _commit_as_tree(
     manager: KVCacheManager, sequence: SimulatedSequence, tokens: list[TokenIdExt], begin: int
 ) -> bool:
-    """A tree of drafts that is a chain, all of it accepted; False if this sequence can have none now."""
+    """Commit a tree of drafts that is a chain, all of it accepted; False if this sequence cannot have one now."""
     picture = manager.describe()
     try:
         sequence.handle.commit_tree(tokens, range(begin, begin + len(tokens)))
@@ -61,7 +61,7 @@ def _commit_as_tree(
 def commit_batch(
     manager: KVCacheManager, model: ReferenceModel, texts: TextSource, batch: Sequence[SimulatedSequence], random: Random
 ) -> None:
-    """The next token of each, but of recurrent models: whether a snapshot finds room depends on the sequences before."""
+    """Commit the next token of each, but of recurrent models: whether a snapshot finds a slot depends on the sequences before."""
     chosen = [sequence for sequence in batch if sequence.model.is_committing and sequence.num_uncommitted > 0]
     chosen = [sequence for sequence in chosen if len(sequence.other_texts) == 0]
     if model.state.group >= 0:

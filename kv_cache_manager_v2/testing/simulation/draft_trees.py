@@ -1,4 +1,4 @@
-"""Trees of drafts: one step computes them side by side, and the accepted branch, wherever its nodes lie, is committed."""
+"""Trees of drafts: one step computes all nodes, and the accepted branch, wherever its nodes are, is committed."""
 
 from dataclasses import replace
 from random import Random
@@ -20,17 +20,17 @@ _SHARE_OF_ACCEPTED: Final = 0.5
 
 
 def grows_trees(seed: int) -> bool:
-    """Drawn with a random of its own: in all other scenarios nothing is as it would be without trees."""
+    """Whether the scenario has trees; drawn with its own random numbers, so that all others stay the same without trees."""
     return Random(31 * seed + 2).random() < _SHARE_OF_SCENARIOS
 
 
 def without_scratch(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
-    """Scratch slots share what a tree would move; recurrent state, which the caller leaves out, has no place for branches."""
+    """The configuration without scratch slots, whose shared bytes a tree would move. Recurrent models have no trees at all."""
     return replace(config, swa_scratch_reuse=None)
 
 
 def may_grow_tree(sequence: SimulatedSequence, num_nodes: int) -> bool:
-    """Whether a step of that many inputs may be a tree: all before it may be committed, and nothing has to be computed next."""
+    """Whether a step of that many inputs may be a tree: all tokens before it may be committed, and none have to be computed next."""
     return (
         num_nodes > 1
         and sequence.model.is_committing
@@ -49,7 +49,7 @@ def grow_tree(
     num_nodes: int,
     random: Random,
 ) -> None:
-    """The step, and the commit of a branch; the pages of the other nodes' tokens are written over later."""
+    """Run the step, and commit a branch; the pages of the other nodes' tokens are overwritten later."""
     begin = len(sequence.text)
     num_committed = len(sequence.model.committed)
     nodes: list[TokenIdExt] = [texts.draw_token(random) for _node in range(num_nodes)]
@@ -71,7 +71,7 @@ def grow_tree(
     try:
         sequence.handle.commit_tree(tokens, positions)
     except (LogicError, ValueError):
-        # A fork has the block too, or a token is no number.
+        # A fork has the block too, or a token is a digest.
         require_unchanged(picture, manager.describe())
         return
     sequence.text.extend(accepted_tokens)

@@ -1,10 +1,10 @@
-"""Devices that fail in the middle of a history: which call is to fail, and what is looked at once one has.
+"""Device failures in the middle of a history: which call fails, and what is checked afterwards.
 
-Some scenarios plan a failure before an action, now and then: the n-th copy, transfer, mapping, stream, event or wait from there on, a full
-disk, or (which breaks the manager for good) an event that is refused together with the host's wait that would stand for it.
-The failure is drawn from the action's number, so it stays with the action when a history is shortened. After an action in which
-one fired, everything that was enqueued is run, so that what is lost is known; a read that fails while somebody else already
-relies on it is left to tests of its own.
+Some scenarios plan a failure before some actions: the n-th copy, transfer, mapping, stream, event or wait from there on, a full
+disk, or (which breaks the manager for good) a refused event together with the host's wait in its place.
+The failure is drawn from the action's number, so it stays with the action when a history is shortened. After an action with a
+failure, all enqueued work is run, so that the losses are known; reads that fail while another sequence already
+relies on them have tests of their own.
 """
 
 import errno
@@ -28,11 +28,11 @@ from .simulated_sequence import SimulatedSequence
 
 @mypyc_attr(native_class=False)
 class PlannedFault(Exception):
-    """What the device says."""
+    """The device's error."""
 
 
 FAILURES: Final = (PageMoveError, StorageIOError, OutOfMemoryError, PlannedFault)
-"""What a call may raise when the device fails; nothing has changed then, but for what made room."""
+"""The errors that a call may raise if the device fails; nothing has changed then, but pages may have been evicted."""
 
 _KINDS: Final = (
     "copy", "copy", "copy", "copy", "disk_read", "disk_read", "disk_write", "full", "map", "record", "wait", "create_stream",
@@ -41,15 +41,15 @@ _KINDS_BUT_WRITES: Final = ("copy", "copy", "copy", "disk_read", "disk_read", "d
 _KINDS_OF_LEVELS: Final = ("copy", "copy", "copy", "copy", "map", "record", "wait")
 _BREAKING_KINDS: Final = ("record", "wait")
 _NTHS: Final = (1, 1, 2, 2, 2, 3, 4)
-"""Every second copy is one between two parts of a page, where pages have two."""
+"""Every second copy is one between two parts of a page, if pages have two."""
 _SHARE_OF_BREAKING: Final = 0.02
 _SHARE_OF_LEVELS: Final = 0.8
-"""So often the size of a level is changed, which is rare, and the device fails."""
+"""The share of level resizes, which are rare, with a failure of the device."""
 _MAX_DRAINS: Final = 100
 
 
 def plan_fault(device: SimulatedDevice, action: Action, share: float, spares_writes: bool) -> None:
-    """Before that share of the actions."""
+    """Plan a fault before that share of the actions."""
     random = Random(action.number + 1)
     if random.random() >= (_SHARE_OF_LEVELS if action.kind == "resize_level" else share):
         return
@@ -73,20 +73,20 @@ def plan_fault(device: SimulatedDevice, action: Action, share: float, spares_wri
 
 
 def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
-    """Run everything that was enqueued, and let the manager see what failed; False if it is broken."""
+    """Run all enqueued work, and let the manager see what failed; False if it is broken."""
     for _drain in range(_MAX_DRAINS):
         try:
             device.drain()
             break
         except FAILURES:
             continue
-    # The traceback of an error may be all that keeps a handle that the user is going to forget.
+    # The traceback of an error may keep a handle alive that the user is going to forget.
     gc.collect()
     try:
         manager.probe_reuse()
     except CorruptedError:
         return False
-    # Whoever looks for a text that is not there learns what is lost, and so does whoever asks for an arrival.
+    # A probe of a missing prefix and a query of `ready` make the manager look for losses.
     for scope in manager.describe()["tree"][:1]:
         manager.probe_reuse(ReuseScope(scope["lora_id"], scope["salt"]), [0])
     for handle in manager.open_kv_caches:
@@ -99,7 +99,7 @@ def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
 
 
 def decisions_in(picture: StateDump, streams: Sequence[int]) -> bytes:
-    """All of the picture but what a device said of its failure, which names addresses, and its handles of ``streams``."""
+    """The state dump without the device's error texts, which contain addresses, and without its handles of ``streams``."""
     levels = [{**level, "failure": level["failure"] is not None} for level in picture["levels"]]
     names = {stream: name for name, stream in enumerate(streams)}
     sequences = [_with_stream_names(sequence, names) for sequence in picture["sequences"]]
@@ -114,7 +114,7 @@ def _with_stream_names(sequence: dict[str, Any], names: dict[int, int]) -> dict[
 
 
 def change_all(batch: Sequence[SimulatedSequence], draws: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The same steps with capacities that change, so that it can be seen who had his turn before a failure."""
+    """The same steps with changed capacities, which show which sequences were resized before a failure."""
     return [
         (num_tokens, capacity + (capacity == sequence.model.capacity), history)
         for sequence, (num_tokens, capacity, history) in zip(batch, draws)
@@ -122,7 +122,7 @@ def change_all(batch: Sequence[SimulatedSequence], draws: Sequence[tuple[int, in
 
 
 def count_resized(handles: Sequence[KVCache], capacities: Sequence[int], histories: Sequence[int]) -> int:
-    """How many of a batch had their turn before a failure."""
+    """How many sequences of a batch were resized before a failure."""
     count = 0
     for handle, capacity, history in zip(handles, capacities, histories):
         if (handle.capacity, handle.history_length) != (capacity, history):
@@ -132,7 +132,7 @@ def count_resized(handles: Sequence[KVCache], capacities: Sequence[int], histori
 
 
 def is_ready(handle: KVCache) -> bool:
-    """True as well if it will never be, because a page is lost."""
+    """Whether the sequence is ready; True as well if it never will be, because a page is lost."""
     try:
         return handle.ready
     except StorageIOError:
@@ -140,7 +140,7 @@ def is_ready(handle: KVCache) -> bool:
 
 
 def await_ready(handle: KVCache) -> bool:
-    """Before a sequence that was resumed without waiting gets work; False if it never will."""
+    """Wait for a sequence that was resumed without waiting, before it gets work; False if a page is lost."""
     try:
         while not handle.ready:
             pass
@@ -150,12 +150,12 @@ def await_ready(handle: KVCache) -> bool:
 
 
 def list_lost(picture: StateDump) -> list[int]:
-    """Sequences that hold a lost page."""
+    """The sequences that hold a lost page."""
     return [sequence["id"] for sequence in picture["sequences"] if sequence.get("has_lost_pages", False)]
 
 
 def require_lost(handle: KVCache, capacity: int) -> None:
-    """A sequence that holds a lost page cannot go on, and says so."""
+    """A sequence that holds a lost page must refuse to continue."""
     try:
         passed = handle.resize(capacity + 1, capacity) if handle.is_active else handle.resume()
     except StorageIOError as error:
@@ -163,11 +163,11 @@ def require_lost(handle: KVCache, capacity: int) -> None:
             return
         raise
     if passed:
-        raise ModelDisagreement(f"{handle!r} went on, although it holds a lost page")
+        raise ModelDisagreement(f"{handle!r} continued, although it holds a lost page")
 
 
 def require_broken(handle: KVCache, manager: KVCacheManager) -> None:
-    """Every call repeats the first reason."""
+    """Every call must raise the first reason again."""
     reasons: set[str] = set()
     try:
         handle.close()

@@ -1,4 +1,4 @@
-"""A second sequence goes on from what one is."""
+"""Fork actions: a second sequence continues from an existing one."""
 
 from ...base.errors import LogicError, OutOfPagesError
 from ..reference_model import ReferenceModel
@@ -9,7 +9,7 @@ from .simulated_sequence import SimulatedSequence
 
 
 def count_states(model: ReferenceModel, sequence: SimulatedSequence, num_copies: int) -> SlotNeed:
-    """All that so many forks take: a copy each of the recurrent state, if there is one."""
+    """The slots of that many forks: a copy each of the recurrent state, if there is one."""
     need = SlotNeed(len(model.rules))
     if sequence.model.has_state:
         need.add(model.state.group, num_copies * model.state.num_slots)
@@ -17,7 +17,7 @@ def count_states(model: ReferenceModel, sequence: SimulatedSequence, num_copies:
 
 
 def may_fork(model: ReferenceModel, sequence: SimulatedSequence) -> bool:
-    """Not with history in scratch slots, nor with a recurrent state that is not on the device."""
+    """Whether the sequence can be forked: not with history in scratch slots, nor with a recurrent state off the device."""
     has_state_below = sequence.model.has_state and not sequence.model.is_active
     return not has_state_below and not model.has_history_in_scratch(sequence.model)
 
@@ -25,7 +25,7 @@ def may_fork(model: ReferenceModel, sequence: SimulatedSequence) -> bool:
 def fork_sequence(
     model: ReferenceModel, judge: RoomJudge, sequence: SimulatedSequence, name: int
 ) -> tuple[SimulatedSequence | None, bool]:
-    """The fork, and whether the call was refused for want of room."""
+    """The fork, and whether the call was refused for lack of slots."""
     call = f"fork of sequence {sequence.name}"
     is_misuse = not may_fork(model, sequence) or len(sequence.other_texts) > 0
     need = count_states(model, sequence, 1)

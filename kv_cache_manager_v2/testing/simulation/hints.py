@@ -1,4 +1,4 @@
-"""Wishes about texts, there or not: only where pages lie and who goes first may change."""
+"""Hint actions about prefixes, cached or not: only the places and priorities of pages may change."""
 
 from collections.abc import Sequence
 from random import Random
@@ -18,7 +18,7 @@ def draw_scope(random: Random) -> ReuseScope:
 
 
 def give_hint(manager: KVCacheManager, text: Sequence[TokenIdExt], random: Random) -> bool:
-    """Whether it may have made room."""
+    """Give a hint; returns whether it may have evicted pages."""
     tokens = list(text)
     scope = draw_scope(random)
     kind = random.random()

@@ -1,4 +1,4 @@
-"""Runs the history of a scenario, or a part of it, to its end or to what goes wrong first."""
+"""Runs a scenario's history, or a part of it, to its end or to the first error."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from .simulated_run import SimulatedRun
 @final
 @mypyc_attr(native_class=True)
 class History:
-    """How it went. ``position`` is that of the action that failed; None with an error: the end failed."""
+    """The result. ``position`` is that of the action that failed; None with an error: the end failed."""
 
     __slots__ = ("error", "position", "action", "digest", "num_performed", "num_refused")
 

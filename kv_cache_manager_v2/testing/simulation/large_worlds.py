@@ -1,6 +1,6 @@
-"""Scenarios of 260 to 5,000 slots per pool group, whose levels change size all the time: both sides of what depends on a size.
+"""Scenarios of 260 to 5,000 slots per pool group, whose levels change size all the time: for code that depends on a size.
 
-One seed of `LARGE_EVERY` is such a world, drawn with a random of its own: no other seed means another history for it. A block has a
+One seed of `LARGE_EVERY` is such a world, drawn with its own random numbers, so all other seeds keep their history. A block has a
 token or a few, so that hundreds of blocks are filled in one step; prompts are long, and half of them are new.
 """
 
@@ -23,7 +23,7 @@ _POLICIES: Final = (
     EvictionPolicy.LEARNED, EvictionPolicy.ARC, EvictionPolicy.LEARNED, EvictionPolicy.S3_FIFO, EvictionPolicy.LEARNED,
     EvictionPolicy.LFU, EvictionPolicy.LEARNED, EvictionPolicy.LRU,
 )  # fmt: skip
-"""Of level 0, in turn."""
+"""Slots of level 0, in turn."""
 LARGE_FACTORS: Final = {
     "create": 4.0,
     "resume": 2.0,
@@ -36,11 +36,11 @@ LARGE_FACTORS: Final = {
     "misuse": 0.2,
     "clear": 0.15,
 }
-"""What to multiply weights of actions with."""
+"""Factors of the weights of actions."""
 LARGE_STEPS_PER_CHECK: Final = 5
-"""Of the invariants, and of what events tell: evaluated from scratch, they take as long as all else."""
+"""Actions per check of the invariants and events: evaluated from scratch, these take as long as all else."""
 SHARE_OF_REPEATED: Final = 0.5
-"""Of the prompts: they begin as an earlier one."""
+"""The share of prompts that begin like an earlier one."""
 QUOTA_FACTORS: Final[Sequence[float]] = (0.06, 0.2, 0.4, 0.5, 0.7, 1.0, 1.0, 1.5)
 SHARE_OF_ADJUSTED: Final = 0.35
 
@@ -58,12 +58,12 @@ def draw_large_config(seed: int) -> KVCacheManagerConfig:
     layers: list[AttentionLayerConfig] = []
     slot_bytes = [0, 0]
     for index, window in enumerate(windows):
-        # Every second layer has larger buffers: a pool group of its own.
+        # Every second layer has larger buffers, so that it has a pool group of its own.
         size = tokens_per_block << (index % 2)
         layers.append(AttentionLayerConfig(LayerId(index), [BufferConfig("key", size), BufferConfig("value", size)], window))
         slot_bytes[index % 2] = 2 * size
     ratio = random.choice((None, [0.5, 0.5], [0.9, 0.1], [0.1, 0.9])) if len(windows) > 1 else None
-    # Of two pool groups, the one with smaller slots may get most of the bytes.
+    # With two pool groups, the one with smaller slots may get most of the bytes.
     quota_of_slots = sum(slot_bytes) if ratio is None else sum(slot_bytes) // 2
     top_policy = _POLICIES[seed // LARGE_EVERY % len(_POLICIES)]
     tiers: list[CacheTierConfig] = [GpuCacheTierConfig(num_slots * quota_of_slots, top_policy)]
@@ -86,16 +86,16 @@ def draw_large_config(seed: int) -> KVCacheManagerConfig:
 
 
 def _draw_slots(random: Random) -> int:
-    """As often up to 1,020 as more."""
+    """The number of slots: up to 1,020 as often as more."""
     factor: float = (MOST_SLOTS / LEAST_SLOTS) ** random.random()
     return int(LEAST_SLOTS * factor)
 
 
 def draw_large_blocks(seed: int) -> int:
-    """Of the longest text."""
+    """The blocks of the longest prompt."""
     return Random(137 * seed + 31).choice((100, 200, 400, 700))
 
 
 def draw_large_fault_share(seed: int) -> float:
-    """Mostly none: what breaks a manager early leaves a large world unseen."""
+    """The share of faults, mostly 0: a manager that breaks early would leave a large world untested."""
     return Random(139 * seed + 37).choice((0.0, 0.0, 0.0, 0.02))

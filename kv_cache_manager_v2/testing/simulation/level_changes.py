@@ -1,4 +1,4 @@
-"""Another quota for a level, or its quota shared anew; sequences go on with whatever moved."""
+"""Level actions: another quota, or the quota divided anew; sequences continue with pages that have moved."""
 
 from collections.abc import Sequence
 from random import Random
@@ -21,7 +21,7 @@ _SHARE_OF_ADJUSTED: Final = 0.2
 def change_level(
     manager: KVCacheManager, config: KVCacheManagerConfig, model: ReferenceModel, judge: RoomJudge, random: Random, is_large: bool
 ) -> None:
-    """A device's error, raised, leaves every level its size."""
+    """Change a level. If the device raises an error, every level keeps its size."""
     sizes = count_slots(manager)
     try:
         _change_level(manager, config, random, is_large)

@@ -1,6 +1,6 @@
-"""Sequences that hold a page whose bytes a disk has lost: they say so, can only be closed, and are in no hurry to be.
+"""Lost sequences: those that hold a page whose bytes a disk has lost. They report it, and can only be closed, at any later time.
 
-Until they are, the lost pages are there and must not be matched.
+Until then the lost pages exist and must not be matched.
 """
 
 from random import Random
@@ -16,7 +16,7 @@ from .simulated_sequence import SimulatedSequence
 
 _SHARE_CLOSED_AT_ONCE: Final = 0.5
 _SHARE_CLOSED_LATER: Final = 0.1
-"""Before each action."""
+"""The share closed before each action."""
 
 
 @final
@@ -34,11 +34,11 @@ class LostSequences:
         self.sequences = []
 
     def take_from(self, sequences: list[SimulatedSequence], random: Random) -> None:
-        """After a failure: those that lost pages to it leave ``sequences``."""
+        """After a failure: move sequences that lost pages out of ``sequences``."""
         lost = failures.list_lost(self._manager.describe())
         for sequence in [sequence for sequence in sequences if sequence.name in lost]:
             for group in list(sequence.buffers):
-                # One more block, which is to be refused for another reason, may not fit into it.
+                # One more block, which must be refused for another reason, may not fit into the buffer.
                 sequence.handle.set_base_page_index_buf(0, group, None)
                 del sequence.buffers[group]
             failures.require_lost(sequence.handle, sequence.model.capacity)
@@ -63,7 +63,7 @@ class LostSequences:
         self.sequences.remove(sequence)
         self._model.abandon(sequence.model)
         sequence.handle.close()
-        # Lost pages that nobody holds go when somebody looks for a text, and take along what is reached through them.
+        # Lost pages without holds are dropped at the next look-up of a prefix, with the pages below them.
         self._model.make_room()
         for scope in self._manager.describe()["tree"][:1]:
             self._manager.probe_reuse(ReuseScope(scope["lora_id"], scope["salt"]), [0])

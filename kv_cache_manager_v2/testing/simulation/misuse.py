@@ -1,4 +1,4 @@
-"""Calls that must be refused as the user's mistake, and must change nothing."""
+"""Misuse actions: calls that must be refused as the caller's mistake, and must change nothing."""
 
 from collections.abc import Sequence
 from random import Random
@@ -67,7 +67,7 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
         ]
         least_capacity = model.peak_capacity - manager.init_config.state_checkpoints
         if model.has_state and least_capacity > model.history:
-            # The recurrent state cannot go back so far.
+            # The recurrent state cannot be rewound so far.
             attempts.append(_Attempt("resize", (least_capacity - 1, None), LogicError))
         beyond = ValueError if model.is_committing and not model.has_state else LogicError
         attempts += [
@@ -96,7 +96,7 @@ def misuse_sequence(manager: KVCacheManager, sequence: SimulatedSequence, random
 
 
 def _misuse_beams(sequence: SimulatedSequence) -> list[_Attempt]:
-    """What a sequence with several beams cannot do, active or not."""
+    """Calls that a sequence with several beams does not allow, active or not."""
     width = len(sequence.other_texts) + 1
     order = ValueError if sequence.model.is_active else LogicError
     return [

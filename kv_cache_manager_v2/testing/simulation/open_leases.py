@@ -1,4 +1,4 @@
-"""Pages lent to another machine for a while: its slots stay what they were, and whatever needs room has to do without them."""
+"""Lease actions: pages lent to another machine for a while, which stay in their slots and cannot be evicted."""
 
 from collections.abc import Sequence
 from random import Random
@@ -35,7 +35,7 @@ class OpenLeases:
         return len(self._leases)
 
     def lend(self, sequence: SimulatedSequence, random: Random) -> None:
-        """Some blocks of an active sequence, or all of them, or none."""
+        """Lease some blocks of an active sequence, or all of them, or none."""
         num_blocks = self._model.num_blocks(sequence.model)
         begin = int(random.random() ** 2 * (num_blocks + 1))
         end = num_blocks if random.random() < 0.6 else begin + int(random.random() * (num_blocks - begin + 1))
@@ -47,13 +47,13 @@ class OpenLeases:
             self.settle_one(random)
 
     def settle_one(self, random: Random) -> None:
-        """By now, or after what is enqueued on some stream."""
+        """Settle a lease at once, or after the work enqueued on some stream."""
         if len(self._leases) == 0:
             return
         index = int(random.random() * len(self._leases))
         lease = self._leases[index]
         self._check(lease)
-        # A device that refuses the stream leaves the lease open.
+        # If the device refuses the stream, the lease stays open.
         lease.settle(None if random.random() < 0.4 else random.choice(self._streams))
         self._model.settle(lease.number)
         del self._leases[index]

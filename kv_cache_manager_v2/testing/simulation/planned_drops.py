@@ -1,4 +1,4 @@
-"""Plans to drop the published end of a sequence, carried out or cancelled some time later."""
+"""Drop plans of a sequence's published end, applied or cancelled some time later."""
 
 from random import Random
 from typing import Final, final
@@ -23,14 +23,14 @@ class PlannedDrops:
         self._plans = []
 
     def plan(self, handle: KVCache, random: Random) -> None:
-        """Of a sequence that commits no more."""
+        """Plan for a sequence that commits no more."""
         if random.random() < 0.7:
             plan = handle.plan_committed_block_drop()
             if plan is not None:
                 self._plans.append(plan)
 
     def carry_one_out(self, manager: KVCacheManager, model: ReferenceModel, random: Random) -> None:
-        """Only pages that nobody needs may have gone, as the model sees to, and those that were counted."""
+        """Apply or cancel a plan. Only unneeded pages may be dropped, which the model checks, and as many as reported."""
         if len(self._plans) == 0:
             return
         plan = self._plans.pop(int(random.random() * len(self._plans)))
@@ -42,9 +42,9 @@ class PlannedDrops:
             return
         num_dropped = plan.drop()
         num_gone = num_before - _count_pages(manager.describe())
-        # With a page goes what can be reached through it only, and is not counted.
+        # Pages that are reachable only through a dropped one are dropped with it, and not counted.
         if num_gone < num_dropped or (num_dropped == 0 and num_gone != 0):
-            raise ModelDisagreement(f"drop() said that {num_dropped} pages went; {num_gone} are gone")
+            raise ModelDisagreement(f"drop() reported {num_dropped} dropped pages; {num_gone} are gone")
         model.make_room()
 
 

@@ -1,4 +1,4 @@
-"""Eviction policies, the write policy, a backoff and a constraint for a scenario, drawn with a random of their own."""
+"""Eviction policies, the write policy, a backoff and a constraint for a scenario, drawn with their own random numbers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
 
 
 def _add_constraint(config: KVCacheManagerConfig, num_sequences: int) -> KVCacheManagerConfig:
-    """Sequences of one block that run together, and the room for them on every level."""
+    """Add a constraint: sequences of one block that run together, and slots for them on every level."""
     one_block = KVCacheDesc(config.tokens_per_block, 0)
     num_bytes = 0
     for layer in config.layers:

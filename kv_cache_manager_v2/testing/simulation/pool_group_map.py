@@ -1,5 +1,5 @@
-"""Which pool group serves which layer group: worked out from the configuration, as the design says, and not asked
-for."""
+"""The pool group of each layer group, computed from the configuration by the rules of the design rather than asked of the
+manager."""
 
 from collections.abc import Sequence
 

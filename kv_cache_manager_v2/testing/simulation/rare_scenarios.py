@@ -1,11 +1,11 @@
-"""Scenarios bent towards what the others seldom reach, each drawn with a random of its own: all else stays as it was.
+"""Scenarios that favour rare states, each drawn with its own random numbers, so that all others stay as they were.
 
-*Crowded*: hardly anything is published, so that pages are private and must stay, and what is below the GPU is small: sequences that
-come up swap places with others. *Brimful*: texts as long as the only level has room for, which leave earlier ones in the middle of
-the last block: a sequence finds no room for its own copy of that block, and takes it out of the tree. *Restless*: a device that
+*Crowded*: hardly anything is published, so that pages are private and must stay, and the level below the GPU is small: sequences that
+are onboarded swap places with others. *Brimful*: prompts as long as the only level has slots for, which leave earlier ones inside
+the last block: a sequence finds no slot for its own copy of that block, and takes it out of the tree. *Restless*: a device that
 fails, and sequences that are suspended and resumed all the time, from a disk. *Fragmented*: a page has a part in several pools, so
 that a device can fail between two of them. *Lopsided*: some kinds of actions never happen, and others all the time, so that states
-pile up which one stray action of another kind would end: tests that leave things out find what no average history does.
+build up that one action of another kind would end.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ _RESTLESS: Final = {
 
 
 def choose_bends(seed: int, can_fail: bool) -> Mapping[str, float]:
-    """What to multiply weights of actions with; empty for most."""
+    """Factors of the weights of actions; empty for most scenarios."""
     share = Random(11 * seed + 5).random()
     if can_fail:
         return _RESTLESS if share < _SHARE_OF_RESTLESS else {}
@@ -64,7 +64,7 @@ def choose_bends(seed: int, can_fail: bool) -> Mapping[str, float]:
 
 
 def draw_lopsided(seed: int, weights: Mapping[str, float]) -> Mapping[str, float]:
-    """``weights`` of actions, for some seeds bent far apart. Of what nothing happens without, enough is left."""
+    """``weights`` of actions, made extreme for some seeds. Actions that all others depend on keep a minimum."""
     random = Random(103 * seed + 17)
     if random.random() >= _SHARE_OF_LOPSIDED:
         return weights
@@ -82,12 +82,12 @@ def crowd(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
 
 
 def brimful_blocks(seed: int) -> int:
-    """Of the only level, and of the longest text."""
+    """The blocks of the only level, and of the longest prompt."""
     return Random(23 * seed + 10).choice((3, 4, 5))
 
 
 def fill_to_the_brim(config: KVCacheManagerConfig, num_blocks: int) -> KVCacheManagerConfig:
-    """One level with slots for so many blocks, all of which may be used; no window passes any, and a match may end in one."""
+    """One level with slots for so many blocks, all of which may be used; no block is out of window, and a match may end inside one."""
     layers: list[LayerConfig] = []
     num_bytes = 0
     for layer in config.layers:

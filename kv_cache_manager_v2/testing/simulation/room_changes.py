@@ -1,4 +1,4 @@
-"""Room of a sequence that changes without a step, and the user's buffers that must be long enough for it."""
+"""Capacity actions without a step, and the user's buffers that must be long enough for the capacity."""
 
 from random import Random
 from typing import Any
@@ -12,7 +12,7 @@ from .state_checks import require_unchanged
 
 
 def rewind(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
-    """Draft tokens are taken back: the capacity shrinks, or merely what was asked for too much."""
+    """Rewind: the capacity shrinks below the computed tokens, or only by spare slots."""
     low = least_history(run, sequence)
     if not sequence.model.uses_scratch:
         capacity = low + int(random.random() * (sequence.model.capacity - low + 1))
@@ -43,13 +43,13 @@ def _resize_only(run: RunState, sequence: SimulatedSequence, capacity: int, hist
 
 
 def toggle_scratch(run: RunState, sequence: SimulatedSequence) -> None:
-    """Where it would make a difference to the present step, or cannot be, it is refused."""
+    """Switch scratch reuse; refused if the present step depends on it, or if it is impossible."""
     if len(sequence.other_texts) > 0:
         return
     wanted = not sequence.model.uses_scratch
     scratch_reuse = run.scenario.config.swa_scratch_reuse
     if wanted and scratch_reuse is not None and sequence.model.capacity - scratch_reuse.max_rewind_len > len(sequence.text):
-        return  # the next step could not begin at the end of the text
+        return  # the next step could not begin at the end of the tokens
     is_possible = scratch_reuse is not None and run.model.may_toggle_scratch(sequence.model)
     picture = run.manager.describe()
     # Through Any, as a user's code does: mypyc passes a bool wrongly to a setter that is declared wider.
@@ -67,7 +67,7 @@ def toggle_scratch(run: RunState, sequence: SimulatedSequence) -> None:
 
 
 def fits_buffers(run: RunState, sequence: SimulatedSequence, capacity: int, history: int) -> bool:
-    """Whether the user's buffers are long enough; if not, that the call is refused as the user's mistake."""
+    """Whether the user's buffers are long enough; if not, check that the call is refused as the user's mistake."""
     if sequence.fits_buffers(-(-capacity // run.scenario.config.tokens_per_block)):
         return True
     picture = run.manager.describe()
@@ -92,14 +92,14 @@ def give_buffer(run: RunState, sequence: SimulatedSequence, random: Random) -> N
 
 
 def least_state_capacity(run: RunState, sequence: SimulatedSequence) -> int:
-    """Room that cannot be taken back: the recurrent state may have gone so far."""
+    """The capacity below which the recurrent state may already have advanced."""
     if run.model.state.group < 0:
         return 0
     return sequence.model.peak_capacity - run.scenario.config.state_checkpoints
 
 
 def least_history(run: RunState, sequence: SimulatedSequence) -> int:
-    """How far tokens may be taken back."""
+    """The history to which tokens may be rewound."""
     least = max(sequence.model.history, len(sequence.model.committed))
     if run.model.state.group >= 0:
         least = max(least, least_state_capacity(run, sequence))

@@ -1,8 +1,8 @@
-"""Whether a manager may refuse, or grant, what takes slots: counted from the model, pool group by pool group.
+"""The judge of refusals: whether a call that takes slots must pass, counted from the model, pool group by pool group.
 
-Every page that no open sequence needs can be dropped to make room, and what suspended ones need can go to any lower level.
-So a call must pass if what it takes fits beside what is needed, on all levels together, and beside what is locked, on level 0;
-and it must be refused if it does not.
+Every page that no open sequence needs can be evicted, and pages of suspended sequences can be offloaded to any lower level.
+So a call must pass if its slots fit beside the needed pages, on all levels together, and beside the locked ones, on level 0;
+and it must be refused if they do not.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from ..reference_room import SlotNeed
 @final
 @mypyc_attr(native_class=True)
 class RoomJudge:
-    """Constant but for the model, which it asks."""
+    """The judge. Constant but for the model, which it asks."""
 
     __slots__ = (
         "excuses_refusals", "_model", "_pool_group_of", "_num_slots", "_num_all_slots", "_max_util_for_resume", "_constraint_slots"
     )  # fmt: skip
 
     excuses_refusals: bool
-    """The device may fail: a call that there was room for need not pass."""
+    """The device may fail: a call may be refused although there are enough slots."""
     _model: Final[ReferenceModel]
     _pool_group_of: Final[Sequence[int]]  # by layer group
     _num_slots: Sequence[int]  # by pool group, of level 0
@@ -52,7 +52,7 @@ class RoomJudge:
         self._constraint_slots = constraint_slots
 
     def set_slots(self, num_slots: Sequence[int], num_all_slots: Sequence[int]) -> None:
-        """The levels have other sizes now."""
+        """The levels were resized."""
         self._num_slots = num_slots
         self._num_all_slots = num_all_slots
 
@@ -61,7 +61,7 @@ class RoomJudge:
         return sum([self._model.num_used_slots(group) for group in self._groups(pool_group)])
 
     def is_overused(self) -> bool:
-        """Whether active sequences lock more than a suspended one may be resumed beside."""
+        """Whether active sequences lock more slots than `max_util_for_resume` allows."""
         for pool_group, num_slots in enumerate(self._num_slots):
             locked = sum([self._model.num_locked_slots(group) for group in self._groups(pool_group)])
             if locked > max(self._max_util_for_resume * num_slots, self._constraint_slots[pool_group]):
@@ -69,7 +69,7 @@ class RoomJudge:
         return False
 
     def has_room(self, group: int) -> bool:
-        """Whether there is surely a slot for one more page of that layer group: not where a level may have failed."""
+        """Whether there is surely a slot for one more page of that layer group: not if a level may have failed."""
         if self.excuses_refusals:
             return False
         pool_group = self._pool_group_of[group]
@@ -78,7 +78,7 @@ class RoomJudge:
         return self._num_all_slots[pool_group] > needed and self._num_slots[pool_group] > locked
 
     def judge_turns(self, call: str, needs: Sequence[SlotNeed], passed: bool) -> None:
-        """Of several beams that have their turns one after the other: ``needs`` of the first, of the first two, and so on."""
+        """Judge a call on several beams, one after another: ``needs`` of the first, of the first two, and so on."""
         if passed:
             self.judge(call, needs[-1], True)
             return
@@ -92,7 +92,7 @@ class RoomJudge:
             raise refusals[-1]
 
     def judge(self, call: str, need: SlotNeed, passed: bool) -> None:
-        """Raises if the call should have gone the other way."""
+        """Raise if the call passed and should not have, or the other way round."""
         must_pass = True
         may_pass = True
         numbers: list[str] = []
@@ -106,9 +106,9 @@ class RoomJudge:
             most = sum([need.most[group] for group in groups])
             must_pass = must_pass and most <= room - sum([need.doubtful[group] for group in groups])
             may_pass = may_pass and least <= room
-            numbers.append(f"pool group {pool_group}: {least} to {most} slots, room for {room} of {num_slots}")
+            numbers.append(f"pool group {pool_group}: {least} to {most} slots, {room} of {num_slots} available")
         if passed and not may_pass:
-            raise ModelDisagreement(f"{call} passed without room; {'; '.join(numbers)}")
+            raise ModelDisagreement(f"{call} passed without enough slots; {'; '.join(numbers)}")
         if not passed and must_pass and not self.excuses_refusals:
             raise ModelDisagreement(f"{call} was refused; {'; '.join(numbers)}")
 
@@ -117,7 +117,7 @@ class RoomJudge:
 
 
 def count_slots(manager: KVCacheManager) -> tuple[list[int], list[int]]:
-    """By pool group: of level 0, and of all levels."""
+    """Slots by pool group: of level 0, and of all levels."""
     levels = [
         [counts.total for counts in manager.get_storage_statistics(level)] for level in range(len(manager.cache_tier_list))
     ]

@@ -1,4 +1,4 @@
-"""What a history consists of: the manager on its device, the fake engine, the model and the judges, and the sequences of now."""
+"""The state of a running history: the manager on its device, the fake engine, the model and the judges, the sequences."""
 
 import hashlib
 from typing import Final, final
@@ -29,7 +29,7 @@ from .text_source import TextSource
 @final
 @mypyc_attr(native_class=True)
 class RunState:
-    """``num_performed``: actions that found something to do. ``num_refused``: calls that found no room."""
+    """``num_performed``: actions that had something to act on. ``num_refused``: calls refused for lack of slots."""
 
     __slots__ = (
         "scenario", "device", "simulated", "manager", "engine", "model", "judge", "streams", "texts", "sequences", "lost", "drops",
@@ -39,7 +39,7 @@ class RunState:
     scenario: Final[Scenario]
     device: Final[Device]
     simulated: Final[SimulatedDevice | None]
-    """The same device, where it is one that looks for races and can be made to fail."""
+    """The same device, if it detects races and can be made to fail."""
     manager: Final[KVCacheManager]
     engine: Final[FakeEngine]
     model: Final[ReferenceModel]
@@ -99,16 +99,16 @@ class RunState:
 
     @property
     def digest(self) -> str:
-        """Of all pictures so far: equal for equal decisions."""
+        """Of all state dumps so far: equal for equal decisions."""
         return self._digest.hexdigest()[:16]
 
     def record_early_copies(self) -> None:
-        """Calls that publish make room for copies of that on the level below."""
+        """Publishing calls evict on the level below for early copies."""
         if self.scenario.config.write_policy == "through":
             self.model.make_room()
 
     def check(self) -> None:
-        """Everything that can be checked after an action; what takes longest in large worlds not after each."""
+        """Check everything that can be checked after an action; in large worlds the slowest checks run less often."""
         if self.num_performed % self.scenario.steps_per_invariants == 0:
             self.manager.check_invariants()
         picture = self.manager.describe()

@@ -1,7 +1,7 @@
-"""What one seed stands for: a configuration, a device, and a list of actions.
+"""A scenario: the configuration, the device, and the list of actions of one seed.
 
-An `Action` is a kind and a number; the number is the seed of all that the action draws when it is performed (which
-sequence, how many tokens). So an action means something in every state, and a history can be shortened by leaving
+An `Action` is a kind and a number; the number is the seed of everything that the action draws when it is performed (which
+sequence, how many tokens). So an action is valid in every state, and a history can be shortened by leaving
 actions out.
 """
 
@@ -57,7 +57,7 @@ _LIKELIHOODS: Final = {
     "clear": 1.0,
     "synchronize": 0.3,
 }
-"""How often each kind of action is drawn, before each scenario bends that."""
+"""The weight of each kind of action, before a scenario changes it."""
 
 
 @final
@@ -79,7 +79,7 @@ class Action:
 @final
 @mypyc_attr(native_class=True)
 class Scenario:
-    """Everything that a seed decides. ``quota`` may have to grow before a manager accepts it."""
+    """All that a seed decides. ``quota`` may have to grow before a manager accepts it."""
 
     __slots__ = (
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
@@ -100,22 +100,22 @@ class Scenario:
     max_kept_texts: Final[int]
     """Few of them are shared often."""
     max_cut: Final[int]
-    """As for `TextSource`."""
+    """`TextSource`'s ``max_cut``."""
     commits_at_once: Final[float]
     max_event_entries: Final[int]
-    """Of the buffer for KV events; 0: nobody listens."""
+    """Entries of the buffer for KV events; 0: no listener."""
     steps_per_event_check: Final[int]
     fault_share: Final[float]
-    """Of the actions, before which a failure of the device is planned."""
+    """The share of actions before which a failure of the device is planned."""
     spares_writes: Final[bool]
-    """No write to a disk is refused: after one, nothing would be written, and so nothing read any more."""
+    """No write to a disk fails: after a failed one, nothing would be written, and so nothing read any more."""
     grows_trees: Final[bool]
     fills_pages: Final[bool]
-    """With a debug pattern, which changes no decision."""
+    """Fill pages with a debug pattern, which changes no decision."""
     is_large: Final[bool]
     steps_per_invariants: Final[int]
     share_of_repeated: Final[float]
-    """Of the texts, which begin as an earlier one."""
+    """The share of prompts that begin like an earlier one."""
 
     def __init__(self, seed: int, num_actions: int) -> None:
         random = Random(seed)
@@ -123,7 +123,7 @@ class Scenario:
         self.grows_trees = grows_trees(seed)
         self.fills_pages = Random(41 * seed + 3).random() < _SHARE_OF_FILLED
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
-        # Mostly no faults, so that refusals can be judged strictly. Drawn apart, as all that came later.
+        # Mostly no faults, so that refusals can be judged strictly. Drawn apart, like everything that was added later.
         self.is_large = is_large(seed)
         fault_share = Random(7 * seed + 4).choice((0.0, 0.0, 0.0, 0.05, 0.15))
         self.fault_share = draw_large_fault_share(seed) if self.is_large else fault_share
@@ -166,7 +166,7 @@ class Scenario:
             weights = draw_lopsided(seed, weights)
         kinds = draw_sharing(random.choices(list(weights), list(weights.values()), k=num_actions), seed)
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
-        listening = Random(2 * seed + 1)  # of its own: whether anybody listens changes nothing else
+        listening = Random(2 * seed + 1)  # its own random numbers: a listener changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))
         steps_per_event_check = listening.choice((1, 1, 5))
         self.steps_per_event_check = LARGE_STEPS_PER_CHECK if self.is_large else steps_per_event_check
@@ -179,7 +179,7 @@ class Scenario:
 def _draw_config(random: Random) -> KVCacheManagerConfig:
     tokens_per_block = random.choice((1, 2, 3, 4, 4, 8, 16))
     num_layers = random.choice((1, 2, 3, 5))
-    # A few kinds of layers, so that several layers share a group.
+    # A few kinds of layers only, so that several layers share a group.
     uses_scratch = random.random() < 0.35
     window_share = 0.8 if uses_scratch else 0.5
     kinds = [_draw_layer_kind(random, tokens_per_block, window_share) for _kind in range(random.choice((1, 2, 3)))]
@@ -222,7 +222,7 @@ def _draw_lower_tiers(random: Random, bytes_per_block: int) -> list[HostCacheTie
 def _draw_layer_kind(
     random: Random, tokens_per_block: int, window_share: float
 ) -> tuple[int | None, int | None, int]:
-    """(window, sink tokens, heads). A window of 1 needs no history at all; anything would match, so it is left out."""
+    """(window, sink tokens, heads). A window of 1 is left out: it needs no history, so every block would match."""
     num_heads = random.choice((1, 1, 2))
     if random.random() >= window_share:
         return None, None, num_heads
@@ -233,7 +233,7 @@ def _draw_layer_kind(
 
 
 def end_on_disk(config: KVCacheManagerConfig) -> KVCacheManagerConfig:
-    """The last level below the GPU is a disk, which there is then in any case: what can fail most variously."""
+    """The last level below the GPU becomes a disk, or a disk is added: it has the most ways to fail."""
     tiers = list(config.cache_tiers)
     lowest = tiers.pop() if len(tiers) > 1 else tiers[0]
     tiers.append(DiskCacheTierConfig(lowest.quota, "/tmp", eviction_policy=lowest.eviction_policy))

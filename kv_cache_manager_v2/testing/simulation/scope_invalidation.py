@@ -1,4 +1,4 @@
-"""Declare a scope void, and see that all of it is gone and nothing else."""
+"""Scope actions: invalidate a scope, and check that all of its blocks are gone and no others."""
 
 from ...base.errors import LogicError
 from ...manager.kv_cache_manager import KVCacheManager
@@ -8,7 +8,7 @@ from ..reference_pages import ModelDisagreement
 
 
 def invalidate_scope(manager: KVCacheManager, model: ReferenceModel, scope: ReuseScope) -> None:
-    """A refusal must have a sequence, or a lease, to be for."""
+    """Invalidate a scope. It may be refused only if a sequence or lease of the scope is open."""
     name = (scope.lora_id, scope.salt)
     others = [picture for picture in manager.describe()["tree"] if (picture["lora_id"], picture["salt"]) != name]
     try:
@@ -18,6 +18,6 @@ def invalidate_scope(manager: KVCacheManager, model: ReferenceModel, scope: Reus
             raise
         return
     if manager.describe()["tree"] != others:
-        raise ModelDisagreement(f"{scope} is void, and blocks of it are left, or other blocks have gone")
-    # The model would miss pages that went without a reason; here they have been looked for.
+        raise ModelDisagreement(f"{scope} was invalidated, and blocks of it are left, or other blocks have gone")
+    # The model would report pages that disappeared without a reason; they have been checked here.
     model.make_room()

@@ -1,4 +1,4 @@
-"""Sequences come and go: made, resumed, forked, closed, forgotten; and all that was cached is dropped."""
+"""Lifetime actions: sequences are created, resumed, forked, closed, forgotten; and the cache is cleared."""
 
 import warnings
 from random import Random
@@ -62,7 +62,7 @@ def resume(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
             if failures.is_ready(sequence.handle):
                 break
         if sequence.model.has_state and not had_state and sequence.state_tokens < len(sequence.text):
-            # Of these tokens only attention was found: the recurrent layers run them again.
+            # Only attention was matched for these tokens: the recurrent layers run them again.
             if waits or failures.await_ready(sequence.handle):
                 run.engine.replay_states(sequence.handle, list(sequence.text), sequence.state_tokens)
     else:
@@ -87,7 +87,7 @@ def fork(run: RunState, sequence: SimulatedSequence) -> None:
 
 
 def abandon(run: RunState, sequence: SimulatedSequence) -> None:
-    """The user forgets the sequence; the next call on the manager closes it."""
+    """The user drops the handle; the next call on the manager closes the sequence."""
     run.model.abandon(sequence.model)
     run.record_early_copies()
     run.sequences.remove(sequence)
@@ -98,7 +98,7 @@ def abandon(run: RunState, sequence: SimulatedSequence) -> None:
 
 
 def clear(run: RunState, random: Random) -> None:
-    """Mostly after everything was closed: slots that many streams have read are then soon written again."""
+    """Clear the cache, mostly after closing everything: slots that many streams have read are then soon written again."""
     run.num_performed += 1
     if random.random() < 0.7:
         run.lost.close_all()

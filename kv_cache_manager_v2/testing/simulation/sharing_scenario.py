@@ -1,4 +1,4 @@
-"""Actions that share and lend in more ways, for some scenarios, drawn with a random of their own: all else stays as it was."""
+"""Sharing and lease actions for some scenarios, drawn with their own random numbers, so that all others stay as they were."""
 
 from random import Random
 from typing import Final

@@ -1,8 +1,8 @@
 """One history: a manager on a simulated device, a fake engine that checks bytes, the model that checks decisions.
 
-`perform` does one action and then checks everything that can be checked. Whatever is wrong raises, each in its own way:
-`RaceError` (bytes touched out of order), `KVMismatch` (wrong bytes), `CorruptedError` (the books), `ModelDisagreement` (a decision
-that the rules do not allow), `EventMismatch` (what those outside are told), or an error of the library where there must be none.
+`perform` does one action and then checks everything that can be checked. Each kind of error has its own exception:
+`RaceError` (bytes touched out of order), `KVMismatch` (wrong bytes), `CorruptedError` (invariants), `ModelDisagreement` (a decision
+that the rules do not allow), `EventMismatch` (wrong events), or an error of the library where there must be none.
 """
 
 from random import Random
@@ -32,13 +32,13 @@ from .steps import commit, step, step_batch
 class SimulatedRun:
     """Performs actions; `finish` ends the history and checks that nothing is left over.
 
-    ``device``: in place of the scenario's simulated one, for scenarios that plan no failure; `finish` closes it.
+    ``device``: replaces the scenario's simulated one, for scenarios that plan no failure; `finish` closes it.
     """
 
     __slots__ = ("is_broken", "_state")
 
     is_broken: bool
-    """The device failed where nothing can be undone: nothing more is performed."""
+    """The device failed where a change cannot be undone: no more actions are performed."""
     _state: Final[RunState]
 
     def __init__(self, scenario: Scenario, device: Device | None = None) -> None:
@@ -57,21 +57,21 @@ class SimulatedRun:
 
     @property
     def num_performed(self) -> int:
-        """Actions that found something to do."""
+        """Actions that had something to act on."""
         return self._state.num_performed
 
     @property
     def num_refused(self) -> int:
-        """Calls that found no room."""
+        """Calls refused for lack of slots."""
         return self._state.num_refused
 
     @property
     def digest(self) -> str:
-        """Of all pictures so far: equal for equal decisions."""
+        """Of all state dumps so far: equal for equal decisions."""
         return self._state.digest
 
     def perform(self, action: Action) -> None:
-        """Do it, if there is anything that it can be done to, and check everything."""
+        """Perform the action, if there is something to act on, and check everything."""
         run = self._state
         if self.is_broken:
             return
@@ -84,7 +84,7 @@ class SimulatedRun:
             run.check()
 
     def _perform_with_faults(self, action: Action) -> None:
-        """What a failure prevents has not happened; sequences that lost pages to it can only be closed."""
+        """Perform with failures: an action that fails has not happened; sequences that lost pages can only be closed."""
         run = self._state
         device = self.device
         faults = device.faults
@@ -117,7 +117,7 @@ class SimulatedRun:
             self._require_broken_by(error)
 
     def _require_broken_by(self, error: Exception) -> None:
-        """To suspend or close a lost sequence may be what a planned fault waited for. Neither fails, but where nobody may wait."""
+        """Suspending or closing a lost sequence may be the call that a planned fault hits. Both pass, unless the host cannot wait."""
         self.is_broken = not failures.settle_failures(self.device, self._state.manager)
         if not self.is_broken:
             raise error
@@ -150,7 +150,7 @@ class SimulatedRun:
             self._perform_on_sequence("resume", random)
 
     def _perform_on_sequence(self, kind: str, random: Random) -> bool:
-        """False if there is no sequence that it could be done to."""
+        """Perform on a drawn sequence; False if there is none to act on."""
         run = self._state
         wants_suspended = kind in ("resume", "prefetch")
         wants_active = kind in ("step", "commit", "rewind", "move_history", "suspend", "lend")
@@ -234,7 +234,7 @@ class SimulatedRun:
         self._close_device()
 
     def _finish_broken(self) -> None:
-        """Memory comes back all the same."""
+        """Finish after the manager broke: its memory must be freed all the same."""
         run = self._state
         for sequence in [*run.sequences, *run.lost.sequences]:
             failures.require_broken(sequence.handle, run.manager)
@@ -250,6 +250,6 @@ class SimulatedRun:
         simulated = run.simulated
         if simulated is not None and (simulated.num_open_events > 0 or simulated.num_open_streams > 0):
             raise ModelDisagreement(
-                f"{simulated.num_open_events} events and {simulated.num_open_streams} streams were not given back"
+                f"{simulated.num_open_events} events and {simulated.num_open_streams} streams were not released"
             )
         run.device.close()

@@ -1,4 +1,4 @@
-"""One sequence of a simulation: the user's handle, the model's view, and the text whose bytes are on the device."""
+"""One sequence of a simulation: the user's handle, the model's view, and the tokens whose bytes are on the device."""
 
 from typing import Final, final
 
@@ -14,9 +14,9 @@ from ..reference_sequence import ReferenceSequence
 @final
 @mypyc_attr(native_class=True)
 class SimulatedSequence:
-    """``text`` is what was computed so far; ``to_compute`` follows. ``buffers`` are the user's own, by layer group.
+    """``text``: the computed tokens; ``to_compute`` follows. ``buffers``: the user's own, by layer group.
 
-    No more than ``max_committed`` tokens are ever committed: the rest is a train of thought that nobody will repeat.
+    No more than ``max_committed`` tokens are ever committed: the rest is like a reasoning trace that no prompt repeats.
     """
 
     __slots__ = (
@@ -30,15 +30,15 @@ class SimulatedSequence:
     text: list[TokenIdExt]
     to_compute: list[TokenIdExt]
     other_texts: list[list[TokenIdExt]]
-    """Of further beams, each as long as ``text``."""
+    """The tokens of further beams, each as long as ``text``."""
     buffers: Final[dict[int, npt.NDArray[np.int32]]]
     num_computed: int
-    """The longest that the text ever was."""
+    """The greatest length of ``text`` so far."""
     state_tokens: int
-    """Of how many tokens of the text the recurrent state is; less than all only before the first resume."""
+    """The tokens that the recurrent state covers; less than all only before the first resume."""
     prompt_length: int
     snapshot_positions: list[int]
-    """Lengths at which the user asked for a snapshot of its recurrent state."""
+    """Lengths at which the user asked for a snapshot of the recurrent state."""
     _handle: KVCache | None
 
     def __init__(
@@ -69,7 +69,7 @@ class SimulatedSequence:
         return self._handle
 
     def forget_handle(self) -> None:
-        """The user drops it, as if by mistake."""
+        """The user drops the handle, as if by mistake."""
         self._handle = None
 
     @property
@@ -83,7 +83,7 @@ class SimulatedSequence:
         return min(len(self.text), self.max_committed) - len(self.model.committed)
 
     def take_back(self, num_kept: int, comes_again: bool) -> None:
-        """The computed tokens from ``num_kept`` on are forgotten; they are computed again later, or others are."""
+        """Drop the computed tokens from ``num_kept`` on; the same ones are computed again later, or others."""
         taken_back = self.text[num_kept:]
         for text in [self.text, *self.other_texts]:
             del text[num_kept:]
@@ -91,7 +91,7 @@ class SimulatedSequence:
             self.to_compute[:0] = taken_back
 
     def set_texts(self, texts: list[list[TokenIdExt]]) -> None:
-        """Of all beams."""
+        """Set the tokens of all beams."""
         self.text = texts[0]
         self.other_texts = texts[1:]
 

@@ -1,4 +1,4 @@
-"""When a commit leaves a snapshot of the recurrent state, as far as it can be told from outside."""
+"""The judge of snapshots: when a commit leaves a snapshot of the recurrent state, as far as callers can tell."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from .simulated_sequence import SimulatedSequence
 
 
 def is_planned(config: KVCacheManagerConfig, sequence: SimulatedSequence, end: int) -> str:
-    """Whether the sequence leaves a snapshot at that length, if it can. Where its text branches off is not known here."""
+    """Whether the sequence leaves a snapshot at that length, if it can. Branching points are not known here."""
     policy = config.snapshot_policy
     size = config.tokens_per_block
     due = sequence.handle.next_snapshot_position
@@ -22,11 +22,11 @@ def is_planned(config: KVCacheManagerConfig, sequence: SimulatedSequence, end: i
 
 
 def keep_off(config: KVCacheManagerConfig, sequence: SimulatedSequence, count: int) -> int:
-    """Fewer tokens to commit: a commit in the prompt that ends where a snapshot is due says that the state is there."""
+    """Fewer tokens to commit: a commit inside the prompt that ends at a planned snapshot declares that the state is there."""
     while count > 0:
         end = len(sequence.model.committed) + count
         is_there = sequence.num_computed - end <= config.state_checkpoints
-        # Of generated tokens nothing is believed, so there is nothing to keep off.
+        # Commits of generated tokens declare nothing, so there is nothing to avoid.
         if is_there or end > sequence.prompt_length or is_planned(config, sequence, end) == NO_SNAPSHOT:
             break
         count -= 1
@@ -34,7 +34,7 @@ def keep_off(config: KVCacheManagerConfig, sequence: SimulatedSequence, count: i
 
 
 def expect_snapshot(config: KVCacheManagerConfig, sequence: SimulatedSequence, count: int, has_room: bool) -> str:
-    """What a commit of so many tokens does: surely leaves one only if all room is committed then and there is a slot."""
+    """The effect of committing so many tokens: a snapshot is certain only if all capacity is committed and there is a slot."""
     end = len(sequence.model.committed) + count
     planned = is_planned(config, sequence, end) if count > 0 and end > 0 else NO_SNAPSHOT
     is_certain = sequence.model.peak_capacity - end <= config.state_checkpoints

@@ -1,7 +1,7 @@
-"""What must be true of a manager between any two calls, checked through its public properties and the model.
+"""Checks between any two calls, through the manager's public properties and the model.
 
-Base page indices are valid exactly for the blocks that are needed; two entries have the same slot exactly if they mean
-the same published page; the user's own index buffers say the same; the statistics count every slot once.
+Base page indices are valid exactly for the needed blocks; two entries have the same slot exactly if they are
+the same published page; the user's own index buffers have the same entries; the statistics count every slot once.
 """
 
 from collections.abc import Sequence
@@ -115,7 +115,7 @@ def _check_buffer(sequence: SimulatedSequence, group: int, entries: list[int]) -
 
 
 def _check_scratch(model: ReferenceModel, sequence: SimulatedSequence, group: int) -> list[int]:
-    """The group's scratch slots."""
+    """Check and return the group's scratch slots."""
     desc = sequence.handle.get_scratch_desc(group)
     beg, end = sequence.model.scratch[group]
     num_slots = model.num_scratch_slots(sequence.model, group)
@@ -157,7 +157,7 @@ def check_prompt(handle: KVCache, num_tokens: int) -> None:
 
 
 def require_unchanged(before: StateDump, after: StateDump) -> None:
-    """A refused call may have found out that a disk has failed meanwhile, or lost a page: that is no change of its own."""
+    """Compare state dumps around a refused call. It may have detected a failed disk or a lost page: that is no change of its own."""
     if _without_failures(before) != _without_failures(after):
         raise ModelDisagreement("a call that was refused has changed something")
 

@@ -1,4 +1,4 @@
-"""Recurrent layers for a scenario, drawn with a random of their own: scenarios without them stay as they were."""
+"""Recurrent layers for a scenario, drawn with their own random numbers, so that scenarios without them stay as they were."""
 
 from dataclasses import replace
 from random import Random
@@ -11,7 +11,7 @@ from ...config.manager_config import KVCacheManagerConfig
 from ...config.snapshot_policy import SnapshotPolicy
 
 _SHARE: Final = 0.35
-"""Of all scenarios."""
+"""The share of scenarios with recurrent layers."""
 
 
 def add_state(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
@@ -21,7 +21,7 @@ def add_state(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
         return config
     num_layers = random.choice((1, 1, 2, 3))
     attention_ids = [layer.layer_id for layer in config.layers]
-    # Some layers have both, the others come behind.
+    # Some layers have both, the others follow.
     first_id = 0 if random.random() < 0.3 else len(attention_ids)
     num_bytes = random.choice((8, 24, 40, 100))
     states: list[LayerConfig] = []

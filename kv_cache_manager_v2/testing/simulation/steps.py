@@ -1,4 +1,4 @@
-"""What an engine does step by step: room for the inputs, a launch, a commit of some of them."""
+"""Step actions: slots for the inputs, a launch, a commit of some of them."""
 
 from random import Random
 
@@ -34,7 +34,7 @@ def step(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
 
 
 def step_batch(run: RunState, random: Random) -> None:
-    """What an engine does: room for all with one call, then one launch for those that got it."""
+    """Like an engine's step: resize all with one call, then launch those that were resized."""
     active = [sequence for sequence in run.sequences if sequence.model.is_active]
     batch = random.sample(active, int(random.random() * (len(active) + 1)))
     if not batch:
@@ -93,7 +93,7 @@ def _draw_step(run: RunState, sequence: SimulatedSequence, random: Random) -> tu
         history = written if random.random() < 0.8 else model.history
         least_capacity = max(model.capacity if random.random() < 0.5 else 0, least_state_capacity(run, sequence))
         return num_tokens, max(capacity, least_capacity), history
-    # The step's inputs begin at its history, and nearly all that there is room for must be computed.
+    # The step's inputs begin at its history, and nearly all of the capacity must be computed.
     history = written
     if random.random() < 0.2:
         low = min(least_history(run, sequence), written)
@@ -117,7 +117,7 @@ def _run_kernels(run: RunState, sequences: list[SimulatedSequence], num_tokens: 
 
 
 def _make_step(run: RunState, sequence: SimulatedSequence, inputs: list[TokenIdExt], random: Random) -> Step:
-    """Of further beams each has the same inputs, or others."""
+    """The step; each further beam has the same inputs, or others."""
     if len(sequence.other_texts) == 0:
         step = Step(sequence.handle, inputs, list(sequence.text))
         sequence.text.extend(inputs)

@@ -1,7 +1,7 @@
-"""Token texts that share beginnings: what makes reuse happen, and go wrong.
+"""A source of prompts that share prefixes, so that reuse happens.
 
-A new text mostly begins as an earlier one, goes on as another did or anew, and is cut anywhere. The vocabulary is
-small, so that unrelated texts agree by chance for a token or two. A few tokens are digests.
+A new prompt mostly begins like an earlier one, continues like another or with new tokens, and is cut anywhere. The vocabulary is
+small, so that unrelated prompts agree by chance in a token or two. A few tokens are digests.
 """
 
 from array import array
@@ -18,7 +18,7 @@ from ..reference_tree import Text
 @final
 @mypyc_attr(native_class=True)
 class TextSource:
-    """Keeps some of the texts that it is told of; everything is drawn from the given random numbers."""
+    """Keeps some of the prompts that it is given; everything is drawn from the given random numbers."""
 
     __slots__ = ("_vocabulary", "_digest_share", "_max_kept", "_max_cut", "_share_of_repeated", "_texts")
 
@@ -32,7 +32,7 @@ class TextSource:
     def __init__(
         self, vocabulary: int, digest_share: float, max_kept: int, max_cut: int = 0, share_of_repeated: float = 0.85
     ) -> None:
-        """``max_cut``: if not 0, texts are as long as they may be, and differ from earlier ones in so many tokens at most."""
+        """``max_cut``: if not 0, prompts have the greatest length, and differ from earlier ones in at most so many tokens."""
         self._vocabulary = vocabulary
         self._digest_share = digest_share
         self._max_kept = max_kept
@@ -41,7 +41,7 @@ class TextSource:
         self._texts = []
 
     def draw_text(self, random: Random, max_tokens: int) -> Text:
-        """Up to ``max_tokens`` tokens, none at all now and then."""
+        """Up to ``max_tokens`` tokens, sometimes none."""
         tokens: list[TokenIdExt] = []
         size = int(random.random() * (max_tokens + 1))
         if self._texts and random.random() < self._share_of_repeated:
@@ -51,7 +51,7 @@ class TextSource:
                 return self._lengthen(tokens, max_tokens, random)
             if random.random() < 0.4:
                 del tokens[int(random.random() * (len(tokens) + 1)) :]
-            # As the next turn of a chat does, or a question about the same document.
+            # Like the next turn of a chat, or a question about the same document.
             size = len(tokens) + int(random.random() * random.choice((1, 3, max_tokens)))
         return self._lengthen(tokens, size if self._max_cut == 0 else max_tokens, random)[:max_tokens]
 
@@ -66,7 +66,7 @@ class TextSource:
         return int(random.random() * self._vocabulary)
 
     def keep(self, random: Random, text: Text) -> None:
-        """Later texts may begin like this one."""
+        """Let later prompts begin like this one."""
         if len(self._texts) < self._max_kept:
             self._texts.append(text)
         else:
@@ -74,7 +74,7 @@ class TextSource:
 
 
 def draw_token_container(random: Random, text: Text) -> Any:
-    """The same tokens in one of the forms that the library takes."""
+    """The same tokens in one of the forms that the library accepts."""
     if any([isinstance(token, bytes) for token in text]):
         return list(text) if random.random() < 0.5 else text
     form = int(random.random() * 6)
