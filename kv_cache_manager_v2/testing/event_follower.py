@@ -32,17 +32,17 @@ class EventMismatch(Exception):
     """The events do not add up to the manager's state."""
 
 
-def find_published(picture: dict[str, Any], hash_algo: str) -> Places:
+def find_published(dump: dict[str, Any], hash_algo: str) -> Places:
     """The full published blocks in a state dump."""
     found: Places = {}
-    for scope in picture["tree"]:
+    for scope in dump["tree"]:
         # The digests of the path to the present block, the root's first.
         digests = [compute_root_digest(scope["lora_id"], scope["salt"])]
         for block in scope["blocks"]:
             tokens: list[TokenIdExt] = [
                 token if isinstance(token, int) else bytes.fromhex(token) for token in block["tokens"]
             ]
-            if len(tokens) < picture["tokens_per_block"]:
+            if len(tokens) < dump["tokens_per_block"]:
                 continue
             depth: int = block["depth"]
             del digests[depth + 1 :]
@@ -81,7 +81,7 @@ class EventFollower:
         self._event_manager = event_manager
         self._announced = set()
 
-    def check(self, picture: dict[str, Any]) -> None:
+    def check(self, dump: dict[str, Any]) -> None:
         """`EventMismatch` unless the events so far, and a snapshot by itself, both add up to the state dump.
 
         Does nothing if events are off.
@@ -90,7 +90,7 @@ class EventFollower:
             return
         self._event_manager.flush_iteration_events()
         events = self._event_manager.get_latest_events()
-        expected = find_published(picture, self._event_manager.hash_algo)
+        expected = find_published(dump, self._event_manager.hash_algo)
         self._check_order(events)
         self.index.apply(events)
         snapshot = self._event_manager.snapshot()
@@ -103,16 +103,16 @@ class EventFollower:
         if self.index.last_event_id != snapshot.event_id:
             raise EventMismatch(f"the events end with {self.index.last_event_id}, the snapshot with {snapshot.event_id}")
         _compare("the events", find_indexed(self.index), expected)
-        self._check_sizes(picture)
+        self._check_sizes(dump)
         fresh = KVCacheEventIndex()
         fresh.apply_snapshot(snapshot)
         _compare("a snapshot", find_indexed(fresh), expected)
 
-    def _check_sizes(self, picture: dict[str, Any]) -> None:
+    def _check_sizes(self, dump: dict[str, Any]) -> None:
         """Each size in the events must be that of one of the level's pool groups."""
         for group, num_blocks in self.index.num_blocks_per_cache_level.items():
             for level, count in enumerate(num_blocks):
-                slots = [pool_group["slots"] for pool_group in picture["levels"][level]["pool_groups"]]
+                slots = [pool_group["slots"] for pool_group in dump["levels"][level]["pool_groups"]]
                 if count not in slots:
                     raise EventMismatch(f"events say {count} slots for group {group} on level {level}; there are {slots}")
 

@@ -56,7 +56,7 @@ def may_gather(
     tokens_per_block: int,
 ) -> bool:
     """Whether tokens may be combined from these beams: no block to be written is published, or shared with other sequences."""
-    everybody = list(sequences)
+    sequences_and_beams = list(sequences)
     for index, source in enumerate(sources):
         ordinal = (len(beams[0].committed) + index) // tokens_per_block
         origin = beams[source]
@@ -66,6 +66,6 @@ def may_gather(
                 continue
             if beam.node(ordinal) is not None or beam.shared_private.get(ordinal, -1) in leased_numbers:
                 return False
-            if any([other not in beams for other in list_sharers(everybody, beam, ordinal)]):
+            if any([other not in beams for other in list_sharers(sequences_and_beams, beam, ordinal)]):
                 return False
     return True

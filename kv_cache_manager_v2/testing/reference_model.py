@@ -43,7 +43,7 @@ class ReferenceModel(ReferenceRoom):
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def create(
-        self, name: int, scope: Scope, text: Text, num_matched: int, picture: StateDump, state_tokens: int = 0
+        self, name: int, scope: Scope, text: Text, num_matched: int, dump: StateDump, state_tokens: int = 0
     ) -> ReferenceSequence:
         """A sequence was created. ``state_tokens``: the tokens that its recurrent state is said to cover."""
         size = self.tokens_per_block
@@ -67,7 +67,7 @@ class ReferenceModel(ReferenceRoom):
         sequence.capacity = num_matched
         if num_matched % size != 0:
             candidates = self.tree.partial_matches(scope, text, num_matched, self.statuses.keys() - self.lost)
-            sequence.shared_tail = self._find_tail(candidates, state_dump_of(picture, name))
+            sequence.shared_tail = self._find_tail(candidates, state_dump_of(dump, name))
             sequence.is_matched_tail = True
         self.sequences[name] = sequence
         return sequence
@@ -93,8 +93,8 @@ class ReferenceModel(ReferenceRoom):
                 return node
         raise ModelDisagreement(f"sequence {sequence_dump['id']}: its partial last block is not one that could be used")
 
-    def resume(self, sequence: ReferenceSequence, picture: StateDump) -> None:
-        tail_is_shared = bool(state_dump_of(picture, sequence.name)["shares_last_block"])
+    def resume(self, sequence: ReferenceSequence, dump: StateDump) -> None:
+        tail_is_shared = bool(state_dump_of(dump, sequence.name)["shares_last_block"])
         if tail_is_shared and (sequence.shared_tail is None or sequence.is_matched_tail):
             raise ModelDisagreement(f"sequence {sequence.name} was resumed and shares its last block")
         if not tail_is_shared:
@@ -104,7 +104,7 @@ class ReferenceModel(ReferenceRoom):
         sequence.has_state = self.state.group >= 0
         self._may_all_go = True
         for beam in sequence.beams:
-            self.resume(beam, picture)
+            self.resume(beam, dump)
 
     def make_room(self) -> None:
         """A call that changes nothing else may have evicted pages."""
@@ -119,8 +119,8 @@ class ReferenceModel(ReferenceRoom):
         for beam in list_beams(sequence):
             beam.is_active = False
 
-    def resize(self, sequence: ReferenceSequence, capacity: int, history: int, picture: StateDump) -> None:
-        tail_is_shared = bool(state_dump_of(picture, sequence.name)["shares_last_block"])
+    def resize(self, sequence: ReferenceSequence, capacity: int, history: int, dump: StateDump) -> None:
+        tail_is_shared = bool(state_dump_of(dump, sequence.name)["shares_last_block"])
         end_of_tail = (len(sequence.path) + 1) * self.tokens_per_block
         if tail_is_shared and (sequence.shared_tail is None or (history < capacity and history < end_of_tail)):
             raise ModelDisagreement(f"sequence {sequence.name} may write its last block, which is shared")
@@ -134,7 +134,7 @@ class ReferenceModel(ReferenceRoom):
         sequence.history = history
         self._may_all_go = True
         for beam in sequence.beams:
-            self.resize(beam, capacity, history, picture)
+            self.resize(beam, capacity, history, dump)
 
     def set_width(self, sequence: ReferenceSequence, width: int) -> None:
         """The beam width was changed: further beams are forks of beam 0; the last ones are removed."""
@@ -162,14 +162,14 @@ class ReferenceModel(ReferenceRoom):
         self.sequences[name] = child
         return child
 
-    def reserve(self, sequence: ReferenceSequence, number: int, begin: int, end: int, picture: StateDump) -> None:
+    def reserve(self, sequence: ReferenceSequence, number: int, begin: int, end: int, dump: StateDump) -> None:
         """A lease was made. In groups without a window the pages before ``begin`` are kept with the lent ones."""
         lease = ReferenceLease(sequence.scope)
         for ordinal in range(len(sequence.path), end):
             if sequence.node(ordinal) is None:
                 lease.numbers.add(sequence.shared_private.setdefault(ordinal, self._next_private + ordinal))
         self._next_private += end
-        slots = state_dump_of(picture, sequence.name)["page_slots"]
+        slots = state_dump_of(dump, sequence.name)["page_slots"]
         for group, rule in enumerate(self.rules):
             for ordinal in range(0 if rule.window is None else begin, end):
                 if self.is_needed(sequence, group, ordinal):
@@ -225,7 +225,7 @@ class ReferenceModel(ReferenceRoom):
             self._snapshots_due.add((node, self.state.group))
         self._may_all_go = self._may_all_go or makes_room
 
-    def stop_committing(self, sequence: ReferenceSequence, picture: StateDump) -> None:
+    def stop_committing(self, sequence: ReferenceSequence, dump: StateDump) -> None:
         """The partial last block is published, unless a longer one with its tokens and all its pages exists.
 
         Once only: what was written into the block since the first call must stay.
@@ -234,7 +234,7 @@ class ReferenceModel(ReferenceRoom):
         for beam in list_beams(sequence):
             beam.is_committing = False
         ordinal = len(sequence.path)
-        tail_is_shared = bool(state_dump_of(picture, sequence.name)["shares_last_block"])
+        tail_is_shared = bool(state_dump_of(dump, sequence.name)["shares_last_block"])
         has_tail = len(sequence.committed) > ordinal * self.tokens_per_block
         if was_committing and sequence.shared_tail is None and has_tail:
             if tail_is_shared:

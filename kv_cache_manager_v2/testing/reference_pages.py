@@ -92,13 +92,13 @@ class ReferencePages:
 
     # -- state dumps --------------------------------------------------------------------------------------------------
 
-    def see(self, picture: StateDump) -> None:
+    def see(self, dump: StateDump) -> None:
         """Compare the tree of a dump with the last one and with the calls since."""
         old = self.statuses
         self._may_all_go = self._may_all_go or len(self.lost) > 0  # lost ones are dropped with their last hold, and pages below them too
-        self._read_tree(picture)
-        self._adopt_published(picture)
-        self._find_leased(picture)
+        self._read_tree(dump)
+        self._adopt_published(dump)
+        self._find_leased(dump)
         needed = self._needed_pages()
         for page, status in self.statuses.items():
             if page not in self.tree.ever_published:
@@ -124,11 +124,11 @@ class ReferencePages:
         self._may_go.clear()
         self._may_all_go = False
 
-    def _read_tree(self, picture: StateDump) -> None:
+    def _read_tree(self, dump: StateDump) -> None:
         self.statuses = {}
         self.places = {}
         self.lost = set()
-        for scope_dump in picture["tree"]:
+        for scope_dump in dump["tree"]:
             path = [self.tree.root((scope_dump["lora_id"], scope_dump["salt"]))]
             for block in scope_dump["blocks"]:
                 del path[block["depth"] + 1 :]
@@ -142,10 +142,10 @@ class ReferencePages:
                         if page.get("is_lost", False):
                             self.lost.add((node, group))
 
-    def _adopt_published(self, picture: StateDump) -> None:
+    def _adopt_published(self, dump: StateDump) -> None:
         """Find the private last blocks that forks share and whose owner ended: published for all of them, or not."""
         for sequence in self.sequences.values():
-            forked: list[str | int] = state_dump_of(picture, sequence.name)["forked_blocks"]
+            forked: list[str | int] = state_dump_of(dump, sequence.name)["forked_blocks"]
             for position, what in enumerate(forked):
                 ordinal = len(sequence.path) + position
                 node = self._maybe_published.get(sequence.shared_private.get(ordinal, -1))
@@ -155,11 +155,11 @@ class ReferencePages:
                     raise ModelDisagreement(f"block {ordinal} of sequence {sequence.name} is published, and no call did that")
         self._maybe_published.clear()
 
-    def _find_leased(self, picture: StateDump) -> None:
+    def _find_leased(self, dump: StateDump) -> None:
         """Lent pages stay in their slots, whatever block of the tree they belong to by now; pages that are kept with them stay on level 0,
         and may move there when the level is resized."""
         node_in_slot = {(page[1], place[1]): page[0] for page, place in self.places.items() if place[0] == 0}
-        for lease_dump in picture["leases"]:
+        for lease_dump in dump["leases"]:
             number: int = lease_dump["number"]
             lease = self.leases[number]
             slots = [lease.lent_slots(group) for group in range(len(self.rules))]
@@ -296,13 +296,13 @@ class ReferencePages:
         return self.state.narrow(match, scope, text, present)
 
 
-def state_dump_of(picture: StateDump, name: int) -> StateDump:
+def state_dump_of(dump: StateDump, name: int) -> StateDump:
     """The dump of a sequence, or of a further beam."""
     if name < 0:
         owner, beam = place_of_beam(name)
-        beams: list[StateDump] = state_dump_of(picture, owner)["beams"]
+        beams: list[StateDump] = state_dump_of(dump, owner)["beams"]
         return beams[beam - 1]
-    found: list[StateDump] = [one for one in picture["sequences"] if one["id"] == name]
+    found: list[StateDump] = [one for one in dump["sequences"] if one["id"] == name]
     if len(found) == 0:
         raise ModelDisagreement(f"sequence {name} is open, but describe() does not show it")
     return found[0]

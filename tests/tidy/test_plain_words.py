@@ -48,7 +48,6 @@ EXEMPT: Final = {
     "kv_cache_manager_v2/reuse/",
     "kv_cache_manager_v2/sequence/",
     "kv_cache_manager_v2/storage/",
-    "kv_cache_manager_v2/testing/",
     "README.md",
     "CLAUDE.md",
     "CHANGELOG.md",

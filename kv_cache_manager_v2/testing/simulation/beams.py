@@ -48,7 +48,7 @@ def _change_width(
     )
     call = f"beam_width of sequence {sequence.name} from {old_width} to {width}"
     need = count_states(model, sequence, max(width - old_width, 0))
-    picture = manager.describe()
+    dump = manager.describe()
     # Through Any, as a user's code does: mypyc passes an int wrongly to a setter that is declared wider.
     handle: Any = sequence.handle
     try:
@@ -56,11 +56,11 @@ def _change_width(
     except LogicError:
         if is_possible:
             raise
-        require_unchanged(picture, manager.describe())
+        require_unchanged(dump, manager.describe())
         return True
     except OutOfPagesError:
         judge.judge(call, need, False)
-        require_unchanged(picture, manager.describe())
+        require_unchanged(dump, manager.describe())
         return False
     if not is_possible:
         raise ModelDisagreement(f"{call} passed with scratch reuse, history in scratch slots, or a matched block to copy")
@@ -108,13 +108,13 @@ def commit_of_beams(
         alike = [beam for beam, other in enumerate(all_texts) if other[:end] == text[:end]]
         sources.append(random.choice(alike) if model.state.group < 0 else 0)
     is_possible = model.may_gather(sequence.model, sources)
-    picture = manager.describe()
+    dump = manager.describe()
     try:
         sequence.handle.commit(tokens, sources)
     except LogicError:
         if is_possible:
             raise
-        require_unchanged(picture, manager.describe())
+        require_unchanged(dump, manager.describe())
         return
     if not is_possible:
         raise ModelDisagreement(f"sequence {sequence.name}: a commit of beams wrote into a block that is published or shared")

@@ -49,11 +49,11 @@ def _commit_as_tree(
     manager: KVCacheManager, sequence: SimulatedSequence, tokens: list[TokenIdExt], begin: int
 ) -> bool:
     """Commit a tree of drafts that is a chain, all of it accepted; False if this sequence cannot have one now."""
-    picture = manager.describe()
+    dump = manager.describe()
     try:
         sequence.handle.commit_tree(tokens, range(begin, begin + len(tokens)))
     except (LogicError, ValueError):
-        require_unchanged(picture, manager.describe())
+        require_unchanged(dump, manager.describe())
         return False
     return True
 

@@ -67,12 +67,12 @@ def grow_tree(
     accepted_tokens = [nodes[node] for node in accepted]
     tokens = sequence.text[num_committed:] + accepted_tokens
     positions = [*range(num_committed, begin), *[begin + node for node in accepted]]
-    picture = manager.describe()
+    dump = manager.describe()
     try:
         sequence.handle.commit_tree(tokens, positions)
     except (LogicError, ValueError):
         # A fork has the block too, or a token is a digest.
-        require_unchanged(picture, manager.describe())
+        require_unchanged(dump, manager.describe())
         return
     sequence.text.extend(accepted_tokens)
     sequence.num_computed = max(sequence.num_computed, len(sequence.text))

@@ -98,12 +98,12 @@ def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
     return True
 
 
-def decisions_in(picture: StateDump, streams: Sequence[int]) -> bytes:
+def decisions_in(dump: StateDump, streams: Sequence[int]) -> bytes:
     """The state dump without the device's error texts, which contain addresses, and without its handles of ``streams``."""
-    levels = [{**level, "failure": level["failure"] is not None} for level in picture["levels"]]
+    levels = [{**level, "failure": level["failure"] is not None} for level in dump["levels"]]
     names = {stream: name for name, stream in enumerate(streams)}
-    sequences = [_with_stream_names(sequence, names) for sequence in picture["sequences"]]
-    return json.dumps({**picture, "levels": levels, "sequences": sequences}, sort_keys=True).encode()
+    sequences = [_with_stream_names(sequence, names) for sequence in dump["sequences"]]
+    return json.dumps({**dump, "levels": levels, "sequences": sequences}, sort_keys=True).encode()
 
 
 def _with_stream_names(sequence: dict[str, Any], names: dict[int, int]) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def await_ready(handle: KVCache) -> bool:
     return True
 
 
-def list_lost(picture: StateDump) -> list[int]:
+def list_lost(dump: StateDump) -> list[int]:
     """The sequences that hold a lost page."""
-    return [sequence["id"] for sequence in picture["sequences"] if sequence.get("has_lost_pages", False)]
+    return [sequence["id"] for sequence in dump["sequences"] if sequence.get("has_lost_pages", False)]
 
 
 def require_lost(handle: KVCache, capacity: int) -> None:

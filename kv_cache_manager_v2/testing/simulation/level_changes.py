@@ -40,22 +40,22 @@ def _change_level(manager: KVCacheManager, config: KVCacheManagerConfig, random:
         if random.random() < 0.5 or manager.need_adjustment:
             manager.adjust()
     else:
-        picture = manager.describe()
+        dump = manager.describe()
         quota = int(config.cache_tiers[level].quota * random.choice(QUOTA_FACTORS if is_large else _QUOTA_FACTORS))
         try:
             passed = manager.resize(level, quota, random.random() < 0.5)
         except ValueError:
             passed = False
         if not passed:
-            require_unchanged(picture, manager.describe())
+            require_unchanged(dump, manager.describe())
 
 
 def prefetch(
     manager: KVCacheManager, config: KVCacheManagerConfig, model: ReferenceModel, sequence: SimulatedSequence, random: Random
 ) -> None:
-    picture = manager.describe()
+    dump = manager.describe()
     level = int(random.random() ** 2 * len(config.cache_tiers))
     if sequence.handle.prefetch(level):
         model.make_room()
     else:
-        require_unchanged(picture, manager.describe())
+        require_unchanged(dump, manager.describe())

@@ -48,5 +48,5 @@ class PlannedDrops:
         model.make_room()
 
 
-def _count_pages(picture: StateDump) -> int:
-    return sum([page is not None for scope in picture["tree"] for block in scope["blocks"] for page in block["pages"]])
+def _count_pages(dump: StateDump) -> int:
+    return sum([page is not None for scope in dump["tree"] for block in scope["blocks"] for page in block["pages"]])

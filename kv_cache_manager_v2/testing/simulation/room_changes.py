@@ -51,7 +51,7 @@ def toggle_scratch(run: RunState, sequence: SimulatedSequence) -> None:
     if wanted and scratch_reuse is not None and sequence.model.capacity - scratch_reuse.max_rewind_len > len(sequence.text):
         return  # the next step could not begin at the end of the tokens
     is_possible = scratch_reuse is not None and run.model.may_toggle_scratch(sequence.model)
-    picture = run.manager.describe()
+    dump = run.manager.describe()
     # Through Any, as a user's code does: mypyc passes a bool wrongly to a setter that is declared wider.
     handle: Any = sequence.handle
     try:
@@ -59,7 +59,7 @@ def toggle_scratch(run: RunState, sequence: SimulatedSequence) -> None:
     except ValueError:
         if is_possible:
             raise
-        require_unchanged(picture, run.manager.describe())
+        require_unchanged(dump, run.manager.describe())
         return
     if not is_possible:
         raise ModelDisagreement(f"scratch reuse of sequence {sequence.name} was switched in the middle of a step")
@@ -70,11 +70,11 @@ def fits_buffers(run: RunState, sequence: SimulatedSequence, capacity: int, hist
     """Whether the user's buffers are long enough; if not, check that the call is refused as the user's mistake."""
     if sequence.fits_buffers(-(-capacity // run.scenario.config.tokens_per_block)):
         return True
-    picture = run.manager.describe()
+    dump = run.manager.describe()
     try:
         sequence.handle.resize(capacity, history)
     except ValueError:
-        require_unchanged(picture, run.manager.describe())
+        require_unchanged(dump, run.manager.describe())
         return False
     raise ModelDisagreement(f"sequence {sequence.name} grew beyond the user's index buffer")
 

@@ -111,11 +111,11 @@ class RunState:
         """Check everything that can be checked after an action; in large worlds the slowest checks run less often."""
         if self.num_performed % self.scenario.steps_per_invariants == 0:
             self.manager.check_invariants()
-        picture = self.manager.describe()
-        self._digest.update(failures.decisions_in(picture, self.streams))
-        self.model.see(picture)
+        dump = self.manager.describe()
+        self._digest.update(failures.decisions_in(dump, self.streams))
+        self.model.see(dump)
         check_state(self.manager, self.model, self.judge, self.sequences, self._pool_group_of)
         if self.num_performed % self.scenario.steps_per_event_check == 0:
-            self._follower.check(picture)
+            self._follower.check(dump)
         if self.simulated is not None and self.simulated.races:
             raise self.simulated.races[0]

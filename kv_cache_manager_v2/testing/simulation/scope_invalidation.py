@@ -10,7 +10,7 @@ from ..reference_pages import ModelDisagreement
 def invalidate_scope(manager: KVCacheManager, model: ReferenceModel, scope: ReuseScope) -> None:
     """Invalidate a scope. It may be refused only if a sequence or lease of the scope is open."""
     name = (scope.lora_id, scope.salt)
-    others = [picture for picture in manager.describe()["tree"] if (picture["lora_id"], picture["salt"]) != name]
+    others = [dump for dump in manager.describe()["tree"] if (dump["lora_id"], dump["salt"]) != name]
     try:
         manager.invalidate_reuse_scope(scope)
     except LogicError:

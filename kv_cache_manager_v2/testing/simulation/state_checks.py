@@ -162,14 +162,14 @@ def require_unchanged(before: StateDump, after: StateDump) -> None:
         raise ModelDisagreement("a call that was refused has changed something")
 
 
-def _without_failures(picture: StateDump) -> StateDump:
-    levels: list[dict[str, Any]] = picture["levels"]
-    sequences: list[dict[str, Any]] = picture["sequences"]
+def _without_failures(dump: StateDump) -> StateDump:
+    levels: list[dict[str, Any]] = dump["levels"]
+    sequences: list[dict[str, Any]] = dump["sequences"]
     return {
-        **picture,
+        **dump,
         "levels": [{**level, "failure": None} for level in levels],
         "sequences": [_without_lost(sequence) for sequence in sequences],
-        "tree": [{**scope, "blocks": [_without_losses(block) for block in scope["blocks"]]} for scope in picture["tree"]],
+        "tree": [{**scope, "blocks": [_without_losses(block) for block in scope["blocks"]]} for scope in dump["tree"]],
     }
 
 

@@ -55,7 +55,7 @@ def step_batch(run: RunState, random: Random) -> None:
             raise
         failure = error
         count = failures.count_resized([sequence.handle for sequence in batch], capacities, histories)
-    picture = run.manager.describe()
+    dump = run.manager.describe()
     for position in range(count if failure is not None else min(count + 1, len(batch))):
         sequence = batch[position]
         _num_tokens, capacity, history = draws[position]
@@ -63,7 +63,7 @@ def step_batch(run: RunState, random: Random) -> None:
         call = f"resize_batch, sequence {sequence.name} to ({capacity}, {history})"
         run.judge.judge_turns(call, needs, position < count)
         if position < count:
-            run.model.resize(sequence.model, capacity, history, picture)
+            run.model.resize(sequence.model, capacity, history, dump)
         else:
             run.num_refused += 1
     if count > 0:

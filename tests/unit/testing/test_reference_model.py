@@ -1,4 +1,4 @@
-"""The reference model accepts what the rules allow and objects to what they do not, shown with pictures made by
+"""The reference model accepts what the rules allow and objects to what they do not, shown with dumps made by
 hand."""
 
 import pytest
@@ -18,7 +18,7 @@ def make_model(window=None, **options):
     return ReferenceModel(KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers, **options), [[0]])
 
 
-def picture(blocks, shares_last_block=False, page_slots=()):
+def dump(blocks, shares_last_block=False, page_slots=()):
     """``blocks``: (depth, tokens, status or None, slot) in preorder; one scope, one group, sequence 0."""
     return {
         "leases": [], "tree": [
@@ -49,10 +49,10 @@ def page_of(status, slot):
 
 def running(model, num_tokens):
     """An active sequence with room for that many tokens."""
-    sequence = model.create(0, NOBODY, (), 0, picture([]))
-    model.resume(sequence, picture([]))
-    model.resize(sequence, num_tokens, 0, picture([]))
-    model.see(picture([]))
+    sequence = model.create(0, NOBODY, (), 0, dump([]))
+    model.resume(sequence, dump([]))
+    model.resize(sequence, num_tokens, 0, dump([]))
+    model.see(dump([]))
     return sequence
 
 
@@ -62,18 +62,18 @@ def test_life_of_a_sequence():
     assert model.num_blocks(sequence) == 2
     assert model.num_used_slots(0) == model.num_needed_slots(0) == model.num_locked_slots(0) == 2
     model.commit(sequence, [1, 2, 3, 4, 5])
-    model.see(picture([(0, (1, 2, 3, 4), "locked", 7)]))
+    model.see(dump([(0, (1, 2, 3, 4), "locked", 7)]))
     assert (sequence.history, len(sequence.path)) == (5, 1)
     assert model.num_used_slots(0) == 2
     model.suspend(sequence)
-    model.see(picture([(0, (1, 2, 3, 4), "held", 7)]))
+    model.see(dump([(0, (1, 2, 3, 4), "held", 7)]))
     assert model.num_locked_slots(0) == 0
     model.close(sequence)
-    model.see(picture([(0, (1, 2, 3, 4), "droppable", 7), (1, (5,), "droppable", 3)]))
+    model.see(dump([(0, (1, 2, 3, 4), "droppable", 7), (1, (5,), "droppable", 3)]))
     assert model.num_needed_slots(0) == 0 and model.num_used_slots(0) == 2
     assert model.expect_match(NOBODY, (1, 2, 3, 4, 5, 6)).best == 5
     model.clear()
-    model.see(picture([]))
+    model.see(dump([]))
 
 
 def test_published_page_must_come():
@@ -81,7 +81,7 @@ def test_published_page_must_come():
     sequence = running(model, 4)
     model.commit(sequence, [1, 2, 3, 4])
     with pytest.raises(ModelDisagreement):
-        model.see(picture([]))
+        model.see(dump([]))
 
 
 def test_page_with_another_text():
@@ -89,7 +89,7 @@ def test_page_with_another_text():
     sequence = running(model, 4)
     model.commit(sequence, [1, 2, 3, 4])
     with pytest.raises(ModelDisagreement):
-        model.see(picture([(0, (1, 2, 3, 5), "locked", 7)]))
+        model.see(dump([(0, (1, 2, 3, 5), "locked", 7)]))
 
 
 def test_wrong_status():
@@ -97,48 +97,48 @@ def test_wrong_status():
     sequence = running(model, 4)
     model.commit(sequence, [1, 2, 3, 4])
     with pytest.raises(ModelDisagreement):
-        model.see(picture([(0, (1, 2, 3, 4), "droppable", 7)]))
+        model.see(dump([(0, (1, 2, 3, 4), "droppable", 7)]))
 
 
 def published(model, tokens=(1, 2, 3, 4), name=0):
     """A text that is in the tree and needed by nobody."""
-    sequence = model.create(name, NOBODY, (), 0, picture([]))
-    model.resume(sequence, picture([]))
-    model.resize(sequence, len(tokens), 0, picture([]))
+    sequence = model.create(name, NOBODY, (), 0, dump([]))
+    model.resume(sequence, dump([]))
+    model.resize(sequence, len(tokens), 0, dump([]))
     model.commit(sequence, list(tokens))
     model.close(sequence)
-    model.see(picture([(0, tokens, "droppable", 7)]))
+    model.see(dump([(0, tokens, "droppable", 7)]))
 
 
 def test_page_may_go_only_to_make_room():
     model = make_model()
     published(model)
     with pytest.raises(ModelDisagreement):
-        model.see(picture([]))
+        model.see(dump([]))
     model = make_model()
     published(model)
-    other = model.create(0, NOBODY, (), 0, picture([]))
-    model.resume(other, picture([]))
-    model.see(picture([]))
+    other = model.create(0, NOBODY, (), 0, dump([]))
+    model.resume(other, dump([]))
+    model.see(dump([]))
 
 
 def test_page_that_is_needed_may_not_go():
     model = make_model()
     published(model)
-    sequence = model.create(0, NOBODY, (1, 2, 3, 4), 4, picture([]))
-    model.see(picture([(0, (1, 2, 3, 4), "held", 7)]))
-    model.resume(sequence, picture([]))
+    sequence = model.create(0, NOBODY, (1, 2, 3, 4), 4, dump([]))
+    model.see(dump([(0, (1, 2, 3, 4), "held", 7)]))
+    model.resume(sequence, dump([]))
     with pytest.raises(ModelDisagreement):
-        model.see(picture([]))
+        model.see(dump([]))
 
 
 def test_page_that_was_dropped_does_not_come_back_by_itself():
     model = make_model()
     published(model)
     model.clear()
-    model.see(picture([]))
+    model.see(dump([]))
     with pytest.raises(ModelDisagreement):
-        model.see(picture([(0, (1, 2, 3, 4), "droppable", 7)]))
+        model.see(dump([(0, (1, 2, 3, 4), "droppable", 7)]))
 
 
 def test_match_must_be_the_longest():
@@ -146,13 +146,13 @@ def test_match_must_be_the_longest():
     published(model)
     for num_tokens in (0, 3, 5):
         with pytest.raises(ModelDisagreement):
-            model.create(0, NOBODY, (1, 2, 3, 4, 5), num_tokens, picture([]))
+            model.create(0, NOBODY, (1, 2, 3, 4, 5), num_tokens, dump([]))
 
 
 def test_partly_matched_block_becomes_private_on_resume():
     model = make_model()
     published(model)
-    sequence = model.create(0, NOBODY, (1, 2, 9), 2, picture([], page_slots=[7]))
+    sequence = model.create(0, NOBODY, (1, 2, 9), 2, dump([], page_slots=[7]))
     assert sequence.node(0) is not None
     # A slot for the copy; or none, if there is no room: nobody else needs the block, so it may become private as it is.
     assert (model.slots_to_resume(sequence).least, model.slots_to_resume(sequence).most) == ([0], [1])
@@ -160,35 +160,35 @@ def test_partly_matched_block_becomes_private_on_resume():
     assert model.slots_to_resume(sequence).least == [1]
     model.close(other)
     with pytest.raises(ModelDisagreement):
-        model.resume(sequence, picture([], shares_last_block=True))
-    model.resume(sequence, picture([]))
+        model.resume(sequence, dump([], shares_last_block=True))
+    model.resume(sequence, dump([]))
     assert sequence.node(0) is None
-    model.see(picture([(0, (1, 2, 3, 4), "droppable", 7)]))
+    model.see(dump([(0, (1, 2, 3, 4), "droppable", 7)]))
 
 
 def test_block_of_which_a_part_was_published_is_not_written_again():
     model = make_model()
     sequence = running(model, 4)
     model.commit(sequence, [1, 2])
-    model.stop_committing(sequence, picture([], shares_last_block=True))
-    model.see(picture([(0, (1, 2), "locked", 5)]))
+    model.stop_committing(sequence, dump([], shares_last_block=True))
+    model.see(dump([(0, (1, 2), "locked", 5)]))
     need = model.slots_to_resize(sequence, 4, 2)
     assert (need.least, need.most) == ([0], [1])
     with pytest.raises(ModelDisagreement):
-        model.resize(sequence, 4, 2, picture([], shares_last_block=True))
-    model.resize(sequence, 4, 2, picture([]))
-    model.see(picture([(0, (1, 2), "droppable", 5)]))
+        model.resize(sequence, 4, 2, dump([], shares_last_block=True))
+    model.resize(sequence, 4, 2, dump([]))
+    model.see(dump([(0, (1, 2), "droppable", 5)]))
 
 
 def test_fuller_block_may_replace_a_partial_one():
     model = make_model()
     published(model, (1, 2))
-    sequence = model.create(0, NOBODY, (), 0, picture([]))
-    model.resume(sequence, picture([]))
-    model.resize(sequence, 4, 0, picture([]))
-    model.see(picture([(0, (1, 2), "droppable", 7)]))
+    sequence = model.create(0, NOBODY, (), 0, dump([]))
+    model.resume(sequence, dump([]))
+    model.resize(sequence, 4, 0, dump([]))
+    model.see(dump([(0, (1, 2), "droppable", 7)]))
     model.commit(sequence, [1, 2, 3, 4])
-    model.see(picture([(0, (1, 2, 3, 4), "locked", 8)]))
+    model.see(dump([(0, (1, 2, 3, 4), "locked", 8)]))
 
 
 def test_window_gives_pages_back():
@@ -199,19 +199,19 @@ def test_window_gives_pages_back():
     assert (need.least, need.given_back) == ([1], [1])
     model.commit(sequence, list(range(8)))
     # Block 0 is stale once it is committed; it was published with its page all the same.
-    model.see(picture([(0, (0, 1, 2, 3), "droppable", 1), (1, (4, 5, 6, 7), "locked", 2)]))
+    model.see(dump([(0, (0, 1, 2, 3), "droppable", 1), (1, (4, 5, 6, 7), "locked", 2)]))
 
 
 def test_nothing_below_a_block_that_cannot_be_matched():
     model = make_model()
     sequence = running(model, 8)
     model.commit(sequence, list(range(8)))
-    model.see(picture([(0, (0, 1, 2, 3), "locked", 1), (1, (4, 5, 6, 7), "locked", 2)]))
+    model.see(dump([(0, (0, 1, 2, 3), "locked", 1), (1, (4, 5, 6, 7), "locked", 2)]))
     model.close(sequence)
-    other = model.create(1, NOBODY, (), 0, picture([]))
+    other = model.create(1, NOBODY, (), 0, dump([]))
     model.resume(other, {"sequences": [{"id": 1, "shares_last_block": False}]})
     with pytest.raises(ModelDisagreement):
-        model.see(picture([(0, (0, 1, 2, 3), None, 1), (1, (4, 5, 6, 7), "droppable", 2)]))
+        model.see(dump([(0, (0, 1, 2, 3), None, 1), (1, (4, 5, 6, 7), "droppable", 2)]))
 
 
 def test_layers_of_a_group_must_be_alike():
@@ -228,10 +228,10 @@ def test_scratch_blocks_of_the_worked_example():
     scratch_reuse = SwaScratchReuseConfig()
     config = KVCacheManagerConfig(32, [GpuCacheTierConfig(1 << 20)], layers, swa_scratch_reuse=scratch_reuse)
     model = ReferenceModel(config, [list(range(32))])
-    sequence = model.create(0, NOBODY, (), 0, picture([]))
-    model.resume(sequence, picture([]))
+    sequence = model.create(0, NOBODY, (), 0, dump([]))
+    model.resume(sequence, dump([]))
     assert model.slots_to_resize(sequence, 1024, 0).most == [5]
-    model.resize(sequence, 1024, 0, picture([]))
+    model.resize(sequence, 1024, 0, dump([]))
     assert sequence.scratch == [(0, 28)]
     assert model.num_scratch_slots(sequence, 0) == 1
     assert model.num_locked_slots(0) == 5
@@ -248,9 +248,9 @@ def test_scratch_slots_of_layers_with_different_numbers_of_buffers():
     ]
     options = {"swa_scratch_reuse": SwaScratchReuseConfig(max_rewind_len=4)}
     model = ReferenceModel(KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers, **options), [[0, 1]])
-    sequence = model.create(0, NOBODY, (), 0, picture([]))
-    model.resume(sequence, picture([]))
-    model.resize(sequence, 24, 0, picture([]))
+    sequence = model.create(0, NOBODY, (), 0, dump([]))
+    model.resume(sequence, dump([]))
+    model.resize(sequence, 24, 0, dump([]))
     # Stale at 24 - 4 = 20: floor((20 + 1 - 4) / 4) = 4 blocks, a slot for each.
     assert sequence.scratch == [(0, 4)]
     assert model.num_scratch_slots(sequence, 0) == 4
@@ -262,7 +262,7 @@ def test_recurrent_state_matches_where_a_snapshot_is():
     model = ReferenceModel(KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers), [[0], [1]])
 
     def seen(*blocks):
-        plain = picture([])
+        plain = dump([])
         plain["tree"][0]["blocks"] = [
             {"depth": depth, "tokens": list(tokens), "pages": [page_of("locked", slot), page_of(snapshot, 9)]}
             for depth, (tokens, slot, snapshot) in enumerate(blocks)

@@ -437,7 +437,7 @@ def test_misuse_launches_nothing(device):
 
 def test_tokens_in_every_form(device):
     config = model(attention(0))
-    tokens = [1, 2, b"a picture", 4, 5]
+    tokens = [1, 2, b"a dump", 4, 5]
     with StandInManager(config, device) as manager:
         engine = FakeEngine(config, device)
         sequence = StandInSequence(manager, 8)
@@ -445,7 +445,7 @@ def test_tokens_in_every_form(device):
         engine.execute([Step(sequence, np.array([6], dtype=np.int64), tokens)])
         engine.execute([Step(sequence, (7,), [*tokens, 6])])
         with pytest.raises(KVMismatch):
-            engine.execute([Step(sequence, [], [1, 2, b"another picture", 4, 5])])
+            engine.execute([Step(sequence, [], [1, 2, b"another dump", 4, 5])])
 
 
 def test_errors_are_raised_once_and_can_be_left_out(device):

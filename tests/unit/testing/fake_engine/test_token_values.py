@@ -70,7 +70,7 @@ def test_every_form_of_tokens_gives_the_same_numbers():
 
 
 def test_digests_are_numbers_that_no_token_id_has():
-    numbers = token_numbers([7, b"7", b"picture", b"picture", b"other picture"]).tolist()
+    numbers = token_numbers([7, b"7", b"dump", b"dump", b"other dump"]).tolist()
     assert numbers[0] == 7
     assert all(number >= 2**63 for number in numbers[1:])
     assert numbers[2] == numbers[3]
