@@ -1,1 +1,1 @@
-"""Serves traces and made workloads through the manager and reports. The top floor: public names only."""
+"""Replays of traces and generated workloads through the manager, with reports. The top floor: public names only."""

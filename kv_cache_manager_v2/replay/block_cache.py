@@ -1,9 +1,9 @@
-"""A cache of blocks that is nothing but books: which blocks of each prompt an eviction policy would still have had.
+"""A cache of blocks without memory: which blocks of each prompt an eviction policy would have kept.
 
-One prompt after the other. Its hits are its longest prefix of cached blocks; then all of it is cached, as far as there are slots,
-and lies there for reuse, the far end first in line. The policy is the manager's own queue, used as the manager uses it: a
-hit block leaves the queue and comes back when the prompt is done, room is made before new blocks come, and a block with
-others below it never goes before them.
+It takes one prompt after another. A prompt's hits are its longest prefix of cached blocks; then all of it is cached, as far as there
+are slots, and becomes droppable, leaf first. The policy is the manager's own queue, used as the manager uses it: a hit block leaves the
+queue and returns when the prompt is done, blocks are evicted before new ones are added, and a block with children is never evicted
+before them.
 """
 
 from typing import Final, final
@@ -25,7 +25,7 @@ _KEY_MASK: Final = (1 << 62) - 1
 @final
 @mypyc_attr(native_class=True)
 class _BlockKeys(ContentKeys):
-    """A block's id says what it holds; mixed, as a key of real content is."""
+    """A block's id is its content's key, mixed like the key of real content."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ class _BlockKeys(ContentKeys):
 @final
 @mypyc_attr(native_class=True)
 class BlockCache:
-    """``num_cached`` blocks have a slot, never more than ``num_slots``."""
+    """The cache: ``num_cached`` blocks have a slot, never more than ``num_slots``."""
 
     __slots__ = ("num_slots", "num_cached", "num_hits", "num_evicted", "queue", "_rows", "_parents", "_children", "_num_below", "_run")
 
@@ -50,7 +50,7 @@ class BlockCache:
     _rows: Final[PageRows]
     _parents: Final[list[int]]
     _num_below: vec[i64]
-    """Cached blocks right below each one."""
+    """By block: its cached children."""
     _run: vec[i64]
 
     def __init__(self, policy: EvictionPolicy, num_slots: int, blocks: BlockRequests) -> None:
@@ -118,7 +118,7 @@ class BlockCache:
             self.num_evicted += 1
 
     def _find_below(self, block: i64) -> i64:
-        """A cached block right below this one; there is one."""
+        """A cached child of this block; there is one."""
         words = self._rows.words
         for child in self._children[block]:
             if words[(child + MOST_SENTINELS) * ROW_WORDS + PLACE] != NO_PAGE:

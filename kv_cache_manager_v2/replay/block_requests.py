@@ -1,7 +1,7 @@
-"""A workload as lists of block ids: what a comparison of eviction policies needs to know of it, and no more.
+"""A workload as lists of block ids: all that a comparison of eviction policies needs.
 
-A block is a run of tokens together with all that came before it; equal blocks have equal ids, from 0 on in the order in which they
-first appear. Of a trace a block is one of its hash ids (512 tokens, the last one may be cut); of a made workload it is
+A block is a run of tokens with its whole prefix; equal blocks have equal ids, from 0 on in the order of first appearance. A block of a
+trace is one of its hash ids (512 tokens, the last one may be cut); a block of a generated workload is
 ``block_tokens`` tokens of the prompt.
 """
 
@@ -37,12 +37,12 @@ class BlockRequests:
 
     @property
     def num_blocks(self) -> int:
-        """Different ones: the working set."""
+        """The number of different blocks: the working set."""
         return len(self.parents)
 
 
 def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
-    """``block_tokens`` is that of the trace where the workload is one."""
+    """Read a workload as blocks. ``block_tokens``: for a trace, that of the trace."""
     ids: dict[tuple[int, int | bytes], int] = {}
     parents: list[int] = []
     requests: list[BlockIds] = []

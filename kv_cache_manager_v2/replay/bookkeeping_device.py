@@ -1,7 +1,7 @@
 """A device without memory: addresses are numbers, copies and fills do nothing.
 
-For replays that do not look at bytes. The manager makes the same decisions as on a real device, on tiers of any size,
-and no time goes into moving bytes that nobody reads. Nothing may launch kernels on it.
+For replays that check no bytes. The manager makes the same decisions as on a real device, on tiers of any size,
+and no time is spent on copies that are never read. No kernels can be launched on it.
 """
 
 from typing import Final, final
@@ -14,7 +14,7 @@ _FIRST_ADDRESS: Final = 1 << 40
 _GRANULARITY_BYTES: Final = 2 << 20
 _TOTAL_BYTES: Final = 1 << 60
 _MOST_BETWEEN: Final = 1 << 50
-"""Between the addresses of two ranges, so that those of some thousands fit in 63 bits. Larger ranges overlap: nobody reads there."""
+"""The distance of two ranges' addresses, so that those of some thousands fit in 63 bits. Larger ranges overlap, which is harmless."""
 
 
 @final
@@ -35,7 +35,7 @@ class BookkeepingDevice(Device):
 
     @property
     def is_software(self) -> bool:
-        # There is no memory that the host could read.
+        # There is no memory for the host to read.
         return False
 
     def granularity_bytes(self, tier: CacheTier) -> int:

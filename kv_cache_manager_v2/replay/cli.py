@@ -91,11 +91,11 @@ def _say(text: str) -> int:
 
 
 def _flush(code: int) -> int:
-    """Some of what was printed may not have left yet, and find no room where it goes."""
+    """The exit code, once output that may still be buffered is written: the disk may be full."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Else the interpreter tries once more when it ends.
+        # Otherwise the interpreter tries again at exit.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)

@@ -109,7 +109,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
 
 
 def _show(result: SourceComparison) -> None:
-    """A table where rich is installed and the output is a terminal, aligned columns otherwise."""
+    """Print a table if rich is installed and the output is a terminal, aligned columns otherwise."""
     if sys.stdout.isatty():
         try:
             from .rich_console import print_table

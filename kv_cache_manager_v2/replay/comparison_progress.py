@@ -1,4 +1,4 @@
-"""Where a comparison stands: a line on the error stream now and then, one that changes in place if it is a terminal."""
+"""Progress of a comparison: a line on the error stream now and then, one that is updated in place on a terminal."""
 
 from time import monotonic
 from typing import Final, TextIO, final
@@ -11,7 +11,7 @@ _LINE_INTERVAL_SECONDS: Final = 5.0
 @final
 @mypyc_attr(native_class=True)
 class ComparisonProgress:
-    """``num_runs`` times somebody says `begin`. Silent if ``is_quiet``."""
+    """Progress over ``num_runs`` calls of `begin`. Silent if ``is_quiet``."""
 
     __slots__ = ("_errors", "_is_quiet", "_num_runs", "_run", "_last", "_width")
 
@@ -38,7 +38,7 @@ class ComparisonProgress:
             self._errors.flush()
 
     def stop(self) -> None:
-        """Also after an error, and more than once."""
+        """Stop; also after an error, and more than once."""
         if self._width > 0:
             self._errors.write("\r" + " " * self._width + "\r")
             self._errors.flush()

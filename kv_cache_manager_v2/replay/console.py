@@ -1,4 +1,4 @@
-"""Where the replay speaks: progress while it runs, the report at its end. With rich if it is installed.
+"""The console of a replay: progress while it runs, the report at its end. With rich if it is installed.
 
 Progress goes to the error stream and the report to the output, so that the report can be piped. On a terminal rich
 draws one live line; otherwise there is a quiet line every few seconds.
@@ -22,7 +22,7 @@ _QUIET_INTERVAL_SECONDS: Final = 10.0
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class Console(Handle, metaclass=ABCMeta):
-    """What a replay says to whoever started it."""
+    """The output of a replay to the user."""
 
     __slots__ = ()
 
@@ -34,16 +34,16 @@ class Console(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def update(self, tally: Tally, used_shares: list[float]) -> None:
-        """Several times a second at most; ``used_shares``: slots in use over all, per pool group."""
+        """Show progress, at most several times a second; ``used_shares``: slots in use over all, per pool group."""
         raise NotImplementedError("Console.update is for subclasses to define")
 
     @property
     def wants_points(self) -> bool:
-        """Whether `look` shall be called where `update` is."""
+        """Whether `look` should be called along with `update`."""
         return False
 
     def look(self, point: TimelinePoint, tally: Tally, tiers: list[str]) -> None:
-        """The present moment in full; ``tiers``: names of the cache levels."""
+        """Show the present moment in full; ``tiers``: names of the cache levels."""
 
     @abstractmethod
     def stop(self) -> None:

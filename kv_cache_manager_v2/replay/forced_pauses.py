@@ -1,7 +1,7 @@
-"""Preemption for its own sake: running requests are suspended now and then and come back some steps later.
+"""Forced preemption: running requests are suspended now and then and resumed some steps later.
 
-So a replay exercises what a busy engine does to its sequences, however much memory there is. Drawn from a seed of its
-own, in the order in which the requests run: the same replay pauses the same ones.
+So a replay exercises what a busy engine does to its sequences, however much memory there is. Drawn with its own random
+numbers, in the order in which the requests run: the same replay pauses the same ones.
 """
 
 from random import Random
@@ -27,7 +27,7 @@ class ForcedPauses:
         self._random: Final = Random(_SEED)
 
     def draw_pause(self) -> int:
-        """Steps that the next running request pauses; 0: it goes on."""
+        """Steps for which the next running request pauses; 0: it does not pause."""
         if self.share == 0.0 or self._random.random() >= self.share:
             return 0
         return 1 + int(self._random.random() * _LONGEST_PAUSE_STEPS)

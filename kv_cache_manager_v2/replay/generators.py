@@ -1,4 +1,4 @@
-"""Workloads made from a seed: what today's engines serve, in sizes that a laptop can replay.
+"""Generated workloads: what today's engines serve, made from a seed, in sizes that a laptop can replay.
 
 | name            | a session is                                                                                 |
 | --------------- | -------------------------------------------------------------------------------------------- |
@@ -31,7 +31,7 @@ _MEAN_GAP_MS: Final = 400.0
 @final
 @mypyc_attr(native_class=True)
 class _Segment:
-    """A text that more than one prompt may hold."""
+    """A run of tokens that more than one prompt may contain."""
 
     __slots__ = ("code", "num_tokens")
 
@@ -87,7 +87,7 @@ class _Composer:
 
 @mypyc_attr(native_class=True)
 class _Sessions(metaclass=ABCMeta):
-    """One kind of session; holds the texts that its sessions share."""
+    """One kind of session; holds the segments that its sessions share."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""Prefill on one manager, decode on another: a request whose prompt is computed goes over, page by page.
+"""Disaggregated serving: prefill on one manager, decode on another. A request with a computed prompt is moved page by page.
 
-The decode side finds what it has of the text already, makes room for the rest without inputs (`resize(n, n)`: windowed layers get
-their last window only), gets the bytes of those pages, and commits the prompt; then the prefill side closes. Both managers have
+The decode side matches what it has cached, allocates pages for the rest without inputs (`resize(n, n)`: windowed layers get
+their last window only), receives the bytes of those pages, and commits the prompt; then the prefill side closes. Both managers have
 one configuration and one device; the copies are on the sequences' stream, so they are in order.
 """
 
@@ -17,7 +17,7 @@ from .timed_calls import TimedCalls
 @final
 @mypyc_attr(native_class=True)
 class Handover:
-    """``num_done`` and ``num_refused`` requests; a refused one goes on where its prompt was computed."""
+    """Moves requests: ``num_done`` and ``num_refused``; a refused one continues where its prompt was computed."""
 
     __slots__ = ("calls", "num_done", "num_refused", "_tokens_per_block")
 
@@ -33,7 +33,7 @@ class Handover:
         self._tokens_per_block: Final[int] = calls.manager.tokens_per_block
 
     def take(self, served: ServedRequest) -> None:
-        """The request has committed its whole prompt on the prefill side, and is active there."""
+        """Move a request that has committed its whole prompt on the prefill side, and is active there."""
         source = served.open_kv_cache()
         if source.manager is self.calls.manager or source.beam_width > 1:
             return
@@ -56,7 +56,7 @@ class Handover:
         self.num_done += 1
 
     def _copy_pages(self, source: KVCache, target: KVCache, group: LayerGroupId, begin: int) -> None:
-        """From block ``begin`` on; those before it are in the decode side's tree."""
+        """Copy the pages from block ``begin`` on; those before it are in the decode side's tree."""
         from_slots = source.get_base_page_indices(group).tolist()
         to_slots = target.get_base_page_indices(group).tolist()
         needed = [block for block in range(begin, len(to_slots)) if to_slots[block] != BAD_PAGE_INDEX]

@@ -1,4 +1,4 @@
-"""A replay's report as one page that needs nothing else: figures, plots and how to read them.
+"""A replay's report as one self-contained page: figures, plots and how to read them.
 
 Importing this module needs plotly (extra ``report``), whose script is in the page, so it opens without a network, on a phone too.
 """
@@ -64,13 +64,13 @@ def make_html(
         )
     parts += _section(
         "Memory", "memory",
-        "Slots of each pool group and tier. Hatched: needed by sequences, running or suspended. Plain: kept in hope of reuse, "
-        "given up when room is needed. White: free.",
+        "Slots of each pool group and tier. Hatched: needed by sequences, running or suspended. Plain: kept for reuse, "
+        "evicted when slots are needed. White: free.",
         plot_memory(points),
     )  # fmt: skip
     parts += _section(
         "Evictions", "drops",
-        "Pages that were dropped in each stretch, for 1,000 prompt tokens. <i>Capacity</i>: their turn had come. "
+        "Pages that were dropped in each stretch, for 1,000 prompt tokens. <i>Capacity</i>: evicted. "
         "<i>Unreachable</i>: the block before them was evicted. <i>Superseded</i>: a fuller block has the same tokens.",
         plot_drops(points),
     )  # fmt: skip
@@ -83,7 +83,7 @@ def make_html(
 
 
 def _describe_gaps(curves: list[MeasuredCurve], tiers: list[str]) -> str:
-    """What could not be measured, or is odd; empty, or a sentence each with a blank behind it."""
+    """Sentences about points that could not be measured, or are odd; each ends with a blank. Empty if there are none."""
     sentences: list[str] = []
     for curve in curves:
         what = f"eviction by {curve.policy.value}" if curve.policy is not None else f"the {tiers[curve.level]} tier"

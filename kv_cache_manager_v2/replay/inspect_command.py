@@ -1,4 +1,4 @@
-"""The command ``inspect``: a recorded state of a manager in words, as JSON, or its slots as a picture."""
+"""The command ``inspect``: a recorded state of a manager as text, as JSON, or its slots as an SVG image."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ _KEYS: Final = ("tokens_per_block", "life_cycles", "pool_group_of", "levels", "s
 def add_inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("state", metavar="FILE", help="a journal, or what describe() returned, as JSON")
     parser.add_argument("--call", type=to_count, metavar="N", help="of a journal: after its first N calls (default: all)")
-    parser.add_argument("--json", action="store_true", help="the whole picture as JSON instead of words")
+    parser.add_argument("--json", action="store_true", help="the whole state dump as JSON instead of text")
     parser.add_argument(
         "--tree", type=to_count, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)"
     )
@@ -69,7 +69,7 @@ def _read_state_dump(path: Path, num_calls: int | None) -> dict[str, Any]:
     if len(data) == 0:
         raise ValueError("it is empty; a journal is while nothing has been written out, and after its process was killed early")
     if data.startswith(MAGIC):
-        # Only the books matter here: no memory is needed, however large the recorded manager was.
+        # Only decisions matter here: no memory is needed, however large the recorded manager was.
         return rerun_to(path, BookkeepingDevice(), num_calls)
     if num_calls is not None:
         raise ValueError("only a journal can be looked at after some of its calls")

@@ -1,7 +1,7 @@
-"""Ctrl-C as a flag that is read between steps, so that no call of the manager is cut in half.
+"""Ctrl-C as a flag that is read between steps, so that no call of the manager is interrupted.
 
 The first Ctrl-C asks the replay to end with the report so far; a second one is an ordinary `KeyboardInterrupt`. Outside
-the main thread, where Python delivers no signals, the flag just stays down.
+the main thread, where Python delivers no signals, the flag is never raised.
 """
 
 import signal
@@ -37,7 +37,7 @@ class InterruptFlag:
 
     def is_raised(self) -> bool:
         # Python runs signal handlers between bytecodes, and a compiled loop has none. This call of an interpreted
-        # function is what lets a pending Ctrl-C through.
+        # function lets a pending Ctrl-C be handled.
         signal.getsignal(signal.SIGINT)
         return self._is_raised
 

@@ -1,4 +1,4 @@
-"""What a replay shows while it runs, as rows of a table: the numbers that the page of plots draws, so far."""
+"""The table of a running replay: the numbers of the page's plots, so far."""
 
 from .tally import Tally
 from .timeline import TimelinePoint
@@ -36,7 +36,7 @@ def _negative_tokens(item: tuple[object, int]) -> int:
 
 
 def _bar(share: float, further: float = 0.0) -> str:
-    """Filled for the first share, hatched for the second."""
+    """A bar: filled for the first share, hatched for the second."""
     filled = round(share * _BAR_CHARACTERS)
     hatched = round((share + further) * _BAR_CHARACTERS) - filled
     return "#" * filled + "/" * hatched + "." * (_BAR_CHARACTERS - filled - hatched)

@@ -1,7 +1,7 @@
-"""What could be had if the future were known: the optimum, and recency alone with no room spent on what never comes back.
+"""Offline caches that know the future: the optimum, and LRU without blocks that are never used again.
 
-The optimum is Belady's: whatever is needed last goes first, and what is never needed again is not kept at all. A block is never
-needed later than those below it, so that this keeps to prefixes by itself.
+The optimum is Belady's: the block needed last is evicted first, and blocks that are never needed again are not cached. A block is
+never needed later than its children, so this keeps to prefixes by itself.
 """
 
 from heapq import heappop, heappush
@@ -10,7 +10,7 @@ from .block_requests import BlockRequests
 
 
 def next_uses(blocks: BlockRequests) -> list[list[int]]:
-    """Per request and block, the next request that holds it; the number of requests if none does."""
+    """By request and block, the next request with that block; the number of requests if there is none."""
     never = len(blocks.requests)
     next_use = [never] * blocks.num_blocks
     result: list[list[int]] = []
@@ -23,7 +23,7 @@ def next_uses(blocks: BlockRequests) -> list[list[int]]:
 
 
 def count_optimal_hits(blocks: BlockRequests, uses: list[list[int]], num_slots: int) -> int:
-    """Belady's optimum for ``num_slots`` slots; ``uses`` of `next_uses`."""
+    """Hits of Belady's optimum for ``num_slots`` slots; ``uses`` of `next_uses`."""
     never = len(blocks.requests)
     cached: dict[int, int] = {}
     """Next use of each cached block."""
@@ -48,7 +48,7 @@ def count_optimal_hits(blocks: BlockRequests, uses: list[list[int]], num_slots: 
 
 
 def count_hits_of_reused(blocks: BlockRequests, uses: list[list[int]], num_slots: int) -> int:
-    """The least recently used goes first, and what is never needed again is not kept."""
+    """Hits of LRU without the blocks that are never needed again."""
     never = len(blocks.requests)
     cached: dict[int, None] = {}
     hits = 0

@@ -1,5 +1,5 @@
-"""What the text of an option means: a number, an amount of memory, a file to write. A text that means nothing is refused with
-an example of one that does."""
+"""Parsers of option values: a number, an amount of memory, a file to write. An invalid one is refused with
+an example of a valid one."""
 
 import argparse
 import re
@@ -12,7 +12,7 @@ _MAX_DIGITS: Final = 18
 
 
 def to_count(text: str) -> int:
-    """A whole number, 0 too."""
+    """A whole number from 0 on."""
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on, of at most {_MAX_DIGITS} digits")
     return int(text)
@@ -36,7 +36,7 @@ def to_share(text: str) -> float:
 
 
 def to_ratio(text: str) -> tuple[float, ...]:
-    """Numbers over 0, one for each pool group."""
+    """Numbers above 0, one for each pool group."""
     shares: list[float] = []
     for part in text.split(","):
         try:
@@ -50,7 +50,7 @@ def to_ratio(text: str) -> tuple[float, ...]:
 
 
 def to_sizes(text: str) -> tuple[float, ...]:
-    """Factors of a tier's size; ``none`` is no factor."""
+    """Factors of a tier's size; none for ``none``."""
     if text == "none":
         return ()
     sizes: list[float] = []

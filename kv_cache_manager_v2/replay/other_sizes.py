@@ -1,8 +1,8 @@
-"""What more or less memory, or another eviction policy, would bring: measured by serving the same requests again with it.
+"""The effect of more or less memory, or of another eviction policy: measured by serving the same requests again.
 
-Nothing is estimated. Windows, recurrent states, several tiers, the shares of the pool groups and requests that start again for want
-of room all change with the size in ways that an estimate from one run cannot know. Serving again looks at no bytes, so it takes
-as long as the manager's calls and the scheduler do, also where the first run verified every byte.
+Nothing is estimated. Windows, recurrent states, several tiers, the shares of the pool groups and requests that restart for lack of
+slots all change with the size in ways that an estimate from one run cannot know. Serving again checks no bytes, so it takes
+only the time of the manager's calls and the scheduler, also if the first run verified every byte.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ DEFAULT_SIZES: Final[Sequence[float]] = (0.25, 0.5, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class MeasuredRate:
-    """``hit_rate`` as in a report; None: it cannot be served at that size, or Ctrl-C came before."""
+    """A measured rate. ``hit_rate`` is that of a report; None: that size cannot be served, or Ctrl-C came before."""
 
     size: float
-    """Of the tier, in present sizes."""
+    """Of the tier, relative to the present one."""
     hit_rate: float | None
     note: str = ""
     """Why there is no hit rate, or what is odd about it."""
@@ -52,7 +52,7 @@ def with_size(plan: ReplayPlan, gpu_bytes: int, level: int, size: float) -> Repl
 def serve_other_sizes(
     plan: ReplayPlan, report: ReplayReport, console: Console, sizes: Sequence[float] = DEFAULT_SIZES
 ) -> list[MeasuredCurve]:
-    """Of each tier at each of ``sizes``, and of every other eviction policy; ``report`` is the plan's own. Ctrl-C ends it early."""
+    """Serve each tier at each of ``sizes``, and every other eviction policy; ``report`` is the plan's own. Ctrl-C ends it early."""
     gpu_bytes = report.memory_bytes
     present = MeasuredRate(1.0, report.hit_rate)
     policies = [policy for policy in EvictionPolicy if policy is not plan.eviction_policy]
@@ -83,7 +83,7 @@ def serve_other_sizes(
 
 
 def was_interrupted(curves: Sequence[MeasuredCurve]) -> bool:
-    """Whether Ctrl-C came before all was served."""
+    """Whether Ctrl-C came before all sizes were served."""
     return any([rate.note == _INTERRUPTED for curve in curves for rate in curve.rates])
 
 

@@ -1,4 +1,4 @@
-"""A picture of a manager (`KVCacheManager.describe`) in words: tiers, pool groups, sequences, the tree, the eviction queues."""
+"""A state dump (`KVCacheManager.describe`) as text: tiers, pool groups, sequences, the tree, the eviction queues."""
 
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ _TOKENS_SHOWN: Final = 6
 
 
 def describe_in_words(picture: StateDump, max_tree_lines: int = MAX_TREE_LINES) -> str:
-    """``max_tree_lines`` 0: all of the tree."""
+    """The dump as text. ``max_tree_lines`` 0: the whole tree."""
     lines = [f"{picture['tokens_per_block']} tokens per block"]
     for life_cycle, name in enumerate(picture["life_cycles"]):
         lines.append(f"  layer group {life_cycle}: {name}, pool group {picture['pool_group_of'][life_cycle]}")
@@ -75,7 +75,7 @@ def _describe_tree(picture: StateDump, max_lines: int) -> list[str]:
                 lines.append(f"  ... and {num_blocks - num_shown:,} more blocks (--tree 0 shows all)")
                 return lines
             num_shown += 1
-            # Deep paths would wander off to the right.
+            # Deep paths are not indented any further.
             indent = "  " * min(int(block["depth"]) + 1, 12)
             lines.append(f"{indent}[{block['depth']}] {_describe_tokens(block['tokens'])}  {_describe_pages(block['pages'])}")
     return lines

@@ -1,4 +1,4 @@
-"""What to replay and how: the options of one replay, as a value, and the manager's configuration made of them.
+"""A replay's plan: its options as a value, and the manager's configuration made of them.
 
 Without `verify` nothing reads bytes, so the device is a bookkeeping one unless another is asked for. With `verify` the
 default device is used.
@@ -55,7 +55,7 @@ class ReplayPlan:
     write_policy: str = "back"
     """When pages are written to the level below the GPU."""
     decoding: Decoding = field(default_factory=Decoding)
-    """How requests generate."""
+    """The way in which requests generate."""
     disaggregate: bool = False
     """A second manager of the same size decodes what the first one has computed the prompt of."""
     scratch: bool = False
@@ -66,7 +66,7 @@ class ReplayPlan:
     pool_ratio: tuple[float, ...] | None = None
     """Shares of the bytes of each tier, by pool group; None: the manager's default."""
     adjusts: bool = True
-    """Whether the pool groups share the memory anew when the manager asks for it."""
+    """Whether the quota is divided between the pool groups anew when the manager asks for it."""
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
     """Of every tier."""
 

@@ -27,7 +27,7 @@ PLAN_HELP: Final = "say what fits into so much memory, before anything is alloca
 
 _EXIT_DOES_NOT_FIT: Final = 1
 _MAX_BATCH: Final = 1_000_000
-"""Far over what runs together anywhere; each is looked at by itself."""
+"""More than run together anywhere; each one takes time."""
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:

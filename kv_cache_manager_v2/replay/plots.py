@@ -1,6 +1,6 @@
 """The plots of a replay's report, with plotly. Importing this module needs plotly (extra ``report``).
 
-Each plot says the same without colours: hits are filled, misses are hatched, lines have dashes and symbols of their own. Values
+Each plot is readable without colours: hits are filled, misses are hatched, lines have dashes and symbols of their own. Values
 are shares and counts as in docs/statistics.md.
 """
 
@@ -66,7 +66,7 @@ def _widths(stretches: list[Stretch]) -> list[int]:
 
 
 def plot_hits(points: list[TimelinePoint], tiers: list[str]) -> Any:
-    """Where the tokens of the prompts came from, stretch by stretch."""
+    """The sources of the prompts' tokens, stretch by stretch."""
     figure = graphs.Figure()
     stretches = choose_bars(points)
     tokens = [end.prompt_tokens - begin.prompt_tokens for begin, end in stretches]
@@ -193,7 +193,7 @@ def plot_latencies(report: ReplayReport) -> Any:
 
 
 def plot_hit_rates(curves: list[MeasuredCurve], tiers: list[str]) -> Any:
-    """Hit rate against the size of each tier, in present sizes; under other eviction policies at the present size."""
+    """Hit rate against the relative size of each tier; under other eviction policies at the present size."""
     figure = graphs.Figure()
     highest = 0.0
     for position, curve in enumerate(curves):
@@ -235,7 +235,7 @@ _ROW_GAP: Final = 50
 
 
 def _finished(figure: Any, height: int = 460) -> Any:
-    """The same looks for all: the legend below the axis, whatever the height; large type, no empty margins on a phone."""
+    """The common layout: the legend below the axis, whatever the height; large type, no empty margins on a phone."""
     plot_height = max(height - _MARGIN_TOP - _MARGIN_BOTTOM - _LEGEND_HEIGHT, 1)
     figure.update_layout(
         template="plotly_white", height=height, font={"size": 14},

@@ -1,4 +1,4 @@
-"""Hit rates of eviction policies side by side: the same prompts, the same numbers of blocks, and what could be had at all."""
+"""Hit rates of eviction policies side by side: the same prompts, the same numbers of blocks, and the possible maximum."""
 
 import json
 from dataclasses import asdict, dataclass

@@ -1,6 +1,6 @@
-"""Sharing the memory between the pool groups anew while serving, as a server does: between steps, when the manager asks for it.
+"""Adjustment of the pool groups while serving, as a server does: between steps, when the manager asks for it.
 
-The manager's cool-down counts seconds, and a replay looks at no clock. So a step is taken to last as long as on a fast GPU,
+The manager's cool-down counts seconds, and a replay reads no clock. So a step is assumed to last as long as on a fast GPU,
 `STEP_MICROSECONDS` and `TOKEN_NANOSECONDS` for each of its inputs: the same requests are adjusted at the same steps everywhere.
 """
 
@@ -13,7 +13,7 @@ from .. import KVCacheManager
 STEP_MICROSECONDS: Final = 20_000
 TOKEN_NANOSECONDS: Final = 50_000
 _MICROSECONDS_BETWEEN_LOOKS: Final = 1_000_000
-"""A look counts the pages that must stay, which takes as long as a step of the manager."""
+"""Each check counts the pages that must stay, which takes as long as a step of the manager."""
 
 
 @final
@@ -34,7 +34,7 @@ class PoolAdjustment:
         self._waiting_microseconds = 0
 
     def end_step(self, num_inputs: int) -> bool:
-        """Whether pages may have moved, and there may be room where there was none."""
+        """End a step; returns whether pages may have moved, and slots may be free where there were none."""
         self._waiting_microseconds += STEP_MICROSECONDS + num_inputs * TOKEN_NANOSECONDS // 1000
         if self._waiting_microseconds < _MICROSECONDS_BETWEEN_LOOKS:
             return False

@@ -1,11 +1,11 @@
-"""What an unlimited cache could reuse, told from segment codes alone: it sees no tokens, no blocks and no manager.
+"""A ledger of published prefixes: what an unlimited cache could reuse, computed from segment codes alone, without the manager.
 
-The ledger is a tree of segments. A request that is being served publishes its prompt and answer as it goes; a match is
-the number of leading tokens that somebody has published. Since two runs of tokens part exactly where their segments do
-(see `tokens`), that number is exact. It is the yardstick of the report (hit rate against the possible) and of tests.
+The ledger is a tree of segments. A request that is being served publishes its prompt and answer as it advances; a match is
+the number of leading tokens that any request has published. Two token runs differ exactly where their segments do
+(see `tokens`), so that number is exact. It is the yardstick of the report (hit rate against the possible) and of tests.
 
-A segment may have been published in part: a trace's last block is cut, a running request has not come to its end. For
-each place in the tree the ledger knows the longest part that was published.
+A segment may have been published in part: a trace's last block is cut, a running request has not reached its end. For
+each place in the tree the ledger has the longest part that was published.
 """
 
 from typing import Final, final
@@ -20,7 +20,7 @@ _ROOT: Final = 0
 @final
 @mypyc_attr(native_class=True)
 class LedgerCursor:
-    """How far one request has published."""
+    """The position up to which one request has published."""
 
     __slots__ = ("codes", "lengths", "node", "segment_ordinal", "num_tokens_before")
 
@@ -72,7 +72,7 @@ class PrefixLedger:
         return min(matched, request.num_prompt_tokens - 1)
 
     def publish(self, cursor: LedgerCursor, num_tokens: int) -> None:
-        """The first ``num_tokens`` of the cursor's request are there for others. Never fewer than before."""
+        """Publish the first ``num_tokens`` of the cursor's request. Never fewer than before."""
         while cursor.segment_ordinal < len(cursor.codes):
             code = cursor.codes[cursor.segment_ordinal]
             length = cursor.lengths[cursor.segment_ordinal]

@@ -1,10 +1,10 @@
-"""Models by their public shapes: what the cache of each must hold, nothing about their weights.
+"""Model presets by public shapes: what the cache of each must hold, nothing about their weights.
 
 A preset lists its layers in order: key/value heads, head size, window and sink tokens, or the bytes of a recurrent state;
 layers that store nothing are left out. Sizes are those of one GPU that holds the whole model with 16-bit keys and values, 16-bit
 convolution states and 32-bit recurrent ones. `shrink` scales the bytes of a token down for a small machine, never
-below `MIN_BYTES_PER_TOKEN` per buffer (what the fake engine needs to tell tokens apart); which blocks a layer needs and
-when does not change by it.
+below `MIN_BYTES_PER_TOKEN` per buffer (which the fake engine needs to identify tokens); which blocks a layer needs and
+when does not change.
 
 Sources are the ``config.json`` of the models' repositories on Hugging Face; each preset names its own.
 gpt-oss has *attention sinks* that are learned logits, which occupy no cache. This preset models the kind that does: the
@@ -26,7 +26,7 @@ MIN_BYTES_PER_TOKEN: Final = 8
 @final
 @mypyc_attr(native_class=True)
 class LayerShape(Value):
-    """What one attention layer stores for a token and how far back it looks."""
+    """One attention layer: the bytes that it stores for a token, and its window."""
 
     __slots__ = ("num_kv_heads", "head_dim", "sliding_window_size", "num_sink_tokens")
 
@@ -51,7 +51,7 @@ class LayerShape(Value):
 @final
 @mypyc_attr(native_class=True)
 class StateShape(Value):
-    """What one recurrent layer stores for a sequence, in bytes."""
+    """One recurrent layer: the bytes that it stores for a sequence."""
 
     __slots__ = ("conv_bytes", "ssm_bytes")
 

@@ -1,7 +1,7 @@
-"""Why prompt tokens were not reused, in the words of a replay's report, and what each word means.
+"""Miss causes in a replay's report: why prompt tokens were not reused, and what each cause means.
 
-The manager cannot tell a new prefix from one whose history entry is gone: `MissCause.NOT_REMEMBERED`. A replay can, as it knows
-all that was ever published (`PrefixLedger`). Every other cause has the name of its `MissCause`.
+The manager cannot distinguish a new prefix from one whose history entry is gone: `MissCause.NOT_REMEMBERED`. A replay can, as it
+knows all prefixes that were ever published (`PrefixLedger`). Every other cause has the name of its `MissCause`.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ FORGOTTEN: Final = "forgotten"
 MISS_MEANINGS: Final[dict[str, str]] = {
     NEW: "never published before: no cache can have them",
     FORGOTTEN: "published, evicted, and so long ago that the manager has no record: more memory would help",
-    "evicted": "their turn to go came: more memory would help",
+    "evicted": "evicted by priority and policy: more memory would help",
     "unreachable": "evicted with the block before them: more memory would help",
     "window broken": "cached, but a windowed layer has lost pages that the prefix's end reads: more memory for that pool group, or "
     "another --pool-ratio",
@@ -36,7 +36,7 @@ def words_of(cause: MissCause) -> str:
 def count_misses(prompt: PromptStatistics, num_prompt_tokens: int, num_reusable: int) -> dict[str, int]:
     """Missed tokens by word; with the hits they add up to ``num_prompt_tokens``.
 
-    ``prompt``: of the sequence, which asked for all but the last token, the one that the model must compute. ``num_reusable``: tokens
+    ``prompt``: of the sequence, which looked up all but the last token, the one that the model must compute. ``num_reusable``: tokens
     that were ever published.
     """
     missed = {words_of(cause): tokens for cause, tokens in prompt.missed_tokens.items() if cause is not MissCause.NOT_REMEMBERED}

@@ -65,7 +65,7 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     machine.add_argument(
         "--write-policy", choices=("back", "through"),
-        help="with --tiers: back, pages are written below when they have to go; through, early (default: back)",
+        help="with --tiers: back, pages are written to the next level when they are evicted; through, early (default: back)",
     )  # fmt: skip
     machine.add_argument(
         "--pool-ratio", type=to_ratio, metavar="LIST",
@@ -81,7 +81,7 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     machine.add_argument(
         "--device", choices=DEVICE_NAMES, default="auto",
-        help="none keeps the books without memory; auto is none, or with --verify the best there is",
+        help="none makes the decisions without memory; auto is none, or with --verify the best there is",
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     serving.add_argument(
         "--preempt", type=to_share, default=0.0, metavar="SHARE",
-        help="suspend this share of the running requests after each step, for 1 to 8 steps (default: only for room)",
+        help="suspend this share of the running requests after each step, for 1 to 8 steps (default: only for lack of slots)",
     )  # fmt: skip
     serving.add_argument(
         "--no-wait", action="store_true",
@@ -126,7 +126,7 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
 def _add_result_options(parser: argparse.ArgumentParser) -> None:
     checks = parser.add_argument_group("checks and results")
     checks.add_argument("--verify", action="store_true", help="run the fake engine and check every byte that is read")
-    checks.add_argument("--check-invariants", action="store_true", help="check the books after every step (slow)")
+    checks.add_argument("--check-invariants", action="store_true", help="check all invariants after every step (slow)")
     checks.add_argument("--json", metavar="FILE", help="write the report there too; - is the output, without the table")
     checks.add_argument(
         "--report", metavar="FILE", help="write a page with plots there (HTML, needs the extra report)"

@@ -1,4 +1,4 @@
-"""One replay from plan to report: makes device, manager and engine, serves, and takes everything down again.
+"""A replay from plan to report: makes device, manager and engine, serves, and closes everything.
 
 The report is made whatever ends the serving: all served, Ctrl-C, or an invariant that does not hold (with
 ``check_invariants``, after every step). Other errors are the caller's to see; the sequences are closed before.
@@ -45,10 +45,10 @@ class PlanError(ValueError):
 
 
 def run_replay(plan: ReplayPlan, console: Console, timeline: Timeline | None = None) -> ReplayReport:
-    """Serve the plan's workload. The device and the manager are gone when this returns or raises.
+    """Serve the plan's workload. The device and the manager are closed when this returns or raises.
 
-    ``timeline`` is filled on the way.
-    `PlanError` where device or manager cannot be made as planned.
+    ``timeline`` is filled meanwhile.
+    `PlanError` if the device or the manager cannot be made as planned.
     """
     if plan.needs_temporary_folder:
         with tempfile.TemporaryDirectory(prefix="kvcm-") as folder:

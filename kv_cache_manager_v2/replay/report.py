@@ -1,6 +1,6 @@
-"""What a replay found: a value that can be compared, written as JSON and shown as a table.
+"""A replay's report: a value that can be compared, written as JSON and shown as a table.
 
-Every figure is of the whole run, up to where it ended. Times are wall-clock seconds; everything else depends on the
+Every figure is of the whole run, up to its end. Times are wall-clock seconds; everything else depends on the
 requests and the configuration alone.
 """
 
@@ -84,12 +84,12 @@ class ReplayReport(Value):
     """An invariant that did not hold, if any."""
     interrupted: bool
     preemptions: int
-    """Sequences suspended for room."""
+    """Sequences suspended for lack of slots."""
     forced_preemptions: int
     """Sequences suspended because the plan said so."""
     restarts: int
     refusals: int
-    """Calls for which the manager found no room."""
+    """Calls that the manager refused for lack of slots."""
     pool_groups: tuple[PoolGroupFigures, ...]
     layer_groups: tuple[LayerGroupFigures, ...]
     tiers: tuple[TierFigures, ...]
@@ -106,9 +106,9 @@ class ReplayReport(Value):
     pool_ratio: tuple[float, ...] | None = None
     """Shares of the bytes by pool group that were asked for; None: the manager's default."""
     adjustments: int | None = None
-    """How often the pool groups shared the memory anew; None: they were not allowed to."""
+    """How often the quota was divided between the pool groups anew; None: that was disabled."""
     last_refusal: str | None = None
-    """Why the last call that found no room did not."""
+    """The last refusal's reason."""
 
     @property
     def hit_rate(self) -> float:

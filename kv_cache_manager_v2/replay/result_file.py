@@ -1,4 +1,4 @@
-"""Writing what a command has found into the file that an option names."""
+"""Writes a command's result to the file that an option names."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ _NOT_OPENED: Final = frozenset([errno.EACCES, errno.EPERM, errno.EROFS, errno.EN
 
 
 def write_result(path: str, text: str) -> None:
-    """All of the text or, where the disk is full or Ctrl-C comes, what was there before: nothing, or an older result.
+    """Write all of the text; if the disk is full or Ctrl-C comes, the file stays as it was: missing, or an older result.
 
     An `OSError` names the file. A device is written to directly.
     """
@@ -48,7 +48,7 @@ def _replace(target: Path, data: bytes) -> None:
 def _explain(target: Path, number: int, num_bytes: int) -> str:
     wanted = f"{num_bytes:,} bytes were to be written"
     if number in _NO_ROOM:
-        return f"{wanted}, {shutil.disk_usage(target.parent).free:,} are free there: make room, or name a file elsewhere"
+        return f"{wanted}, {shutil.disk_usage(target.parent).free:,} are free there: free some space, or name a file elsewhere"
     if number == errno.EFBIG:
         return f"{wanted}: raise the largest size of a file, `ulimit -f`"
     return wanted

@@ -1,16 +1,16 @@
-"""Continuous batching over the manager: who computes how much in the next step, and who gives way when room runs out.
+"""Continuous batching over the manager: which requests compute how much in the next step, and which are preempted.
 
-A step: preempted requests come back, the running ones get their inputs (one token each while generating, a chunk while
-prefilling, the token budget over all), the manager makes room in one batch call, what budget is left admits new
-requests, the engine computes, the tokens are committed, the finished are closed.
+A step: preempted requests are resumed, the running ones get their inputs (one token each while generating, a chunk while
+prefilling, the token budget over all), one batch call resizes all sequences, the remaining budget admits new
+requests, the engine computes, the tokens are committed, finished requests are closed.
 
-Room belongs to the oldest. When a call finds none for a request, the youngest running one is suspended; a suspended one
-whose pages have nowhere to go is closed and starts again later, finding what it had published; a request that is itself
-the youngest waits, suspended; and one that finds no room with nobody else open is refused. So the oldest request always
-gets on or goes, and every replay ends. After any refusal nobody is admitted or resumed until somebody has finished
+The oldest request has priority. If a call is refused for it, the youngest running request is suspended; a suspended one
+whose pages cannot be offloaded is closed and restarts later, matching what it had published; a request that is itself
+the youngest waits, suspended; and one that is refused while no other is open is rejected. So the oldest request always
+advances or is rejected, and every replay ends. After any refusal no request is admitted or resumed until another one has finished
 or been suspended for other reasons.
 
-Nothing here looks at clocks: the same requests on the same configuration are served in the same order.
+Nothing here reads a clock: the same requests on the same configuration are served in the same order.
 """
 
 from bisect import insort
@@ -36,7 +36,7 @@ from .waiting_queue import WaitingQueue
 @final
 @mypyc_attr(native_class=True)
 class ServingLimits(Value):
-    """How much one step may take on, and how sequences come and go."""
+    """Limits of a step, and options of suspending and resuming."""
 
     __slots__ = ("max_running", "token_budget", "chunk_tokens", "preempt_share", "waits", "prefetches")
 
@@ -46,11 +46,11 @@ class ServingLimits(Value):
     chunk_tokens: Final[int]
     """Prompt tokens of a step, of one request."""
     preempt_share: Final[float]
-    """Of the running requests, suspended after each step for a few steps, whether room is short or not."""
+    """The share of running requests that are suspended after each step for a few steps, whether slots are short or not."""
     waits: Final[bool]
-    """Otherwise a resumed request gets no inputs before its pages have landed: then the order of service depends on copies."""
+    """If false, a resumed request gets no inputs before its pages have arrived: then the order of service depends on copies."""
     prefetches: Final[bool]
-    """The pages of suspended requests are asked for a step ahead."""
+    """The pages of suspended requests are prefetched a step ahead."""
 
     def __init__(
         self, max_running: int = 64, token_budget: int = 8192, chunk_tokens: int = 2048, preempt_share: float = 0.0,
@@ -144,7 +144,7 @@ class Scheduler:
         return True
 
     def record_moved_pages(self) -> None:
-        """Pool groups have other sizes now, and pages other slots."""
+        """Pool groups were resized, and pages moved to other slots."""
         self._room_may_exist = True
         for served in self._running:
             self.census.leave(served.ticket)
@@ -152,7 +152,7 @@ class Scheduler:
             self.census.look(served.ticket, served.open_kv_cache())
 
     def close(self) -> None:
-        """Close every sequence that is open: after the last step, or in the middle of it all."""
+        """Close every open sequence: after the last step, or at any time."""
         for served in [*self._running, *self._preempted]:
             self._close_kv_cache(served)
             self.census.leave(served.ticket)
@@ -190,7 +190,7 @@ class Scheduler:
         self._budget = budget
 
     def _list_ready(self) -> list[ServedRequest]:
-        """The running requests whose pages have landed; all of them if none has, and the stream waits for the rest."""
+        """The running requests whose pages have arrived; all of them if none has, and the stream waits for the rest."""
         ready: list[ServedRequest] = []
         for served in self._running:
             if served.is_arriving:
@@ -206,20 +206,20 @@ class Scheduler:
     def _chunk_of(self, served: ServedRequest, budget: int) -> int:
         num_inputs = min(served.num_known - served.position, self._limits.chunk_tokens, budget)
         if self._has_state:
-            # Where the chunk ends there, a snapshot of the recurrent state is left for others.
+            # If the chunk ends there, a snapshot of the recurrent state is left for other sequences.
             due = served.open_kv_cache().next_snapshot_position
             if due is not None and served.position < due:
                 return min(num_inputs, due - served.position)
         return num_inputs
 
     def _skip_pause(self) -> bool:
-        """Nothing to compute: go to the end of the next pause, or see that all is done."""
+        """Nothing to compute: advance to the end of the next pause, or find that all is done."""
         if self._num_waiting_for_room() < len(self._preempted):
-            # Some come back later, and may have the room that the others want.
+            # Some are resumed later, and may hold the slots that the others need.
             self._step += 1
             return True
         if len(self._running) > 0 or len(self._preempted) > 0:
-            # Whoever was in the way has just been closed or refused; the others go on in the next step.
+            # The blocking request has just been closed or rejected; the others continue in the next step.
             return True
         if self._line.peek(self._step) is not None:
             return True
@@ -233,8 +233,8 @@ class Scheduler:
     # -- admission ----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        # One prompt is half done at most: several long ones side by side would take each other's room before any of
-        # them is through.
+        # At most one prompt is in the middle of its prefill: several long ones would take each other's slots before any of
+        # them is done.
         while (
             self._budget > 0 and self._room_may_exist and not self._has_partial_prompt
             and len(self._running) < self._limits.max_running and self._num_waiting_for_room() == 0
@@ -254,19 +254,19 @@ class Scheduler:
                 self._room_may_exist = False
 
     def _try_admit(self, served: ServedRequest) -> bool:
-        """Match, resume and make room for the first chunk; False, and no sequence, where the manager has no room."""
+        """Match, resume and allocate the first chunk; False, and no sequence, if the manager refuses."""
         if not served.was_admitted:
             reusable = self._reusable_tokens(served)
         else:
             reusable = 0
-        # The model must compute the last token that is known: its output is the next one.
+        # The last known token must be computed: its output is the next token.
         kv_cache = self._calls.create(served.tokens()[: served.num_known - 1], served.request.id)
         served.is_arriving = False
         served.kv_cache = kv_cache
         served.has_state = self._has_state
         served.position = kv_cache.num_committed_tokens
         served.num_inputs = self._chunk_of(served, self._budget)
-        # It waits, as it gets its first inputs in this step.
+        # The sequence waits, as it gets its first inputs in this step.
         if not (
             self._calls.resume(kv_cache) and self._calls.resize(kv_cache, served.position + served.num_inputs)
         ):  # fmt: skip
@@ -287,10 +287,10 @@ class Scheduler:
             self._ledger.publish(other.cursor, other.position // self._tokens_per_block * self._tokens_per_block)
         return self._ledger.match(served.request)
 
-    # -- room ---------------------------------------------------------------------------------------------------------
+    # -- slots --------------------------------------------------------------------------------------------------------
 
     def _make_room(self) -> None:
-        """Every request of the batch gets room for its inputs, or leaves the batch."""
+        """Resize every request of the batch for its inputs; a refused one leaves the batch."""
         begin = 0
         while begin < len(self._batch):
             kv_caches: list[KVCache] = []
@@ -311,19 +311,19 @@ class Scheduler:
                 self._give_way(self._batch[begin])
 
     def _calls_of(self, served: ServedRequest) -> TimedCalls:
-        """Of the manager that has its sequence."""
+        """The timed calls of the manager that has the request's sequence."""
         handover = self._handover
         if handover is not None and served.open_kv_cache().manager is handover.calls.manager:
             return handover.calls
         return self._calls
 
     def _give_way(self, blocked: ServedRequest) -> None:
-        """Somebody younger gives way to ``blocked``, or else it leaves the batch itself."""
+        """Preempt a younger request for ``blocked``, or else remove ``blocked`` itself from the batch."""
         self._room_may_exist = False
         youngest_running = self._running[-1]
         has_younger_running = youngest_running is not blocked
         has_younger_preempted = len(self._preempted) > 0 and self._preempted[-1].ticket > blocked.ticket
-        # With room on colder tiers what is suspended is not in the way: only running ones are.
+        # With free slots on colder tiers suspended requests are not in the way: only running ones are.
         if has_younger_running and (self._has_colder_tiers or not has_younger_preempted):
             self._preempt(youngest_running)
         elif has_younger_preempted and not (self._has_colder_tiers and blocked is not self._running[0]):
@@ -347,7 +347,7 @@ class Scheduler:
         insort(self._preempted, served, key=_ticket)
 
     def _pause_some(self) -> None:
-        """Each has just computed something, so that all get on however often they are paused."""
+        """Pause some requests. Each has just computed something, so all advance however often they are paused."""
         for served in self._running[:]:
             pause_steps = self._pauses.draw_pause()
             if pause_steps > 0 and not served.is_arriving:
@@ -386,7 +386,7 @@ class Scheduler:
             elif served is not self._preempted[-1]:
                 self._restart(self._preempted[-1])
             elif len(self._preempted) > 1:
-                # Older ones have the room, and come back when their pause is over.
+                # Older ones have the slots, and are resumed when their pause is over.
                 self._room_may_exist = False
             else:
                 self._preempted.remove(served)
@@ -411,12 +411,12 @@ class Scheduler:
     # -- the step itself ----------------------------------------------------------------------------------------------
 
     def _count_slots(self) -> None:
-        """Room has been made for everybody: now each holds the most."""
+        """Record the peak of used slots: all sequences of the step are resized."""
         census = self.census
         for served in self._batch:
             if served.num_inputs > 1 or served.must_look or census.must_look(served.ticket, served.position):
                 census.look(served.ticket, served.open_kv_cache())
-                # What a longer commit publishes may be swapped for equal pages.
+                # A longer commit may replace the blocks that it publishes by equal pages.
                 served.must_look = served.num_inputs > 1
         census.record_peak()
 
@@ -465,7 +465,7 @@ class Scheduler:
             served.num_known = served.history + 1
 
     def _hand_over(self) -> None:
-        """Whose prompt has just been computed decodes on the other manager."""
+        """Move requests with a computed prompt to the manager that decodes."""
         handover = self._handover
         if handover is None:
             return

@@ -1,12 +1,12 @@
-"""One request on its way through the engine.
+"""One request while it is served.
 
-    WAITING    no sequence yet, or none any more: in the waiting line
+    WAITING    no sequence yet, or none any more: in the waiting queue
     RUNNING    its sequence is active; every step may give it inputs
-    PREEMPTED  its sequence is suspended until there is room again
+    PREEMPTED  its sequence is suspended until slots are free again
 
 `position` is how far the keys and values are computed, `num_known` how many tokens the engine knows: the prompt, then
-one more with each output. `position` starts over when the sequence had to be closed for room; what it had published is
-found again.
+one more with each output. `position` restarts when the sequence had to be closed for lack of slots; what it had published is
+matched again.
 """
 
 from typing import Final, final
@@ -45,12 +45,12 @@ class ServedRequest:
     must_look: bool
     """Its slots may have changed since they were last counted (`SlotCensus`)."""
     is_arriving: bool
-    """Resumed without waiting, and some of its pages are still on their way."""
+    """Resumed without waiting, and some of its pages have not arrived."""
     paused_until: int
     """While preempted: the first step in which it may come back."""
     cursor: Final[LedgerCursor]
     num_drafts: int
-    """Guesses behind the step's inputs."""
+    """Draft tokens behind the step's inputs."""
     num_pending: int
     """Computed tokens behind `position` that are not committed yet: of several beams."""
     suffixes: list[list[int]]
@@ -92,7 +92,7 @@ class ServedRequest:
         return self.position + self.num_pending
 
     def start_over(self) -> None:
-        """Its sequence is gone."""
+        """Reset: its sequence was closed."""
         self.position = 0
         self.num_pending = 0
         self.num_drafts = 0
@@ -117,7 +117,7 @@ class ServedRequest:
         return [answer[position - self.num_prompt_tokens]]
 
     def drop_tokens(self) -> None:
-        """They are not needed while it waits, and can be made again."""
+        """Drop the tokens, which are not needed while it waits and can be made again."""
         self._tokens = None
         self._answer = None
 

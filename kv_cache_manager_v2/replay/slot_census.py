@@ -1,9 +1,9 @@
-"""Slots that the running sequences use, per layer group, and the most that there ever were.
+"""A census of the slots that running sequences use, per layer group, and its peak.
 
-A page that several sequences share counts once; scratch slots count as well; droppable pages, which nobody uses, do not.
-So the peak is what a layer group needs, where the pool group's own peak says how far the cache has filled up.
+A page that several sequences share counts once; scratch slots count as well; droppable pages, which no sequence uses, do not.
+So the peak is what a layer group needs, while the pool group's own peak says how far the cache has filled up.
 
-Each sequence is counted as it was when last looked at (`look`). Its slots change only in steps with more than one input and
+Each sequence is counted as of its last `look`. Its slots change only in steps with more than one input and
 where a token begins a block or leaves a window (`must_look`); the many steps in between cost nothing.
 """
 
@@ -40,7 +40,7 @@ class _GroupCensus:
             longer = np.zeros(2 * highest + 1, dtype=np.int64)
             longer[: len(self.num_users)] = self.num_users
             self.num_users = longer
-        # A sequence has no slot twice, so that the sum is right.
+        # A sequence has no slot twice, so the sum is right.
         self.num_used += int(np.count_nonzero(self.num_users[slots] == 0))
         self.num_users[slots] += 1
 
@@ -91,14 +91,14 @@ class SlotCensus:
         self._slots_of[ticket] = slots_of
 
     def leave(self, ticket: int) -> None:
-        """The sequence uses nothing any more; it may be unknown."""
+        """Remove the sequence; it may be unknown."""
         slots_of = self._slots_of.pop(ticket, None)
         if slots_of is not None:
             for census, slots in zip(self._groups, slots_of, strict=True):
                 census.remove(slots)
 
     def record_peak(self) -> None:
-        """Every sequence that changed has been looked at."""
+        """Record the peak; every sequence that changed has been counted anew."""
         for census in self._groups:
             census.peak_used = max(census.peak_used, census.num_used)
 

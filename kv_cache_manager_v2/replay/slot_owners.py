@@ -1,4 +1,4 @@
-"""Who owns each slot of a pool group at one level, read from a picture of the manager (`KVCacheManager.describe`)."""
+"""Owners of the slots of a pool group at one level, read from a state dump (`KVCacheManager.describe`)."""
 
 from typing import Any, Final, TypeAlias, final
 
@@ -39,7 +39,7 @@ class SlotOwner:
 
     @property
     def label(self) -> str:
-        """Who it is, in as few letters as possible."""
+        """The owner, in as few letters as possible."""
         if len(self.users) == 0 and len(self.leases) > 0 and not self.is_published:
             return f"l{self.leases[0]}"
         if len(self.users) == 0:
@@ -48,7 +48,7 @@ class SlotOwner:
 
 
 def find_slot_owners(picture: StateDump, level: int, pool_group: int) -> list[SlotOwner]:
-    """One entry per slot, by slot id; a null slot, which belongs to nobody, comes first where there is one."""
+    """One entry per slot, by slot id; a null slot, which has no owner, comes first if there is one."""
     group = picture["levels"][level]["pool_groups"][pool_group]
     owners: dict[int, SlotOwner] = {}
     for life_cycle, its_group in enumerate(picture["pool_group_of"]):
@@ -108,7 +108,7 @@ def _enter_user(slot: int, user: int, status: str, life_cycle: int, owners: dict
 
 
 def _enter_lease(lease: StateDump, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
-    """Its pages are locked on level 0, whatever becomes of the sequence."""
+    """Enter the lease's pages, which are locked on level 0 even if the sequence is closed."""
     slots: list[list[int]] = lease["page_slots"]
     for slot in slots[life_cycle]:
         owner = owners.setdefault(slot, SlotOwner())

@@ -1,4 +1,4 @@
-"""The slots of a pool group at one level as an SVG picture: one cell per slot, coloured by owner, patterned by status.
+"""The slots of a pool group at one level as an SVG image: one cell per slot, coloured by owner, patterned by status.
 
 Readable in black and white: the pattern is the status, the text in a cell is the owner. The cells' titles have the details.
 """
@@ -16,7 +16,7 @@ _MARGIN: Final = 12
 _COLOURS: Final = ("#8dd3c7", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5", "#bc80bd", "#ccebc5", "#ffed6f")
 _TREE_COLOUR: Final = "#d9d9d9"
 
-# What is drawn over the owner's colour; nothing for locked, and free cells are white.
+# The patterns over the owner's colour; none for locked, and free cells are white.
 _PATTERNS: Final = {
     HELD: '<path d="M-2,2 l4,-4 M0,8 l8,-8 M6,10 l4,-4" stroke="black" stroke-width="1"/>',
     DROPPABLE: '<circle cx="4" cy="4" r="1" fill="black"/>',
@@ -29,7 +29,7 @@ _MEANINGS: Final = {
 
 
 def draw_slots(picture: StateDump, level: int, pool_group: int) -> str:
-    """An SVG document; `ValueError` for more slots than anybody can see."""
+    """An SVG document; `ValueError` if there are too many slots to see."""
     owners = find_slot_owners(picture, level, pool_group)
     if len(owners) > MAX_SLOTS:
         raise ValueError(f"a pool group of {len(owners):,} slots is too large to draw; up to {MAX_SLOTS:,} are")

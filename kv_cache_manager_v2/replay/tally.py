@@ -1,4 +1,4 @@
-"""What a replay counts while it serves."""
+"""Counters of a replay while it serves."""
 
 from collections.abc import Sequence
 from typing import Final, final
@@ -25,18 +25,18 @@ class Tally:
     num_prompt_tokens: int
     num_hit_tokens: int
     num_reusable_tokens: int
-    """What an unlimited cache would have hit."""
+    """Tokens that an unlimited cache would have hit."""
     num_generated_tokens: int
     num_computed_tokens: int
     """Inputs of all steps, recomputed ones too."""
     num_preemptions: int
-    """Sequences suspended for room."""
+    """Sequences suspended for lack of slots."""
     num_forced_preemptions: int
     """Sequences suspended because the plan says so (`ForcedPauses`)."""
     num_restarts: int
-    """Sequences closed for room, whose requests started again."""
+    """Sequences closed for lack of slots, whose requests started again."""
     num_refused_calls: int
-    """Times that `resume`, `resize` or `resize_batch` found no room."""
+    """Refusals of `resume`, `resize` or `resize_batch` for lack of slots."""
     hit_tokens: Final[list[int]]
     """By cache level; with `missed_tokens` they add up to `num_prompt_tokens`."""
     missed_tokens: Final[dict[str, int]]

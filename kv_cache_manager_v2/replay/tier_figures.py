@@ -1,4 +1,4 @@
-"""Levels in a replay's report: what each was worth, and what went from one to another."""
+"""Figures of each level in a replay's report: hits, and transfers between levels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ TRANSFER_HEADER = ("from", "to", "pool group", "pages", "bytes")
 class TierFigures(Value):
     """One level, all its pool groups together. ``hit_tokens``: of prompts, by the level that they were found on.
 
-    Of each request its first admission counts. Pages in and out: copied from and to other levels. Clean copies: free
-    slots that at the end have the bytes of a page further up, which can go down without being copied.
+    Each request's first admission counts. Pages in and out: copied from and to other levels. Clean copies: free
+    slots that at the end have a clean copy of a page on a warmer level, whose offloading needs no write.
     """
 
     tier: str
@@ -64,7 +64,7 @@ def tier_figures(manager: KVCacheManager, hit_tokens: Sequence[int]) -> tuple[Ti
 
 
 def transfer_figures(manager: KVCacheManager) -> tuple[TransferFigures, ...]:
-    """Only what occurred; copies within a level are private copies, recurrent states, and pages that moved as it shrank."""
+    """Transfers that occurred; copies within a level are private copies, recurrent states, and pages that moved as it shrank."""
     return tuple([
         TransferFigures(one.source_level, one.target_level, one.pool_group, one.blocks, one.bytes)
         for one in manager.get_statistics().transfers

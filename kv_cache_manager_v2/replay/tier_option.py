@@ -1,6 +1,6 @@
 """The option ``--tiers gpu=64MiB,host=256MiB,disk=1GiB:/path``: the memory of a replay, level by level.
 
-A disk without a folder gets one of its own in the system's temporary folder, which is gone when the replay is over.
+A disk without a folder gets one of its own in the system's temporary folder, which is deleted after the replay.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The manager's calls, each timed by its kind.
 
-The replay makes every call that serves requests through here; what a call does and what it promises is the manager's
-business. One reading of the clock before and one after, so a histogram shows the call and little else.
+The replay makes every serving call through this class; the calls' behaviour is the manager's.
+One reading of the clock before and one after, so a histogram shows the call and little else.
 """
 
 from time import perf_counter_ns

@@ -1,4 +1,4 @@
-"""How a replay went, as at most `MAX_POINTS` moments: hits and misses, memory, drops. What the plots are drawn from.
+"""The course of a replay as at most `MAX_POINTS` moments: hits and misses, memory, drops. The source of the plots.
 
 Moments are steps of the engine at equal distances; when there are too many, every second one is forgotten and the distance
 doubles. All counts are since the start, so that what happened between two moments is a difference, and forgetting one loses
@@ -28,7 +28,7 @@ class SlotUse(Value):
     needed: int
     """Locked, held or scratch."""
     kept: int
-    """Droppable: kept in hope of reuse."""
+    """Droppable: kept for reuse."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Timeline:
         self._next_step = 0
 
     def look(self, tally: Tally) -> None:
-        """After every step; mostly there is nothing to do."""
+        """Called after every step; does nothing in most of them."""
         if tally.num_steps < self._next_step:
             return
         if len(self.points) >= MAX_POINTS:

@@ -1,4 +1,4 @@
-"""The tokens of a request, made from the ids of its segments.
+"""Tokens of a request, made from the ids of its segments.
 
 A prompt is a run of *segments*: 512-token blocks of a trace, a system prompt, a document, a user's message, an earlier
 answer. A segment is a code and a length; equal codes mean equal tokens, as far as the shorter one goes. Nothing is
@@ -10,7 +10,7 @@ generated comes from ranges that no prompt segment uses:
     [0, 2**29)          first token of a prompt segment         [2**30, 3 * 2**29)   first token of an answer
     [2**29, 2**30)      its other tokens                        [3 * 2**29, 2**31)   its other tokens
 
-So two token runs part exactly where their segments do, never later by chance, and what is reusable can be told from the
+So two token runs differ exactly where their segments do, never later by chance, and what is reusable follows from the
 codes alone (`prefix_ledger`).
 """
 

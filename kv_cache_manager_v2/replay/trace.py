@@ -3,8 +3,8 @@
 ``timestamp`` is in milliseconds, lengths are in tokens, and ``hash_ids`` has one id per `block_tokens` (512) tokens of
 the prompt; the last block may be cut. Equal ids mean equal tokens. Other fields are ignored.
 
-The file is read as a stream. A line that breaks a rule becomes a `BadLine` with file, line number and reason; whether
-the rest is served is the caller's decision (`scan` finds every bad line without serving any). Empty lines are no lines.
+The file is read as a stream. A line that breaks a rule becomes a `BadLine` with file, line number and reason; the caller decides
+whether to serve the rest (`scan` finds every bad line without serving any). Empty lines are skipped.
 Ids and lengths are bounded, so that one broken number cannot ask for all the memory of the machine.
 """
 

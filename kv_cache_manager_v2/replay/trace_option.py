@@ -1,4 +1,4 @@
-"""The trace that an option names, once its lines have been looked at: bad ones are told on the error output."""
+"""The trace of an option, after its lines were checked: bad ones are reported on the error stream."""
 
 import sys
 
@@ -6,7 +6,7 @@ from .trace import TraceScan, TraceWorkload
 
 
 def scan_usable(trace: TraceWorkload, skip_bad: bool) -> TraceScan | None:
-    """None, and the reason is told, where the file cannot be read, or has no request, or bad lines that are not to be skipped."""
+    """Scan the trace; None, with the reason reported, if the file is unreadable, has no request, or bad lines that must not be skipped."""
     try:
         scan = trace.scan()
     except OSError as failure:

@@ -1,4 +1,4 @@
-"""Who is served next: restarts first, then turns whose pause is over, then new arrivals.
+"""The queue of requests: restarts first, then turns whose pause is over, then new arrivals.
 
 Requests are pulled from their source only as they are needed. One that follows another is parked until that one has
 finished and the pause is over; time is counted in steps of the engine, so a replay does not depend on clocks.
@@ -20,7 +20,7 @@ _UNFINISHED: Final = -1
 @final
 @mypyc_attr(native_class=True)
 class WaitingQueue:
-    """``peek`` at the next one, ``pop`` it when it was admitted or refused."""
+    """The waiting requests: `peek` at the next one, `pop` it when it was admitted or rejected."""
 
     __slots__ = ("num_pulled", "_source", "_restarts", "_ready", "_parked", "_finish_steps", "_head", "_num_parked")
 
@@ -48,7 +48,7 @@ class WaitingQueue:
         self._head = None
 
     def put_back(self, served: ServedRequest) -> None:
-        """It lost its sequence and starts again, before whoever came later."""
+        """Return a request that lost its sequence; it restarts before later arrivals."""
         head = self._head
         if head is not None:
             insort(self._restarts, (head.ticket, head))
@@ -56,19 +56,19 @@ class WaitingQueue:
         insort(self._restarts, (served.ticket, served))
 
     def finish(self, request_id: int, step: int) -> None:
-        """The request is done, or refused: whoever waits for it may go on after the pause."""
+        """The request is done, or rejected: the one that follows it may start after the pause."""
         self._finish_steps[request_id] = step
         for served in self._parked.pop(request_id, ()):
             self._num_parked -= 1
             heappush(self._ready, (step + served.request.pause_steps, served.ticket, served))
 
     def next_ready_step(self) -> int | None:
-        """When the next pause ends; None if nobody pauses."""
+        """The end of the next pause; None without pauses."""
         return self._ready[0][0] if len(self._ready) > 0 else None
 
     @property
     def is_empty(self) -> bool:
-        """Nobody waits, nobody will come. Only after `peek` has found nobody."""
+        """Whether no request waits or will come. Call it only after `peek` has returned None."""
         return (
             self._head is None and self._source is None and self._num_parked == 0
             and len(self._restarts) == 0 and len(self._ready) == 0

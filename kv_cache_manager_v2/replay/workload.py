@@ -1,8 +1,8 @@
-"""What is to be served: requests, and where they come from.
+"""Workloads: requests to serve, and their sources.
 
 A `Request` says what its prompt is made of (segments, see `tokens`) and how many tokens the model answers; it holds no
 tokens, so a trace of a million requests stays small. A `Workload` can be summed up beforehand and read any number of
-times; it gives its requests in the order of their arrival.
+times; it yields its requests in the order of their arrival.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -68,7 +68,7 @@ class Request(Value):
         return hash(self._comparable())
 
     def _comparable(self) -> tuple[object, ...]:
-        """Arrays are compared item by item, which is no answer."""
+        """The fields, with arrays as tuples: arrays compare item by item, without a single result."""
         return tuple([tuple(item.tolist()) if isinstance(item, np.ndarray) else item for item in self._arguments()])
 
     @property
@@ -91,7 +91,7 @@ class Request(Value):
 @final
 @mypyc_attr(native_class=True)
 class WorkloadSummary(Value):
-    """Totals of a workload: what a plan of memory and a progress bar need to know beforehand."""
+    """Totals of a workload, for a plan of memory and a progress bar."""
 
     __slots__ = ("num_requests", "num_prompt_tokens", "num_output_tokens", "longest_tokens")
 
