@@ -59,7 +59,7 @@ class Decoding(Value):
         # Through Any, as a user's code does: mypyc passes numbers wrongly to setters that are declared wider.
         kv_cache: Any = served.open_kv_cache()
         if kv_cache.has_scratch_slots:
-            # Of the prompt's last step; the first one of the answer gives them back.
+            # Of the prompt's last step; the first one of the answer releases them.
             return
         if kv_cache.enable_swa_scratch_reuse:
             kv_cache.enable_swa_scratch_reuse = False

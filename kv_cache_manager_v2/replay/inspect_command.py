@@ -12,10 +12,10 @@ from ..journal.journal_reader import JournalError
 from .bookkeeping_device import BookkeepingDevice
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .option_values import require_writable, to_count
-from .picture_text import MAX_TREE_LINES, describe_in_words
+from .dump_text import MAX_TREE_LINES, describe_in_words
 from .rerun import RerunMismatch, rerun_to
 from .result_file import write_result
-from .slot_picture import draw_slots
+from .slot_drawing import draw_slots
 
 INSPECT_HELP: Final = "show a recorded state: tiers, pool groups, sequences, the tree, the slots of a pool"
 _KEYS: Final = ("tokens_per_block", "life_cycles", "pool_group_of", "levels", "sequences", "tree")
@@ -42,25 +42,25 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     pool_group: int = options.pool_group or 0
     path = Path(options.state)
     try:
-        picture = _read_state_dump(path, options.call)
+        dump = _read_state_dump(path, options.call)
     except (JournalError, RerunMismatch, CorruptedError, ValueError) as error:
         sys.stderr.write(f"kvcm: {path}: {error}\n")
         return EXIT_BAD_INPUT
     if options.svg is not None:
-        if level >= len(picture["levels"]):
-            parser.error(f"--level {level}: there are {len(picture['levels'])} levels")
-        num_groups = len(picture["levels"][level]["pool_groups"])
+        if level >= len(dump["levels"]):
+            parser.error(f"--level {level}: there are {len(dump['levels'])} levels")
+        num_groups = len(dump["levels"][level]["pool_groups"])
         if pool_group >= num_groups:
             parser.error(f"--pool-group {pool_group}: there are {num_groups} pool groups")
         try:
-            drawing = draw_slots(picture, level, pool_group)
+            drawing = draw_slots(dump, level, pool_group)
         except ValueError as too_large:  # another name: mypyc gives one name one type
             parser.error(f"--svg: {too_large}")
         write_result(options.svg, drawing)
     if options.json:
-        sys.stdout.write(json.dumps(picture, indent=1) + "\n")
+        sys.stdout.write(json.dumps(dump, indent=1) + "\n")
     else:
-        sys.stdout.write(describe_in_words(picture, options.tree))
+        sys.stdout.write(describe_in_words(dump, options.tree))
     return EXIT_OK
 
 
@@ -74,9 +74,9 @@ def _read_state_dump(path: Path, num_calls: int | None) -> dict[str, Any]:
     if num_calls is not None:
         raise ValueError("only a journal can be looked at after some of its calls")
     try:
-        picture = json.loads(data)
+        dump = json.loads(data)
     except ValueError:
-        picture = None
-    if not isinstance(picture, dict) or any([key not in picture for key in _KEYS]):
+        dump = None
+    if not isinstance(dump, dict) or any([key not in dump for key in _KEYS]):
         raise ValueError(f"neither a journal nor the JSON of describe(), which has {', '.join(_KEYS)}")
-    return picture
+    return dump

@@ -47,27 +47,27 @@ class SlotOwner:
         return str(self.users[0]) if len(self.users) == 1 else f"{self.users[0]}+"
 
 
-def find_slot_owners(picture: StateDump, level: int, pool_group: int) -> list[SlotOwner]:
+def find_slot_owners(dump: StateDump, level: int, pool_group: int) -> list[SlotOwner]:
     """One entry per slot, by slot id; a null slot, which has no owner, comes first if there is one."""
-    group = picture["levels"][level]["pool_groups"][pool_group]
+    group = dump["levels"][level]["pool_groups"][pool_group]
     owners: dict[int, SlotOwner] = {}
-    for life_cycle, its_group in enumerate(picture["pool_group_of"]):
+    for life_cycle, its_group in enumerate(dump["pool_group_of"]):
         if its_group == pool_group:
-            _enter_tree(picture, level, life_cycle, owners)
-            for sequence in picture["sequences"]:
+            _enter_tree(dump, level, life_cycle, owners)
+            for sequence in dump["sequences"]:
                 _enter_sequence(sequence, level, life_cycle, owners)
                 for beam in sequence.get("beams", []):
                     _enter_sequence(beam, level, life_cycle, owners, sequence["id"])
             if level == 0:
-                for lease in picture.get("leases", []):
+                for lease in dump.get("leases", []):
                     _enter_lease(lease, life_cycle, owners)
     highest = max(owners, default=-1)
     num_slots = max(int(group["slots"]), highest + 1)
     return [owners.get(slot, SlotOwner()) for slot in range(num_slots)]
 
 
-def _enter_tree(picture: StateDump, level: int, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
-    for scope in picture["tree"]:
+def _enter_tree(dump: StateDump, level: int, life_cycle: int, owners: dict[int, SlotOwner]) -> None:
+    for scope in dump["tree"]:
         for block in scope["blocks"]:
             page = block["pages"][life_cycle]
             if page is not None and page["level"] == level:

@@ -22,7 +22,7 @@ def open_running(manager: KVCacheManager, count: int) -> list[Any]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_decisions_as_single_calls(seed: int, form: Any) -> None:
     rng = random.Random(seed)
-    pictures = []
+    dumps = []
     with manager_of(WINDOWS, num_slots=400) as one, manager_of(WINDOWS, num_slots=400) as other:
         singly, together = open_running(one, 9), open_running(other, 9)
         for _ in range(12):
@@ -39,17 +39,17 @@ def test_the_same_decisions_as_single_calls(seed: int, form: Any) -> None:
             assert one.state_digest() == other.state_digest()
             other.check_invariants()
         for manager, kv_caches in ((one, singly), (other, together)):
-            pictures.append([(kv_cache.committed_tokens, kv_cache.history_length, kv_cache.capacity) for kv_cache in kv_caches])
+            dumps.append([(kv_cache.committed_tokens, kv_cache.history_length, kv_cache.capacity) for kv_cache in kv_caches])
             for kv_cache in kv_caches:
                 kv_cache.close()
-        assert pictures[0] == pictures[1]
+        assert dumps[0] == dumps[1]
         assert one.state_digest() == other.state_digest()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_that_stops_midway_has_done_what_single_calls_had(seed: int, tmp_path: Any) -> None:
     """Too few slots, priority callbacks of which one in six raises, histories that move, wrong entries, forks: the same decisions and the
-    same pictures as single calls up to the first that fails; both journals run again."""
+    same dumps as single calls up to the first that fails; both journals run again."""
     is_last = [False, False]
 
     def make_callback(side: int) -> Any:
@@ -120,7 +120,7 @@ def test_a_batch_that_stops_midway_has_done_what_single_calls_had(seed: int, tmp
 @pytest.mark.parametrize("num_slots", [20, 400])
 def test_a_step_that_begins_a_block_decides_as_one_that_is_planned(num_slots: int) -> None:
     """Where a user's callback is asked for priorities each step is planned, and the default, 35, changes nothing else. One block at a
-    time, with windows and sinks, until the pool is full and beyond: equal slots, equal pictures, equal figures."""
+    time, with windows and sinks, until the pool is full and beyond: equal slots, equal dumps, equal figures."""
     settings: Any = {"num_slots": num_slots, "sinks": (None, 4, None)}
     with manager_of((None, 8, 1), **settings) as plain, manager_of((None, 8, 1), **settings) as planned:
         opened: list[Any] = []

@@ -254,7 +254,7 @@ def state_dumps_of_small_tiers(seed: int, has_quick_disk: bool, folder: str) -> 
         1, [GpuCacheTierConfig(48), HostCacheTierConfig(16), DiskCacheTierConfig(64, folder)],
         [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 8)])], write_policy="through", max_util_for_resume=1.0,
     )  # fmt: skip
-    pictures = []
+    dumps = []
     with KVCacheManager(config, device=device) as manager:
         for _request in range(60):
             text = [rng.randrange(3) for _ in range(rng.randrange(1, 6))]
@@ -267,8 +267,8 @@ def state_dumps_of_small_tiers(seed: int, has_quick_disk: bool, folder: str) -> 
                     if goes_on and kv_cache.resize(len(text)):
                         kv_cache.commit(text[kv_cache.num_committed_tokens :])
             manager.check_invariants()
-            pictures.append(manager.describe())
-    return pictures
+            dumps.append(manager.describe())
+    return dumps
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -284,7 +284,7 @@ def state_dumps_of_many_at_once(seed: int, write_policy: str, has_quick_disk: bo
         1, [GpuCacheTierConfig(80), HostCacheTierConfig(16), DiskCacheTierConfig(96, folder)],
         [AttentionLayerConfig(LayerId(0), [BufferConfig("key", 8)])], write_policy=write_policy, max_util_for_resume=1.0,
     )  # fmt: skip
-    pictures = []
+    dumps = []
     open_ones: list[tuple[KVCache, list[int]]] = []
     with KVCacheManager(config, device=device) as manager:
         for _action in range(120):
@@ -305,10 +305,10 @@ def state_dumps_of_many_at_once(seed: int, write_policy: str, has_quick_disk: bo
             elif open_ones:
                 open_ones.pop(rng.randrange(len(open_ones)))[0].close()
             manager.check_invariants()
-            pictures.append((manager.state_digest(), manager.describe()))
+            dumps.append((manager.state_digest(), manager.describe()))
         for kv_cache, _text in open_ones:
             kv_cache.close()
-    return pictures
+    return dumps
 
 
 @pytest.mark.parametrize("write_policy", ["back", "through"])

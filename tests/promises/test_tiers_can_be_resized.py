@@ -116,11 +116,11 @@ def test_what_must_stay_is_not_cut_off() -> None:
     with KVCacheManager(config, device=device) as manager:
         kv_cache = manager.create_kv_cache()
         assert kv_cache.resume() and kv_cache.resize(8 * 4)
-        picture = manager.describe()
+        dump = manager.describe()
         assert not manager.resize(0, 7 * 64)
         assert not manager.resize(0, 7 * 64, best_efforts=True)
         assert manager.last_refusal is not None and "448 bytes" in manager.last_refusal.text
-        assert manager.describe() == picture and manager.get_quota(0) == 16 * 64
+        assert manager.describe() == dump and manager.get_quota(0) == 16 * 64
         assert manager.resize(0, 8 * 64)
         kv_cache.close()
 

@@ -1,4 +1,4 @@
-"""`kvcm inspect`: a recorded state as words, as JSON and as a picture, from a journal or from what describe() said."""
+"""`kvcm inspect`: a recorded state as words, as JSON and as a dump, from a journal or from what describe() said."""
 
 import json
 import re
@@ -20,32 +20,32 @@ NUM_SLOTS = 16
 
 
 def record(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """A journal that ends with one active and one suspended sequence, closed afterwards; and the picture before the end."""
+    """A journal that ends with one active and one suspended sequence, closed afterwards; and the dump before the end."""
     path = folder / "journal"
     with KVCacheManager(config_of((None, 8), num_slots=NUM_SLOTS), device=HostDevice(), journal=path) as manager:
         run_prompt(manager, list(range(8)), id=10).close()
         active = run_prompt(manager, list(range(10)), id=11)
         suspended = run_prompt(manager, [50, 51, 52, 53, 54], id=12)
         suspended.suspend()
-        picture = manager.describe()
+        dump = manager.describe()
         active.close()
         suspended.close()
-    return path, picture
+    return path, dump
 
 
-def counts_of(picture: dict[str, Any], pool_group: int = 0) -> dict[str, int]:
+def counts_of(dump: dict[str, Any], pool_group: int = 0) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for owner in find_slot_owners(picture, 0, pool_group):
+    for owner in find_slot_owners(dump, 0, pool_group):
         counts[owner.status] = counts.get(owner.status, 0) + 1
     return counts
 
 
 def test_every_slot_has_the_owner_that_the_books_say(tmp_path: Path) -> None:
-    _, picture = record(tmp_path)
+    _, dump = record(tmp_path)
     # Sequence 11: blocks 0, 1, 2 in both groups (a window of 8 at history 10 reads 3..10): 6 locked. Sequence 12: 2 blocks in
     # both groups: 4 held. 16 slots.
-    assert counts_of(picture) == {"locked": 6, "held": 4, "free": 6}
-    users = sorted(tuple(owner.users) for owner in find_slot_owners(picture, 0, 0) if owner.status != "free")
+    assert counts_of(dump) == {"locked": 6, "held": 4, "free": 6}
+    users = sorted(tuple(owner.users) for owner in find_slot_owners(dump, 0, 0) if owner.status != "free")
     assert users == [(11,)] * 6 + [(12,)] * 4
 
 
@@ -54,9 +54,9 @@ def test_random_states_have_no_slot_without_owner(tmp_path: Path) -> None:
         with KVCacheManager(config_of((None, 8), num_slots=24), device=HostDevice()) as manager:
             drive(manager, seed, 40)
             kv_cache = run_prompt(manager, [1, 2, 3, 4, 5])
-            picture = manager.describe()
-            group = picture["levels"][0]["pool_groups"][0]
-            counts = counts_of(picture)
+            dump = manager.describe()
+            group = dump["levels"][0]["pool_groups"][0]
+            counts = counts_of(dump)
             assert counts.get("free", 0) == group["free"], f"seed {seed}"
             assert counts.get("locked", 0) + counts.get("scratch", 0) == group["locked"], f"seed {seed}"
             kv_cache.close()
@@ -71,10 +71,10 @@ def test_beams_states_and_leases_own_their_slots(seed: int, has_state: bool, tmp
         calls = EveryCall(manager, seed)
         for _ in range(10):
             calls.run(40)
-            picture = json.loads(json.dumps(manager.describe()))
-            for level, tier in enumerate(picture["levels"]):
+            dump = json.loads(json.dumps(manager.describe()))
+            for level, tier in enumerate(dump["levels"]):
                 for pool_group, group in enumerate(tier["pool_groups"]):
-                    owners = find_slot_owners(picture, level, pool_group)
+                    owners = find_slot_owners(dump, level, pool_group)
                     assert len(owners) == group["slots"]
                     assert [owner.status for owner in owners].count("free") == group["free"], (level, pool_group)
         calls.finish()
@@ -84,8 +84,8 @@ def test_a_journal_of_many_pools_is_looked_at(tmp_path: Path, capsys: pytest.Cap
     """Three levels with a pool of pages and two of recurrent states each: nine address ranges of all the memory there could be."""
     path = tmp_path / "journal"
     with KVCacheManager(config_of_every_kind(True, str(tmp_path)), device=HostDevice(), journal=path) as manager:
-        picture = manager.describe()
-        assert [len(group["slot_bytes"]) for group in picture["levels"][2]["pool_groups"]] == [1, 2]
+        dump = manager.describe()
+        assert [len(group["slot_bytes"]) for group in dump["levels"][2]["pool_groups"]] == [1, 2]
     assert main(["inspect", str(path)]) == 0
     assert "level 2, DISK" in capsys.readouterr().out
 
@@ -126,16 +126,16 @@ def test_held_pages_are_shown_where_they_are(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_journal_is_looked_at_after_any_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, picture = record(tmp_path)
+    path, dump = record(tmp_path)
     # At the end everything is closed.
     assert main(["inspect", str(path)]) == 0
     assert "0 open sequences" in capsys.readouterr().out
     # Three times create, resume, resize and commit, one close and one suspend are 14 calls; two closes follow.
     assert main(["inspect", str(path), "--call", "14", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    for sequence in [*found["sequences"], *picture["sequences"]]:
+    for sequence in [*found["sequences"], *dump["sequences"]]:
         del sequence["id"], sequence["stream"]  # the journal has neither
-    assert found == json.loads(json.dumps(picture))
+    assert found == json.loads(json.dumps(dump))
     assert main(["inspect", str(path), "--call", "0"]) == 0
     assert "tree: 0 blocks" in capsys.readouterr().out
     assert main(["inspect", str(path), "--call", "99"]) == 3
@@ -143,9 +143,9 @@ def test_a_journal_is_looked_at_after_any_call(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_words_and_a_picture_from_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, picture = record(tmp_path)
+    _, dump = record(tmp_path)
     state = tmp_path / "state.json"
-    state.write_text(json.dumps(picture))
+    state.write_text(json.dumps(dump))
     drawing = tmp_path / "slots.svg"
     assert main(["inspect", str(state), "--svg", str(drawing)]) == 0
     words = capsys.readouterr().out
@@ -165,9 +165,9 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
         wrong.write_bytes(content)
         assert main(["inspect", str(wrong)]) == 3
     assert main(["inspect", str(tmp_path / "nowhere")]) == 3
-    path, picture = record(tmp_path)
+    path, dump = record(tmp_path)
     assert main(["inspect", str(path), "--svg", str(tmp_path / "x.svg"), "--level", "1"]) == 2
     assert main(["inspect", str(path), "--svg", str(tmp_path / "x.svg"), "--pool-group", "7"]) == 2
     assert main(["inspect", str(path), "--call", "-1"]) == 2
-    wrong.write_text(json.dumps(picture))
+    wrong.write_text(json.dumps(dump))
     assert main(["inspect", str(wrong), "--call", "1"]) == 3

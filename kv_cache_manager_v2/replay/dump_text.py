@@ -9,26 +9,26 @@ MAX_TREE_LINES: Final = 40
 _TOKENS_SHOWN: Final = 6
 
 
-def describe_in_words(picture: StateDump, max_tree_lines: int = MAX_TREE_LINES) -> str:
+def describe_in_words(dump: StateDump, max_tree_lines: int = MAX_TREE_LINES) -> str:
     """The dump as text. ``max_tree_lines`` 0: the whole tree."""
-    lines = [f"{picture['tokens_per_block']} tokens per block"]
-    for life_cycle, name in enumerate(picture["life_cycles"]):
-        lines.append(f"  layer group {life_cycle}: {name}, pool group {picture['pool_group_of'][life_cycle]}")
-    for level, tier in enumerate(picture["levels"]):
+    lines = [f"{dump['tokens_per_block']} tokens per block"]
+    for life_cycle, name in enumerate(dump["life_cycles"]):
+        lines.append(f"  layer group {life_cycle}: {name}, pool group {dump['pool_group_of'][life_cycle]}")
+    for level, tier in enumerate(dump["levels"]):
         lines += ["", f"level {level}, {tier['tier']}"]
         for pool_group in range(len(tier["pool_groups"])):
-            lines.append(_describe_pool_group(picture, level, pool_group))
-    lines += ["", f"{len(picture['sequences'])} open sequences"]
-    for sequence in picture["sequences"]:
+            lines.append(_describe_pool_group(dump, level, pool_group))
+    lines += ["", f"{len(dump['sequences'])} open sequences"]
+    for sequence in dump["sequences"]:
         lines.append(_describe_sequence(sequence))
-    lines += _describe_tree(picture, max_tree_lines)
+    lines += _describe_tree(dump, max_tree_lines)
     return "\n".join(lines) + "\n"
 
 
-def _describe_pool_group(picture: StateDump, level: int, pool_group: int) -> str:
-    group = picture["levels"][level]["pool_groups"][pool_group]
+def _describe_pool_group(dump: StateDump, level: int, pool_group: int) -> str:
+    group = dump["levels"][level]["pool_groups"][pool_group]
     counts: dict[str, int] = {}
-    for owner in find_slot_owners(picture, level, pool_group):
+    for owner in find_slot_owners(dump, level, pool_group):
         counts[owner.status] = counts.get(owner.status, 0) + 1
     slot_bytes = sum(group["slot_bytes"])
     return (
@@ -63,11 +63,11 @@ def _name_scope(lora_id: object, salt: object) -> str:
     return f"LoRA {lora_id}, salt {salt!r}"
 
 
-def _describe_tree(picture: StateDump, max_lines: int) -> list[str]:
-    num_blocks = sum([len(scope["blocks"]) for scope in picture["tree"]])
-    lines = ["", f"tree: {num_blocks:,} blocks in {len(picture['tree'])} reuse scopes"]
+def _describe_tree(dump: StateDump, max_lines: int) -> list[str]:
+    num_blocks = sum([len(scope["blocks"]) for scope in dump["tree"]])
+    lines = ["", f"tree: {num_blocks:,} blocks in {len(dump['tree'])} reuse scopes"]
     num_shown = 0
-    for scope in picture["tree"]:
+    for scope in dump["tree"]:
         if scope["lora_id"] is not None or scope["salt"] is not None:
             lines.append(f"  scope {_name_scope(scope['lora_id'], scope['salt'])}")
         for block in scope["blocks"]:

@@ -28,9 +28,9 @@ _MEANINGS: Final = {
 }  # fmt: skip
 
 
-def draw_slots(picture: StateDump, level: int, pool_group: int) -> str:
+def draw_slots(dump: StateDump, level: int, pool_group: int) -> str:
     """An SVG document; `ValueError` if there are too many slots to see."""
-    owners = find_slot_owners(picture, level, pool_group)
+    owners = find_slot_owners(dump, level, pool_group)
     if len(owners) > MAX_SLOTS:
         raise ValueError(f"a pool group of {len(owners):,} slots is too large to draw; up to {MAX_SLOTS:,} are")
     cell = _CELL if len(owners) <= MAX_LABELLED else _SMALL_CELL
@@ -42,7 +42,7 @@ def draw_slots(picture: StateDump, level: int, pool_group: int) -> str:
     width = max(columns * cell, 420) + 2 * _MARGIN
     top = _MARGIN + 20 + 22 * len(STATUSES)
     height = top + rows * cell + _MARGIN
-    tier = picture["levels"][level]["tier"]
+    tier = dump["levels"][level]["tier"]
     title = f"level {level} ({tier}), pool group {pool_group}: {len(owners):,} slots"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
