@@ -192,7 +192,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         if was_interrupted(curves):
             sys.stderr.write("kvcm: interrupted; the page has the sizes that were served until then\n")
         write_html_report(options.report, report, timeline, curves, f"kvcm replay {shlex.join(arguments)}".rstrip())
-    if serves_nobody(report):
+    if serves_none(report):
         sys.stderr.write(
             f"kvcm: none of {report.requests_refused} requests was served, for none fits even alone: {report.last_refusal}. Give more "
             f"--memory or --tiers, a larger --shrink, or fewer --beams\n"
@@ -200,12 +200,12 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
     return EXIT_INTERRUPTED if was_interrupted(curves) and exit_code(report) == EXIT_OK else exit_code(report)
 
 
-def serves_nobody(report: ReplayReport) -> bool:
+def serves_none(report: ReplayReport) -> bool:
     return report.requests == 0 and report.requests_refused > 0
 
 
 def exit_code(report: ReplayReport) -> int:
-    if serves_nobody(report) or report.mismatches > 0 or report.failure is not None:
+    if serves_none(report) or report.mismatches > 0 or report.failure is not None:
         return EXIT_WRONG
     return EXIT_INTERRUPTED if report.interrupted else EXIT_OK
 

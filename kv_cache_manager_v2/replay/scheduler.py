@@ -308,7 +308,7 @@ class Scheduler:
             begin += num_resized
             if num_resized < len(kv_caches):
                 self.tally.num_refused_calls += 1
-                self._give_way(self._batch[begin])
+                self._preempt_for(self._batch[begin])
 
     def _calls_of(self, served: ServedRequest) -> TimedCalls:
         """The timed calls of the manager that has the request's sequence."""
@@ -317,7 +317,7 @@ class Scheduler:
             return handover.calls
         return self._calls
 
-    def _give_way(self, blocked: ServedRequest) -> None:
+    def _preempt_for(self, blocked: ServedRequest) -> None:
         """Preempt a younger request for ``blocked``, or else remove ``blocked`` itself from the batch."""
         self._room_may_exist = False
         youngest_running = self._running[-1]

@@ -115,7 +115,7 @@ def ask_for_all(publisher: Any) -> list[tuple[int, bytes]]:
 
 
 def publish_history(dialect: str, windows: tuple[int | None, ...], rank: int | None = None) -> list[bytes]:
-    """A text that is used twice, an adapter's, a image's; more than the first tier holds; then all is cleared."""
+    """A text that is used twice, an adapter's, an image's; more than the first tier holds; then all is cleared."""
     events = KVCacheEventManager(10_000)
     settings: dict[str, Any] = {"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*", "topic": TOPIC}
     config = tiered_config(8 * len(windows), [("host", 12 * len(windows))], windows=windows)
@@ -129,7 +129,7 @@ def publish_history(dialect: str, windows: tuple[int | None, ...], rank: int | N
             run_prompt(manager, list(range(26))).close()
             events.flush_iteration_events()
             run_prompt(manager, list(range(100, 112)), reuse_scope=ReuseScope(lora_id=7)).close()
-            image: list[Any] = [b"a image's digest", *range(1000, 1007)]
+            image: list[Any] = [b"an image's digest", *range(1000, 1007)]
             run_prompt(manager, image).close()
             for start in range(2000, 2600, 100):
                 run_prompt(manager, list(range(start, start + 20))).close()
@@ -208,7 +208,7 @@ def test_names_and_texts_are_those_of_the_prompts() -> None:
         digest = hashlib.sha256(digest + b"".join(token.to_bytes(4, "little") for token in tokens)).digest()
         assert int.from_bytes(digest[:8], "big") == (first.block_hashes + follower.block_hashes)[ordinal]
     image = next(event for event in stored if event.extra_keys is not None)
-    assert image.extra_keys == [[b"a image's digest".hex()], None] and image.token_ids[1:] == list(range(1000, 1007))
+    assert image.extra_keys == [[b"an image's digest".hex()], None] and image.token_ids[1:] == list(range(1000, 1007))
     assert all(0 <= token < 2**31 for token in image.token_ids)
 
 
