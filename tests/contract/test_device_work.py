@@ -256,7 +256,7 @@ def test_kernels_run_once_and_in_stream_order(bench: DeviceUnderTest) -> None:
     device.destroy_stream(stream)
 
 
-def test_what_a_kernel_raises_reaches_the_launcher_or_who_synchronises(bench: DeviceUnderTest) -> None:
+def test_kernel_errors_reach_the_launcher_or_the_synchronising_caller(bench: DeviceUnderTest) -> None:
     device = bench.device
     if not device.is_software:
         pytest.skip("this device runs no host kernels")

@@ -143,7 +143,7 @@ def test_wait_that_fails_in_a_copy_leaks_no_slot() -> None:
     manager.shutdown()
 
 
-def test_failed_copy_after_pages_were_given_up_is_not_passed_over() -> None:
+def test_failed_copy_after_evictions_is_not_ignored() -> None:
     """Three slots: the copy has room only once the window has given its page back, which cannot be undone."""
     device = SimulatedDevice(1)
     manager = KVCacheManager(config_of([8], num_slots=3), device=device)
@@ -268,7 +268,7 @@ def test_every_call_of_a_broken_manager_repeats_the_first_reason() -> None:
 
 
 @pytest.mark.parametrize("name", BREAKABLE_BY_BOOKS)
-def test_every_call_that_finds_wrong_books_breaks_the_manager(name: str) -> None:
+def test_every_call_that_finds_wrong_state_breaks_the_manager(name: str) -> None:
     stage = Stage()
     break_by_books(stage)
     with pytest.raises(CorruptedError) as first:

@@ -74,7 +74,7 @@ def test_private_pages_are_written_every_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_copy_gives_way_to_whoever_needs_the_slot(seed: int) -> None:
+def test_a_clean_copy_is_dropped_when_its_slot_is_needed(seed: int) -> None:
     """4 + 4 slots and 8 held pages: every slot is needed, so nothing is kept, and any order of turns works."""
     device = SimulatedDevice(seed)
     with Bench(tiered_config(4, [("host", 4)]), device) as bench:

@@ -37,7 +37,7 @@ def test_coverage_only_grows(lengths: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("holder_is_active", [True, False])
-def test_a_block_replaced_by_a_fuller_one_stays_for_those_who_hold_it(holder_is_active: bool) -> None:
+def test_a_block_replaced_by_a_fuller_one_stays_while_held(holder_is_active: bool) -> None:
     with manager_of([None, 16], tokens_per_block=32) as manager:
         short = run_prompt(manager, TEXT[:80])
         short.stop_committing()

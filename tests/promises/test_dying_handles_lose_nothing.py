@@ -150,7 +150,7 @@ def test_a_constructor_that_fails_leaves_its_own_error(unraisable: Unraisable) -
     assert unraisable.types == []
 
 
-def test_whoever_is_warned_may_raise_anything(unraisable: Unraisable) -> None:
+def test_warning_filters_may_raise_anything(unraisable: Unraisable) -> None:
     """A signal's handler runs in the middle of the warning; the user's own `showwarning` fails; it calls the manager."""
     manager = manager_of(num_slots=NUM_SLOTS)
 

@@ -39,7 +39,7 @@ def test_private_partial_block_is_never_swapped() -> None:
         fuller.close()
 
 
-def test_missing_pages_are_added_by_whoever_publishes_the_block_again() -> None:
+def test_publishing_a_block_again_adds_missing_pages() -> None:
     """Window 4 (T = 4): a prompt of 16 leaves only its last window droppable-first; eviction takes the early ones.
 
     The same prompt, computed again from the start in a scope of reuse where only the full-attention pages are left, brings
@@ -84,7 +84,7 @@ def test_each_of_two_holders_copies_a_partial_block() -> None:
             holder.close()
 
 
-def test_shared_tail_is_copied_whoever_fills_the_next_tokens() -> None:
+def test_shared_tail_is_copied_before_the_next_tokens() -> None:
     """Two owners of one published partial block grow without inputs of their own: another machine fills the tokens."""
     with manager_of() as manager:
         owners = [manager.create_kv_cache() for _ in range(2)]

@@ -107,7 +107,7 @@ def test_a_new_priority_is_told_with_the_old_one() -> None:
         assert (updated.data.priority.old_value, updated.data.priority.new_value) == (35, 90)
 
 
-def test_a_page_that_goes_down_and_comes_up_again_is_told_with_both_levels() -> None:
+def test_offload_and_onboard_events_have_both_levels() -> None:
     config = config_of(num_slots=2)
     tiers = [*config.cache_tiers, HostCacheTierConfig(4 * config.cache_tiers[0].quota)]
     events = KVCacheEventManager(100)
@@ -205,7 +205,7 @@ def test_a_full_buffer_drops_the_oldest_and_says_how_many() -> None:
         assert (index.needs_snapshot, len(index)) == (False, 10)
 
 
-def test_one_who_never_flushes_or_drains_is_told_of_what_he_missed() -> None:
+def test_events_that_were_never_drained_are_counted_as_dropped() -> None:
     with followed(8, num_slots=8) as manager:
         for start in range(0, 4000, 100):
             run_prompt(manager, range(start, start + 16)).close()

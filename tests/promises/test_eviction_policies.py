@@ -67,7 +67,7 @@ def test_what_is_reused_outlives_what_comes_once() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_goes_down_a_level_is_remembered(policy: EvictionPolicy) -> None:
+def test_offloaded_pages_are_remembered(policy: EvictionPolicy) -> None:
     """The prompt of 8 blocks stays on level 0 while 30 times 40 blocks that come once pass on to the host."""
     hot = list(range(32))
     next_token = 1000
@@ -105,7 +105,7 @@ def test_priority_stands_above_the_policy(policy: EvictionPolicy) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_far_end_goes_first(policy: EvictionPolicy) -> None:
+def test_leaves_are_evicted_first(policy: EvictionPolicy) -> None:
     with KVCacheManager(config_with(policy, 24), device=HostDevice()) as manager:
         text = list(range(64))
         run_prompt(manager, text).close()

@@ -295,7 +295,7 @@ def test_a_level_that_failed_gets_no_more_pages(write_policy: str, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_same_text_computed_again_mends_the_page(seed: int) -> None:
+def test_the_same_tokens_computed_again_repair_the_page(seed: int) -> None:
     """A page is lost while somebody holds it; who commits the same block finds the place taken, and puts his bytes there."""
     device = SimulatedDevice(seed)
     with Bench(tiered_config(12, [("disk", 12)]), device) as bench:
@@ -347,7 +347,7 @@ def test_a_level_that_cannot_shrink_is_written_in_order(nth: int) -> None:
 
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_page_mended_on_another_stream_is_waited_for(seed: int, is_lost: bool) -> None:
+def test_a_page_repaired_on_another_stream_is_waited_for(seed: int, is_lost: bool) -> None:
     """Who was resumed without waiting, before the page was mended, does not read it while its new bytes are on their way."""
     device = SimulatedDevice(seed)
     with Bench(tiered_config(12, [("disk", 12)]), device) as bench:
@@ -403,7 +403,7 @@ def test_a_read_that_fails_behind_a_page_that_came_up_further(seed: int, middle:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_page_that_may_be_lost_mends_none(seed: int) -> None:
+def test_a_page_that_may_be_lost_repairs_none(seed: int) -> None:
     """The same text twice, once published and once private, both on their way from the disk as the second is committed; only the
     second read fails."""
     device = SimulatedDevice(seed, eager=False)

@@ -328,7 +328,7 @@ def test_batch_is_validated_whole_before_it_begins() -> None:
         second.close()
 
 
-def test_users_own_assertion_is_his() -> None:
+def test_users_own_assertion_breaks_nothing() -> None:
     def callback(ordinal: int, life_cycle: object) -> int:
         raise AssertionError("mine")
 

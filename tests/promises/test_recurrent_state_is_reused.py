@@ -230,7 +230,7 @@ def test_no_room_means_no_snapshot_and_no_error() -> None:
             kv_cache.close()
 
 
-def test_old_snapshots_make_room_for_new_ones() -> None:
+def test_old_snapshots_are_evicted_for_new_ones() -> None:
     with Rig() as rig:
         for seed in range(100):
             rig.prefill(text(seed, 12)).close()
@@ -448,7 +448,7 @@ def test_wrong_arguments_are_refused_by_name() -> None:
             make()
 
 
-def test_a_snapshot_is_taken_where_the_last_suspended_state_can_make_room() -> None:
+def test_a_snapshot_is_taken_where_the_last_suspended_state_can_be_offloaded() -> None:
     """Level 0 has slots for two states: one is suspended, and goes down when the running one leaves its snapshot."""
     tiers = [GpuCacheTierConfig(2 * STATE_BYTES), HostCacheTierConfig(8 * STATE_BYTES)]
     config = hybrid_config(windows=(), num_state_layers=1, cache_tiers=tiers, max_util_for_resume=1.0)

@@ -91,7 +91,7 @@ def test_constraints_hold_in_operation() -> None:
             assert manager.last_refusal is not None and "constraints" in manager.last_refusal.text
 
 
-def test_droppable_pages_make_room() -> None:
+def test_droppable_pages_are_evicted() -> None:
     with manager_of(num_slots=4) as manager:
         run_prompt(manager, list(range(16))).close()
         with run_prompt(manager, list(range(100, 116))) as kv_cache:
@@ -120,7 +120,7 @@ def test_priority_decides_before_recency() -> None:
             assert manager.probe_reuse(input_tokens=list(range(50, 58))) == 0
 
 
-def test_far_end_goes_first_whatever_the_priorities() -> None:
+def test_leaves_are_evicted_first_whatever_the_priorities() -> None:
     """Blocks 1 to 9 have priority 90, their ancestor 35: one slot costs one block of a path, never the path."""
     with manager_of(num_slots=12) as manager:
         important = manager.create_kv_cache(custom_priority_callback=lambda ordinal, life_cycle: 90 if ordinal else 35)

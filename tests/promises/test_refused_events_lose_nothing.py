@@ -252,7 +252,7 @@ def test_pages_that_change_places(kinds: list[str], num_refused: int) -> None:
     assert len(outcomes) > 2
 
 
-def test_pages_that_go_together_when_nobody_may_wait() -> None:
+def test_pages_evicted_together_when_the_host_cannot_wait() -> None:
     """The disk takes no more writes, so cached pages are dropped, several at a time. Their slots wait for the copies that were made
     while it still did, and for a reader on another stream: to know when both are done takes an event."""
     outcomes: list[str] = []

@@ -94,7 +94,7 @@ def test_a_session_is_retained_after_the_fact_and_released() -> None:
         assert cached(manager, text(1, 3)) == 0
 
 
-def test_pins_have_a_budget_and_the_oldest_gives_way() -> None:
+def test_pins_have_a_budget_and_the_oldest_ends() -> None:
     with manager_of(8, max_pinned_share=0.5) as manager:
         serve(manager, text(1, 3))
         serve(manager, text(2, 3))

@@ -113,7 +113,7 @@ def test_a_router_that_comes_late_or_again_asks_for_what_it_missed(routers: list
         assert all(router.facts()["errors"] == [] for router in routers[1:])
 
 
-def test_what_nobody_remembers_is_told_from_the_tree(routers: list[Router]) -> None:
+def test_replays_of_forgotten_batches_come_from_the_tree(routers: list[Router]) -> None:
     with engine(windows=(None, 8)) as manager, publish(manager, buffer_batches=2) as publisher:
         expected: dict[str, list[int]] = {"0/GPU": [], "1/GPU": []}
         for start in range(0, 1000, 100):

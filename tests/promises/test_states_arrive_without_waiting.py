@@ -61,7 +61,7 @@ def hybrid_tiers(kind: str, gpu_bytes: int = 1024) -> KVCacheManagerConfig:
 
 @pytest.mark.parametrize("kind", ["host", "disk"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_state_comes_up_behind_the_back(kind: str, seed: int) -> None:
+def test_a_state_is_onboarded_in_the_background(kind: str, seed: int) -> None:
     device = SimulatedDevice(seed)
     with Bench(hybrid_tiers(kind), device) as bench:
         first = bench.suspended(1, 2 * TOKENS_PER_BLOCK)

@@ -220,7 +220,7 @@ def test_on_one_stream_nothing_is_recorded_awaited_or_copied() -> None:
     manager.shutdown()
 
 
-def test_transfers_are_timed_only_for_who_asks() -> None:
+def test_transfers_are_timed_only_on_request() -> None:
     """Two sequences of 6 blocks take turns in 8 slots."""
     numbers = []
     for is_timed in (False, True):

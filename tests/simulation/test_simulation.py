@@ -107,7 +107,7 @@ def test_what_goes_wrong_on_the_device_ends_the_history() -> None:
             run.perform(action)
 
 
-def test_race_in_the_device_is_reported_even_if_nobody_looks() -> None:
+def test_race_in_the_device_is_reported_even_if_its_error_is_swallowed() -> None:
     run = SimulatedRun(Scenario(0, NUM_ACTIONS))
     address = run.manager.get_mem_pool_base_address(0, "key", PageIndexMode.PER_LAYER)
     with pytest.raises(RaceError):

@@ -157,7 +157,7 @@ def test_a_failed_read_is_told_once_behind_it_and_nowhere_else(bench: Bench) -> 
     assert bench.values(HOST, [9]) == [3]
 
 
-def test_a_failed_read_that_nobody_asked_for_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_read_that_no_call_raised_is_logged_at_close(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.files.fail(errno.EIO, reads=True)
     bench.copy(bench.device.default_stream(), GPU, DISK, [(0, 0)])

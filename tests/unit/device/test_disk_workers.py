@@ -193,7 +193,7 @@ def test_followers_begin_in_whatever_order_jobs_are_seen(bench: Bench) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_nobody_waits_in_a_forked_process(bench: Bench) -> None:
+def test_no_call_waits_in_a_forked_process(bench: Bench) -> None:
     bench.files.hold()
     job = bench.write(0, 3)
     bench.workers.start(job, [])

@@ -305,7 +305,7 @@ INVALIDATED = CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 @pytest.mark.parametrize("here", [True, False], ids=["own thread", "other thread"])
 @pytest.mark.parametrize("own_mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
-def test_who_may_make_an_unsafe_call_beside_a_capture(
+def test_unsafe_calls_beside_a_capture(
     engine: Engine, mode: CUstreamCaptureMode, own_mode: CUstreamCaptureMode, here: bool
 ) -> None:
     """The table of cuThreadExchangeStreamCaptureMode."""

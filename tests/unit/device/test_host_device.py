@@ -39,7 +39,7 @@ def test_a_tier_larger_than_the_machine_is_mapped_at_once() -> None:
     device.close()
 
 
-def test_physical_memory_is_taken_when_touched_and_given_back_on_unmap() -> None:
+def test_physical_memory_is_allocated_when_touched_and_freed_on_unmap() -> None:
     device = HostDevice()
     memory = MemoryRange(device, HOST, 256 * MIB)
     before = resident_bytes()

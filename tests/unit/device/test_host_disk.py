@@ -254,7 +254,7 @@ def test_a_failed_read_is_told_once_behind_it_and_nowhere_else(bench: Bench) -> 
     assert device.disk_failure(bench.address(DISK, 0)) is None
 
 
-def test_a_failed_read_that_nobody_asked_for_is_logged_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_read_that_no_call_raised_is_logged_at_close(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.files.fail(errno.EIO, reads=True)
     bench.copy(0, GPU, DISK, [(0, 0)])
@@ -461,7 +461,7 @@ def test_a_timer_where_nothing_is_queued() -> None:
     bench.close()
 
 
-def test_a_timer_tells_nobody_s_failure(bench: Bench) -> None:
+def test_a_timer_raises_no_failure(bench: Bench) -> None:
     device = bench.device
     stream = device.create_stream()
     bench.copy(stream, DISK, GPU, [(0, 5)])

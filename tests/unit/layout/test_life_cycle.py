@@ -106,7 +106,7 @@ def test_only_attention_has_a_page_per_block() -> None:
     assert SsmLifeCycle().window_size is None and SsmLifeCycle().num_sink_blocks == 0
 
 
-def test_nobody_can_refer_to_them_weakly() -> None:
+def test_weak_references_are_refused() -> None:
     # A compiled class that accepted a weak reference would leave it dangling.
     values: list[object] = [AttnLifeCycle(4), SsmLifeCycle(), HalfOpenRange(0, 1)]
     for value in values:

@@ -126,7 +126,7 @@ def test_something_else_in_the_attribute() -> None:
     rawref.invalidate(target)
 
 
-def test_assigning_null_gives_up_the_ref(targets: ModuleType, reports: Any) -> None:
+def test_assigning_null_releases_the_ref(targets: ModuleType, reports: Any) -> None:
     target = targets.Forgetful()
     reference = rawref.ref(target)
     target.__rawref__ = rawref.NULL

@@ -168,7 +168,7 @@ def test_a_trace_is_read_as_it_was(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["requests"] == 1
 
 
-def test_a_run_that_serves_nobody_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_serves_no_request_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """1000 beams write into one block each: more than there is, even for one request alone."""
     assert main([*SMALL, "--beams", "1000", "--memory", "1GiB"]) == 1
     error = capsys.readouterr().err

@@ -40,7 +40,7 @@ def counts_of(dump: dict[str, Any], pool_group: int = 0) -> dict[str, int]:
     return counts
 
 
-def test_every_slot_has_the_owner_that_the_books_say(tmp_path: Path) -> None:
+def test_every_slot_has_the_owner_that_the_dump_has(tmp_path: Path) -> None:
     _, dump = record(tmp_path)
     # Sequence 11: blocks 0, 1, 2 in both groups (a window of 8 at history 10 reads 3..10): 6 locked. Sequence 12: 2 blocks in
     # both groups: 4 held. 16 slots.
@@ -142,7 +142,7 @@ def test_a_journal_is_looked_at_after_any_call(tmp_path: Path, capsys: pytest.Ca
     assert "fewer than 99" in capsys.readouterr().err
 
 
-def test_words_and_a_picture_from_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_drawing_from_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, dump = record(tmp_path)
     state = tmp_path / "state.json"
     state.write_text(json.dumps(dump))

@@ -27,7 +27,7 @@ def test_whether_a_batch_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--batch", "114", "--system-prompt", "960"]) == 1
 
 
-def test_scratch_slots_make_room_for_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scratch_slots_fit_longer_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--model", "gemma-3-12b", "--gpu-memory", "8g", "--host-memory", "16g", "--length", "32768"]
     lengths = []
     for extra in ([], ["--scratch"]):

@@ -217,7 +217,7 @@ def test_made_workloads_run_through(name: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=by_model)
-def test_the_books_are_right_after_every_step_of_a_mixed_workload(model: ModelPreset) -> None:
+def test_invariants_hold_after_every_step_of_a_mixed_workload(model: ModelPreset) -> None:
     workload = make_workload("mix", 4, 16)
     # The longest request and 8 blocks more; a block of both layers is 32 tokens of 2 * 2 * 8 bytes.
     memory_bytes = (-(-workload.summary().longest_tokens // 32) + 8) * 1024

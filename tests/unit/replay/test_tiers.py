@@ -57,7 +57,7 @@ def test_without_room_below_some_start_again() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_the_books_go_the_same_way_without_memory(share: float) -> None:
+def test_decisions_are_the_same_without_memory(share: float) -> None:
     limits = ServingLimits(6, 48, 12, preempt_share=share, prefetches=True)
     on_host, in_books = [
         replay(

@@ -81,7 +81,7 @@ def test_victims_leave_in_one_go_as_page_by_page(seed: int) -> None:
         assert at_once.first() == one_by_one.first()
 
 
-def test_who_follows_is_known_among_pages_of_one_priority() -> None:
+def test_the_next_page_is_known_among_pages_of_one_priority() -> None:
     queue, pages = queue_with_priorities(0)
     for page in pages:
         queue.push(page)

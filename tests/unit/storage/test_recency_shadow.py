@@ -58,7 +58,7 @@ def count_misses_until_barred(shadow: RecencyShadow, stamp: int) -> int:
 
 
 @pytest.mark.parametrize("num_parts", [0, 64, 128, 192])
-def test_who_has_just_begun_may_lose_less_than_half_a_point(num_parts: int) -> None:
+def test_a_new_policy_may_lose_less_than_half_a_point(num_parts: int) -> None:
     # Per 1024 pages pushed two are saved and three may be owed. (Nothing fades under 4 pages of credit: 205 parts.)
     shadow = make_shadow(num_parts)
     assert count_misses_until_barred(shadow, 0) == num_parts * PART * 5 // 1024 + 1

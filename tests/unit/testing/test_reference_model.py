@@ -110,7 +110,7 @@ def published(model, tokens=(1, 2, 3, 4), name=0):
     model.see(dump([(0, tokens, "droppable", 7)]))
 
 
-def test_page_may_go_only_to_make_room():
+def test_page_may_be_dropped_only_by_eviction():
     model = make_model()
     published(model)
     with pytest.raises(ModelDisagreement):

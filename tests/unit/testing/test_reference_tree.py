@@ -29,7 +29,7 @@ def test_stale_blocks_of_the_worked_example():
     assert not any(GroupRule(None, 0).is_stale(ordinal, 10**9, 32) for ordinal in range(100))
 
 
-def test_stale_block_is_one_whose_last_token_nobody_reads():
+def test_stale_block_is_one_whose_last_token_no_layer_reads():
     for window in (1, 2, 5, 8):
         for size in (1, 3, 4):
             rule = GroupRule(window, 1)

@@ -64,7 +64,7 @@ def test_a_race_on_the_disk_is_seen() -> None:
 
 
 @pytest.mark.parametrize("how", ["poll", "stream", "event"])
-def test_a_read_that_fails_is_told_once_to_who_is_behind_it(how: str) -> None:
+def test_a_failed_read_is_raised_once_after_it(how: str) -> None:
     bench = Bench()
     device = bench.device
     other = device.create_stream()

@@ -185,7 +185,7 @@ def test_unknown_handles():
         device.destroy_stream(device.default_stream())
 
 
-def test_failing_kernel_reaches_who_synchronises_with_it():
+def test_failing_kernel_reaches_the_synchronising_caller():
     for seed in range(20):
         device = SimulatedDevice(seed)
         a, b, c = [device.create_stream() for _ in range(3)]
@@ -209,7 +209,7 @@ def test_failing_kernel_reaches_the_launcher_of_an_eager_device():
         device.launch(device.default_stream(), Failure())
 
 
-def test_failing_kernel_that_nobody_saw_is_told_at_the_end():
+def test_unseen_failing_kernel_is_raised_at_close():
     device = SimulatedDevice(0, eager=False)
     device.launch(device.default_stream(), Failure())
     with pytest.raises(ZeroDivisionError):

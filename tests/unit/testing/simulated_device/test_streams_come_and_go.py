@@ -33,7 +33,7 @@ def test_a_new_stream_does_not_come_after_one_that_was_destroyed(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_the_host_has_seen_is_before_the_new_stream_and_before_nobody_else(seed: int) -> None:
+def test_what_the_host_has_seen_is_before_the_new_stream_only(seed: int) -> None:
     device, address = make_device(seed)
     other = device.create_stream()
     device.fill(other, address + 64, 64, 1)
