@@ -10,7 +10,7 @@ from kv_cache_manager_v2.config.scratch_reuse_config import SwaScratchReuseConfi
 from kv_cache_manager_v2.testing.reference_model import MUST_SNAPSHOT, ReferenceModel
 from kv_cache_manager_v2.testing.reference_pages import ModelDisagreement
 
-NOBODY = (None, None)
+DEFAULT_SCOPE = (None, None)
 
 
 def make_model(window=None, **options):
@@ -49,7 +49,7 @@ def page_of(status, slot):
 
 def running(model, num_tokens):
     """An active sequence with room for that many tokens."""
-    sequence = model.create(0, NOBODY, (), 0, dump([]))
+    sequence = model.create(0, DEFAULT_SCOPE, (), 0, dump([]))
     model.resume(sequence, dump([]))
     model.resize(sequence, num_tokens, 0, dump([]))
     model.see(dump([]))
@@ -71,7 +71,7 @@ def test_life_of_a_sequence():
     model.close(sequence)
     model.see(dump([(0, (1, 2, 3, 4), "droppable", 7), (1, (5,), "droppable", 3)]))
     assert model.num_needed_slots(0) == 0 and model.num_used_slots(0) == 2
-    assert model.expect_match(NOBODY, (1, 2, 3, 4, 5, 6)).best == 5
+    assert model.expect_match(DEFAULT_SCOPE, (1, 2, 3, 4, 5, 6)).best == 5
     model.clear()
     model.see(dump([]))
 
@@ -102,7 +102,7 @@ def test_wrong_status():
 
 def published(model, tokens=(1, 2, 3, 4), name=0):
     """A text that is in the tree and needed by nobody."""
-    sequence = model.create(name, NOBODY, (), 0, dump([]))
+    sequence = model.create(name, DEFAULT_SCOPE, (), 0, dump([]))
     model.resume(sequence, dump([]))
     model.resize(sequence, len(tokens), 0, dump([]))
     model.commit(sequence, list(tokens))
@@ -117,7 +117,7 @@ def test_page_may_be_dropped_only_by_eviction():
         model.see(dump([]))
     model = make_model()
     published(model)
-    other = model.create(0, NOBODY, (), 0, dump([]))
+    other = model.create(0, DEFAULT_SCOPE, (), 0, dump([]))
     model.resume(other, dump([]))
     model.see(dump([]))
 
@@ -125,7 +125,7 @@ def test_page_may_be_dropped_only_by_eviction():
 def test_page_that_is_needed_may_not_go():
     model = make_model()
     published(model)
-    sequence = model.create(0, NOBODY, (1, 2, 3, 4), 4, dump([]))
+    sequence = model.create(0, DEFAULT_SCOPE, (1, 2, 3, 4), 4, dump([]))
     model.see(dump([(0, (1, 2, 3, 4), "held", 7)]))
     model.resume(sequence, dump([]))
     with pytest.raises(ModelDisagreement):
@@ -146,17 +146,17 @@ def test_match_must_be_the_longest():
     published(model)
     for num_tokens in (0, 3, 5):
         with pytest.raises(ModelDisagreement):
-            model.create(0, NOBODY, (1, 2, 3, 4, 5), num_tokens, dump([]))
+            model.create(0, DEFAULT_SCOPE, (1, 2, 3, 4, 5), num_tokens, dump([]))
 
 
 def test_partly_matched_block_becomes_private_on_resume():
     model = make_model()
     published(model)
-    sequence = model.create(0, NOBODY, (1, 2, 9), 2, dump([], page_slots=[7]))
+    sequence = model.create(0, DEFAULT_SCOPE, (1, 2, 9), 2, dump([], page_slots=[7]))
     assert sequence.node(0) is not None
     # A slot for the copy; or none, if there is no room: nobody else needs the block, so it may become private as it is.
     assert (model.slots_to_resume(sequence).least, model.slots_to_resume(sequence).most) == ([0], [1])
-    other = model.create(1, NOBODY, (1, 2, 9), 2, {"sequences": [{"id": 1, "page_slots": [[7]], "page_levels": [[0]]}]})
+    other = model.create(1, DEFAULT_SCOPE, (1, 2, 9), 2, {"sequences": [{"id": 1, "page_slots": [[7]], "page_levels": [[0]]}]})
     assert model.slots_to_resume(sequence).least == [1]
     model.close(other)
     with pytest.raises(ModelDisagreement):
@@ -183,7 +183,7 @@ def test_block_of_which_a_part_was_published_is_not_written_again():
 def test_fuller_block_may_replace_a_partial_one():
     model = make_model()
     published(model, (1, 2))
-    sequence = model.create(0, NOBODY, (), 0, dump([]))
+    sequence = model.create(0, DEFAULT_SCOPE, (), 0, dump([]))
     model.resume(sequence, dump([]))
     model.resize(sequence, 4, 0, dump([]))
     model.see(dump([(0, (1, 2), "droppable", 7)]))
@@ -208,7 +208,7 @@ def test_nothing_below_a_block_that_cannot_be_matched():
     model.commit(sequence, list(range(8)))
     model.see(dump([(0, (0, 1, 2, 3), "locked", 1), (1, (4, 5, 6, 7), "locked", 2)]))
     model.close(sequence)
-    other = model.create(1, NOBODY, (), 0, dump([]))
+    other = model.create(1, DEFAULT_SCOPE, (), 0, dump([]))
     model.resume(other, {"sequences": [{"id": 1, "shares_last_block": False}]})
     with pytest.raises(ModelDisagreement):
         model.see(dump([(0, (0, 1, 2, 3), None, 1), (1, (4, 5, 6, 7), "droppable", 2)]))
@@ -228,7 +228,7 @@ def test_scratch_blocks_of_the_worked_example():
     scratch_reuse = SwaScratchReuseConfig()
     config = KVCacheManagerConfig(32, [GpuCacheTierConfig(1 << 20)], layers, swa_scratch_reuse=scratch_reuse)
     model = ReferenceModel(config, [list(range(32))])
-    sequence = model.create(0, NOBODY, (), 0, dump([]))
+    sequence = model.create(0, DEFAULT_SCOPE, (), 0, dump([]))
     model.resume(sequence, dump([]))
     assert model.slots_to_resize(sequence, 1024, 0).most == [5]
     model.resize(sequence, 1024, 0, dump([]))
@@ -248,7 +248,7 @@ def test_scratch_slots_of_layers_with_different_numbers_of_buffers():
     ]
     options = {"swa_scratch_reuse": SwaScratchReuseConfig(max_rewind_len=4)}
     model = ReferenceModel(KVCacheManagerConfig(4, [GpuCacheTierConfig(1 << 20)], layers, **options), [[0, 1]])
-    sequence = model.create(0, NOBODY, (), 0, dump([]))
+    sequence = model.create(0, DEFAULT_SCOPE, (), 0, dump([]))
     model.resume(sequence, dump([]))
     model.resize(sequence, 24, 0, dump([]))
     # Stale at 24 - 4 = 20: floor((20 + 1 - 4) / 4) = 4 blocks, a slot for each.
@@ -269,7 +269,7 @@ def test_recurrent_state_matches_where_a_snapshot_is():
         ]
         return plain
 
-    sequence = model.create(0, NOBODY, (), 0, seen())
+    sequence = model.create(0, DEFAULT_SCOPE, (), 0, seen())
     assert model.slots_to_resume(sequence).least == [0, 1]
     model.resume(sequence, seen())
     assert model.num_locked_slots(1) == 1
@@ -281,6 +281,6 @@ def test_recurrent_state_matches_where_a_snapshot_is():
     model.commit(sequence, [5, 6, 7, 8])
     model.see(seen(((1, 2, 3, 4), 7, "droppable"), ((5, 6, 7, 8), 8, None)))
     for text, expected in (((1, 2, 3), 0), ((1, 2, 3, 4), 4), ((1, 2, 3, 4, 5, 6, 7, 8, 9), 4)):
-        assert model.expect_match(NOBODY, text).best == expected
+        assert model.expect_match(DEFAULT_SCOPE, text).best == expected
     with pytest.raises(ModelDisagreement):  # nobody may have left one at 8
         model.see(seen(((1, 2, 3, 4), 7, "droppable"), ((5, 6, 7, 8), 8, "droppable")))

@@ -6,10 +6,10 @@ import pytest
 
 from kv_cache_manager_v2.testing.reference_tree import GroupRule, ReferenceTree
 
-NOBODY = (None, None)
+DEFAULT_SCOPE = (None, None)
 
 
-def publish(tree, text, tokens_per_block, num_groups=1, scope=NOBODY):
+def publish(tree, text, tokens_per_block, num_groups=1, scope=DEFAULT_SCOPE):
     """Every block of a text, the last one perhaps partial; returns its pages."""
     pages = set()
     node = tree.root(scope)
@@ -46,11 +46,11 @@ def test_window_needs_only_its_end():
     tree = ReferenceTree(1, [GroupRule(2, 0)])
     abcde = (65, 66, 67, 68, 69)
     pages = sorted(publish(tree, abcde, 1))
-    assert tree.match(NOBODY, abcde, set(pages[3:]), True).best == 5
-    assert tree.match(NOBODY, abcde, set(pages[4:]), True).best == 5
-    assert tree.match(NOBODY, abcde, set(pages[:4]), True).best == 4
-    assert tree.match(NOBODY, abcde[:4], set(pages[4:]), True).best == 0
-    assert tree.match(NOBODY, abcde, set(), True).best == 0
+    assert tree.match(DEFAULT_SCOPE, abcde, set(pages[3:]), True).best == 5
+    assert tree.match(DEFAULT_SCOPE, abcde, set(pages[4:]), True).best == 5
+    assert tree.match(DEFAULT_SCOPE, abcde, set(pages[:4]), True).best == 4
+    assert tree.match(DEFAULT_SCOPE, abcde[:4], set(pages[4:]), True).best == 0
+    assert tree.match(DEFAULT_SCOPE, abcde, set(), True).best == 0
 
 
 def test_partial_reuse_of_the_worked_example():
@@ -59,11 +59,11 @@ def test_partial_reuse_of_the_worked_example():
     text = tuple(range(1000))
     pages = publish(tree, text, 32)
     other = text[:345] + tuple(range(5000, 5100))
-    assert tree.match(NOBODY, other, pages, True).best == 345
-    assert tree.match(NOBODY, other, pages, False).best == 320
-    assert tree.match(NOBODY, text, pages, True).best == 1000
-    assert tree.match(NOBODY, text, pages, False).best == 1000  # the prompt and the partial last block end together
-    assert tree.match(NOBODY, text[:999], pages, False).best == 31 * 32
+    assert tree.match(DEFAULT_SCOPE, other, pages, True).best == 345
+    assert tree.match(DEFAULT_SCOPE, other, pages, False).best == 320
+    assert tree.match(DEFAULT_SCOPE, text, pages, True).best == 1000
+    assert tree.match(DEFAULT_SCOPE, text, pages, False).best == 1000  # the prompt and the partial last block end together
+    assert tree.match(DEFAULT_SCOPE, text[:999], pages, False).best == 31 * 32
 
 
 def test_scopes_do_not_see_each_other():
@@ -81,10 +81,10 @@ def test_every_group_must_have_its_pages():
     pages = publish(tree, range(8), 2, num_groups=2)
     nodes = sorted({node for node, _group in pages})
     # At 8 tokens the window reads positions 6..8, so blocks 0..2 are stale for group 1 and block 3 is not.
-    assert tree.match(NOBODY, tuple(range(8)), pages - {(nodes[0], 1), (nodes[1], 1), (nodes[2], 1)}, True).best == 8
+    assert tree.match(DEFAULT_SCOPE, tuple(range(8)), pages - {(nodes[0], 1), (nodes[1], 1), (nodes[2], 1)}, True).best == 8
     # Without block 3 of group 1: at 7 tokens it is needed too; at 6 the window reads 4..6, that is block 2.
-    assert tree.match(NOBODY, tuple(range(8)), pages - {(nodes[3], 1)}, True).best == 6
-    assert tree.match(NOBODY, tuple(range(8)), pages - {(nodes[0], 0)}, True).best == 0
+    assert tree.match(DEFAULT_SCOPE, tuple(range(8)), pages - {(nodes[3], 1)}, True).best == 6
+    assert tree.match(DEFAULT_SCOPE, tuple(range(8)), pages - {(nodes[0], 0)}, True).best == 0
 
 
 def test_longest_common_beginning_of_many_siblings():
@@ -94,12 +94,12 @@ def test_longest_common_beginning_of_many_siblings():
         pages |= publish(tree, (1, 2, 3, last), 4)
     few = ReferenceTree(4, [GroupRule(None, 0)])
     few_pages = publish(few, (1, 2, 3, 4), 4) | publish(few, (1, 2, 9), 4)
-    match = few.match(NOBODY, (1, 2, 3, 99), few_pages, True)
+    match = few.match(DEFAULT_SCOPE, (1, 2, 3, 99), few_pages, True)
     assert match.best == 3 and match.allows(3) and not match.allows(2)
-    assert few.partial_matches(NOBODY, (1, 2, 3, 99), 3, few_pages) == [min(few_pages)[0]]
-    assert len(few.partial_matches(NOBODY, (1, 2, 3, 99), 2, few_pages)) == 2
+    assert few.partial_matches(DEFAULT_SCOPE, (1, 2, 3, 99), 3, few_pages) == [min(few_pages)[0]]
+    assert len(few.partial_matches(DEFAULT_SCOPE, (1, 2, 3, 99), 2, few_pages)) == 2
     # Among many children the library may look at a few only.
-    match = tree.match(NOBODY, (1, 2, 3, 99), pages, True)
+    match = tree.match(DEFAULT_SCOPE, (1, 2, 3, 99), pages, True)
     assert match.best == 3 and match.allows(0) and match.allows(2) and not match.allows(4)
 
 
@@ -119,4 +119,4 @@ def test_against_a_flat_search(with_partial_blocks):
             while common < min(len(text), 8) and text[common] == wanted[common]:
                 common += 1
             best = max(best, common if with_partial_blocks else common // size * size)
-        assert tree.match(NOBODY, wanted, pages, with_partial_blocks).best == best
+        assert tree.match(DEFAULT_SCOPE, wanted, pages, with_partial_blocks).best == best
