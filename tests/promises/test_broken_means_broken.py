@@ -1,6 +1,6 @@
 """When an invariant fails inside a call, the manager says so once, and every later call repeats the first reason.
 
-The books are damaged from outside, by writing into the page rows; no caller can do that through the public names.
+The state is damaged from outside, by writing into the page rows; no caller can do that through the public names.
 """
 
 import logging
@@ -112,7 +112,7 @@ def test_change_that_is_interrupted_breaks_the_manager() -> None:
     stream = device.create_stream()
     kv_cache.cuda_stream = stream
     device.faults.fail("record", 1, RuntimeError("no event today"))
-    device.faults.fail("synchronize", 1, RuntimeError("nor shall anybody wait"))
+    device.faults.fail("synchronize", 1, RuntimeError("nor may the host wait"))
     with pytest.raises(RuntimeError, match="no event today"):
         kv_cache.suspend()
     with pytest.raises(CorruptedError, match="no event today"):
@@ -133,7 +133,7 @@ def test_wait_that_fails_in_a_copy_leaks_no_slot() -> None:
     assert first.resume(streams[1])
     other.close()
     device.faults.fail("wait", 1, RuntimeError("no wait today"))
-    device.faults.fail("synchronize", 1, RuntimeError("nor shall anybody wait"))
+    device.faults.fail("synchronize", 1, RuntimeError("nor may the host wait"))
     with pytest.raises(RuntimeError):
         second.resume(streams[1])
     manager.check_invariants()

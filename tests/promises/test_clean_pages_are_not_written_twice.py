@@ -1,6 +1,6 @@
 """A page whose bytes are on a colder level already is not written there again; with `write_policy="through"` they are there early.
 
-The copies cost no room: their slots are free, and whoever needs one gets it. Blocks of 4 tokens, one page each.
+The copies cost no capacity: their slots are free, and are allocated when needed. Blocks of 4 tokens, one page each.
 """
 
 import random
@@ -46,7 +46,7 @@ def take_turns(bench: Bench, sequences: list[KVCache], num_rounds: int) -> None:
 @pytest.mark.parametrize("kind", ["host", "disk"])
 @pytest.mark.parametrize("seed", range(4))
 def test_published_pages_that_come_and_go_are_written_once(kind: str, seed: int) -> None:
-    """Two sequences of 4 blocks take turns in 4 slots: each page goes down many times, and is copied down once."""
+    """Two sequences of 4 blocks take turns in 4 slots: each page is offloaded many times, and copied once."""
     device = SimulatedDevice(seed)
     with Bench(tiered_config(4, [(kind, 12)]), device) as bench:
         sequences = [bench.suspended(number, 4 * TOKENS_PER_BLOCK, commit=True) for number in (1, 2)]
@@ -247,7 +247,7 @@ def test_the_setting_is_checked() -> None:
 
 
 def state_dumps_of_small_tiers(seed: int, has_quick_disk: bool, folder: str) -> list[Any]:
-    """Short prompts of few tokens in 6, 2 and 8 slots: many match what is on the disk, whose own slot is soon somebody else's."""
+    """Short prompts of few tokens in 6, 2 and 8 slots: many match what is on the disk, whose own slot is soon another sequence's."""
     rng = random.Random(seed)
     device = SimulatedDevice(seed, eager=False)
     config = KVCacheManagerConfig(

@@ -1,4 +1,4 @@
-"""A page may hold fewer tokens than its block. The tree knows how many; coverage only grows, whoever comes in which order."""
+"""A page may hold fewer tokens than its block. The tree knows how many; coverage only grows, in whatever order sequences publish."""
 
 from typing import Any
 

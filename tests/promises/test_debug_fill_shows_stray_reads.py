@@ -1,4 +1,4 @@
-"""With `debug_fill` every page holds a known pattern when an engine gets it, and again when it is given back; it decides nothing."""
+"""With `debug_fill` every page holds a known pattern when an engine gets it, and again when it is freed; it decides nothing."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def test_wrong_pattern():
 
 
 def test_filling_decides_nothing():
-    """A block is copied where the only room is what the same step gives back: its copy stays whole, in the slots it has without."""
+    """A block is copied into slots that the same step frees: its copy stays whole, in the slots it has without."""
     digests = []
     for pattern in (None, *DebugFill):
         with KVCacheManager(config_of([None, 8], num_slots=8), device=HostDevice(), debug_fill=pattern) as manager:
@@ -128,7 +128,7 @@ def test_filling_decides_nothing():
 
 @pytest.mark.parametrize("call", ["resize", "prefetch"])
 def test_a_fill_that_nothing_can_be_put_in_order_for(call):
-    """Pages go down to the host; to fill what they leave takes waits and events, which the device refuses, and the host's wait too."""
+    """Pages are offloaded to the host; filling their slots takes waits and events, which the device refuses, like the host's wait."""
     outcomes = []
     for kind in ("wait", "record"):
         for nth in range(1, 12):
@@ -160,7 +160,7 @@ def test_a_fill_that_nothing_can_be_put_in_order_for(call):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_scratch_slots_that_were_filled_apart(seed):
-    """Their pages are still going down when a sequence takes the slots, without waiting, and gives them back unused."""
+    """Their pages are still being offloaded when a sequence takes the slots, without waiting, and frees them unused."""
     device = SimulatedDevice(seed)
     config = tiered_config(6, [("host", 8)], windows=[4], swa_scratch_reuse=SwaScratchReuseConfig())
     manager = KVCacheManager(config, device=device, debug_fill=DebugFill.NAN)

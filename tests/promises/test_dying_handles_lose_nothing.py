@@ -43,7 +43,7 @@ def unraisable() -> Iterator[Unraisable]:
 
 @pytest.fixture(params=["ignore", "always", "error"])
 def filtered(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What becomes of warnings."""
+    """The outcome of warnings."""
     with warnings.catch_warnings(record=request.param == "always"):
         warnings.simplefilter(request.param)
         yield request.param

@@ -106,7 +106,7 @@ def test_shared_tail_is_copied_before_the_next_tokens() -> None:
 
 
 def test_sole_holder_goes_on_where_there_is_no_room_for_a_copy() -> None:
-    """Two slots hold the six tokens; a copy of the partial block would need a third, but nobody else wants the block."""
+    """Two slots hold the six tokens; a copy of the partial block would need a third, but no other sequence uses the block."""
     with manager_of(num_slots=2) as manager:
         with run_prompt(manager, [1, 2, 3, 4, 5, 6]) as kv_cache:
             kv_cache.stop_committing()

@@ -1,6 +1,6 @@
-"""Whoever follows a manager's events knows its published blocks: which, where, how dear, and why one is gone.
+"""A consumer of a manager's events knows its published blocks: which, on which level, their priority, why one is gone.
 
-Once per block and layer group, in order, merged along paths, named by a hash that anybody can compute. Nothing is noted for nobody.
+Once per block and layer group, in order, merged along paths, named by hashes that consumers can compute. Without a listener: no log.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def test_removals_come_before_what_follows_and_say_why() -> None:
     with followed(num_slots=3) as manager:
         run_prompt(manager, range(8)).close()
         drained(manager)
-        run_prompt(manager, range(100, 108)).close()  # needs two slots, one is free: the far end of the first path goes
+        run_prompt(manager, range(100, 108)).close()  # needs two slots, one is free: the leaf of the first path is evicted
         removed, added = drained(manager)
         assert isinstance(removed.data, KVCacheRemovedData) and isinstance(added.data, KVCacheStoredData)
         assert removed.data.block_hashes == compute_block_hashes(range(8), 4)[1:] and removed.data.reason == "capacity"

@@ -186,7 +186,7 @@ def test_whichever_is_refused(name: str, how_many: int, levels: list[tuple[str, 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_context_that_breaks_while_pages_are_on_their_way(seed: int) -> None:
-    """An illegal address: no flag is raised any more, and every call of the driver fails. Nobody waits for what cannot come."""
+    """An illegal address: no flag is raised any more, and every call of the driver fails. No call waits for such a flag."""
     engine = Engine(seed, [("disk", 40)])
     engine.write(0, 4)
     engine.write(100, 4)

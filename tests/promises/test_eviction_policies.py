@@ -1,4 +1,4 @@
-"""Each level gives pages up by the policy that its tier names; priority stands above it, and every policy costs O(1) a call."""
+"""Each level evicts by priority, then by its tier's policy; every policy costs O(1) a call."""
 
 import sys
 from pathlib import Path
@@ -81,12 +81,12 @@ def test_offloaded_pages_are_remembered(policy: EvictionPolicy) -> None:
             run_prompt(manager, hot).close()
         manager.check_invariants()
         evicted = manager.get_storage_statistics()[0].evicted
-    # All that came to level 0 and is not there at the end: 8 + 30 * 40 - 24, and 8 for each time that the prompt had to come up again.
+    # Pages that came to level 0 and are not there at the end: 8 + 30 * 40 - 24, and 8 for each time that the prompt was onboarded.
     times_up, rest = divmod(evicted - 1184, 8)
     if policy is EvictionPolicy.LRU:
         assert (times_up, rest) == (30, 0)
     else:
-        # LEARNED has to learn first, from what it gave up.
+        # LEARNED has to learn first, from its evictions.
         assert times_up <= (5 if policy is EvictionPolicy.LEARNED else 0)
 
 
@@ -109,7 +109,7 @@ def test_leaves_are_evicted_first(policy: EvictionPolicy) -> None:
     with KVCacheManager(config_with(policy, 24), device=HostDevice()) as manager:
         text = list(range(64))
         run_prompt(manager, text).close()
-        # 16 blocks of 24 slots; each prompt of 2 blocks more takes 2 from the far end of one path or the other.
+        # 16 blocks of 24 slots; each prompt of 2 blocks more evicts 2 from the leaf of one path or the other.
         left = 64
         for first in range(1000, 1160, 8):
             run_prompt(manager, list(range(first, first + 8))).close()

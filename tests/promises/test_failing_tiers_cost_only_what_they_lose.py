@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 def finish(bench: Bench) -> None:
-    """A failure that nobody asked for is told to the engine, which waits for everything."""
+    """A failure that no call raised is raised to the engine, which waits for everything."""
     for _attempt in range(20):
         try:
             bench.engine.synchronize()
@@ -140,7 +140,7 @@ def test_every_copy_and_every_transfer_fails_in_turn(kind: str) -> None:
         num_runs += 1
         nth += {"copy": 3, "disk_read": 1, "disk_write": 2}[kind]
     assert num_runs > 10
-    # A copy that is refused, or a write that fails, costs nobody his pages.
+    # A copy that is refused, or a write that fails, costs no sequence its pages.
     assert (num_lost > 0) == (kind == "disk_read")
 
 
@@ -170,7 +170,7 @@ def test_a_read_that_fails_behind_the_back(seed: int, engine_hears_first: bool) 
         assert bench.manager.probe_reuse(input_tokens=text) == 16
         device.faults.fail("disk_read", 1, Refused("a scratch on the platter"))
         assert first.resume(wait=False)
-        # Somebody matches the pages while nobody knows, and waits for them as well.
+        # Another sequence matches the pages before the failure is known, and waits for them as well.
         sharing = bench.manager.create_kv_cache(input_tokens=text, id=3)
         assert sharing.num_committed_tokens == 16
         if engine_hears_first:
@@ -204,7 +204,7 @@ def test_a_failed_prefetch_is_known_before_anybody_reads() -> None:
         first, second = fill_disk_behind_host(bench)
         device.faults.fail("disk_read", 1, Refused("unreadable"))
         assert first.prefetch(1)
-        # On its way from the disk to the host, it is sent on to the GPU; nobody has heard of the failure.
+        # On its way from the disk to the host, it is copied on to the GPU; the failure is not known yet.
         with pytest.raises(StorageIOError, match=r"level 2 \(DISK\)"):
             first.resume()
         assert first.status is first.Status.SUSPENDED
@@ -226,7 +226,7 @@ def fill_disk_behind_host(bench: Bench) -> tuple[KVCache, KVCache]:
 
 
 def test_a_disk_that_recovers_loses_nothing() -> None:
-    """Reads fail while somebody waits for them: the pages are still there, and come when the disk works again."""
+    """Reads fail while a call waits for them: the pages are still there, and come when the disk works again."""
     files = FakeFiles()
     with Bench(tiered_config(4, [("disk", 12)]), HostDevice(files=files)) as bench:
         first, second = fill_disk(bench)
@@ -251,7 +251,7 @@ def test_a_disk_that_takes_no_writes_loses_nothing() -> None:
     with Bench(tiered_config(4, [("disk", 12)]), HostDevice(files=files)) as bench:
         files.fail(errno.ENOSPC, writes=True)
         first, second = fill_disk(bench)
-        assert failures_of(bench) == [None, None], "nobody has looked since"
+        assert failures_of(bench) == [None, None], "no call has looked since"
         # The first one's pages would need the slots of the second's, which are held and have nowhere to go.
         assert not first.resume()
         failure = failures_of(bench)[1]
@@ -296,7 +296,7 @@ def test_a_level_that_failed_gets_no_more_pages(write_policy: str, seed: int) ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_tokens_computed_again_repair_the_page(seed: int) -> None:
-    """A page is lost while somebody holds it; who commits the same block finds the place taken, and puts his bytes there."""
+    """A page is lost while a sequence holds it; another one that commits the same block repairs the page with its bytes."""
     device = SimulatedDevice(seed)
     with Bench(tiered_config(12, [("disk", 12)]), device) as bench:
         first = bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True)
@@ -348,7 +348,7 @@ def test_a_level_that_cannot_shrink_is_written_in_order(nth: int) -> None:
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_page_repaired_on_another_stream_is_waited_for(seed: int, is_lost: bool) -> None:
-    """Who was resumed without waiting, before the page was mended, does not read it while its new bytes are on their way."""
+    """A sequence resumed without waiting, before the page was repaired, does not read it while its new bytes are on their way."""
     device = SimulatedDevice(seed)
     with Bench(tiered_config(12, [("disk", 12)]), device) as bench:
         one, other = device.create_stream(), device.create_stream()

@@ -87,7 +87,7 @@ def test_child_leaves_the_parents_bytes_alone(work: Callable[[KVCacheManager, li
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_child_that_forgets_a_lease_hears_nothing(tmp_path: Path) -> None:
-    """The lease is the parent's: no warning says in the child that somebody forgot to settle it."""
+    """The lease is the parent's: no warning in the child says that it was never settled."""
     with Bench(tiered_config(4, [("host", 4)], str(tmp_path)), HostDevice()) as bench:
         kv_cache = bench.suspended(0, 8)
         assert kv_cache.resume()

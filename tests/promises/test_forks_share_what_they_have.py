@@ -35,7 +35,7 @@ def test_a_fork_is_what_its_parent_is() -> None:
 
 @pytest.mark.parametrize("length", [6, 102, 1002])
 def test_the_first_write_copies_one_block_whatever_the_length(length: int) -> None:
-    """T = 4: the last block is half full. Whoever writes first gets a copy, the other goes on in place."""
+    """T = 4: the last block is half full. The first to write gets a copy, the other continues in place."""
     with manager_of(num_slots=300) as manager, run_prompt(manager, list(range(length))) as parent:
         with parent.fork() as child:
             before = indices(parent)
@@ -262,7 +262,7 @@ def test_a_fork_is_recorded_and_runs_again(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("windows", [(None,), (None, 8)])
 def test_forks_that_take_an_equal_block_over_give_it_their_priority(windows: tuple[int | None, ...]) -> None:
-    """The block was published with 35; the forks' is worth 80, and they say the same tokens."""
+    """The block was published with 35; the forks' has priority 80, and they say the same tokens."""
 
     def priorities(manager: KVCacheManager) -> list[int]:
         (scope,) = manager.describe()["tree"]

@@ -60,7 +60,7 @@ def test_a_published_tail_makes_no_room_for_the_copy_of_a_leased_block() -> None
         assert kv_cache.resume() and kv_cache.resize(16)
         kv_cache.commit([1, 2, 3, 4, 5, 6])
         kv_cache.stop_committing()
-        # The window of token 11 is 8 to 11: the tail, block 1, is passed, so nobody holds its page.
+        # The window of token 11 is 8 to 11: the tail, block 1, is out of window, so no sequence holds its page.
         assert kv_cache.resize(16, 11)
         lease = kv_cache.reserve_transfer(3)
         pages = kv_cache.get_base_page_indices(0).tolist()
@@ -157,7 +157,7 @@ def test_mistakes_change_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_leases_with_forks_commits_and_rebases_in_any_order(seed: int) -> None:
-    """Nothing leaks; a leased slot belongs to nobody else while its lease is open."""
+    """Nothing leaks; a leased slot has no other owner while its lease is open."""
     rng = random.Random(seed)
     with manager_of([None, 6], num_slots=200) as manager:
         sequences: list[Any] = []

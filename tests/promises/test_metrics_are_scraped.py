@@ -197,7 +197,7 @@ def test_how_long_transfers_take():
     with Bench(tiered_config(8, [("host", 12)]), HostDevice(clock=clock)) as bench:
         exporter = PrometheusExporter(bench.manager, registry=registry, labels={"model": "small"})
         first = bench.suspended(1, 24)
-        # 6 of the 8 slots are held; 6 more need 4 of them, which go down. The clock stands, so in no time.
+        # 6 of the 8 slots are held; 6 more need 4 of them, which are offloaded. The clock stands still, so in no time.
         second = bench.suspended(2, 24)
         exporter.update()
         text = scrape(registry)
@@ -263,7 +263,7 @@ def test_events_are_counted_by_type():
         manager.clear_reusable_blocks()
         events.flush_iteration_events()
         exporter.update()
-        assert value_of(scrape(registry), 'kvcm_events_published_total{type="stored"}') == 0, "nobody has taken it"
+        assert value_of(scrape(registry), 'kvcm_events_published_total{type="stored"}') == 0, "it was not drained"
         events.get_latest_events()
         exporter.update()
         counts = {kind: value_of(scrape(registry), f'kvcm_events_published_total{{type="{kind}"}}') for kind in events.num_published}

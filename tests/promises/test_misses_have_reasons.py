@@ -34,7 +34,7 @@ def test_not_remembered():
 def test_evicted_for_room_and_what_that_made_unreachable():
     with manager_of(num_slots=4) as manager:
         run_prompt(manager, list(range(16))).close()
-        # Three new blocks: the far end of the old path goes first, so its first block stays.
+        # Three new blocks: the leaf of the old path is evicted first, so its first block stays.
         run_prompt(manager, [100 + token for token in range(12)]).close()
         assert misses_of(manager, list(range(16))) == {MissCause.EVICTED: 12}
         # What comes behind a text that is gone was never seen.
@@ -58,7 +58,7 @@ def test_a_broken_window():
             assert kv_cache.num_committed_tokens == 16
         # At 8 tokens, position 8 reads 1..8: block 0 of the windowed group is needed, and gone.
         assert misses_of(manager, list(range(8))) == {MissCause.WINDOW_BROKEN: 8}
-        # With a block more that nobody has seen.
+        # With one more block that was never published.
         assert misses_of(manager, list(range(8)) + [9] * 4) == {MissCause.WINDOW_BROKEN: 8, MissCause.NOT_REMEMBERED: 4}
 
 

@@ -1,4 +1,4 @@
-"""Everything comes back: from close, from a forgotten handle, from shutdown; and nobody's error is hidden by the clean-up."""
+"""Everything is released: by close, for a forgotten handle, by shutdown; and the clean-up hides no error."""
 
 import gc
 import warnings

@@ -282,7 +282,7 @@ def test_arrays_of_the_caller():
             table.add(kv_cache)
             table.update([10])
             indices = kv_cache.get_base_page_indices(0).tolist()
-            assert 0 not in indices, "slot 0 belongs to nobody"
+            assert 0 not in indices, "slot 0 is reserved"
             assert blocks.tolist() == [indices + [0] * 13, [0] * 16, [0] * 16]
             assert lengths.tolist() == [10, 0, 0]
             assert slots[:10].tolist() == [indices[token // 4] * 4 + token % 4 for token in range(10)]

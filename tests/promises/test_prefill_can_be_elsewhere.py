@@ -151,7 +151,7 @@ def test_decode_goes_on_where_prefill_ended(from_split: tuple[int, int], to_spli
 
 
 def test_a_shared_last_block_that_the_window_passes_needs_no_copy() -> None:
-    """The other machine fills what comes behind it; the pool is full, and the step's one page is the one that it gives back."""
+    """The other machine fills what comes behind it; the pool is full, and the step's one page is the one that it frees."""
     layer = AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64), BufferConfig("value", 64)], sliding_window_size=2)
     config = KVCacheManagerConfig(T, [GpuCacheTierConfig(3 * 128)], [layer], max_util_for_resume=1.0)
     with KVCacheManager(config, device=SimulatedDevice(1)) as manager:

@@ -449,7 +449,7 @@ def test_wrong_arguments_are_refused_by_name() -> None:
 
 
 def test_a_snapshot_is_taken_where_the_last_suspended_state_can_be_offloaded() -> None:
-    """Level 0 has slots for two states: one is suspended, and goes down when the running one leaves its snapshot."""
+    """Level 0 has slots for two states: one is suspended, and is offloaded when the running one leaves its snapshot."""
     tiers = [GpuCacheTierConfig(2 * STATE_BYTES), HostCacheTierConfig(8 * STATE_BYTES)]
     config = hybrid_config(windows=(), num_state_layers=1, cache_tiers=tiers, max_util_for_resume=1.0)
     with KVCacheManager(config, device=HostDevice()) as manager:

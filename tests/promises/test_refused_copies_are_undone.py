@@ -233,7 +233,7 @@ def test_a_snapshot_that_came_up_for_nothing_is_in_line_again(kind: str, waits: 
 
 
 def test_a_refused_resume_of_beams_moves_nothing() -> None:
-    """4 slots: three beams of one block each; two slots are locked, so two beams would fit, and would have to come up for it."""
+    """4 slots: three beams of one block each; two slots are locked, so two beams would fit, and would have to be onboarded for it."""
     device = SimulatedDevice(1)
     with Bench(tiered_config(4, [("host", 8)]), device) as bench:
         manager = bench.manager
@@ -261,7 +261,7 @@ def test_a_refused_resume_of_beams_moves_nothing() -> None:
 
 
 def break_in_the_middle(story: Story, call: Callable[[], Any]) -> None:
-    """The bytes of pages that the sequence still has may be others' by now: nobody is served any more, and memory comes back."""
+    """The bytes of pages that the sequence still has may be other sequences' by now: every later call is refused, and memory is freed."""
     story.device.faults.fail("copy", 1, Refused("not now"))
     with pytest.raises(PartlyCopiedError, match=r"of \d+ copies \d+ were enqueued, then not now"):
         call()

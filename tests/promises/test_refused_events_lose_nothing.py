@@ -1,7 +1,7 @@
-"""A device that refuses an event or a wait, at any place of a call that makes pages go down: the books and every byte stay right.
+"""A device that refuses an event or a wait, at any place of a call that offloads pages: invariants hold and every byte stays right.
 
 The host waits instead, and the call goes on. Where the device refuses that as well, either the call was refused and the same call passes
-later, or the manager is broken, says so with the device's reason in every call, and gives back all that it has. Which of the two depends
+later, or the manager is broken, says so with the device's reason in every call, and frees all that it has. Which of the two depends
 on whether something had changed already.
 """
 
@@ -45,24 +45,24 @@ class Situation:
         self.streams = streams
 
     def grow(self) -> bool:
-        """6 blocks more than the 12 - 12 that are free: 6 of the 8 pages go down."""
+        """6 blocks more than the 12 - 12 that are free: 6 of the 8 pages are offloaded."""
         capacity = 10 * TOKENS_PER_BLOCK
         return self.active.resize(capacity, len(self.bench.texts[4]))
 
     def shrink_top(self) -> bool:
-        """To 9 slots: 3 pages go down, and those of ``active`` behind the end move in front of it."""
+        """To 9 slots: 3 pages are offloaded, and those of ``active`` behind the end move in front of it."""
         return self.bench.manager.resize(0, 9 * SLOT_BYTES)
 
     def shrink_host(self) -> bool:
-        """First everything that can goes down to it; then to 4 slots, so that others go on to the disk."""
+        """First all pages that can are offloaded to it; then 4 slots, so that others are offloaded to the disk."""
         return self.active.resize(10 * TOKENS_PER_BLOCK) and self.bench.manager.resize(1, 4 * SLOT_BYTES)
 
     def come_back(self) -> bool:
-        """``second`` comes up again, and ``first`` goes down for it."""
+        """``second`` is onboarded again, and ``first`` is offloaded for it."""
         return self.active.resize(8 * TOKENS_PER_BLOCK) and self.second.resume(self.streams[1])
 
     def finish(self) -> None:
-        """Everybody reads every byte; every slot is free at the end."""
+        """All sequences read every byte; every slot is free at the end."""
         bench = self.bench
         bench.manager.check_invariants()
         if self.second.is_active:
@@ -111,7 +111,7 @@ def plan_refusals(device: SimulatedDevice, kinds: Sequence[str], nth: int, num_r
 
 
 def refuse(kinds: Sequence[str], nth: int, num_refused: int, call: str, write_policy: str) -> str:
-    """What became of the call whose ``nth`` event or wait was refused, and some after it: "passed", "refused", "broken"; or "done" if
+    """The outcome of the call whose ``nth`` event or wait was refused, and some after it: "passed", "refused", "broken"; or "done" if
     it makes fewer than that."""
     situation = Situation(write_policy, nth)
     device = situation.device
@@ -152,7 +152,7 @@ def refuse_in_turn(kinds: Sequence[str], num_refused: int, call: str, write_poli
 
 
 def outcome_with_nobody_waiting(bench: Bench, nth: int, call: Callable[[], object]) -> str:
-    """What becomes of a call whose ``nth`` event is refused, and the host's wait too, as in `refuse`; a broken manager has said why, and
+    """The outcome of a call whose ``nth`` event is refused, and the host's wait too, as in `refuse`; a broken manager has said why, and
     has been shut down."""
     device = bench.device
     assert isinstance(device, SimulatedDevice)
@@ -210,7 +210,7 @@ def test_a_device_that_refuses_everything_from_there_on(call: str, write_policy:
 @pytest.mark.parametrize("num_refused", [1, 50])
 @pytest.mark.parametrize("kinds", [["wait"], ["record"], ["wait", "record", "copy"], ["wait", "record", "copy", "synchronize"]])
 def test_pages_that_change_places(kinds: list[str], num_refused: int) -> None:
-    """4 + 4 slots and 8 held pages: each that comes up swaps places with one that goes down."""
+    """4 + 4 slots and 8 held pages: each one onboarded swaps places with one offloaded."""
     outcomes: list[str] = []
     while outcomes[-1:] != ["done"]:
         nth = len(outcomes) + 1
@@ -233,7 +233,7 @@ def test_pages_that_change_places(kinds: list[str], num_refused: int) -> None:
             assert first.is_active or first.resume()
         except CorruptedError as error:
             outcomes[-1] = "broken"
-            # Halfway through, and nobody may copy back.
+            # Halfway through, and copying back is refused too.
             assert "not now" in str(error) and ("synchronize" in kinds or ("copy" in kinds and num_refused > 1))
             bench.engine.close()
             bench.manager.shutdown()
@@ -327,7 +327,7 @@ def test_beams_are_closed_together() -> None:
 @pytest.mark.parametrize("asks", ["sequence", "text"])
 def test_a_prefetch_is_refused_as_a_resume_is(asks: str, kind: str) -> None:
     """4 + 8 slots, 4 pages below level 0 and 4 on it, which change places. Where nothing is enqueued without its event, what the
-    device refuses is refused, and nobody keeps a page."""
+    device refuses is refused, and no sequence keeps a page."""
     outcomes: list[str] = []
     while outcomes[-1:] != ["done"]:
         nth = len(outcomes) + 1
@@ -353,7 +353,7 @@ def test_a_prefetch_is_refused_as_a_resume_is(asks: str, kind: str) -> None:
             assert first.resume()
         except CorruptedError as error:
             outcomes[-1] = "broken"
-            # The mark behind copies that are enqueued: nobody knows when they are done.
+            # The mark behind copies that are enqueued: it is unknown when they are done.
             assert "not now" in str(error) and kind == "record"
             bench.engine.close()
             bench.manager.shutdown()
@@ -369,7 +369,7 @@ def test_a_prefetch_is_refused_as_a_resume_is(asks: str, kind: str) -> None:
 
 
 def test_a_resume_that_may_not_wait_for_its_scratch_slots_takes_none() -> None:
-    """Prefill steps of 8 blocks with a window of 4 tokens; whose slots the sequence gets is what another stream gave back last."""
+    """Prefill steps of 8 blocks with a window of 4 tokens; whose slots the sequence gets is those that another stream freed last."""
     outcomes: list[str] = []
     while outcomes[-1:] != ["done"]:
         assert len(outcomes) < MAX_CALLS

@@ -37,7 +37,7 @@ class Server:
         self.next_token = 1000
 
     def serve(self, num_blocks: int, tokens: list[int] | None = None) -> list[int]:
-        """A prompt that nobody has seen, or that one; its tokens."""
+        """A new prompt, or that one; its tokens."""
         if tokens is None:
             tokens = list(range(self.next_token, self.next_token + num_blocks * T))
             self.next_token += num_blocks * T

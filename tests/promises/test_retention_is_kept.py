@@ -1,4 +1,4 @@
-"""What the user says is worth keeping is kept longest, for as long as he says; and never in the way of a call that needs room."""
+"""Prefixes that the user retains are kept longest, for the given time, and never cause a refusal."""
 
 from pathlib import Path
 
@@ -120,7 +120,7 @@ def test_pages_under_the_threshold_are_dropped_rather_than_moved() -> None:
         serve(manager, text(2, 4))
         assert cached(manager, text(1, 4)) == 0
         serve(manager, text(3, 4))
-        assert cached(manager, text(2, 4)) == 4 * T  # went down, being of the default priority
+        assert cached(manager, text(2, 4)) == 4 * T  # offloaded, being of the default priority
         assert manager.get_storage_statistics(1)[0].total - manager.get_storage_statistics(1)[0].free == 4
 
 
@@ -175,7 +175,7 @@ def test_wrong_arguments() -> None:
 
 @pytest.mark.parametrize("num_host_slots", [2, 4])
 def test_a_prefetch_takes_no_room_from_the_same_prefix(num_host_slots: int) -> None:
-    """4 cached blocks, 4 slots; somebody needs 2, so the path's last two blocks go down. For them to come up again its first
+    """4 cached blocks, 4 slots; another sequence needs 2, so the path's last two blocks are offloaded. To onboard them again its first
     two would have to go: there is no room, and all stays where it is."""
     with manager_of(4, num_host_slots, max_util_for_resume=1.0) as manager:
         serve(manager, text(1, 4))

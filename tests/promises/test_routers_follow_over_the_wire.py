@@ -137,7 +137,7 @@ def end(publisher: Any, manager: Any) -> None:
 
 @pytest.fixture
 def same_place() -> Iterator[dict[str, str]]:
-    """Endpoints that a second publisher finds free after the first: a port that is given back may be somebody else's then."""
+    """Endpoints that a second publisher finds free after the first: a port that is released may be another process's then."""
     with tempfile.TemporaryDirectory() as folder:
         yield {"endpoint": f"ipc://{folder}/events", "replay_endpoint": f"ipc://{folder}/replay"}
 
@@ -184,7 +184,7 @@ def test_numbers_that_begin_at_0_again_are_a_restart(routers: list[Router], same
 
 def test_events_that_come_too_fast_leave_a_gap_and_then_everything(routers: list[Router]) -> None:
     with engine(2, num_slots=200) as manager:
-        # Before anybody drains: all but the last two are lost.
+        # Before the first drain: all but the last two are lost.
         for start in range(0, 1000, 100):
             serve(manager, range(start, start + 8))
         expected = {"None/GPU": sum([names(range(start, start + 8))["None/GPU"] for start in range(0, 1000, 100)], [])}

@@ -92,7 +92,7 @@ def test_open_users_forbid_it():
 
 
 def test_a_leased_block_without_a_page_forbids_it():
-    """The window has passed it before it was lent, so no page of it is held; it is published later, and the lease pins it."""
+    """It was out of window before it was lent, so no page of it is held; it is published later, and the lease pins it."""
     with manager_of(windows=(4,)) as manager:
         kv_cache = manager.create_kv_cache(ADAPTER)
         # With 8 tokens of history the next one reads 5 .. 8: block 0 is stale, and private still.

@@ -135,7 +135,7 @@ def test_steps_that_would_need_lost_bytes_are_refused() -> None:
             with pytest.raises(ValueError):
                 kv_cache.enable_swa_scratch_reuse = False
             assert manager.describe() == before
-            assert kv_cache.resize(80, 60), "4 draft tokens are given back"
+            assert kv_cache.resize(80, 60), "4 draft tokens are taken back"
             manager.check_invariants()
 
 

@@ -1,4 +1,4 @@
-"""One request whose pages are far away holds up nobody: calls go on, `ready` tells, and timing decides nothing."""
+"""A request whose pages are on a slow tier blocks no other call: `ready` says when they arrived, and timing decides nothing."""
 
 import sys
 from pathlib import Path
@@ -82,14 +82,14 @@ def test_ready_is_for_active_sequences() -> None:
         with pytest.raises(Exception, match="ACTIVE|suspended|SUSPENDED"):
             assert kv_cache.ready
         assert kv_cache.resume()
-        assert kv_cache.ready, "nothing had to come up"
+        assert kv_cache.ready, "nothing had to be onboarded"
         kv_cache.close()
 
 
 @pytest.mark.parametrize("call", ["commit_tree", "reserve_transfer"])
 @pytest.mark.parametrize("kind", ["host", "disk"])
 def test_work_before_it_is_ready_is_in_order(call: str, kind: str) -> None:
-    """A tree of drafts was computed, its pages went down and are on their way up: what moves or sends its bytes comes later."""
+    """A tree of drafts was computed, its pages were offloaded and are being onboarded: what moves or sends its bytes comes later."""
     device = SimulatedDevice(5, eager=False)
     with Bench(tiered_config(4, [(kind, 12)]), device) as bench:
         drafts = bench.manager.create_kv_cache(id=0)

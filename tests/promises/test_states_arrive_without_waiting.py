@@ -100,7 +100,7 @@ def test_a_fork_copies_a_state_that_has_arrived(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["host", "disk"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_snapshot_is_copied_behind_the_back(kind: str, seed: int) -> None:
-    """The first resume fills the state from a snapshot that is still coming up."""
+    """The first resume fills the state from a snapshot that is still being onboarded."""
     device = SimulatedDevice(seed)
     with Bench(hybrid_tiers(kind), device) as bench:
         author = bench.manager.create_kv_cache(id=1)
@@ -208,7 +208,7 @@ def test_beams_come_up_together(kind: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_scratch_slots_of_pages_that_are_leaving(seed: int) -> None:
-    """Suspended in the middle of a step, the sequence gets its scratch slots again where a page goes down to the disk."""
+    """Suspended in the middle of a step, the sequence gets its scratch slots again where a page is offloaded to the disk."""
     scratch = SwaScratchReuseConfig()
     config = tiered_config(8, [("disk", 24)], windows=(None, 4), swa_scratch_reuse=scratch)
     device = SimulatedDevice(seed)

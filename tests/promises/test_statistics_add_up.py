@@ -161,7 +161,7 @@ def test_hits_and_copies_say_which_levels():
         run_prompt(manager, list(range(12))).close()
         run_prompt(manager, [100 + token for token in range(12)]).close()
         found = manager.get_iteration_statistics()
-        # 4 slots: of the first prompt's 3 blocks the last two had to go down.
+        # 4 slots: of the first prompt's 3 blocks the last two had to be offloaded.
         assert [(moved.source_level, moved.target_level, moved.blocks) for moved in found.transfers] == [(0, 1, 2)]
         assert found.count_transfers("offloaded") == 2 and found.transfers[0].bytes == 2 * slot_bytes
         assert found.peak_slots == ((4,), (2,))

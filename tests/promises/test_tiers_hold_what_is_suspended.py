@@ -1,4 +1,4 @@
-"""What a suspended sequence holds may go down to any level, and is there again, byte for byte, when it is resumed."""
+"""A suspended sequence's pages may be offloaded to any level, and are back, byte for byte, when it is resumed."""
 
 from itertools import permutations
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_two_long_sequences_take_turns_on_a_gpu_for_one(tmp_path: Path) -> None:
     A page holds keys and values of 18 layers, 18 * 2 * 32 KiB = 1152 KiB: 28 slots on the GPU and as many in host memory.
     704 tokens are 22 blocks. Computed in chunks of a block, the last step has 672 tokens of history: the windowed layers need
     the sink's block and those from (673 - 128) // 32 = 17 on, 6 in all. 22 + 6 = 28 slots, every one there is. The 705th
-    token needs two more blocks, and gives back the one that the window passes.
+    token needs two more blocks, and releases the one that leaves the window.
     """
     layers = [
         AttentionLayerConfig(
@@ -83,7 +83,7 @@ def make_device(kind: str, seed: int = 0) -> Device:
 def test_with_all_levels_exactly_full_any_order_of_resuming_works(
     kind: str, lower: tuple[tuple[str, int], ...], tmp_path: Path
 ) -> None:
-    """Four sequences of 4 pages in 8 + 8 slots: each that comes up swaps with one that goes down."""
+    """Four sequences of 4 pages in 8 + 8 slots: each one onboarded swaps with one offloaded."""
     for order in permutations(range(4)):
         with Bench(tiered_config(8, lower, str(tmp_path)), make_device(kind, sum(order[:2]))) as bench:
             sequences = [bench.suspended(number, 4 * TOKENS_PER_BLOCK) for number in range(4)]
@@ -102,7 +102,7 @@ def test_with_all_levels_exactly_full_any_order_of_resuming_works(
 @pytest.mark.parametrize("is_on_its_way", [False, True])
 @pytest.mark.parametrize("kind", devices())
 def test_tokens_behind_a_published_part_of_a_block_stay(kind: str, is_on_its_way: bool, tmp_path: Path) -> None:
-    """Of 7 written tokens 5 are published: block 1 holds one for everybody, and two for its sequence alone.
+    """Of 7 written tokens 5 are published: block 1 holds one for all sequences, and two for its sequence alone.
 
     A reader matches the 5 and has a copy of block 1. The page itself goes to the disk for others; then the reader ends, on
     level 0, with the same token. What it has must not take the place of the page, whether that is on the disk or on its way up.
@@ -182,7 +182,7 @@ def test_pages_in_flight_survive_whatever_happens_to_their_sequence(seed: int, e
             first.suspend()
             assert second.resume(streams[0], wait=False)
             if end == "evict":
-                # Nothing but what second needs may stay: first's pages go down again while they are on their way up.
+                # Nothing but what second needs may stay: first's pages are offloaded again while they are being onboarded.
                 assert second.resize(24)
             second.suspend()
             assert first.resume(streams[0])

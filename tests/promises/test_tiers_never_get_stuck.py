@@ -1,4 +1,4 @@
-"""Room on several levels is an answer too: a refusal names the level and changes nothing, and what gives back never fails."""
+"""With several levels a refusal names the one that is short and changes nothing; releasing calls never fail."""
 
 import pytest
 from tiered_models import TOKENS_PER_BLOCK, Bench, tiered_config
@@ -39,7 +39,7 @@ def test_full_lower_levels_refuse_and_say_which() -> None:
 
 
 def test_a_refused_resume_moves_nothing() -> None:
-    """3 of 4 slots are locked; a sequence of 4 pages cannot come up, whatever is below."""
+    """3 of 4 slots are locked; a sequence of 4 pages cannot be onboarded, whatever is below."""
     with Bench(tiered_config(4, [("host", 8)]), HostDevice()) as bench:
         suspended = bench.suspended(0, 4 * TOKENS_PER_BLOCK)
         active = bench.manager.create_kv_cache(id=1)
@@ -129,7 +129,7 @@ def test_prefetch_brings_pages_nearer_or_changes_nothing() -> None:
         assert first.prefetch(1)
         # second's pages had to leave level 1 for it.
         assert (bench.num_copied(2, 1), bench.num_copied(1, 2)) == (4, 8)
-        # Nothing is locked, so there is room on level 0 as well; third goes down, level by level.
+        # Nothing is locked, so there are slots on level 0 as well; third is offloaded, level by level.
         assert first.prefetch()
         assert bench.num_copied(1, 0) == 4
         copied = bench.manager.get_statistics().transfers

@@ -1,4 +1,4 @@
-"""How long transfers between tiers take is measured on the device, for who asks; nobody waits for it and nothing else changes."""
+"""How long transfers between tiers take is measured on the device, if asked for; no call waits for it and nothing else changes."""
 
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def test_through_all_tiers(tmp_path: Path) -> None:
         times.collect()
         for source, target in ((0, 1), (1, 2), (2, 0)):
             assert count(times, source, target) >= 1 and times.histogram(source, target).total_seconds >= 0
-    # Of those that nobody had read, the end of the manager has.
+    # Timers that were never read are read when the manager ends.
     assert times.num_not_timed == 0
 
 
