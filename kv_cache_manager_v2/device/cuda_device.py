@@ -358,7 +358,7 @@ class CudaDevice(Device):
         with self._context:
             self._driver.call("cuStreamSynchronize", stream)
         if is_busy:
-            self._disk.tell_stream(stream)
+            self._disk.raise_failure_of_stream(stream)
 
     def record_event(self, stream: int) -> int:
         self._require_open()
@@ -397,7 +397,7 @@ class CudaDevice(Device):
         self._require_open()
         is_done = self._driver.is_event_done(self._event_object(event))
         if is_done and self._disk.is_busy:
-            self._disk.tell_event(event)
+            self._disk.raise_failure_of_event(event)
         return is_done
 
     def synchronize_event(self, event: int) -> None:
@@ -409,7 +409,7 @@ class CudaDevice(Device):
         with self._captures:
             self._driver.call("cuEventSynchronize", event_object)
         if is_busy:
-            self._disk.tell_event(event)
+            self._disk.raise_failure_of_event(event)
 
     def release_event(self, event: int) -> None:
         """Return the event to the pool. Waits that were enqueued refer to what it had recorded, not to the driver's object."""

@@ -33,7 +33,7 @@ from .disk_file import DIRECT_ALIGNMENT
 from .disk_job import DiskJob
 from .disk_plan import plan_extents, plan_job
 from .disk_ranges import DiskRanges
-from .disk_dependencies import DiskDependencies, tell_first
+from .disk_dependencies import DiskDependencies, raise_first_unreported
 from .disk_workers import DiskWorkers
 from .file_port import FilePort
 from .job_gate import GateWatch
@@ -337,17 +337,17 @@ class CudaDisk:
         for job in self._trail.jobs_of_stream(stream):
             self._workers.wait(job)
 
-    def tell_event(self, event: int) -> None:
+    def raise_failure_of_event(self, event: int) -> None:
         """The event is done: raise a failed read before it."""
         jobs = self._trail.jobs_of_event(event)
         self.poll()
-        tell_first(jobs)
+        raise_first_unreported(jobs)
 
-    def tell_stream(self, stream: int) -> None:
+    def raise_failure_of_stream(self, stream: int) -> None:
         """The stream has done all enqueued work: raise a failed read among it."""
         jobs = self._trail.jobs_of_stream(stream)
         self.poll()
-        tell_first(jobs)
+        raise_first_unreported(jobs)
 
     def failure_of(self, address: int) -> StorageIOError | None:
         self.poll()
@@ -380,7 +380,7 @@ class CudaDisk:
     def close(self) -> None:
         """Release everything; no range is reserved any more. If the driver refuses, it raises and may be called again."""
         self.drain()
-        for error in self._trail.untold_failures():
+        for error in self._trail.unreported_failures():
             _logger.error("a disk read failed, and no call had waited for it: %s", error)
         self._workers.close()
         with self._context:

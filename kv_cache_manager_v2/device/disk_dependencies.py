@@ -54,14 +54,14 @@ class DiskDependencies:
     def jobs_of_event(self, event: int) -> list[DiskJob]:
         return self._of_events.get(event, [])
 
-    def untold_failures(self) -> list[StorageIOError]:
+    def unreported_failures(self) -> list[StorageIOError]:
         """Failed reads that no call has raised."""
         errors: list[StorageIOError] = []
         for lists in (self._of_streams, self._of_events):
             for jobs in lists.values():
                 for job in jobs:
-                    if job.is_done and job.read_error is not None and not job.is_told:
-                        job.is_told = True
+                    if job.is_done and job.read_error is not None and not job.is_reported:
+                        job.is_reported = True
                         errors.append(job.read_error)
         return errors
 
@@ -72,17 +72,17 @@ class DiskDependencies:
         return len(self._of_streams) > 0 or len(self._of_events) > 0
 
 
-def tell_first(jobs: list[DiskJob]) -> None:
+def raise_first_unreported(jobs: list[DiskJob]) -> None:
     """Raise the first failed read that was not raised yet."""
     for job in jobs:
-        if job.is_done and job.read_error is not None and not job.is_told:
-            job.is_told = True
+        if job.is_done and job.read_error is not None and not job.is_reported:
+            job.is_reported = True
             raise job.read_error
 
 
 def _settle(lists: dict[int, list[DiskJob]]) -> None:
     for handle in list(lists):
-        left = [job for job in lists[handle] if not job.is_done or (job.read_error is not None and not job.is_told)]
+        left = [job for job in lists[handle] if not job.is_done or (job.read_error is not None and not job.is_reported)]
         if left:
             lists[handle] = left
         else:

@@ -25,13 +25,13 @@ class DiskJob:
     """A job; a task is a run of extents. The fields from ``is_accepted`` on are `DiskWorkers`' and under its lock until it is done."""
 
     __slots__ = (
-        "is_started", "is_abandoned", "is_told", "_runs", "_sources", "_targets", "_task_ends", "gates", "signal", "earlier_jobs",
+        "is_started", "is_abandoned", "is_reported", "_runs", "_sources", "_targets", "_task_ends", "gates", "signal", "earlier_jobs",
         "is_accepted", "num_left", "num_blockers", "followers", "is_lost", "is_done", "done_at", "read_error", "write_errors",
     )  # fmt: skip
 
     is_started: bool  # passed to the workers
     is_abandoned: bool  # the call that started it was interrupted: if it has not begun, it never does
-    is_told: bool  # its failed read was raised
+    is_reported: bool  # its failed read was raised
     _runs: Final[CopyRuns | None]
     _sources: Final[list[DiskExtent]]  # empty if the bytes come from memory
     _targets: Final[list[DiskExtent]]  # empty if the bytes are copied to memory
@@ -56,7 +56,7 @@ class DiskJob:
         """
         self.is_started = False
         self.is_abandoned = False
-        self.is_told = False
+        self.is_reported = False
         self._runs = runs
         self._sources = sources
         self._targets = targets

@@ -323,7 +323,7 @@ class HostDevice(Device):
             raise LogicError(f"{num_ranges} ranges with {num_bytes} bytes are still reserved; release_range them first")
         if self._pending.is_busy:
             self._pending.synchronize_all()
-        for error in self._pending.untold_failures():
+        for error in self._pending.unreported_failures():
             _logger.error("a disk read failed, and no call had waited for it: %s", error)
         self._workers.close()
         self._is_closed = True

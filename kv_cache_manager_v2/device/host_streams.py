@@ -33,14 +33,14 @@ from .port import CopyBatch
 class ReadFailure:
     """A failed copy from the disk; raised once, by the first call that tests or waits for anything after it."""
 
-    __slots__ = ("error", "is_told")
+    __slots__ = ("error", "is_reported")
 
     error: Final[StorageIOError]
-    is_told: bool
+    is_reported: bool
 
     def __init__(self, error: StorageIOError) -> None:
         self.error = error
-        self.is_told = False
+        self.is_reported = False
 
 
 @final
@@ -161,7 +161,7 @@ class _Record(QueuedWork):
         event = self._event
         event.is_done = True
         event.passed_at = stream.passed_at
-        event.failures = [failure for failure in stream.failures if not failure.is_told]
+        event.failures = [failure for failure in stream.failures if not failure.is_reported]
         if not event.failures and self._open_events.get(event.handle) is event:
             del self._open_events[event.handle]
         return True
@@ -252,7 +252,7 @@ class _TimerMark(QueuedWork):
 
 def join_failures(stream: HostStream, event: HostEvent) -> None:
     for failure in event.failures:
-        if not failure.is_told and failure not in stream.failures:
+        if not failure.is_reported and failure not in stream.failures:
             stream.failures.append(failure)
 
 
@@ -359,7 +359,7 @@ class HostStreams:
         if event is None:
             return True
         if event.is_done:
-            self._tell_first(event.failures)
+            self._raise_first_unreported(event.failures)
         return event.is_done
 
     def synchronize_event(self, handle: int) -> None:
@@ -368,7 +368,7 @@ class HostStreams:
         if event is not None:
             while not event.is_done:
                 self._wait_for_progress()
-            self._tell_first(event.failures)
+            self._raise_first_unreported(event.failures)
 
     def synchronize_stream(self, stream: int) -> None:
         self.poll()
@@ -376,7 +376,7 @@ class HostStreams:
         if found is not None:
             while found.queue:
                 self._wait_for_progress()
-            self._tell_first(found.failures)
+            self._raise_first_unreported(found.failures)
 
     def synchronize_all(self) -> None:
         """Wait until no stream has a queue; failures stay."""
@@ -408,10 +408,10 @@ class HostStreams:
                 self._start_disk_work(stream)
         self._live = [stream for stream in self._live if stream.queue]
         if self._failures:
-            self._forget_told_failures()
+            self._forget_reported_failures()
         self.is_busy = bool(self._live) or bool(self._failures)
 
-    def untold_failures(self) -> list[StorageIOError]:
+    def unreported_failures(self) -> list[StorageIOError]:
         """Failures that no call has raised."""
         return [failure.error for failure in self._failures]
 
@@ -453,24 +453,24 @@ class HostStreams:
     def _num_queued(self) -> int:
         return sum([len(stream.queue) for stream in self._live])
 
-    def _tell_first(self, failures: list[ReadFailure]) -> None:
+    def _raise_first_unreported(self, failures: list[ReadFailure]) -> None:
         for failure in failures:
-            if not failure.is_told:
-                failure.is_told = True
+            if not failure.is_reported:
+                failure.is_reported = True
                 self.poll()
                 raise failure.error
 
-    def _forget_told_failures(self) -> None:
-        untold = [failure for failure in self._failures if not failure.is_told]
-        if len(untold) == len(self._failures):
+    def _forget_reported_failures(self) -> None:
+        unreported = [failure for failure in self._failures if not failure.is_reported]
+        if len(unreported) == len(self._failures):
             return
         self._failures.clear()
-        self._failures.extend(untold)
+        self._failures.extend(unreported)
         for stream in self._streams.values():
-            stream.failures = [failure for failure in stream.failures if not failure.is_told]
+            stream.failures = [failure for failure in stream.failures if not failure.is_reported]
         for handle in list(self._open_events):
             event = self._open_events[handle]
             if event.is_done:
-                event.failures = [failure for failure in event.failures if not failure.is_told]
+                event.failures = [failure for failure in event.failures if not failure.is_reported]
                 if not event.failures:
                     del self._open_events[handle]
