@@ -38,10 +38,10 @@ def release_from_process(bound: ProcessBound) -> None:
             return
 
 
-def _tell_child() -> None:
+def _notify_child() -> None:
     for bound in _bound:
         bound.become_foreign()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tell_child)
+    os.register_at_fork(after_in_child=_notify_child)

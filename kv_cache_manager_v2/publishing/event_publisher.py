@@ -251,7 +251,7 @@ class KVCacheEventPublisher(Handle):
             self._sequence += 1
             self._num_lost += 1
             self._translator.begin_anew(self._event_manager.snapshot(flush=False))
-            self._publish_in_batches(self._translator.tell_all())
+            self._publish_in_batches(self._translator.events_of_state())
 
     def _publish_in_batches(self, events: list[WireEvent]) -> None:
         for begin in range(0, len(events), _MAX_EVENTS_PER_BATCH):
@@ -289,7 +289,7 @@ class KVCacheEventPublisher(Handle):
         if self._buffer.has_all_from(sequence):
             return self._buffer.since(sequence)
         # As many batches as the consumer is missing numbers, so that the last batch has the last published number.
-        events = self._translator.tell_all()
+        events = self._translator.events_of_state()
         num_batches = -(-len(events) // _MAX_EVENTS_PER_BATCH)
         num_batches = max(min(num_batches, self._sequence - sequence), 1)
         size = -(-len(events) // num_batches)

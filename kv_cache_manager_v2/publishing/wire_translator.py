@@ -178,7 +178,7 @@ class WireTranslator:
         """Events are lost: restart from a snapshot."""
         self._index.apply_snapshot(snapshot)
 
-    def tell_all(self) -> list[WireEvent]:
+    def events_of_state(self) -> list[WireEvent]:
         """The present state as events: cleared, then all blocks, parents first."""
         found: list[WireEvent] = [AllBlocksCleared()]
         blocks = self._index.blocks()

@@ -108,7 +108,7 @@ def test_what_is_known_is_passed_over_and_a_loss_is_seen() -> None:
     now = KVCacheEvent(4, KVCacheStoredData(None, [stored(60)]), None, 0)
     stream.translator.begin_anew(KVCacheEventSnapshot(4, [now]))
     assert not stream.translator.needs_snapshot
-    assert facts(stream.translator.tell_all()) == [("cleared",), ("stored", [60], None, [60, 61], "GPU")]
+    assert facts(stream.translator.events_of_state()) == [("cleared",), ("stored", [60], None, [60, 61], "GPU")]
 
 
 def test_groups_adapters_and_digests_are_told() -> None:
@@ -162,7 +162,7 @@ def test_the_whole_is_told_parents_first_and_once() -> None:
         assert all(count in (0, 1) for count in counts.values())
         bit_by_bit = +counts
         seen: set[tuple[int, int | None]] = set()
-        whole = stream.translator.tell_all()
+        whole = stream.translator.events_of_state()
         assert isinstance(whole[0], AllBlocksCleared)
         for event in whole[1:]:
             assert isinstance(event, BlockStored)
