@@ -17,18 +17,18 @@ class SlotNeed:
     """Pages that a call allocates and releases, per layer group. Between ``least`` and ``most`` the library may
     choose."""
 
-    __slots__ = ("least", "most", "given_back", "doubtful", "newly_locked")
+    __slots__ = ("least", "most", "released", "doubtful", "newly_locked")
 
     least: Final[list[int]]
     most: Final[list[int]]
-    given_back: Final[list[int]]
+    released: Final[list[int]]
     doubtful: Final[list[int]]  # released pages shared by beams that all release them, so that the library need not count them
     newly_locked: Final[list[int]]  # existing pages that no active sequence needed so far
 
     def __init__(self, num_groups: int) -> None:
         self.least = [0] * num_groups
         self.most = [0] * num_groups
-        self.given_back = [0] * num_groups
+        self.released = [0] * num_groups
         self.doubtful = [0] * num_groups
         self.newly_locked = [0] * num_groups
 
@@ -41,7 +41,7 @@ class SlotNeed:
         for group in range(len(self.least)):
             total.least[group] = self.least[group] + other.least[group]
             total.most[group] = self.most[group] + other.most[group]
-            total.given_back[group] = self.given_back[group] + other.given_back[group]
+            total.released[group] = self.released[group] + other.released[group]
             total.doubtful[group] = self.doubtful[group] + other.doubtful[group]
             total.newly_locked[group] = self.newly_locked[group] + other.newly_locked[group]
         return total
@@ -72,7 +72,7 @@ class ReferenceRoom(ReferencePages):
         for beam, by_itself in zip(list_beams(sequence), alone):
             need = self.slots_to_resize(beam, capacity, history)
             for group in range(len(self.rules)):
-                need.doubtful[group] = need.given_back[group] - by_itself.given_back[group]
+                need.doubtful[group] = need.released[group] - by_itself.released[group]
             total = total.plus(need)
             needs.append(total)
             before.append(copy_blocks(beam))
@@ -130,12 +130,12 @@ class ReferenceRoom(ReferencePages):
                 if will_need and not did_need:
                     need.add(group, 1)
                 elif did_need and not will_need and not self._is_needed_by_others(sequence, group, ordinal, others):
-                    need.given_back[group] += 1
+                    need.released[group] += 1
                 elif did_need and will_need and ordinal >= first_written and self._must_copy(sequence, ordinal):
                     need.add(group, 1)
             if self._scratch_rules:
                 need.add(group, self._scratch_rules[group].compute_num_slots(scratch[group]))
-                need.given_back[group] += self.num_scratch_slots(sequence, group)
+                need.released[group] += self.num_scratch_slots(sequence, group)
         self._count_tail_copy(sequence, history, history < capacity, need)
         return need
 

@@ -98,10 +98,10 @@ class RoomJudge:
         numbers: list[str] = []
         for pool_group, num_slots in enumerate(self._num_slots):
             groups = self._groups(pool_group)
-            given_back = sum([need.given_back[group] for group in groups])
+            released = sum([need.released[group] for group in groups])
             needed = sum([self._model.num_needed_slots(group) for group in groups])
             locked = sum([self._model.num_locked_slots(group) + need.newly_locked[group] for group in groups])
-            room = min(self._num_all_slots[pool_group] - needed, num_slots - locked) + given_back
+            room = min(self._num_all_slots[pool_group] - needed, num_slots - locked) + released
             least = sum([need.least[group] for group in groups])
             most = sum([need.most[group] for group in groups])
             must_pass = must_pass and most <= room - sum([need.doubtful[group] for group in groups])

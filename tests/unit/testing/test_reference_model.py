@@ -196,7 +196,7 @@ def test_window_gives_pages_back():
     model = make_model(window=4)
     sequence = running(model, 8)
     need = model.slots_to_resize(sequence, 12, 8)
-    assert (need.least, need.given_back) == ([1], [1])
+    assert (need.least, need.released) == ([1], [1])
     model.commit(sequence, list(range(8)))
     # Block 0 is stale once it is committed; it was published with its page all the same.
     model.see(dump([(0, (0, 1, 2, 3), "droppable", 1), (1, (4, 5, 6, 7), "locked", 2)]))
