@@ -20,9 +20,9 @@ _NUM_PLACES: Final = 2 * MAX_KEYS
 _NO_KEY: Final = -1
 _NO_PLACE: Final = -1
 _GROUP_SHIFT: Final = 5
-_HALL_SHIFT: Final = 10
+_LARGE_GROUP_SHIFT: Final = 10
 _NUM_GROUPS: Final = NUM_TIMES >> _GROUP_SHIFT
-_NUM_HALLS: Final = NUM_TIMES >> _HALL_SHIFT
+_NUM_LARGE_GROUPS: Final = NUM_TIMES >> _LARGE_GROUP_SHIFT
 
 
 @final
@@ -30,7 +30,7 @@ _NUM_HALLS: Final = NUM_TIMES >> _HALL_SHIFT
 class UseOrder:
     """Keys must not be negative, and must be well mixed."""
 
-    __slots__ = ("num_keys", "_keys", "_times", "_place_at", "_groups", "_halls", "_next_time")
+    __slots__ = ("num_keys", "_keys", "_times", "_place_at", "_groups", "_large_groups", "_next_time")
 
     num_keys: i64
     _keys: Final[vec[i64]]
@@ -41,7 +41,7 @@ class UseOrder:
     """By time: the place of the key whose last use it is."""
     _groups: Final[vec[i64]]
     """By group of 32 times: how many are some key's last use."""
-    _halls: Final[vec[i64]]
+    _large_groups: Final[vec[i64]]
     """The same by group of 1024."""
     _next_time: i64
 
@@ -51,7 +51,7 @@ class UseOrder:
         self._times = vec[i64]([0] * _NUM_PLACES)
         self._place_at = vec[i64]([_NO_PLACE] * NUM_TIMES)
         self._groups = vec[i64]([0] * _NUM_GROUPS)
-        self._halls = vec[i64]([0] * _NUM_HALLS)
+        self._large_groups = vec[i64]([0] * _NUM_LARGE_GROUPS)
         self._next_time = 0
 
     def record_use(self, key: i64) -> None:
@@ -86,12 +86,12 @@ class UseOrder:
             after += 1
         groups = self._groups
         group = after >> _GROUP_SHIFT
-        while (group & ((1 << (_HALL_SHIFT - _GROUP_SHIFT)) - 1)) != 0:
+        while (group & ((1 << (_LARGE_GROUP_SHIFT - _GROUP_SHIFT)) - 1)) != 0:
             count += groups[group]
             group += 1
-        halls = self._halls
-        for hall in range(group >> (_HALL_SHIFT - _GROUP_SHIFT), _NUM_HALLS):
-            count += halls[hall]
+        large_groups = self._large_groups
+        for large_group in range(group >> (_LARGE_GROUP_SHIFT - _GROUP_SHIFT), _NUM_LARGE_GROUPS):
+            count += large_groups[large_group]
         return count
 
     def _find_place(self, key: i64) -> i64:
@@ -111,9 +111,9 @@ class UseOrder:
 
     def _count(self, time: i64, change: i64) -> None:
         group = time >> _GROUP_SHIFT
-        hall = time >> _HALL_SHIFT
+        large_group = time >> _LARGE_GROUP_SHIFT
         self._groups[group] += change
-        self._halls[hall] += change
+        self._large_groups[large_group] += change
 
     def _renumber(self, num_forgotten: i64) -> None:
         """Renumber the times from 0 on, without the keys that were used longest ago."""
@@ -130,7 +130,7 @@ class UseOrder:
                 place_at[time] = _NO_PLACE
         _fill(keys, _NO_KEY)
         _fill(self._groups, 0)
-        _fill(self._halls, 0)
+        _fill(self._large_groups, 0)
         self._next_time = 0
         self.num_keys = len(kept)
         for key in kept:
