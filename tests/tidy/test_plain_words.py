@@ -30,7 +30,7 @@ DIALECT: Final = {
     r"what (became|becomes|has become) of": "the outcome of",
     r"(make|makes|made|making) room|room makers?": "evict, reclaim slots; slot reclaimer",
     r"mend(s|ed|ing)?": "repair",
-    r"pictures?": "state dump; plot",
+    r"pictures? of (a|the|its) (manager|state|tree)s?": "state dump",
     r"rescue tables?|disk trails?": "failed writes; disk dependencies",
 }
 DIALECT_IN_PROSE: Final = re.compile(rf"\b({'|'.join(DIALECT)})\b", re.IGNORECASE)
