@@ -132,12 +132,12 @@ class _Replayer:
 
     def serve(self, engine: FakeEngine | None) -> ReplayReport:
         recorder = CallRecorder()
-        line = WaitingQueue(self.plan.workload.requests())
+        queue = WaitingQueue(self.plan.workload.requests())
         calls = TimedCalls(self._manager, recorder)
         handover: Handover | None = None
         if self._decode_manager is not None:
             handover = Handover(TimedCalls(self._decode_manager, recorder))
-        scheduler = Scheduler(calls, line, self.plan.limits, engine, self.plan.decoding, handover)
+        scheduler = Scheduler(calls, queue, self.plan.limits, engine, self.plan.decoding, handover)
         failure: str | None = None
         interrupted = False
         self._console.start(self.plan.workload.summary().num_requests)

@@ -81,7 +81,7 @@ class Scheduler:
     """Call `step` until it is False, then `close`. Counts into its `tally`."""
 
     __slots__ = (
-        "tally", "census", "_calls", "_line", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers", "_has_state",
+        "tally", "census", "_calls", "_queue", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers", "_has_state",
         "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step", "_pauses",
         "_decoding", "_handover",
     )  # fmt: skip
@@ -92,7 +92,7 @@ class Scheduler:
     def __init__(
         self,
         calls: TimedCalls,
-        line: WaitingQueue,
+        queue: WaitingQueue,
         limits: ServingLimits,
         engine: FakeEngine | None = None,
         decoding: Decoding | None = None,
@@ -102,7 +102,7 @@ class Scheduler:
         self.tally = Tally(len(calls.manager.cache_tier_list))
         self.census = SlotCensus(calls.manager)
         self._calls: Final = calls
-        self._line: Final = line
+        self._queue: Final = queue
         self._limits: Final = limits
         self._engine: Final = engine
         self._ledger: Final = PrefixLedger()
@@ -221,13 +221,13 @@ class Scheduler:
         if len(self._running) > 0 or len(self._preempted) > 0:
             # The blocking request has just been closed or rejected; the others continue in the next step.
             return True
-        if self._line.peek(self._step) is not None:
+        if self._queue.peek(self._step) is not None:
             return True
-        ready_step = self._line.next_ready_step()
+        ready_step = self._queue.next_ready_step()
         if ready_step is not None:
             self._step = max(self._step, ready_step)
             return True
-        assert self._line.is_empty, "requests wait for one that never came"
+        assert self._queue.is_empty, "requests wait for one that never came"
         return False
 
     # -- admission ----------------------------------------------------------------------------------------------------
@@ -239,16 +239,16 @@ class Scheduler:
             self._budget > 0 and self._room_may_exist and not self._has_partial_prompt
             and len(self._running) < self._limits.max_running and self._num_waiting_for_room() == 0
         ):  # fmt: skip
-            served = self._line.peek(self._step)
+            served = self._queue.peek(self._step)
             if served is None:
                 return
             if self._try_admit(served):
-                self._line.pop()
+                self._queue.pop()
                 self._batch.append(served)
                 self._budget -= served.num_inputs
                 self._record_partial_prompt(served)
             elif len(self._running) + len(self._preempted) == 0:
-                self._line.pop()
+                self._queue.pop()
                 self._refuse(served)
             else:
                 self._room_may_exist = False
@@ -359,7 +359,7 @@ class Scheduler:
     def _restart(self, served: ServedRequest) -> None:
         self._preempted.remove(served)
         self._close_kv_cache(served)
-        self._line.put_back(served)
+        self._queue.put_back(served)
         self.tally.num_restarts += 1
 
     def _leave(self, served: ServedRequest) -> None:
@@ -477,12 +477,12 @@ class Scheduler:
         self.census.leave(served.ticket)
         self._running.remove(served)
         self._close_kv_cache(served)
-        self._line.finish(served.request.id, self._step)
+        self._queue.finish(served.request.id, self._step)
         self._room_may_exist = True
         self.tally.num_requests_done += 1
 
     def _refuse(self, served: ServedRequest) -> None:
-        self._line.finish(served.request.id, self._step)
+        self._queue.finish(served.request.id, self._step)
         self.tally.num_requests_refused += 1
 
     def _close_kv_cache(self, served: ServedRequest) -> None:
