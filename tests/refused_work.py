@@ -104,7 +104,7 @@ class Story:
         return kv_cache
 
     def write(self, kv_cache: KVCache, token: int) -> None:
-        """What the step that a resize has made room for computes: one token, or one for each beam."""
+        """What the step after a resize computes: one token, or one for each beam."""
         text = self.texts[kv_cache.id]
         if kv_cache.beam_width == 1:
             self.engine.execute([Step(kv_cache, [token], text)])

@@ -66,7 +66,7 @@ class DeviceUnderTest:
             self._copy(GPU, address, HOST, staging, len(data))
 
     def read(self, tier: CacheTier, address: int, num_bytes: int) -> bytes:
-        """The caller has synchronised with whoever writes there."""
+        """The caller has synchronised with the work that writes there."""
         if tier == DISK:
             staging = self._staging_address(num_bytes)
             self._copy(HOST, staging, DISK, address, num_bytes)

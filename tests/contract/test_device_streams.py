@@ -150,7 +150,7 @@ def test_polling_ends(bench: DeviceUnderTest) -> None:
         if device.is_event_done(event):
             break
     else:
-        raise AssertionError("an event that everybody polls for never got done")
+        raise AssertionError("an event that all callers poll for was never done")
     bench.check(GPU, a, b"\x03" * SIZE)
     device.release_event(event)
     device.destroy_stream(stream)

@@ -40,7 +40,7 @@ from kv_cache_manager_v2.replay.trace import TraceWorkload, parse_request
 
 REFUSALS: Final = (ValueError, TypeError, KVCacheManagerError, RerunMismatch, JournalError)
 MAX_QUOTA: Final = 1 << 22
-"""Configurations that ask for more are only decoded: nobody wants a terabyte reserved."""
+"""Configurations that ask for more are only decoded: reserving a terabyte takes too long."""
 MAX_ROUNDS: Final = 8
 LONG_JOURNAL_BYTES: Final = 600
 

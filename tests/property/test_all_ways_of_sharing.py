@@ -1,6 +1,6 @@
 """All calls that share, lend, reorder, take back and drop, in random order: the model is the text of each beam.
 
-Little room, two cache levels, several streams, on a device that reports races; the books are checked after each call, every byte that
+Little room, two cache levels, several streams, on a device that reports races; invariants are checked after each call, every byte that
 a next token would read is checked by the fake engine after each step and at the end.
 """
 

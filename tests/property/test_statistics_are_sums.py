@@ -55,7 +55,7 @@ def added(parts: list[dict[Any, int]]) -> dict[Any, int]:
 
 
 def is_of_calls(name: Any) -> bool:
-    """Of what sequences asked for; copies and drops are storage's, and may be for nobody."""
+    """Of what sequences asked for; copies and drops are storage's, and may have no sequence."""
     return not (isinstance(name, tuple) and name[0] in ("blocks", "bytes", "dropped"))
 
 

@@ -1,4 +1,4 @@
-"""Random histories of a real manager on the simulated device: books, bytes, access order and decisions are right.
+"""Random histories of a real manager on the simulated device: invariants, bytes, access order and decisions are right.
 
 `seeds.txt` keeps seeds that failed once. The rest of a longer run is `python -m
 kv_cache_manager_v2.testing.simulation`.

@@ -1,4 +1,4 @@
-"""Each threshold that depends on a size is crossed by a large world among the seeds that CI runs, or is somebody else's."""
+"""Each threshold that depends on a size is crossed by a large world among the seeds that CI runs, or by another test."""
 
 import re
 from pathlib import Path

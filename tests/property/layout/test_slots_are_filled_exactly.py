@@ -1,4 +1,4 @@
-"""Any model: buffers tile their slots, and whoever shares a pool group has the same slots."""
+"""Any model: buffers tile their slots, and layer groups that share a pool group have equal slots."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""Configurations check themselves: what is refused, what is kept, and that nobody can change them afterwards."""
+"""Configurations check themselves: what is refused, what is kept, and that they cannot be changed afterwards."""
 
 import copy
 import dataclasses

@@ -3,7 +3,7 @@
 A call with an argument of the wrong type, on something that was not made or was given back, or out of order (access before
 map, release before unmap) raises `DriverMisuse`. One that the driver refuses by itself returns the driver's status and is in
 `refusals`: without a context, with a stream or event of another one, in a capture, after a fault (`fake_cuda_contexts`). What was
-made and not given back is in `live()`. `fail_call(n)` makes the n-th call from then on fail without effect.
+made and not released is in `live()`. `fail_call(n)` makes the n-th call from then on fail without effect.
 """
 
 import copy
@@ -110,7 +110,7 @@ class FakeCudaDriver(FakeCudaContexts):
         self.failed_call = ""
 
     def live(self) -> dict[str, int]:
-        """What was made and not given back."""
+        """What was made and not released."""
         require(not self.misuses, f"misused by address: {self.misuses}")
         counts = {
             "contexts": self.num_retained,

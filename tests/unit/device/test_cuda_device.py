@@ -249,7 +249,7 @@ MAY_FAIL_QUIETLY = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_call_of_an_operation_may_fail(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The n-th driver call fails, for every n: the error names it, memory is as before, everything is given back."""
+    """The n-th driver call fails, for every n: the error names it, memory is as before, everything is released."""
     num_failures = 0
     for nth in range(1, 100):
         driver = FakeCudaDriver()

@@ -118,7 +118,7 @@ def test_the_host_waits_for_nothing_and_events_are_open(bench: Bench) -> None:
 
 
 def test_a_worker_waits_for_the_stream(bench: Bench) -> None:
-    """The fake's streams stand still while nobody asks for anything; so no byte may reach the disk."""
+    """The fake's streams stand still while no call needs them; so no byte may reach the disk."""
     device = bench.device
     stream = device.create_stream()
     for value in range(30):
@@ -286,7 +286,7 @@ def test_more_pieces_than_there_are_flags() -> None:
 
 
 def test_every_call_of_the_driver_may_fail() -> None:
-    """Whatever fails while a disk is in use is raised; nothing leaks, nobody waits for ever, and the next copy works."""
+    """Whatever fails while a disk is in use is raised; nothing leaks, no call waits for ever, and the next copy works."""
     num_failed = 0
     for nth in range(1, 400):
         bench = Bench(nth, staging_bytes=MIB)

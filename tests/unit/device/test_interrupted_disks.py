@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at every instruction of what a device's caller runs for its disk: nobody waits for ever, and the device goes on.
+"""A KeyboardInterrupt at every instruction of what a device's caller runs for its disk: no call waits for ever, and the device goes on.
 
 Interpreted only, as compiled code is interrupted where it waits; `tests/promises/test_ctrl_c_hangs_nothing.py` does that in both builds.
 """

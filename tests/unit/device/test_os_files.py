@@ -1,4 +1,4 @@
-"""Files of the operating system, on a real file system: room is taken and given back, nothing stays behind."""
+"""Files of the operating system, on a real file system: space is allocated and freed, no file is left over."""
 
 import ctypes
 import errno

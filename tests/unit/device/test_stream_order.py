@@ -1,4 +1,4 @@
-"""Whoever waits for a point is after everything the point stands for, whatever was marked, waited for and joined before.
+"""A stream that waits for a point is after everything the point stands for, whatever was marked, waited for and joined before.
 
 The simulated device judges: work writes a byte of its own, and who has waited reads all bytes that the point stands for.
 """

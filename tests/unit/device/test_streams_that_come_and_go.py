@@ -1,4 +1,4 @@
-"""Timelines are recycled: streams that come and go cost nothing for ever, and whoever waited still waits for enough."""
+"""Timelines are recycled: streams that come and go cost nothing for ever, and waits still wait for enough."""
 
 import random
 import tracemalloc
@@ -27,7 +27,7 @@ def test_no_race_between_streams_that_come_and_go(seed: int) -> None:
     ready = [NO_POINT] * NUM_SLOTS
     live: dict[int, int] = {}  # stream: timeline
     most_live = 0
-    idle: list[int] = []  # streams that exist and that nobody uses
+    idle: list[int] = []  # streams that exist and that no sequence uses
     for _ in range(150):
         kind = rng.random()
         if not live or (kind < 0.25 and len(live) < 4):

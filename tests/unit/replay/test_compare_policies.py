@@ -1,4 +1,4 @@
-"""`kvcm compare-policies`: books against plain counting, the optimum against trying everything, the command and its errors."""
+"""`kvcm compare-policies`: the block cache against plain counting, the optimum against trying everything, the command and its errors."""
 
 import json
 from itertools import combinations
@@ -46,7 +46,7 @@ def random_requests(seed: int, num_requests: int = 60) -> BlockRequests:
 
 
 def lru_hits(blocks: BlockRequests, num_slots: int) -> int:
-    """Plainly: least recently used last; of a prompt the far end is the least recent."""
+    """Plainly: least recently used last; of a prompt the last block is the least recent."""
     cached: list[int] = []
     hits = 0
     for request in blocks.requests:

@@ -34,7 +34,7 @@ def by_name(model: ModelPreset) -> str:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("num_blocks", [400, 24])
 def test_answers_and_bytes_are_right(way: str, model: ModelPreset, num_blocks: int) -> None:
-    """24 blocks are not enough for all at once: requests wait, give way, start over."""
+    """24 blocks are not enough for all at once: requests wait, are preempted, start over."""
     requests = requests_of(10)
     settings: dict[str, Any] = WAYS[way]
     report = replay(

@@ -1,4 +1,4 @@
-"""Replays over several levels of memory: suspended requests go down and come up again, and every byte is checked."""
+"""Replays over several levels of memory: suspended requests are offloaded and onboarded, and every byte is checked."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_every_byte_survives_heavy_preemption(model: ModelPreset, waits: bool, p
         requests, model=model, memory_bytes=24 * BYTES_PER_BLOCK, lower_tiers=LOWER, limits=limits, verify=True, device="host"
     )
     assert (report.requests, report.requests_refused, report.mismatches) == (9, 0, 0), report.first_mismatches
-    # 208 blocks of room below: nobody has to start again.
+    # 208 blocks of room below: no request has to start again.
     assert report.restarts == 0
     assert report.forced_preemptions > 9
     for source, target in ((0, 1), (1, 2), (1, 0), (2, 0)):

@@ -1,4 +1,4 @@
-"""How much of a path makes room in one go, and what ends such a run. Nothing is changed by looking."""
+"""How much of a path is evicted at once, and what ends such a run. Nothing is changed by looking."""
 
 from librt.vecs import vec
 from mypy_extensions import i64

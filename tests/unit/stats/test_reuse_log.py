@@ -1,4 +1,4 @@
-"""The log of sampled blocks keeps the last words, in order; a miniature cache played from it agrees with exact books."""
+"""The log of sampled blocks keeps the last words, in order; a miniature cache played from it agrees with an exact cache."""
 
 import random
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def test_with_every_block_in_the_sample_it_is_exact_or_nearly(policy: EvictionPo
     blocks = chats(3, 400, 60)
     sample = sample_of(blocks, 1.0, 300)
     for point in sample.estimate(policy, (0.5, 1, 2)).points:
-        # A miniature cache makes room block by block, the exact one for a whole prompt: not always the same victims.
+        # A miniature cache evicts block by block, the exact one for a whole prompt: not always the same victims.
         assert abs(point.hit_rate - exact_hit_rate(blocks, policy, int(300 * point.size))) < 0.005, f"at {point.size}"
 
 

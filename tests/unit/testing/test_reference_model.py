@@ -101,7 +101,7 @@ def test_wrong_status():
 
 
 def published(model, tokens=(1, 2, 3, 4), name=0):
-    """A text that is in the tree and needed by nobody."""
+    """A prefix that is in the tree and that no sequence needs."""
     sequence = model.create(name, DEFAULT_SCOPE, (), 0, dump([]))
     model.resume(sequence, dump([]))
     model.resize(sequence, len(tokens), 0, dump([]))
@@ -154,7 +154,7 @@ def test_partly_matched_block_becomes_private_on_resume():
     published(model)
     sequence = model.create(0, DEFAULT_SCOPE, (1, 2, 9), 2, dump([], page_slots=[7]))
     assert sequence.node(0) is not None
-    # A slot for the copy; or none, if there is no room: nobody else needs the block, so it may become private as it is.
+    # A slot for the copy; or none, if there is no room: no other sequence needs the block, so it may become private as it is.
     assert (model.slots_to_resume(sequence).least, model.slots_to_resume(sequence).most) == ([0], [1])
     other = model.create(1, DEFAULT_SCOPE, (1, 2, 9), 2, {"sequences": [{"id": 1, "page_slots": [[7]], "page_levels": [[0]]}]})
     assert model.slots_to_resume(sequence).least == [1]
@@ -282,5 +282,5 @@ def test_recurrent_state_matches_where_a_snapshot_is():
     model.see(seen(((1, 2, 3, 4), 7, "droppable"), ((5, 6, 7, 8), 8, None)))
     for text, expected in (((1, 2, 3), 0), ((1, 2, 3, 4), 4), ((1, 2, 3, 4, 5, 6, 7, 8, 9), 4)):
         assert model.expect_match(DEFAULT_SCOPE, text).best == expected
-    with pytest.raises(ModelDisagreement):  # nobody may have left one at 8
+    with pytest.raises(ModelDisagreement):  # no sequence may have left one at 8
         model.see(seen(((1, 2, 3, 4), 7, "droppable"), ((5, 6, 7, 8), 8, "droppable")))

@@ -1,4 +1,4 @@
-"""Streams that are created for a while: what they touched is remembered for as long as somebody may not have seen it, and no longer."""
+"""Streams that are created for a while: what they touched is remembered as long as some stream may not have waited for it."""
 
 import tracemalloc
 
@@ -21,7 +21,7 @@ def make_device(seed: int = 0) -> tuple[SimulatedDevice, int]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_new_stream_does_not_come_after_one_that_was_destroyed(seed: int) -> None:
-    """Whatever handle it has: nobody has waited for the old one."""
+    """Whatever handle it has: the old one was not waited for."""
     device, address = make_device(seed)
     old = device.create_stream()
     device.fill(old, address, 64, 1)
