@@ -60,9 +60,8 @@ class CallJournal(CallRecords):
         self._priorities = []
         self._prompts = {}
 
-    def begin(self) -> None:
-        if len(self._priorities) > 0:
-            self._priorities.clear()
+    def discard(self) -> None:
+        self._priorities.clear()
 
     def priority(self, priority: int) -> None:
         self._priorities.append(priority)
@@ -138,7 +137,6 @@ class CallJournal(CallRecords):
             if num_records & (DIGEST_EVERY - 1) == 0:
                 writer.pass_milestone()
         else:
-            self.begin()
             self._long_resize(serial, capacity, history, True)
 
     def move(self, serial: i64, capacity: i64, history: i64) -> None:
@@ -148,7 +146,6 @@ class CallJournal(CallRecords):
             write_i64_le(writer.buffer, capacity | history << 32)
             writer.end_record()
         else:
-            self.begin()
             self._long_resize(serial, capacity, history, True)
 
     def resize(self, serial: i64, capacity: i64, history: i64, old_history: i64, result: bool) -> None:
@@ -242,7 +239,7 @@ class CallJournal(CallRecords):
 
     def _take_priorities(self) -> None:
         self._numbers(self._priorities)
-        self.begin()
+        self._priorities.clear()
 
     def _numbers(self, numbers: list[int]) -> None:
         self._writer.number(len(numbers))

@@ -24,8 +24,8 @@ ABSENT: Final = -1
 class CallRecords:
     __slots__ = ()
 
-    def begin(self) -> None:
-        """A call starts; priorities that a call before it asked for, and then raised, belong to no record."""
+    def discard(self) -> None:
+        """The call raises: priorities that it asked for belong to no record."""
 
     def priority(self, priority: int) -> None:
         """The user's callback returned it during the call."""

@@ -88,7 +88,6 @@ class CallGuard(ProcessBound):
             self._look_closer()
         self._attention = 1
         self._busy = True
-        self._journal.begin()
         return self._journal
 
     def __exit__(
@@ -120,6 +119,7 @@ class CallGuard(ProcessBound):
         raised: BaseException = error
         if isinstance(error, AssertionError):
             raised = self._fail(error)
+        self._journal.discard()
         self._leave()
         if raised is not error:
             raise raised from error
