@@ -123,6 +123,13 @@ digests: interpreted compiled ## The same calls decide alike: builds, hash seeds
 soak: compiled ## A million random calls, a million streams; the memory of the process must stay flat (SOAK="--calls 100000").
 	$(COMPILED) $(VENV_PYTHON) -P tests/simulation/soak.py $(SOAK)
 
+ENGINES ?=
+.PHONY: engines
+engines: interpreted ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
+	@test -x build/engines/bin/python || python3 -m venv build/engines
+	@build/engines/bin/python -m pip install --quiet -r tests/integrations/requirements.txt
+	$(INTERPRETED) OMP_NUM_THREADS=1 build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)
+
 GPU ?=
 .PHONY: gpu
 gpu: compiled ## What only a card can show, and one table, appended to docs/performance.md; without a card all is skipped by name (GPU="--only capture").

@@ -40,8 +40,9 @@ UNCOMPILED: Final = {
     "__init__.py": "holds imports or a docstring: nothing to speed up, and folders stay importable from either build",
     "base/given.py": "what it says to mypyc is not what it says to Python",
     "__main__.py": "`python -m` needs a code object, which compiled modules lack",
+    "integrations/": "subclasses of other packages' classes, whose time is spent in those packages",
 }
-"""Files that mypyc leaves out, and why. A name means every such file; a path, from the package's folder, one file."""
+"""Files that mypyc leaves out, and why. A name means every such file; a path, from the package's folder, one file or folder."""
 
 # Commands that want names and versions only: pip runs them several times, and mypyc takes minutes.
 METADATA_COMMANDS: Final = {"egg_info", "dist_info", "sdist", "clean"}
@@ -94,7 +95,8 @@ def take_package_from(arguments: list[str]) -> str | None:
 
 
 def is_compiled_file(path: Path, package_folder: Path) -> bool:
-    return path.name not in UNCOMPILED and path.relative_to(package_folder).as_posix() not in UNCOMPILED
+    inner = path.relative_to(package_folder).as_posix()
+    return path.name not in UNCOMPILED and inner not in UNCOMPILED and f"{inner.split('/')[0]}/" not in UNCOMPILED
 
 
 def compiled_files(package: str) -> list[str]:

@@ -186,10 +186,12 @@ def test_uncompiled_files_are_listed_with_a_reason() -> None:
     assert all(len(reason) > 20 for reason in table.values())
     for entry in table:
         if "/" in entry:
-            assert (PACKAGE / entry).is_file(), f"setup_mypyc.py leaves out {entry}, which is not there"
+            assert (PACKAGE / entry).exists(), f"setup_mypyc.py leaves out {entry}, which is not there"
     compiled = {source.path for source in compiled_sources()}
     left_out = {source.path for source in package_sources()} - compiled
-    assert all(path.name in table or path.relative_to(PACKAGE).as_posix() in table for path in left_out)
+    for path in left_out:
+        inner = path.relative_to(PACKAGE)
+        assert path.name in table or inner.as_posix() in table or f"{inner.parts[0]}/" in table
     assert len(compiled) > len(left_out)
 
 

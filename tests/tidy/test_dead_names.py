@@ -13,6 +13,7 @@ FOR_USERS: Final = {
     "count_drops",
     "export_memory",
     "get_stale_range",
+    "to_tokens",
     "is_capacity",
     "life_cycle_of",
     "life_cycle_pool_group_indices",
@@ -27,7 +28,7 @@ FOR_USERS: Final = {
     "storage_statistics",
 }
 """Attributes of public values, which only users read; the public methods of classes that users hold need no entry."""
-FOLDERS_FOR_USERS: Final = {"compat", "kernels", "manager", "testing"}
+FOLDERS_FOR_USERS: Final = {"compat", "integrations", "kernels", "manager", "testing"}
 """Whose methods users call."""
 FOR_TESTS: Final = {"num_live", "num_timelines"}
 """Read by the tests of their own classes alone, because there is no other way to see a leak."""
@@ -58,7 +59,7 @@ def test_no_import_is_unused() -> None:
     for source in (*package_sources(), *sources_of_tests()):
         if source.path.name == "__init__.py":
             continue
-        loaded = names_loaded(source.tree)
+        loaded = names_loaded(source.tree) | names_exported(source.tree)
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 continue
@@ -87,6 +88,14 @@ def test_no_definition_is_unused() -> None:
                 if name is not None and not name.startswith("__") and name not in loaded:
                     found.append(f"{source.at(node)}: {name}")
     assert not found, "\n" + "\n".join(found)
+
+
+def names_exported(tree: ast.Module) -> set[str]:
+    """What `__all__` of a module names."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(name, ast.Name) and name.id == "__all__" for name in node.targets):
+            return set(ast.literal_eval(node.value))
+    return set()
 
 
 def names_of_strings(source: Source) -> set[str]:

@@ -26,14 +26,14 @@ FLOORS: Final = (
     ("introspect",),
     ("manager",),
     ("kernels", "metrics", "publishing"),
-    ("compat",),
+    ("compat", "integrations"),
     ("testing",),
     ("replay",),
 )
 LEVEL_OF_FOLDER: Final = {folder: level for level, row in enumerate(FLOORS) for folder in row}
 
 THIRD_PARTY: Final = {
-    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec"
+    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers"
 }  # fmt: skip
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -44,6 +44,8 @@ DOORS: Final = {
     "mmap": {"device", "testing"},
     "rich": {"replay"},
     "plotly": {"replay"},
+    "torch": {"integrations"},
+    "transformers": {"integrations"},
     "prometheus_client": {"metrics"},
     "argparse": {"replay", "testing"},
     "zmq": {"publishing"},

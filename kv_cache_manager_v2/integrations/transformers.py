@@ -1,0 +1,339 @@
+"""transformers on this library: `describe` a model, and `PagedCachePool`, whose caches `model.generate` takes as they are.
+
+    pool = PagedCachePool(model, memory_bytes=1 << 30)
+    with pool.open(input_ids) as cache:
+        output = model.generate(input_ids, past_key_values=cache, max_new_tokens=64)
+
+Requests of one pool share prefixes; while room is short some are suspended, and their pages lie on the tiers below. Two hooks on the
+model tell a `PagedCache` that a forward pass begins and ends, and which token ids it is over; other caches pass by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.checks import to_count
+from ..base.errors import LogicError, OutOfPagesError
+from ..base.ids import DataRole
+from ..base.missing_package import missing_package
+from ..config.batch_desc import BatchDesc, KVCacheDesc
+from ..config.cache_tier_config import CacheTierConfig, GpuCacheTierConfig
+from ..config.snapshot_policy import SnapshotPolicy
+from ..device.cuda_device import CudaDevice
+from ..device.host_device import HostDevice
+from ..device.port import Device
+from ..manager.kv_cache_manager import KVCacheManager
+from ..reuse.reuse_scope import ReuseScope
+from ..storage.debug_fill import DebugFill
+from .torch import LayerView, layer_view
+
+try:
+    import torch
+    import transformers
+
+    from .transformers_cache import PagedCache, Row
+    from .transformers_model import LayerDescription, describe, describe_layers, make_config
+except ImportError as error:
+    raise missing_package("kv_cache_manager_v2.integrations.transformers", "'transformers>=5.23,<6' torch", error) from error
+
+__all__ = ["PagedCache", "PagedCachePool", "describe"]
+
+MIN_VERSION: Final = (5, 23)
+"""Of transformers; the caches' classes were others before."""
+
+
+class PagedCachePool:
+    """A manager and its device for one model; a context manager, and leaving it frees all memory.
+
+    ``model``: a transformers decoder on one device, the CPU or a GPU; the pool is there too. ``memory_bytes``: of the pool.
+    ``lower_tiers``: host memory and disks below it, for what is evicted. ``tokens_per_block`` and ``options`` are those of
+    `KVCacheManagerConfig`. ``typical_rows`` sequences of ``typical_length`` tokens are what the memory is split for between layers of
+    full attention, windows and recurrent state, one of them in a prefill of one pass, unless ``options`` say so (``typical_step``,
+    ``initial_pool_ratio``).
+    ``debug_fill``: what is written into freed pages, as for `KVCacheManager`. One thread at a time.
+
+    `ValueError` for a model or a version of transformers that is not supported: the message names the layer, or the version.
+    """
+
+    __slots__ = ("manager", "layers", "tokens_per_block", "_model", "_device", "_views", "_caches", "_hooks", "_is_open")
+
+    def __init__(
+        self,
+        model: Any,
+        memory_bytes: int,
+        *,
+        lower_tiers: Sequence[CacheTierConfig] = (),
+        tokens_per_block: int = 32,
+        typical_rows: int = 8,
+        typical_length: int = 1024,
+        debug_fill: DebugFill | None = None,
+        **options: Any,
+    ) -> None:
+        require_version(transformers.__version__)
+        self._is_open = False
+        self.layers: Final[list[LayerDescription]] = describe_layers(model)
+        devices = {parameter.device for parameter in model.parameters()}
+        if len(devices) != 1:
+            raise ValueError(f"the model is on {len(devices)} devices ({', '.join(sorted(map(str, devices)))}); it must be on one")
+        if options.get("typical_step") is None and options.get("initial_pool_ratio") is None:
+            # One row whose prompt is computed in one pass, as `generate` does, beside others that decode.
+            num_others = max(1, to_count(typical_rows, "typical_rows")) - 1
+            others = [KVCacheDesc(typical_length, typical_length - 1)] * num_others
+            options["typical_step"] = BatchDesc([KVCacheDesc(typical_length, 0), *others])
+        # Room is made by suspending caches that are not in a pass, so none has to be kept for those that run.
+        options.setdefault("max_util_for_resume", 1.0)
+        # The next turn of a chat begins where this one ends.
+        options.setdefault("snapshot_policy", SnapshotPolicy(at_close=True))
+        config = make_config(self.layers, [GpuCacheTierConfig(memory_bytes), *lower_tiers], tokens_per_block, options)
+        self._device: Final = _make_device(devices.pop())
+        try:
+            self.manager: Final = KVCacheManager(config, device=self._device, debug_fill=debug_fill)
+        except BaseException:
+            self._device.close()
+            raise
+        self.tokens_per_block: Final = config.tokens_per_block
+        self._model: Final = model
+        self._caches: list[PagedCache] = []
+        """Open ones; those whose step was latest come last."""
+        self._views: Final[dict[tuple[int, str], _Pages]] = {}
+        for layer in self.layers:
+            for role, dtype, shape in _list_buffers(layer, self.tokens_per_block):
+                view = layer_view(self.manager, layer.layer_id, DataRole(role), dtype, shape)
+                self._views[int(layer.layer_id), role] = _Pages(self.manager, view)
+        self._hooks: Final = [
+            model.register_forward_pre_hook(self._before_pass, with_kwargs=True),
+            model.register_forward_hook(self._after_pass, with_kwargs=True, always_call=True),
+        ]
+        self._is_open = True
+
+    def __enter__(self) -> PagedCachePool:
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all caches, take the hooks off the model, and free the memory. Twice is fine."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for hook in self._hooks:
+            hook.remove()
+        for cache in list(self._caches):
+            cache.close()
+        self._views.clear()
+        self.manager.shutdown()
+        self._device.close()
+
+    def open(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *, scope: ReuseScope | None = None) -> PagedCache:
+        """A cache for prompts, which begins with what the pool has of them; the last token is always left to compute.
+
+        ``input_ids``: ``[batch, tokens]``, as `model.generate` gets them. ``attention_mask``: needed where rows are padded on the left;
+        such a row shares prefixes only with rows of as much padding. ``scope``: prompts of different scopes share nothing.
+        """
+        if not self._is_open:
+            raise LogicError("the pool is closed")
+        prompts = _to_prompts(input_ids)
+        scopes = _list_scopes(prompts, attention_mask, scope)
+        num_tokens = prompts.shape[1] - 1
+        while True:
+            # All rows go on at one length, and with recurrent layers a row may be reusable at fewer lengths than the others.
+            found = min(
+                self.manager.probe_reuse(row_scope, prompt[:num_tokens]) for row_scope, prompt in zip(scopes, prompts, strict=True)
+            )
+            if found == num_tokens:
+                break
+            num_tokens = found
+        rows: list[Row] = []
+        try:
+            for row_scope, prompt in zip(scopes, prompts, strict=True):
+                rows.append(self.open_row(row_scope, prompt[:-1], num_tokens))
+        except BaseException:
+            for row in rows:
+                row.kv_cache.close()
+            raise
+        cache = PagedCache(self, rows, prompts, num_tokens)
+        self._caches.append(cache)
+        try:
+            self._prefill_to_snapshots(cache, prompts, attention_mask)
+        except BaseException:
+            cache.close()
+            raise
+        return cache
+
+    # -- for caches ----------------------------------------------------------------------------------------------------
+
+    def open_row(self, scope: ReuseScope | None, prompt: npt.NDArray[np.int64], num_tokens: int) -> Row:
+        """A sequence for ``prompt`` whose first ``num_tokens`` are matched, where more could be too."""
+        kv_cache = self.manager.create_kv_cache(scope, prompt)
+        if kv_cache.num_committed_tokens != num_tokens:
+            kv_cache.close()
+            kv_cache = self.manager.create_kv_cache(scope, prompt[:num_tokens], expected_prompt_length=len(prompt))
+        if kv_cache.num_committed_tokens != num_tokens:
+            kv_cache.close()
+            raise LogicError(f"{num_tokens} tokens could be reused, now {kv_cache.num_committed_tokens}")
+        return Row(kv_cache, prompt[:num_tokens].tolist())
+
+    def pages(self, layer_id: int, role: str) -> _Pages:
+        return self._views[layer_id, role]
+
+    def reserve(self, cache: PagedCache, capacity: int) -> None:
+        """Every row of the cache active and ``capacity`` tokens large; other caches are suspended for it, the longest idle first.
+
+        `OutOfPagesError` says what is missing when there is none left to suspend; the cache may go on once others are closed.
+        """
+        self.activate(cache)
+        for kv_cache in cache.kv_caches:
+            while not kv_cache.resize(capacity):
+                self._suspend_another(cache)
+        if self._device.is_software:
+            # torch works on the host's memory at once, not in the order of a stream: what disks still read and write comes first.
+            self._device.synchronize_stream(cache.kv_caches[0].cuda_stream)
+
+    def activate(self, cache: PagedCache) -> None:
+        """Every row of the cache on level 0, in order with torch's current stream."""
+        self._caches.remove(cache)
+        self._caches.append(cache)
+        for kv_cache in cache.kv_caches:
+            if not kv_cache.is_active:
+                while not kv_cache.resume(_current_stream(self._device)):
+                    self._suspend_another(cache)
+
+    def forget(self, cache: PagedCache) -> None:
+        self._caches.remove(cache)
+
+    def _suspend_another(self, cache: PagedCache) -> None:
+        refusal = self.manager.last_refusal
+        for other in self._caches:
+            if other is not cache:
+                active = [kv_cache for kv_cache in other.kv_caches if kv_cache.is_active]
+                if active:
+                    for kv_cache in active:
+                        kv_cache.suspend()
+                    return
+        raise OutOfPagesError("no room" if refusal is None else refusal.text)
+
+    # -- the model's passes --------------------------------------------------------------------------------------------
+
+    def _before_pass(self, _model: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        cache = self._own_cache(keywords)
+        if cache is not None:
+            input_ids = keywords.get("input_ids", arguments[0] if arguments else None)
+            if not isinstance(input_ids, torch.Tensor):
+                raise ValueError("a PagedCache needs input_ids: its pages are found again by their tokens, not by inputs_embeds")
+            cache.begin_step(input_ids)
+
+    def _after_pass(self, _model: Any, _arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        cache = self._own_cache(keywords)
+        if cache is not None and output is None:  # the pass raised
+            cache.forget_step()
+        elif cache is not None:
+            cache.end_step()
+
+    def _own_cache(self, keywords: dict[str, Any]) -> PagedCache | None:
+        for name in ("past_key_values", "cache_params"):
+            cache = keywords.get(name)
+            if isinstance(cache, PagedCache) and cache.pool is self:
+                return cache
+        return None
+
+    def _prefill_to_snapshots(self, cache: PagedCache, prompts: npt.NDArray[np.int64], attention_mask: torch.Tensor | None) -> None:
+        """Run the prompt up to where snapshots of recurrent state should be left, so that equal prompts can begin there."""
+        while True:
+            stops = [kv_cache.next_snapshot_position for kv_cache in cache.kv_caches]
+            ends = [stop for stop in stops if stop is not None and cache.num_tokens < stop < prompts.shape[1]]
+            if not ends:
+                return
+            end = min(ends)
+            chunk = torch.from_numpy(prompts[:, cache.num_tokens : end]).to(self._model.device)
+            keywords: dict[str, Any] = {}
+            if attention_mask is not None:
+                keywords["attention_mask"] = attention_mask[:, :end]
+                positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+                keywords["position_ids"] = positions[:, cache.num_tokens : end]
+            else:
+                keywords["position_ids"] = torch.arange(cache.num_tokens, end, device=self._model.device)[None, :]
+            with torch.no_grad():
+                self._model(input_ids=chunk, past_key_values=cache, use_cache=True, **keywords)
+
+
+class _Pages:
+    """A layer's view, and what tells two layers apart whose tokens lie in the same rows."""
+
+    __slots__ = ("tensor", "layer_group_id", "layout_key", "_view")
+
+    def __init__(self, manager: KVCacheManager, view: LayerView) -> None:
+        self._view: Final = view
+        self.tensor: Final = view.tensor
+        self.layer_group_id: Final = view.layer_group_id
+        self.layout_key: Final = repr(manager.get_page_index_converter(view.layer_id, view.data_role))
+
+    def rows(self, kv_cache: Any) -> npt.NDArray[np.int32]:
+        return self._view.rows(kv_cache)
+
+
+def require_version(version: str) -> None:
+    """`ValueError` unless transformers is of a version that the caches were made for."""
+    numbers = tuple(int(number) for number in version.split(".")[:2])
+    if numbers < MIN_VERSION or numbers[0] != MIN_VERSION[0]:
+        raise ValueError(f"transformers is {version}; supported are {MIN_VERSION[0]}.{MIN_VERSION[1]} and later of {MIN_VERSION[0]}.x")
+
+
+def _make_device(device: Any) -> Device:
+    if device.type == "cpu":
+        return HostDevice()
+    if device.type == "cuda":
+        return CudaDevice(device.index or 0)
+    raise ValueError(f"the model is on {device}; supported are cpu and cuda")
+
+
+def _current_stream(device: Device) -> int | None:
+    return None if device.is_software else int(torch.cuda.current_stream().cuda_stream)
+
+
+def _list_buffers(layer: LayerDescription, tokens_per_block: int) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """Role, data type and shape of a page of each of the layer's buffers."""
+    buffers: list[tuple[str, Any, tuple[int, ...]]] = []
+    if layer.key_shape is not None and layer.value_shape is not None:
+        buffers.append(("key", layer.dtype, (tokens_per_block, *layer.key_shape)))
+        buffers.append(("value", layer.dtype, (tokens_per_block, *layer.value_shape)))
+    for state in layer.states:
+        buffers.append((state.role, state.dtype, state.shape))
+    return buffers
+
+
+def _to_prompts(input_ids: torch.Tensor) -> npt.NDArray[np.int64]:
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError("input_ids must be a torch tensor [batch, tokens] of int32 or int64")
+    if input_ids.shape[0] == 0 or input_ids.shape[1] == 0:
+        raise ValueError(f"input_ids has the shape {tuple(input_ids.shape)}; there must be a row and a token")
+    prompts: npt.NDArray[np.int64] = input_ids.detach().cpu().numpy().astype(np.int64)
+    return prompts
+
+
+def _list_scopes(
+    prompts: npt.NDArray[np.int64], attention_mask: torch.Tensor | None, scope: ReuseScope | None
+) -> list[ReuseScope | None]:
+    """Of each row; a padded row's positions are shifted, so its keys are others than those of the same tokens without padding."""
+    if attention_mask is None:
+        return [scope] * len(prompts)
+    mask = attention_mask.detach().cpu().numpy().astype(bool)
+    if mask.shape != prompts.shape:
+        raise ValueError(f"attention_mask has the shape {mask.shape}, input_ids {prompts.shape}")
+    scopes: list[ReuseScope | None] = []
+    for number, row in enumerate(mask):
+        num_padding = int(np.argmax(row)) if row.any() else len(row)
+        if not row[num_padding:].all() or num_padding == len(row):
+            raise ValueError(f"row {number} of attention_mask must be padding first, and then at least one token")
+        if num_padding == 0:
+            scopes.append(scope)
+        else:
+            lora_id = None if scope is None else scope.lora_id
+            salt = None if scope is None else scope.salt
+            scopes.append(ReuseScope(lora_id, f"padding {num_padding} {salt!r}"))
+    return scopes

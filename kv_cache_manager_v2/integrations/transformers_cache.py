@@ -1,0 +1,288 @@
+"""A transformers `Cache` whose keys, values and states are pages of a `PagedCachePool`; made by `PagedCachePool.open`.
+
+A batch of rows, each a sequence of the manager. A forward pass of the pool's model is a step: before it every row gets room
+(`begin_step`), in it each layer writes its tokens and reads what its attention needs, after it the tokens are committed (`end_step`).
+The pool calls both from hooks on the model, which see the token ids.
+
+    while recording past (assisted decoding)    tokens are committed by `crop`, as until then some may be taken back
+    a pass that raised                          is forgotten: nothing of it was committed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import Cache
+from transformers.cache_utils import DummyLayer
+
+from ..base.errors import LogicError
+from ..manager.kv_cache import KVCache
+from .transformers_layers import PagedAttentionLayer, PagedHybridLayer, PagedStateLayer, first_token_read
+from .transformers_model import NO_CACHE
+
+if TYPE_CHECKING:
+    from .transformers import PagedCachePool
+
+
+class Row:
+    """One sequence of the batch: its handle, and all its tokens, committed or not."""
+
+    __slots__ = ("kv_cache", "tokens")
+
+    def __init__(self, kv_cache: KVCache, tokens: list[int]) -> None:
+        self.kv_cache: Final = kv_cache
+        self.tokens = tokens
+
+
+class PagedCache(Cache):
+    """What `model.generate(past_key_values=...)` and a forward pass of the pool's model take.
+
+    ``reused_tokens``: how many tokens of the prompts need no forward pass. A context manager: leaving it closes the sequences, whose
+    blocks stay in the pool for later prompts. `LogicError` for a pass of another model, and once closed.
+    """
+
+    def __init__(self, pool: PagedCachePool, rows: list[Row], prompts: npt.NDArray[np.int64], num_tokens: int) -> None:
+        self.pool: Final = pool
+        self._rows = rows
+        self._prompts = prompts
+        self.reused_tokens: Final = num_tokens
+        self.num_tokens = num_tokens
+        """Of each row, whose keys and values are there; those of a step that is under way are not counted."""
+        self._step_ids: npt.NDArray[np.int64] | None = None
+        self._page_rows: dict[tuple[int, str], torch.Tensor] = {}
+        """Rows of the pool's tensor for the step's tokens and those before them, by layer group and layout; made once a step."""
+        self._records_past = False
+        self._is_closed = False
+        layers: list[Any] = []
+        for description in pool.layers:
+            if description.kind == NO_CACHE:
+                layers.append(DummyLayer())
+            elif description.key_shape is None:
+                layers.append(PagedStateLayer(description))
+            elif description.states:
+                layers.append(PagedHybridLayer(self, description))
+            else:
+                layers.append(PagedAttentionLayer(self, description))
+        super().__init__(layers=layers)
+
+    def __repr__(self) -> str:
+        return f"<PagedCache of {len(self._rows)} rows, {self.num_tokens} tokens{', closed' if self._is_closed else ''}>"
+
+    def __enter__(self) -> PagedCache:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    @property
+    def kv_caches(self) -> list[KVCache]:
+        """The rows' sequences."""
+        return [row.kv_cache for row in self._rows]
+
+    @property
+    def batch_size(self) -> int:
+        return len(self._rows)
+
+    def close(self) -> None:
+        """Close the rows' sequences; what was computed stays in the pool until room is needed. Twice is fine."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.pool.forget(self)
+        for row in self._rows:
+            row.kv_cache.close()
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, input_ids: torch.Tensor) -> None:
+        """Room for a pass over ``input_ids``, ``[batch, tokens]``, behind what is there. Nothing has changed if it raises."""
+        self._require_open()
+        ids = input_ids.detach().cpu().numpy().astype(np.int64)
+        self.forget_step()
+        self._require_prompts(ids)
+        if ids.shape[0] != len(self._rows):
+            # `generate` repeats the prompts for beams and for several answers, before it runs them.
+            if self.num_tokens >= self._prompts.shape[1] or ids.shape[0] % len(self._rows) != 0:
+                raise ValueError(f"the pass has {ids.shape[0]} rows, the cache {len(self._rows)}")
+            self.batch_repeat_interleave(ids.shape[0] // len(self._rows))
+        self.pool.reserve(self, self.num_tokens + ids.shape[1])
+        self._step_ids = ids
+        for layer in self.layers:
+            if isinstance(layer, PagedStateLayer):
+                layer.take_states(self._gather_states(layer), self.num_tokens > 0)
+
+    def end_step(self) -> None:
+        """The pass is over: its states go back to their slots, its tokens are final unless `crop` may take them back."""
+        ids = self._step_ids
+        if ids is None:
+            raise LogicError("no step has begun")
+        for layer in self.layers:
+            if isinstance(layer, PagedStateLayer):
+                self._scatter_states(layer)
+        for row, row_ids in zip(self._rows, ids, strict=True):
+            row.tokens.extend(row_ids.tolist())
+        self.num_tokens += ids.shape[1]
+        self.forget_step()
+        if not self._records_past:
+            self._commit()
+
+    def forget_step(self) -> None:
+        """The pass raised, or is over: what a later one asks begins behind `num_tokens` again."""
+        self._step_ids = None
+        self._page_rows.clear()
+        for layer in self.layers:
+            if isinstance(layer, PagedAttentionLayer):
+                layer.num_tokens_in_step = 0
+
+    def _commit(self) -> None:
+        for row in self._rows:
+            begin = row.kv_cache.num_committed_tokens
+            if len(row.tokens) > begin:
+                row.kv_cache.commit(np.array(row.tokens[begin:], np.int32))
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise LogicError("this cache is closed; open another one from its pool")
+
+    def _require_prompts(self, ids: npt.NDArray[np.int64]) -> None:
+        """The pass goes on with the prompts that the cache was opened with: what was reused is theirs."""
+        begin, end = self.num_tokens, min(self.num_tokens + ids.shape[1], self._prompts.shape[1])
+        if begin >= end or ids.shape[0] % len(self._prompts) != 0:
+            return
+        prompts = np.repeat(self._prompts, ids.shape[0] // len(self._prompts), axis=0)
+        differs = np.argwhere(ids[:, : end - begin] != prompts[:, begin:end])
+        if len(differs) > 0:
+            row, position = (int(number) for number in differs[0])
+            raise ValueError(
+                f"token {begin + position} of row {row} is {ids[row, position]}, but the cache was opened with "
+                f"{prompts[row, begin + position]}: open a cache with the prompts that the model gets"
+            )
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    def write_and_read(self, layer_id: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's tokens of one layer into its pages; returns keys and values that the layer reads, ``[batch, heads, tokens, dim]``."""
+        if self._step_ids is None:
+            raise LogicError("this cache got keys outside of a forward pass of its pool's model: use it with that model only")
+        begin = first_token_read(self.num_tokens, self.pool.layers[layer_id].window)
+        num_new = int(keys.shape[-2])
+        read: list[torch.Tensor] = []
+        for role, states in (("key", keys), ("value", values)):
+            pages = self.pool.pages(layer_id, role)
+            rows = self._rows_of_pool(layer_id, role, begin)
+            tokens = pages.tensor.view(-1, *pages.tensor.shape[2:])
+            tokens[rows[:, -num_new:].flatten()] = states.transpose(1, 2).flatten(0, 1).to(tokens.dtype)
+            read.append(tokens[rows.flatten()].view(*rows.shape, *tokens.shape[1:]).transpose(1, 2).contiguous())
+        return read[0], read[1]
+
+    def _rows_of_pool(self, layer_id: int, role: str, begin: int) -> torch.Tensor:
+        """``[batch, tokens]``: where the tokens from ``begin`` to the step's last lie in the tensor of a layer and role."""
+        pages = self.pool.pages(layer_id, role)
+        key = (pages.layer_group_id, pages.layout_key)
+        rows = self._page_rows.get(key)
+        if rows is None:
+            assert self._step_ids is not None
+            end = self.num_tokens + self._step_ids.shape[1]
+            num = self.pool.tokens_per_block
+            blocks = np.arange(begin // num, -(-end // num))
+            offsets = np.arange(num)
+            found = []
+            for row in self._rows:
+                row_pages = pages.rows(row.kv_cache)[blocks].astype(np.int64)
+                found.append((row_pages[:, None] * num + offsets).ravel()[begin % num : begin % num + end - begin])
+            rows = torch.from_numpy(np.stack(found)).to(pages.tensor.device)
+            self._page_rows[key] = rows
+        return rows
+
+    def _gather_states(self, layer: PagedStateLayer) -> list[torch.Tensor]:
+        gathered = []
+        for state in layer.description.states:
+            pages = self.pool.pages(int(layer.description.layer_id), state.role)
+            batch = state.make_batch(len(self._rows), pages.tensor.device)
+            if self.num_tokens > 0:
+                batch.copy_(pages.tensor[self._state_rows(pages)])
+            gathered.append(batch)
+        return gathered
+
+    def _scatter_states(self, layer: PagedStateLayer) -> None:
+        for state, tensor in zip(layer.description.states, layer.list_states(), strict=True):
+            pages = self.pool.pages(int(layer.description.layer_id), state.role)
+            pages.tensor[self._state_rows(pages)] = tensor
+
+    def _state_rows(self, pages: Any) -> torch.Tensor:
+        rows = np.concatenate([pages.rows(row.kv_cache) for row in self._rows])
+        return torch.from_numpy(rows.astype(np.int64)).to(pages.tensor.device)
+
+    # -- what transformers asks of a cache -----------------------------------------------------------------------------
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the last ``-tokens_to_remove`` tokens back (0: none) and commit the others. `ValueError` for a positive number, for
+        tokens that are committed already, and for models with recurrent state, unless nothing is to be taken back."""
+        self._require_open()
+        count = -int(tokens_to_remove)
+        if count < 0:
+            raise ValueError(f"tokens_to_remove is {tokens_to_remove}; give a negative number, of the tokens to take back")
+        if count > 0:
+            if any(isinstance(layer, PagedStateLayer) for layer in self.layers):
+                raise ValueError("a model with recurrent state cannot take tokens back: the state of earlier tokens is not kept")
+            num_committed = max(row.kv_cache.num_committed_tokens for row in self._rows)
+            if self.num_tokens - count < num_committed:
+                raise ValueError(
+                    f"{count} of {self.num_tokens} tokens cannot be taken back: {num_committed} are committed; call "
+                    f"activate_past_recording() before the pass that computes them"
+                )
+            self.forget_step()
+            self.pool.reserve(self, self.num_tokens - count)
+            self.num_tokens -= count
+            for row in self._rows:
+                del row.tokens[self.num_tokens :]
+        self._commit()
+
+    def activate_past_recording(self) -> None:
+        """From now on tokens may be taken back, until `crop` commits them."""
+        self._records_past = True
+        super().activate_past_recording()
+
+    def reset(self) -> None:
+        """Forget all tokens; the cache is as if it had been opened with empty prompts."""
+        self._require_open()
+        self._replace_rows([self.pool.open_row(row.kv_cache.reuse_scope, self._prompts[0, :0], 0) for row in self._rows])
+        self.num_tokens = 0
+        self._prompts = self._prompts[:, :0]
+
+    def reorder_cache(self, beams: torch.Tensor) -> None:
+        """Row ``i`` becomes what row ``beams[i]`` was: for beam search."""
+        self._select_rows(beams.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select_rows([number for number in range(len(self._rows)) for _repeat in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._select_rows(torch.arange(len(self._rows))[indices.cpu()].tolist())
+
+    def _select_rows(self, numbers: list[int]) -> None:
+        """A row that is chosen several times is forked; one that is not chosen is closed."""
+        self._require_open()
+        self.pool.activate(self)
+        chosen: list[Row] = []
+        used: set[int] = set()
+        for number in numbers:
+            row = self._rows[number]
+            if number in used:
+                chosen.append(Row(row.kv_cache.fork(), list(row.tokens)))
+            else:
+                used.add(number)
+                chosen.append(row)
+        self._replace_rows(chosen)
+        self._prompts = self._prompts[[number % len(self._prompts) for number in numbers]] if len(self._prompts) > 0 else self._prompts
+
+    def _replace_rows(self, rows: list[Row]) -> None:
+        kept = {id(row) for row in rows}
+        old, self._rows = self._rows, rows
+        self.forget_step()
+        for row in old:
+            if id(row) not in kept:
+                row.kv_cache.close()

@@ -1,0 +1,137 @@
+"""What a transformers model caches, layer by layer, asked of the model itself: one forward pass of two tokens.
+
+transformers says which kind of cache each layer has; the shapes and data types of keys, values and recurrent states are those that
+the pass leaves in a `DynamicCache`. So no family of models has to be known here.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from ..base.ids import DataRole, LayerId
+from ..config.cache_tier_config import CacheTierConfig
+from ..config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
+from ..config.manager_config import KVCacheManagerConfig
+
+ATTENTION_KINDS: Final = ("full_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_sliding")
+STATE_KINDS: Final = ("conv", "linear_attention", "hybrid", "hybrid_sliding")
+NO_CACHE: Final = "dummy"
+"""Layers without a cache of their own: they read another layer's, or have no attention."""
+
+
+class StateDescription:
+    """One tensor of recurrent state of one layer: the buffer's role, its shape without the batch, its data type."""
+
+    __slots__ = ("role", "shape", "dtype", "index", "is_conv", "_order")
+
+    def __init__(self, role: str, index: int, is_conv: bool, tensor: Any) -> None:
+        self.role: Final = DataRole(role)
+        self.index: Final = index
+        self.is_conv: Final = is_conv
+        self.shape: Final = tuple(tensor.shape[1:])
+        self.dtype: Final = tensor.dtype
+        self._order: Final = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+
+    def make_batch(self, num_rows: int, device: Any) -> Any:
+        """Zeros for so many rows, laid out in memory as transformers does: the order in which torch adds up depends on it."""
+        sizes = (num_rows, *self.shape)
+        batch = torch.zeros([sizes[axis] for axis in self._order], dtype=self.dtype, device=device)
+        return batch.permute([self._order.index(axis) for axis in range(len(sizes))])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one sequence."""
+        return _count_items(self.shape) * int(self.dtype.itemsize)
+
+
+class LayerDescription:
+    """What one layer caches: keys and values per token, or recurrent states, or both, or nothing."""
+
+    __slots__ = ("layer_id", "kind", "window", "key_shape", "value_shape", "dtype", "states")
+
+    def __init__(self, layer_id: int, kind: str, window: int | None, layer: Any) -> None:
+        self.layer_id: Final = LayerId(layer_id)
+        self.kind: Final = kind
+        self.window: Final = window
+        self.key_shape: tuple[int, int] | None = None
+        """Heads and items per head of one token's keys."""
+        self.value_shape: tuple[int, int] | None = None
+        self.dtype: Any = None
+        self.states: list[StateDescription] = []
+        if kind in ATTENTION_KINDS:
+            self.key_shape = (int(layer.keys.shape[1]), int(layer.keys.shape[3]))
+            self.value_shape = (int(layer.values.shape[1]), int(layer.values.shape[3]))
+            self.dtype = layer.keys.dtype
+        if kind in STATE_KINDS:
+            for index in range(layer.number_of_states):
+                if layer.is_conv_states_initialized[index]:
+                    self.states.append(StateDescription(f"conv_{index}", index, True, layer.conv_states[index]))
+                if layer.is_recurrent_states_initialized[index]:
+                    self.states.append(StateDescription(f"recurrent_{index}", index, False, layer.recurrent_states[index]))
+
+    def make_configs(self, tokens_per_block: int) -> list[LayerConfig]:
+        """None, one, or two configurations: attention, then the recurrent state."""
+        configs: list[LayerConfig] = []
+        if self.key_shape is not None and self.value_shape is not None:
+            token_bytes = int(self.dtype.itemsize) * tokens_per_block
+            buffers = [
+                BufferConfig(DataRole("key"), _count_items(self.key_shape) * token_bytes),
+                BufferConfig(DataRole("value"), _count_items(self.value_shape) * token_bytes),
+            ]
+            configs.append(AttentionLayerConfig(self.layer_id, buffers, self.window))
+        if self.states:
+            configs.append(SsmLayerConfig(self.layer_id, [BufferConfig(state.role, state.num_bytes) for state in self.states]))
+        return configs
+
+
+def describe_layers(model: Any) -> list[LayerDescription]:
+    """All layers of a model. Runs one forward pass of two tokens, without gradients. `ValueError` names what is not supported."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config"):
+        raise TypeError(f"model must be a transformers model, not {type(model).__name__}")
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder model; only decoders are supported")
+    kinds, arguments = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+    supported = dict.fromkeys((*ATTENTION_KINDS, *STATE_KINDS, NO_CACHE))
+    for layer_id, kind in enumerate(kinds):
+        if kind not in supported:
+            raise ValueError(f"layer {layer_id} of {type(model).__name__} is {kind!r}; supported are {', '.join(supported)}")
+    cache = DynamicCache(config=config)
+    with torch.no_grad():
+        model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    layers: list[LayerDescription] = []
+    for layer_id, (kind, argument) in enumerate(zip(kinds, arguments, strict=True)):
+        layer = cache.layers[layer_id]
+        if kind in ATTENTION_KINDS and layer.keys is None:
+            raise ValueError(f"layer {layer_id} of {type(model).__name__} is {kind!r}, but one forward pass left no keys in it")
+        layers.append(LayerDescription(layer_id, kind, argument.get("sliding_window"), layer))
+    return layers
+
+
+def make_config(
+    layers: Sequence[LayerDescription], cache_tiers: Sequence[CacheTierConfig], tokens_per_block: int, options: dict[str, Any]
+) -> KVCacheManagerConfig:
+    configs: list[LayerConfig] = []
+    for layer in layers:
+        configs.extend(layer.make_configs(tokens_per_block))
+    return KVCacheManagerConfig(tokens_per_block, cache_tiers, configs, **options)
+
+
+def describe(model: Any, cache_tiers: Sequence[CacheTierConfig], tokens_per_block: int = 32, **options: Any) -> KVCacheManagerConfig:
+    """The manager's configuration for a transformers model: attention, sliding, chunked, recurrent and hybrid layers.
+
+    ``cache_tiers``, ``tokens_per_block`` and ``options`` are those of `KVCacheManagerConfig`. Layer ids are transformers' layer
+    indices; the roles are "key" and "value", and "conv_0", "recurrent_0" and so on for recurrent states. Runs one forward pass of
+    two tokens. `ValueError` for an encoder-decoder model and for a layer of a kind that is not supported, which it names.
+    """
+    return make_config(describe_layers(model), cache_tiers, tokens_per_block, options)
+
+
+def _count_items(shape: Sequence[int]) -> int:
+    items = 1
+    for size in shape:
+        items *= int(size)
+    return items

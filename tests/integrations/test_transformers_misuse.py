@@ -1,0 +1,118 @@
+"""Wrong models, prompts and calls are refused with an error that names them, and nothing is half done."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from integrations.small_models import draw_tokens, make_model  # noqa: E402
+
+from kv_cache_manager_v2 import GpuCacheTierConfig, LogicError, OutOfPagesError  # noqa: E402
+from kv_cache_manager_v2.integrations.transformers import PagedCachePool, describe, require_version  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make_model("llama")
+
+
+def test_a_model_that_is_none() -> None:
+    with pytest.raises(TypeError, match="must be a transformers model, not int"):
+        describe(3, [GpuCacheTierConfig(1 << 20)])
+
+
+def test_an_encoder_decoder_model() -> None:
+    config = transformers.T5Config(d_model=32, d_ff=32, num_layers=1, num_heads=2, d_kv=16, vocab_size=50)
+    with pytest.raises(ValueError, match="encoder-decoder"):
+        describe(transformers.T5ForConditionalGeneration(config), [GpuCacheTierConfig(1 << 20)])
+
+
+def test_a_layer_of_an_unknown_kind(model: Any) -> None:
+    kinds = list(model.config.layer_types) if getattr(model.config, "layer_types", None) else None
+    model.config.layer_types = ["full_attention", "compressed_sparse_attention", "full_attention"]
+    try:
+        with pytest.raises(ValueError, match="layer 1 of LlamaForCausalLM is 'compressed_sparse_attention'; supported are full_attention"):
+            PagedCachePool(model, 1 << 20)
+    finally:
+        model.config.layer_types = kinds
+    assert len(model._forward_pre_hooks) == 0
+
+
+def test_versions() -> None:
+    require_version("5.23.0")
+    require_version("5.24.0.dev0")
+    for version in ("4.57.1", "5.22.9", "6.0.0"):
+        with pytest.raises(ValueError, match=f"transformers is {version}; supported are 5.23 and later of 5.x"):
+            require_version(version)
+
+
+def test_another_prompt_than_the_cache_was_opened_with(model: Any) -> None:
+    with PagedCachePool(model, 1 << 20) as pool, pool.open(draw_tokens(1, 20, seed=1)) as cache:
+        with pytest.raises(ValueError, match="token 0 of row 0 is .*, but the cache was opened with"):
+            model.generate(draw_tokens(1, 20, seed=2), past_key_values=cache, max_new_tokens=3)
+        # Nothing is lost: the right prompt goes on.
+        model.generate(draw_tokens(1, 20, seed=1), past_key_values=cache, max_new_tokens=3)
+
+
+def test_a_cache_with_another_model(model: Any) -> None:
+    other = make_model("llama")
+    prompt = draw_tokens(1, 20, seed=1)
+    with PagedCachePool(model, 1 << 20) as pool, pool.open(prompt) as cache:
+        with pytest.raises(LogicError, match="outside of a forward pass of its pool's model"):
+            other.generate(prompt, past_key_values=cache, max_new_tokens=3)
+
+
+def test_a_closed_cache_and_a_closed_pool(model: Any) -> None:
+    prompt = draw_tokens(1, 20, seed=1)
+    with PagedCachePool(model, 1 << 20) as pool:
+        cache = pool.open(prompt)
+        cache.close()
+        cache.close()
+        with pytest.raises(LogicError, match="this cache is closed"):
+            model.generate(prompt, past_key_values=cache, max_new_tokens=3)
+    pool.close()
+    with pytest.raises(LogicError, match="the pool is closed"):
+        pool.open(prompt)
+    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 0
+
+
+def test_wrong_prompts(model: Any) -> None:
+    with PagedCachePool(model, 1 << 20) as pool:
+        for prompt, error, words in (
+            ([[1, 2]], TypeError, "input_ids must be a torch tensor"),
+            (torch.tensor([1, 2]), TypeError, "batch, tokens"),
+            (torch.zeros((0, 3), dtype=torch.long), ValueError, "there must be a row and a token"),
+        ):
+            with pytest.raises(error, match=words):
+                pool.open(prompt)
+        prompt = draw_tokens(2, 6, seed=1)
+        with pytest.raises(ValueError, match=r"attention_mask has the shape \(1, 6\), input_ids \(2, 6\)"):
+            pool.open(prompt, torch.ones((1, 6)))
+        mask = torch.ones((2, 6))
+        mask[1, 3] = 0
+        with pytest.raises(ValueError, match="row 1 of attention_mask must be padding first"):
+            pool.open(prompt, mask)
+        assert pool.manager.describe()["sequences"] == []
+
+
+def test_tokens_that_were_committed_are_not_taken_back(model: Any) -> None:
+    prompt = draw_tokens(1, 20, seed=1)
+    with PagedCachePool(model, 1 << 20) as pool, pool.open(prompt) as cache:
+        model.generate(prompt, past_key_values=cache, max_new_tokens=3)
+        with pytest.raises(ValueError, match="activate_past_recording"):
+            cache.crop(-2)
+        with pytest.raises(ValueError, match="give a negative number"):
+            cache.crop(2)
+
+
+def test_no_room_says_what_is_missing(model: Any) -> None:
+    prompt = draw_tokens(1, 1000, seed=1)
+    with PagedCachePool(model, 1 << 18) as pool, pool.open(prompt) as cache:
+        with pytest.raises(OutOfPagesError, match="level 0, pool group 0"):
+            model.generate(prompt, past_key_values=cache, max_new_tokens=3)
+        short = draw_tokens(1, 20, seed=3)
+        with pool.open(short) as other:
+            model.generate(short, past_key_values=other, max_new_tokens=3)
+        pool.manager.check_invariants()
