@@ -2,6 +2,7 @@
 
 from ..base.errors import CorruptedError
 from ..sequence.shared_state import SharedState
+from ..storage.page_removal import is_published
 
 
 def check_copies(shared: SharedState) -> None:
@@ -17,7 +18,7 @@ def check_copies(shared: SharedState) -> None:
         name = f"the clean copy of page {page} in slot {slot} of level {level}"
         if not storage.copies.has_copy_at(page, index):
             raise CorruptedError(f"{name} is not known to the page")
-        if not rows.has_page(page) or not storage.is_published(page):
+        if not rows.has_page(page) or not is_published(storage, page):
             raise CorruptedError(f"{name} is not of a published page")
         if rows.level(page) >= level:
             raise CorruptedError(f"{name} is no colder than the page, which is on level {rows.level(page)}")

@@ -68,7 +68,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_blocks(shared, tally)
         _check_pages(shared, states, tally)
         _check_slots(shared, states)
-        _require(shared.storage.num_kept_slots == 0, "a slot that a copy was made into beforehand has not been freed")
+        _require(shared.storage.slots.num_kept_slots == 0, "a slot that a copy was made into beforehand has not been freed")
         check_copies(shared)
         check_announcements(shared)
         check_usage(shared, states, len(tally.published))

@@ -5,7 +5,7 @@ from mypy_extensions import i64
 
 from ..base.ids import TokenIdExt
 from ..events.page_events import PageEventSink
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, level_of_place, priority_of_place, level_and_priority_of
+from ..storage.page_rows import NO_PAGE, PageRows, level_and_priority_of, level_of_place, place_at, priority_of_place
 
 
 def list_levels_and_priorities(rows: PageRows, first_pages: vec[i64]) -> vec[i64]:
@@ -15,11 +15,8 @@ def list_levels_and_priorities(rows: PageRows, first_pages: vec[i64]) -> vec[i64
     levels_and_priorities = vec[i64]([0] * (len(first_pages) * width))
     position: i64 = 0
     for first_page in first_pages:
-        at = first_page * ROW_WORDS + PLACE
-        end = position + width
-        while position < end:
-            levels_and_priorities[position] = level_and_priority_of(words[at])
-            at += ROW_WORDS
+        for page in range(first_page, first_page + width):
+            levels_and_priorities[position] = level_and_priority_of(words[place_at(page)])
             position += 1
     return levels_and_priorities
 
@@ -30,10 +27,7 @@ def announce_block(
     """A full block and its pages; ``mixed``: its tokens, where digests are among them."""
     sink.on_block_published(first_page, parent, key, mixed)
     words = rows.words
-    page = first_page
-    end = page + rows.num_life_cycles
-    while page < end:
-        place = words[page * ROW_WORDS + PLACE]
+    for page in range(first_page, first_page + rows.num_life_cycles):
+        place = words[place_at(page)]
         if place != NO_PAGE:
             sink.on_page_published(page, level_of_place(place), priority_of_place(place))
-        page += 1

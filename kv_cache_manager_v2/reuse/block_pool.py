@@ -4,7 +4,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
+from ..storage.page_rows import NO_PAGE, PageRows, place_at
 from ..storage.page_storage import PageStorage
 from .block import Block
 
@@ -84,12 +84,9 @@ class BlockPool:
 
     def has_any_page(self, block: Block) -> bool:
         words = self._rows.words
-        at = block.first_page * ROW_WORDS + PLACE
-        end = at + self._rows.num_life_cycles * ROW_WORDS
-        while at < end:
-            if words[at] != NO_PAGE:
+        for page in range(block.first_page, block.first_page + self._rows.num_life_cycles):
+            if words[place_at(page)] != NO_PAGE:
                 return True
-            at += ROW_WORDS
         return False
 
     @property

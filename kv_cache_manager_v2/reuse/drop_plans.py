@@ -14,6 +14,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..storage.page_removal import drop
 from ..events.removal_cause import REQUESTED
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
@@ -130,8 +131,8 @@ class DropPlans:
             if ordinal < len(other.blocks) and other.blocks[ordinal] is block and self._needs(other, ordinal, life_cycle):
                 return 0
         storage.digest.record(VICTIM, page)
-        storage.drop(page, storage.pool_group_of[life_cycle], REQUESTED)
-        self._tree.on_page_dropped(page)
+        drop(storage, page, storage.pool_group_of[life_cycle], REQUESTED, None)
+        self._tree.on_page_dropped(page, None)
         return 1
 
     def _needs(self, plan: DropPlan, ordinal: i64, life_cycle: i64) -> bool:

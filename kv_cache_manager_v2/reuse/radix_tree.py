@@ -15,8 +15,11 @@ from mypy_extensions import i64, mypyc_attr
 from ..events.published_run import PublishedRun
 from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSEDED, UNREACHABLE
 from ..layout.registry import LifeCycleRegistry
+from ..stats.page_counters import PageCounters
 from ..storage.decision_digest import VICTIM
 from ..storage.page_owner import PageOwner
+from ..storage.page_queues import defer
+from ..storage.page_removal import count_dropped, drop
 from ..storage.page_rows import NO_PAGE
 from ..storage.page_runs import drop_run
 from ..storage.page_storage import PageStorage
@@ -346,29 +349,31 @@ class RadixTree(PageOwner):
                     key = block_key(block, self.block_bytes)
             keys[position] = page_key(key, life_cycle)
 
-    def on_page_dropped(self, page: i64) -> None:
+    def on_page_dropped(self, page: i64, account: PageCounters | None) -> None:
         self._runs.forget_place()
         block = self.pool.block_of_page(page)
-        self._drop_useless(block, page - block.first_page)
+        self._drop_useless(block, page - block.first_page, account)
 
-    def _drop_useless(self, block: Block, life_cycle: i64) -> None:
+    def _drop_useless(self, block: Block, life_cycle: i64, account: PageCounters | None) -> None:
         """The block has lost a page; what nobody can match without it goes too."""
         if self._is_unbounded[life_cycle]:
             self._runs.forget_place()
             cause = self.storage.last_cause
             if block.only_child is None and block.children is None:
-                self.drop_pages(block, UNREACHABLE)
+                self.drop_pages(block, UNREACHABLE, account)
             else:
-                self._drop_below(block, UNREACHABLE)
+                self._drop_below(block, UNREACHABLE, account)
             self.storage.last_cause = cause
         else:
             pages = self._runs.find_useless(block, life_cycle)
             if len(pages) > 0:
-                self._drop_broken_runs(block, life_cycle, pages)
+                self._drop_broken_runs(block, life_cycle, pages, account)
         if block.num_pins == 0 and block.only_child is None and block.children is None:
             self.prune(block)
 
-    def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64) -> None:
+    def drop_victims(
+        self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None
+    ) -> None:
         storage = self.storage
         index = level * storage.num_pool_groups + pool_group
         queue = storage.queues[index]
@@ -382,20 +387,22 @@ class RadixTree(PageOwner):
             life_cycle = page - block.first_page
             missing = wanted - allocator.num_free
             if not self._is_unbounded[life_cycle]:
-                if missing > 1 and self._drop_out_of_window(block, life_cycle, level, missing, cause):
+                if missing > 1 and self._drop_out_of_window(block, life_cycle, level, missing, cause, account):
                     continue
             elif block.only_child is not None or block.children is not None:
                 below = self._find_page_below(block, life_cycle, level)
                 if below != NO_PAGE:
-                    storage.defer(index, page, below)
+                    defer(storage, index, page, below)
                     continue
-            elif missing > 1 and block.num_pins == 0 and self._drop_path(block, life_cycle, level, missing, cause):
+            elif missing > 1 and block.num_pins == 0 and self._drop_path(block, life_cycle, level, missing, cause, account):
                 continue
             digest.record(VICTIM, page)
-            storage.drop(page, pool_group, cause)
-            self._drop_useless(block, life_cycle)
+            drop(storage, page, pool_group, cause, account)
+            self._drop_useless(block, life_cycle, account)
 
-    def _drop_path(self, leaf: Block, life_cycle: i64, level: i64, missing: i64, cause: i64) -> bool:
+    def _drop_path(
+        self, leaf: Block, life_cycle: i64, level: i64, missing: i64, cause: i64, account: PageCounters | None
+    ) -> bool:
         """Drop the next victims in one go, where they are those of the last blocks of a path. False, and nothing has changed, if
         that would be one block."""
         path = self._path
@@ -405,10 +412,10 @@ class RadixTree(PageOwner):
         storage = self.storage
         pool_group = storage.pool_group_of[life_cycle]
         for page in path.others:
-            storage.drop(page, storage.pool_group_of_page(page), UNREACHABLE)
+            drop(storage, page, storage.pool_group_of_page(page), UNREACHABLE, account)
         drop_run(storage, level, pool_group, path.pages, path.num_pages)
-        storage.count_dropped(level, pool_group, UNREACHABLE, path.num_pages - num_blocks)
-        storage.count_dropped(level, pool_group, cause, num_blocks)
+        count_dropped(storage, level, pool_group, UNREACHABLE, path.num_pages - num_blocks, account)
+        count_dropped(storage, level, pool_group, cause, num_blocks, account)
         self._runs.forget_place()
         if storage.sink is not None:
             storage.sink.on_path_removed(
@@ -433,7 +440,9 @@ class RadixTree(PageOwner):
         self.prune(block)
         return True
 
-    def _drop_out_of_window(self, block: Block, life_cycle: i64, level: i64, missing: i64, cause: i64) -> bool:
+    def _drop_out_of_window(
+        self, block: Block, life_cycle: i64, level: i64, missing: i64, cause: i64, account: PageCounters | None
+    ) -> bool:
         """The same for pages of a windowed life cycle that go without anything else."""
         storage = self.storage
         pool_group = storage.pool_group_of[life_cycle]
@@ -445,14 +454,14 @@ class RadixTree(PageOwner):
         if count == 0:
             return False
         drop_run(storage, level, pool_group, pages, count)
-        storage.count_dropped(level, pool_group, cause, count)
+        count_dropped(storage, level, pool_group, cause, count, account)
         if storage.sink is not None:
             storage.sink.on_pages_removed(pages, count, cause)
         for position in range(count):
             storage.digest.record(VICTIM, pages[position])
         return True
 
-    def _drop_broken_runs(self, block: Block, life_cycle: i64, pages: vec[i64]) -> None:
+    def _drop_broken_runs(self, block: Block, life_cycle: i64, pages: vec[i64], account: PageCounters | None) -> None:
         """What is left of a window that has lost a page serves no match."""
         self._runs.forget_place()
         pool_group = self.storage.pool_group_of[life_cycle]
@@ -460,12 +469,12 @@ class RadixTree(PageOwner):
         # A pin keeps the block, and with it the blocks above, until all of them have lost their pages.
         block.num_pins += 1
         for page in pages:
-            self.storage.drop(page, pool_group, UNREACHABLE)
+            drop(self.storage, page, pool_group, UNREACHABLE, account)
             self.prune(self.pool.block_of_page(page))
         block.num_pins -= 1
         self.storage.last_cause = cause
 
-    def _drop_below(self, top: Block, cause: i64) -> None:
+    def _drop_below(self, top: Block, cause: i64, account: PageCounters | None) -> None:
         """Drop all pages of ``top`` and of everything below it that nobody holds.
 
         A sequence that holds a page below also holds the unbounded life cycle's page of ``top``. A lease may have kept the page
@@ -475,7 +484,7 @@ class RadixTree(PageOwner):
         leaves: list[Block] = []
         while len(pending) > 0:
             block = pending.pop()
-            self.drop_pages(block, cause)
+            self.drop_pages(block, cause, account)
             children = block.children
             if block.only_child is not None:
                 pending.append(block.only_child)
@@ -486,13 +495,13 @@ class RadixTree(PageOwner):
         for leaf in leaves:
             self.prune(leaf)
 
-    def drop_pages(self, block: Block, cause: i64) -> None:
+    def drop_pages(self, block: Block, cause: i64, account: PageCounters | None) -> None:
         """Drop every page of a block that nobody holds, for a `removal_cause`."""
         storage = self.storage
         for life_cycle in range(storage.rows.num_life_cycles):
             page = block.first_page + life_cycle
             if storage.rows.has_page(page) and storage.rows.num_holds(page) == 0:
-                storage.drop(page, storage.pool_group_of[life_cycle], cause)
+                drop(storage, page, storage.pool_group_of[life_cycle], cause, account)
 
     def drop_superseded(self, parent: Block, fuller: Block) -> None:
         """Drop partial siblings whose text and pages ``fuller`` has as well, as far as nobody holds them."""
@@ -513,7 +522,7 @@ class RadixTree(PageOwner):
         for life_cycle in range(storage.rows.num_life_cycles):
             page = block.first_page + life_cycle
             if self._has_page_per_block[life_cycle] and storage.rows.has_page(page):
-                storage.drop(page, storage.pool_group_of[life_cycle], SUPERSEDED)
+                drop(storage, page, storage.pool_group_of[life_cycle], SUPERSEDED, None)
 
     def is_covered(self, block: Block, fuller: Block) -> bool:
         """Whether ``fuller`` has a page for each one of its tokens that ``block`` has."""
@@ -555,7 +564,7 @@ class RadixTree(PageOwner):
         if root is None:
             return
         for child in self.children_of(root):
-            self._drop_below(child, SCOPE_INVALIDATED)
+            self._drop_below(child, SCOPE_INVALIDATED, None)
             self.prune(child)
         assert scope not in self._roots, "blocks of a scope are left in the tree after all of it was dropped"
 
@@ -563,6 +572,6 @@ class RadixTree(PageOwner):
         """Drop every page. No sequence is open, so nothing is held or pinned."""
         for root in list(self._roots.values()):
             for child in self.children_of(root):
-                self._drop_below(child, CLEARED)
+                self._drop_below(child, CLEARED, None)
                 self.prune(child)
         assert len(self._roots) == 0, "blocks are left in the tree after everything was dropped"

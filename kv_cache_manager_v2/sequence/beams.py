@@ -252,6 +252,4 @@ def _copy_states(beams: list[SequenceState], parents: vec[i64], assigned: list[l
     at: i64
     for at in range(0, len(pages), 2):
         storage.reads.record_copy(pages[at], pages[at + 1])
-    storage.counters.caller = find_page_counters(beams[0].counters)
-    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources))
-    storage.counters.caller = None
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(sources), find_page_counters(beams[0].counters))

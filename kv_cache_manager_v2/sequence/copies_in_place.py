@@ -14,10 +14,12 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..storage.page_removal import drop_with_owner
 from ..base.errors import PartlyCopiedError
 from ..base.ids import PRIORITY_DEFAULT
 from ..events.removal_cause import CAPACITY
 from ..reuse.block import Block
+from ..stats.page_counters import PageCounters
 from ..storage.decision_digest import VICTIM
 from ..storage.page_bytes import copy_slots_at_once
 from ..storage.room_count import RoomCount
@@ -196,10 +198,10 @@ class InPlaceCopies:
         self._mark = shared.order.mark(state.timeline)
         for copy in self._copies:
             if not copy.has_slot:
-                storage.keep_bytes(copy.pool_group, copy.slot)
+                storage.slots.keep_bytes(copy.pool_group, copy.slot)
         shared.guard.end_change()
 
-    def settle(self, state: SequenceState) -> None:
+    def settle(self, state: SequenceState, account: PageCounters | None) -> None:
         """One of the sequence and its beams has given up what the step gives up, and goes on with its copies. Cannot fail."""
         storage = state.shared.storage
         turn = 0
@@ -210,13 +212,13 @@ class InPlaceCopies:
                 if storage.rows.has_page(copy.donor):
                     # Published, and its bytes are gone.
                     storage.digest.record(VICTIM, copy.donor)
-                    storage.drop_with_owner(copy.donor, copy.pool_group, CAPACITY)
+                    drop_with_owner(storage, copy.donor, copy.pool_group, CAPACITY, account)
                 storage.allocators[copy.pool_group].take_out(copy.slot)
         for copy in self._copies:
             if copy.turn == turn:
                 storage.make_locked_page_at(copy.page, copy.pool_group, copy.slot, copy.priority)
                 storage.reads.record_copy(copy.source, copy.page)
-        take_copies(state, self._ordinals[turn], self._targets[turn], self._mark)
+        take_copies(state, self._ordinals[turn], self._targets[turn], self._mark, account)
 
 
 def plan_in_place(plan: ResizePlan) -> InPlaceCopies | None:

@@ -2,14 +2,15 @@
 
 from ..base.errors import StorageIOError
 from ..device.stream_order import NO_POINT
+from ..stats.page_counters import PageCounters
 from ..storage.lost_pages import settle_reads
 from .sequence_state import SequenceState
 
 
-def settle_before_resume(state: SequenceState, waits: bool) -> None:
+def settle_before_resume(state: SequenceState, waits: bool, account: PageCounters | None) -> None:
     """`StorageIOError`, and nothing changed, if a page that the sequence holds is lost. ``waits``: as the call itself."""
     storage = state.shared.storage
-    settle_reads(storage)
+    settle_reads(storage, account)
     pages = _list_pages(state)
     if waits:
         storage.reads.wait_for(pages)

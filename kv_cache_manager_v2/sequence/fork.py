@@ -7,6 +7,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
+from ..stats.page_counters import PageCounters
 from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
 from .forked_blocks import add_owner
@@ -43,28 +44,26 @@ def try_fork(state: SequenceState, child: SequenceState) -> bool:
     if state.timeline != NO_TIMELINE:
         child.timeline = shared.order.enter(state.stream)
     if len(state.state_blocks) > 0:
-        storage.counters.caller = find_page_counters(state.counters)
+        account = find_page_counters(state.counters)
         try:
             needed = vec[i64]([0] * storage.num_pool_groups)
             needed[storage.pool_group_of[shared.state_life_cycle]] = len(state.state_blocks)
-            shared.room.make_room(needed)
+            shared.room.make_room(needed, account)
             if len(state.arrivals) > 0:
                 # The state may be on its way; its copy is made in order behind that.
                 settle_arrivals(state)
-            _copy_state(state, child)
+            _copy_state(state, child, account)
         except BaseException:
             shared.order.leave(child.timeline)
             child.timeline = NO_TIMELINE
             raise
-        finally:
-            storage.counters.caller = None
     shared.guard.begin_change()
     share_blocks(state, child)
     shared.guard.end_change()
     return True
 
 
-def _copy_state(state: SequenceState, child: SequenceState) -> None:
+def _copy_state(state: SequenceState, child: SequenceState, account: PageCounters | None) -> None:
     """The child's own slots with the same bytes, in stream order."""
     shared = state.shared
     storage = shared.storage
@@ -82,7 +81,7 @@ def _copy_state(state: SequenceState, child: SequenceState) -> None:
         undo_begin_state(child)
         storage.digest.roll_back(digest_mark)
         raise
-    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.state_blocks))
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, len(state.state_blocks), account)
 
 
 def share_blocks(state: SequenceState, child: SequenceState) -> None:

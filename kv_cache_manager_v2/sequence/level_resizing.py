@@ -242,6 +242,6 @@ def _move_scratch_slots(state: SequenceState, pool_group: i64, count: i64) -> No
             position: i64
             for position in range(len(slots)):
                 if slots[position] >= limit:
-                    slots[position] = int(storage.take_scratch_slot(pool_group, state.timeline))
+                    slots[position] = int(storage.slots.take_scratch_slot(pool_group, state.timeline))
                     storage.num_locked[pool_group] -= 1
                     allocator.retire(1)

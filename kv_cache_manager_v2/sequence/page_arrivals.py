@@ -103,7 +103,7 @@ def end_apart(state: SequenceState, own: OwnStream) -> None:
         storage.advance_ready(
             block.first_page + shared.state_life_cycle, storage.pool_group_of[shared.state_life_cycle], apart, mark
         )
-    if storage.fills_pages:
+    if storage.slots.filler is not None:
         # Scratch slots too: nothing else is enqueued for them before the step.
         state.scratch.advance_ready(apart, mark)
     state.record_arrival(mark)

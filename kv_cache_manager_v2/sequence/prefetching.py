@@ -35,7 +35,7 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
         return False
     shared.guard.begin_change()
     try:
-        shared.onboarding.bring_up(wanted, nothing, False)
+        shared.onboarding.bring_up(wanted, nothing, False, None)
     except AssertionError:
         raise
     except Exception:
@@ -76,7 +76,7 @@ def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) ->
     num_begun = storage.changes.num_begun
     try:
         if _has_room(shared, wanted, level):
-            shared.onboarding.bring_up(wanted, nothing, False)
+            shared.onboarding.bring_up(wanted, nothing, False, None)
             shared.onboarding.put_back(wanted)
             is_done = True
     except AssertionError:

@@ -17,9 +17,11 @@ with zeros, what recurrent layers begin with.
 from librt.vecs import vec
 from mypy_extensions import i64
 
+from ..storage.page_queues import put_back
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..reuse.block import Block
 from ..reuse.state_match import StateMatch
+from ..stats.page_counters import PageCounters
 from ..storage.page_bytes import clear_page, copy_page
 from .page_arrivals import lock_page_on_its_way
 from .sequence_state import NO_TIMELINE, SequenceState
@@ -91,7 +93,7 @@ def put_snapshot_back(state: SequenceState) -> None:
         page = snapshot.first_page + state.shared.state_life_cycle
         # Another sequence may have it locked, and beams hold the same one.
         if storage.rows.num_locks(page) == 0 and not storage.rows.is_queued(page):
-            storage.put_back(page, storage.pool_group_of[state.shared.state_life_cycle])
+            put_back(storage, page, storage.pool_group_of[state.shared.state_life_cycle])
 
 
 def needs_state_slots(state: SequenceState) -> bool:
@@ -106,7 +108,7 @@ def add_needed_state_slots(state: SequenceState, needed: vec[i64]) -> None:
         needed[shared.storage.pool_group_of[shared.state_life_cycle]] += shared.num_state_slots
 
 
-def begin_state(state: SequenceState) -> None:
+def begin_state(state: SequenceState, account: PageCounters | None) -> None:
     """Slots for a sequence that becomes active for the first time, the live one ready for its first step in stream order.
 
     Room has been made. If the device refuses, the slots are given back and its error is raised.
@@ -126,21 +128,21 @@ def begin_state(state: SequenceState) -> None:
         if snapshot is None:
             clear_page(storage, page, pool_group, state.stream)
         else:
-            _copy_snapshot(state, snapshot.first_page + life_cycle, page)
+            _copy_snapshot(state, snapshot.first_page + life_cycle, page, account)
     except BaseException:
         undo_begin_state(state)
         storage.digest.roll_back(digest_mark)
         raise
 
 
-def _copy_snapshot(state: SequenceState, source: i64, target: i64) -> None:
+def _copy_snapshot(state: SequenceState, source: i64, target: i64, account: PageCounters | None) -> None:
     storage = state.shared.storage
     pool_group = storage.pool_group_of[state.shared.state_life_cycle]
     state.shared.guard.begin_change()
     storage.lock(source, pool_group, state.timeline)
     try:
         copy_page(storage, source, target, pool_group, state.stream)
-        storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+        storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1, account)
     finally:
         # Held until the resume has succeeded; whoever writes to the slot then waits for the copy. Without a point for
         # that (the device refuses the event) the lock cannot be undone.

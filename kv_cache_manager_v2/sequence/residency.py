@@ -16,6 +16,8 @@ from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..device.stream_order import NO_POINT
 from ..reuse.match import Match
 from ..reuse.token_packing import TOKEN_BYTES
+from ..stats.page_counters import PageCounters
+from ..stats.usage_counters import find_page_counters
 from ..storage.decision_digest import MATCH, REFUSAL
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
@@ -116,17 +118,9 @@ def ask_matched_priorities(state: SequenceState, match: Match) -> list[int]:
 
 def try_resume(state: SequenceState, stream: int, waits: bool) -> bool:
     """``waits``: the stream waits for pages that are on their way, and the host for what a disk reads."""
-    counters = state.counters
-    if counters is None:
-        return _resume_all(state, stream, waits)
-    pages = state.shared.storage.counters
-    pages.caller = counters.usage.pages
-    try:
-        is_done = _resume_all(state, stream, waits)
-    finally:
-        pages.caller = None
-    if is_done:
-        record_resume(state, counters)
+    is_done = _resume_all(state, stream, waits)
+    if is_done and state.counters is not None:
+        record_resume(state, state.counters)
     return is_done
 
 
@@ -162,9 +156,10 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
     shared = state.shared
     storage = shared.storage
     states = list_beams(state)
+    account = find_page_counters(state.counters)
     if not storage.reads.is_idle:
         for one in states:
-            settle_before_resume(one, waits)
+            settle_before_resume(one, waits, account)
     if _find_overuse(state):
         return False
     resumes = [_Resume(one) for one in states]
@@ -186,9 +181,9 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
     shared.guard.begin_change()
     try:
         if wanted is not None and wanted.needs_work(needed):
-            shared.onboarding.bring_up(wanted, needed, waits)
+            shared.onboarding.bring_up(wanted, needed, waits, account)
         else:
-            shared.room.make_room(needed)
+            shared.room.make_room(needed, account)
     except AssertionError:
         raise
     except Exception:
@@ -222,7 +217,7 @@ def _activate_all(resumes: list[_Resume], stream: int, waits: bool) -> None:
         _lock_all_pages(resume.state, stream, waits)
     try:
         for resume in resumes:
-            _take_own_slots(resume, waits)
+            _take_own_slots(resume, waits, find_page_counters(state.counters))
     except AssertionError:
         raise
     except BaseException:
@@ -261,12 +256,12 @@ def _lock_all_pages(state: SequenceState, stream: int, waits: bool) -> None:
     lock_state(state, waits)
 
 
-def _take_own_slots(resume: _Resume, waits: bool) -> None:
+def _take_own_slots(resume: _Resume, waits: bool, account: PageCounters | None) -> None:
     """Those of an active sequence that it is going to write; on its stream, or apart where they are on their way."""
     state = resume.state
     own = None if waits else begin_apart(state, resume.needed)
     try:
-        _take_private_slots(state, resume.begins_state, resume.copies_tail, resume.priorities)
+        _take_private_slots(state, resume.begins_state, resume.copies_tail, resume.priorities, account)
     finally:
         if own is not None:
             end_apart(state, own)
@@ -275,7 +270,7 @@ def _take_own_slots(resume: _Resume, waits: bool) -> None:
 
 
 def _take_private_slots(
-    state: SequenceState, begins_state: bool, needs_tail_copy: bool, priorities: list[int]
+    state: SequenceState, begins_state: bool, needs_tail_copy: bool, priorities: list[int], account: PageCounters | None
 ) -> None:
     """What a resumed sequence is going to write: scratch slots, its recurrent state, its own copy of the shared last block."""
     life_cycle: i64 = 0
@@ -283,10 +278,10 @@ def _take_private_slots(
         state.scratch.take(life_cycle, state.timeline)
         life_cycle += 1
     if begins_state:
-        begin_state(state)
+        begin_state(state, account)
     if needs_tail_copy:
         try:
-            copy_shared_blocks(state, [int(state.num_published)], priorities)
+            copy_shared_blocks(state, [int(state.num_published)], priorities, account)
         except BaseException:
             if begins_state:
                 undo_begin_state(state)

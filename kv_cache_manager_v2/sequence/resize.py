@@ -9,6 +9,9 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.ids import BAD_PAGE_INDEX, PRIORITY_DEFAULT
+from ..events.removal_cause import CAPACITY
+from ..stats.page_counters import PageCounters
+from ..stats.usage_counters import find_page_counters
 from .beams import list_beams
 from .block_runs import list_first_pages, make_pages
 from .copies_in_place import InPlaceCopies, plan_in_place
@@ -35,21 +38,13 @@ from .window_move import move_windows
 
 def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
-    counters = state.counters
     if not state.has_beams and stays_within_blocks(state, capacity, history):
         _set_numbers(state, capacity, history)
         return True
-    if counters is None:
-        return _resize_blocks(state, capacity, history)
     old_num_blocks = state.num_blocks
-    pages = state.shared.storage.counters
-    pages.caller = counters.usage.pages
-    try:
-        is_done = _resize_blocks(state, capacity, history)
-    finally:
-        pages.caller = None
-    if is_done:
-        record_growth(state, counters, old_num_blocks)
+    is_done = _resize_blocks(state, capacity, history)
+    if is_done and state.counters is not None:
+        record_growth(state, state.counters, old_num_blocks)
     return is_done
 
 
@@ -96,7 +91,7 @@ def _append_priorities(plan: ResizePlan, state: SequenceState, ordinal: i64) -> 
             plan.priorities.append(PRIORITY_DEFAULT)
 
 
-def _evict(plan: ResizePlan, peak: vec[i64]) -> None:
+def _evict(plan: ResizePlan, peak: vec[i64], account: PageCounters | None) -> None:
     """All moving of pages that the device may refuse comes before the first change: up to ``peak`` free slots per pool group.
 
     What is missing afterwards is no more than the call releases, and can be dropped where it cannot be moved.
@@ -104,14 +99,14 @@ def _evict(plan: ResizePlan, peak: vec[i64]) -> None:
     shared = plan.turns[0].state.shared
     for pool_group in range(shared.storage.num_pool_groups):
         if peak[pool_group] > shared.storage.allocators[pool_group].num_free:
-            shared.room.free_slots(0, pool_group, peak[pool_group])
+            shared.room.free_slots(0, pool_group, peak[pool_group], CAPACITY, account)
 
 
-def _copy_first(plan: ResizePlan) -> StagedCopies:
+def _copy_first(plan: ResizePlan, account: PageCounters | None) -> StagedCopies:
     """Copy the shared blocks of all turns. The device's own error if it refuses; nothing has changed then but what was evicted."""
     shared = plan.turns[0].state.shared
-    shared.room.make_room(count_staged_copies(plan.turns, shared.storage.num_pool_groups))
-    staged = StagedCopies(shared)
+    shared.room.make_room(count_staged_copies(plan.turns, shared.storage.num_pool_groups), account)
+    staged = StagedCopies(shared, account)
     try:
         # The first turn last, so that its slots are the same as without the other beams.
         for turn in plan.turns[1:]:
@@ -133,12 +128,13 @@ def _apply(plan: ResizePlan) -> None:
     staged: StagedCopies | None = None
     in_place: InPlaceCopies | None = None
     first = plan.turns[0]
-    _evict(plan, subtract_slots(first.needed, first.released) if len(plan.turns) == 1 else count_peak(plan, False))
+    account = find_page_counters(first.state.counters)
+    _evict(plan, subtract_slots(first.needed, first.released) if len(plan.turns) == 1 else count_peak(plan, False), account)
     if plan.way is CopyWay.FIRST:
         peak = count_peak(plan, True)
         if has_room(shared, peak):
-            _evict(plan, peak)
-            staged = _copy_first(plan)
+            _evict(plan, peak, account)
+            staged = _copy_first(plan, account)
         else:
             in_place = plan_in_place(plan)
             plan.way = CopyWay.LAST if in_place is None else CopyWay.IN_PLACE
@@ -151,24 +147,26 @@ def _apply(plan: ResizePlan) -> None:
     for turn in plan.turns:
         if staged is not None:
             staged.settle(turn.state)
-        _apply_turn(plan, turn, in_place, priorities)
+        _apply_turn(plan, turn, in_place, priorities, account)
         priorities = NO_ORDINALS
     shared.guard.end_change()
 
 
-def _apply_turn(plan: ResizePlan, turn: TurnPlan, in_place: InPlaceCopies | None, priorities: list[int]) -> None:
+def _apply_turn(
+    plan: ResizePlan, turn: TurnPlan, in_place: InPlaceCopies | None, priorities: list[int], account: PageCounters | None
+) -> None:
     state = turn.state
     shared = state.shared
     _release(state, plan)
     if in_place is not None:
-        in_place.settle(state)
+        in_place.settle(state, account)
     _set_numbers(state, plan.capacity, plan.history)
     if len(turn.copies) == 0 or plan.way is CopyWay.LAST:
-        shared.room.make_room_or_drop(turn.needed)
+        shared.room.make_room_or_drop(turn.needed, account)
     else:
-        shared.room.make_room_or_drop(subtract_slots(turn.needed, turn.copied))
+        shared.room.make_room_or_drop(subtract_slots(turn.needed, turn.copied), account)
     if plan.way is CopyWay.LAST:
-        copy_shared_blocks(state, turn.copies, priorities)
+        copy_shared_blocks(state, turn.copies, priorities, account)
     if turn.first_written < state.forked_end:
         settle_forked(state, turn.first_written)
     _add_blocks(state, plan.num_blocks, priorities, len(turn.copies))

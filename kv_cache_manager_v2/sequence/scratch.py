@@ -75,7 +75,7 @@ class Scratch:
         pool_group = storage.pool_group_of[life_cycle]
         slots = self.slots[life_cycle]
         while len(slots) > kept:
-            storage.free_scratch_slot(pool_group, slots.pop(), mark)
+            storage.slots.free_scratch_slot(pool_group, slots.pop(), mark)
 
     def take(self, life_cycle: i64, timeline: i64) -> None:
         """Allocate what the range needs; room has been made."""
@@ -84,7 +84,7 @@ class Scratch:
         slots = self.slots[life_cycle]
         wanted = self.count_slots(life_cycle, self.ends[life_cycle] - self.begins[life_cycle])
         while len(slots) < wanted:
-            slots.append(int(storage.take_scratch_slot(pool_group, timeline)))
+            slots.append(int(storage.slots.take_scratch_slot(pool_group, timeline)))
 
     def advance_ready(self, timeline: i64, mark: i64) -> None:
         """Whoever takes the slots over waits for ``mark``, a fresh mark of ``timeline``, too."""
@@ -92,7 +92,7 @@ class Scratch:
         life_cycle: i64 = 0
         for slots in self.slots:
             for slot in slots:
-                storage.advance_ready_slot(slot, storage.pool_group_of[life_cycle], timeline, mark)
+                storage.slots.advance_ready(slot, storage.pool_group_of[life_cycle], timeline, mark)
             life_cycle += 1
 
     def release_all(self, mark: i64) -> None:

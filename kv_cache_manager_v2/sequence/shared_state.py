@@ -133,17 +133,16 @@ class SharedState:
         self.order = storage.order
         self.storage = storage
         self.room_count = RoomCount(storage)
-        self.room = SlotReclaimer(storage, mover)
+        self.room = SlotReclaimer(storage, mover, config.min_offload_priority)
         self.mover = mover
         self.onboarding = Onboarding(storage, self.room, mover)
         writes_early = config.write_policy == "through" and storage.last_level > 0
-        self.early_copies = EarlyCopies(storage, self.room) if writes_early else None
+        self.early_copies = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
         self.tree = tree
         self.matcher = matcher
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
         self.leases = TransferLeases(storage, tree)
         self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
-        self.room.min_offload_priority = config.min_offload_priority
         self.guard = CallGuard(storage.changes, journal)
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)

@@ -14,9 +14,10 @@ import logging
 
 from mypy_extensions import i64
 
+from ..storage.page_removal import drop
 from ..base.errors import PageMoveError
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
-from ..events.removal_cause import SUPERSEDED
+from ..events.removal_cause import CAPACITY, SUPERSEDED
 from ..reuse.block import Block
 from ..stats.usage_counters import find_page_counters
 from ..storage.page_bytes import copy_page
@@ -40,15 +41,12 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
         return None
     account = find_page_counters(state.counters)
     shared.guard.begin_change()
-    storage.counters.caller = account
     try:
-        shared.room.free_slots(GPU_LEVEL, pool_group, 1)
+        shared.room.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, account)
     except PageMoveError as error:
         _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
         shared.guard.end_change()
         return None
-    finally:
-        storage.counters.caller = None
     shared.guard.end_change()
     digest_mark = storage.digest.mark()
     block = shared.tree.pool.take()
@@ -68,9 +66,7 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
             _logger.warning("a snapshot of recurrent state is left out: %s", refusal)
             return None
         raise
-    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
-    if account is not None:
-        account.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)
+    storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1, account)
     return block
 
 
@@ -155,5 +151,5 @@ def _thin(state: SequenceState) -> None:
             least_gap = gap
     if chosen is not None:
         pool_group = shared.storage.pool_group_of[life_cycle]
-        shared.storage.drop(chosen.first_page + life_cycle, pool_group, SUPERSEDED)
+        drop(shared.storage, chosen.first_page + life_cycle, pool_group, SUPERSEDED, None)
         shared.tree.prune(chosen)

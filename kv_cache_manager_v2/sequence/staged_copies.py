@@ -12,6 +12,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..reuse.block import Block
+from ..stats.page_counters import PageCounters
 from ..stats.usage_counters import ALLOCATED
 from ..storage.page_bytes import copy_page
 from .forked_blocks import release_block
@@ -25,9 +26,11 @@ from .shared_state import SharedState
 class StagedCopies:
     """Of one sequence, or of several beams. A slot has been made free for each page that the copied blocks have."""
 
-    __slots__ = ("_shared", "_states", "_ordinals", "_targets", "_digest_mark", "_mark")
+    __slots__ = ("_shared", "_account", "_states", "_ordinals", "_targets", "_digest_mark", "_mark")
 
     _shared: Final[SharedState]
+    _account: Final[PageCounters | None]
+    """Of the sequence whose call it is."""
     _states: Final[list[SequenceState]]
     _ordinals: Final[list[list[int]]]  # by state, as the next
     _targets: Final[list[list[Block]]]
@@ -36,8 +39,9 @@ class StagedCopies:
     _mark: i64
     """Of the timeline, after the copies."""
 
-    def __init__(self, shared: SharedState) -> None:
+    def __init__(self, shared: SharedState, account: PageCounters | None) -> None:
         self._shared = shared
+        self._account = account
         self._states = []
         self._ordinals = []
         self._targets = []
@@ -74,12 +78,14 @@ class StagedCopies:
         """What the device refuses here, and the host cannot wait for, leaves it half done: call it in a change."""
         for position, one in enumerate(self._states):
             if one is state:
-                take_copies(state, self._ordinals[position], self._targets[position], self._mark)
+                take_copies(state, self._ordinals[position], self._targets[position], self._mark, self._account)
 
 
-def copy_shared_blocks(state: SequenceState, ordinals: list[int], priorities: list[int]) -> None:
+def copy_shared_blocks(
+    state: SequenceState, ordinals: list[int], priorities: list[int], account: PageCounters | None
+) -> None:
     """All steps in one. If a copy cannot be enqueued, nothing has changed and the device's error is raised."""
-    staged = StagedCopies(state.shared)
+    staged = StagedCopies(state.shared, account)
     try:
         staged.add(state, ordinals, priorities)
         staged.finish()
@@ -91,11 +97,13 @@ def copy_shared_blocks(state: SequenceState, ordinals: list[int], priorities: li
     state.shared.guard.end_change()
 
 
-def take_copies(state: SequenceState, ordinals: list[int], targets: list[Block], mark: i64) -> None:
+def take_copies(
+    state: SequenceState, ordinals: list[int], targets: list[Block], mark: i64, account: PageCounters | None
+) -> None:
     """The sequence has the copies instead of the shared blocks. ``mark``: of its timeline, after the copies."""
     position = 0
     for ordinal in ordinals:
-        _take_copy(state, ordinal, targets[position], mark)
+        _take_copy(state, ordinal, targets[position], mark, account)
         position += 1
 
 
@@ -111,13 +119,13 @@ def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: l
             copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
 
 
-def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64) -> None:
+def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, account: PageCounters | None) -> None:
     storage = state.shared.storage
     for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, ordinal):
             state.tables[life_cycle].set(ordinal, int(storage.rows.slot(target.first_page + life_cycle)))
             release_page(state, life_cycle, ordinal, mark)
-            storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1)
+            storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, storage.pool_group_of[life_cycle], 1, account)
             if state.counters is not None:
                 state.counters.add_blocks(life_cycle, ALLOCATED, 1)
     release_block(state, ordinal)

@@ -17,7 +17,7 @@ from .drop_reason import NUM_DROP_REASONS
 @final
 @mypyc_attr(native_class=True)
 class PageCounters:
-    __slots__ = ("num_levels", "num_pool_groups", "page_bytes", "copied_pages", "dropped_pages", "caller")
+    __slots__ = ("num_levels", "num_pool_groups", "page_bytes", "copied_pages", "dropped_pages")
 
     num_levels: Final[i64]
     num_pool_groups: Final[i64]
@@ -27,8 +27,6 @@ class PageCounters:
     """[source level][target level][pool group]"""
     dropped_pages: Final[vec[i64]]
     """[level][pool group][reason]"""
-    caller: PageCounters | None
-    """The counters of the sequence whose call is running; they count the same changes."""
 
     def __init__(self, num_levels: i64, page_bytes: vec[i64]) -> None:
         num_pool_groups: i64 = len(page_bytes)
@@ -37,21 +35,25 @@ class PageCounters:
         self.page_bytes = page_bytes
         self.copied_pages = vec[i64]([0] * (num_levels * num_levels * num_pool_groups))
         self.dropped_pages = vec[i64]([0] * (num_levels * num_pool_groups * NUM_DROP_REASONS))
-        self.caller = None
 
-    def record_copied(self, source_level: i64, target_level: i64, pool_group: i64, num_pages: i64) -> None:
-        """Count a copy: "copied" on one level, "onboarded" to a warmer one, "offloaded" to a colder one."""
+    def record_copied(
+        self, source_level: i64, target_level: i64, pool_group: i64, num_pages: i64, account: PageCounters | None = None
+    ) -> None:
+        """Count a copy: "copied" on one level, "onboarded" to a warmer one, "offloaded" to a colder one.
+
+        ``account``: counts the same once more, for the sequence whose call it is.
+        """
         at = (source_level * self.num_levels + target_level) * self.num_pool_groups + pool_group
         self.copied_pages[at] += num_pages
-        if self.caller is not None:
-            self.caller.record_copied(source_level, target_level, pool_group, num_pages)
+        if account is not None:
+            account.record_copied(source_level, target_level, pool_group, num_pages)
 
-    def record_dropped(self, level: i64, pool_group: i64, reason: i64, num_pages: i64) -> None:
-        """Count dropped pages; ``reason`` is a `removal_cause`."""
+    def record_dropped(self, level: i64, pool_group: i64, reason: i64, num_pages: i64, account: PageCounters | None) -> None:
+        """Count dropped pages. ``reason`` is a `removal_cause`; ``account``: as in `record_copied`."""
         at = (level * self.num_pool_groups + pool_group) * NUM_DROP_REASONS + reason
         dropped = self.dropped_pages
         dropped[at] += num_pages
-        if self.caller is not None:
-            # A sequence's counters have the same shape, and no caller.
-            dropped = self.caller.dropped_pages
+        if account is not None:
+            # Of the same levels and groups.
+            dropped = account.dropped_pages
             dropped[at] += num_pages

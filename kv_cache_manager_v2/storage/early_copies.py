@@ -13,6 +13,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
+from ..events.removal_cause import CAPACITY
 from .page_storage import GPU, PageStorage
 from .slot_reclaimer import SlotReclaimer
 
@@ -23,14 +24,17 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class EarlyCopies:
-    __slots__ = ("_storage", "_room")
+    __slots__ = ("_storage", "_room", "_min_offload_priority")
 
     _storage: Final[PageStorage]
     _room: Final[SlotReclaimer]
+    _min_offload_priority: Final[i64]
+    """Pages of a lower priority are not copied: they would be dropped rather than offloaded."""
 
-    def __init__(self, storage: PageStorage, room: SlotReclaimer) -> None:
+    def __init__(self, storage: PageStorage, room: SlotReclaimer, min_offload_priority: i64) -> None:
         self._storage = storage
         self._room = room
+        self._min_offload_priority = min_offload_priority
 
     def offload_copies(self, pages: vec[i64]) -> None:
         """Copy those of the published pages that lie on level 0 and have no copy; never fails for want of room."""
@@ -55,7 +59,7 @@ class EarlyCopies:
                 rows.has_page(page)
                 and rows.level(page) == GPU
                 and storage.pool_group_of_page(page) == pool_group
-                and rows.priority(page) >= self._room.min_offload_priority
+                and rows.priority(page) >= self._min_offload_priority
                 and not storage.copies.has_copy(page)
                 and int(page) not in storage.reads.lost
             ):
@@ -73,7 +77,7 @@ class EarlyCopies:
             if missing > droppable:
                 missing = droppable
             if missing > 0:
-                self._room.free_slots(_BELOW, pool_group, allocator.num_free + missing)
+                self._room.free_slots(_BELOW, pool_group, allocator.num_free + missing, CAPACITY, None)
                 # What went may have taken along pages of level 0.
                 wanted = self._choose(wanted, pool_group)
         count = len(wanted)

@@ -1,4 +1,4 @@
-"""The order in which one pool group at one level gives pages up: priority first, then recency.
+"""An eviction queue: the pages of one pool group at one level, by priority, then by recency.
 
 One circular doubly linked list per priority, threaded through the LINKS words of the page rows; a sentinel row each. The
 page after the sentinel is the next victim of that priority. Push, remove and look at the first cost O(1) and no memory.
@@ -9,7 +9,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
+from .page_rows import LOW_MASK, NOT_QUEUED, PageRows, links_at, place_at, priority_of_place
 from .victim_queue import NO_VICTIM, NUM_PRIORITIES, VictimQueue
 
 
@@ -28,41 +28,35 @@ class EvictionQueue(VictimQueue):
         self._lowest = NUM_PRIORITIES - 1
         self.num_pages = 0
         words = rows.words
-        sentinel = first_sentinel
-        while sentinel < first_sentinel + NUM_PRIORITIES:
-            words[sentinel * ROW_WORDS + LINKS] = sentinel | (sentinel << 32)
-            sentinel += 1
+        for sentinel in range(first_sentinel, first_sentinel + NUM_PRIORITIES):
+            words[links_at(sentinel)] = sentinel | (sentinel << 32)
 
     def push(self, page: i64) -> None:
-        """Last in line of its priority: the most recently used."""
+        """At the MRU end of its priority."""
         words = self._rows.words
-        priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+        priority = priority_of_place(words[place_at(page)])
         if priority < self._lowest:
             self._lowest = priority
         sentinel = self._first_sentinel + priority
-        at_sentinel = sentinel * ROW_WORDS + LINKS
-        sentinel_links = words[at_sentinel]
-        last = sentinel_links >> 32
-        words[page * ROW_WORDS + LINKS] = sentinel | (last << 32)
-        words[at_sentinel] = (sentinel_links & LOW_MASK) | (page << 32)
-        at_last = last * ROW_WORDS + LINKS
+        at_sentinel = links_at(sentinel)
+        links = words[at_sentinel]
+        last = links >> 32
+        words[links_at(page)] = sentinel | (last << 32)
+        words[at_sentinel] = (links & LOW_MASK) | (page << 32)
+        at_last = links_at(last)
         words[at_last] = page | ((words[at_last] >> 32) << 32)
         self.num_pages += 1
 
     def push_first(self, page: i64) -> None:
-        """First in line of its priority: the next victim."""
-        words = self._rows.words
-        priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+        """At the LRU end of its priority: the next victim."""
+        self.insert_behind(page, self._sentinel_of(page))
+
+    def _sentinel_of(self, page: i64) -> i64:
+        """The sentinel of the priority of a page that is about to be queued."""
+        priority = priority_of_place(self._rows.words[place_at(page)])
         if priority < self._lowest:
             self._lowest = priority
-        sentinel = self._first_sentinel + priority
-        at_sentinel = sentinel * ROW_WORDS + LINKS
-        first = words[at_sentinel] & LOW_MASK
-        words[page * ROW_WORDS + LINKS] = first | (sentinel << 32)
-        words[at_sentinel] = page | ((words[at_sentinel] >> 32) << 32)
-        at_first = first * ROW_WORDS + LINKS
-        words[at_first] = (words[at_first] & LOW_MASK) | (page << 32)
-        self.num_pages += 1
+        return self._first_sentinel + priority
 
     def use(self, page: i64) -> None:
         self.remove(page)
@@ -84,135 +78,101 @@ class EvictionQueue(VictimQueue):
     def insert_behind(self, page: i64, other: i64) -> None:
         """Right behind another page of the same priority: the next victim after it."""
         words = self._rows.words
-        at_other = other * ROW_WORDS + LINKS
-        links = words[at_other]
+        links = words[links_at(other)]
         following = links & LOW_MASK
-        words[page * ROW_WORDS + LINKS] = following | (other << 32)
-        words[at_other] = page | ((links >> 32) << 32)
-        at_following = following * ROW_WORDS + LINKS
-        words[at_following] = (words[at_following] & LOW_MASK) | (page << 32)
+        words[links_at(page)] = following | (other << 32)
+        words[links_at(other)] = page | ((links >> 32) << 32)
+        words[links_at(following)] = (words[links_at(following)] & LOW_MASK) | (page << 32)
         self.num_pages += 1
 
     def set_capacity(self, num_slots: i64) -> None:
         pass
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
-        # Each link is written once, and the sentinel's once for each change of priority.
+        self._push_run(pages, count, False)
+
+    def push_run_first(self, pages: vec[i64], count: i64) -> None:
+        self._push_run(pages, count, True)
+
+    def _push_run(self, pages: vec[i64], count: i64, goes_first: bool) -> None:
+        # Each link is written once, and the sentinel's once for each change of priority. At the LRU end all is mirrored.
         words = self._rows.words
         position: i64 = 0
         while position < count:
-            priority = priority_of_place(words[pages[position] * ROW_WORDS + PLACE])
+            page = pages[position]
+            priority = priority_of_place(words[place_at(page)])
             if priority < self._lowest:
                 self._lowest = priority
             sentinel = self._first_sentinel + priority
-            at_sentinel = sentinel * ROW_WORDS + LINKS
-            sentinel_links = words[at_sentinel]
-            at_last = (sentinel_links >> 32) * ROW_WORDS + LINKS
-            page = pages[position]
-            words[at_last] = page | ((words[at_last] >> 32) << 32)
-            previous = sentinel_links >> 32
+            links = words[links_at(sentinel)]
+            before = links & LOW_MASK if goes_first else links >> 32
+            links = words[links_at(before)]
+            words[links_at(before)] = (links & LOW_MASK) | (page << 32) if goes_first else page | ((links >> 32) << 32)
             position += 1
             while position < count:
                 following = pages[position]
-                if priority_of_place(words[following * ROW_WORDS + PLACE]) != priority:
+                if priority_of_place(words[place_at(following)]) != priority:
                     break
-                words[page * ROW_WORDS + LINKS] = following | (previous << 32)
-                previous = page
+                words[links_at(page)] = before | (following << 32) if goes_first else following | (before << 32)
+                before = page
                 page = following
                 position += 1
-            words[page * ROW_WORDS + LINKS] = sentinel | (previous << 32)
-            words[at_sentinel] = (words[at_sentinel] & LOW_MASK) | (page << 32)
-        self.num_pages += count
-
-    def push_run_first(self, pages: vec[i64], count: i64) -> None:
-        # The mirror image of `push_run`.
-        words = self._rows.words
-        position: i64 = 0
-        while position < count:
-            page = pages[position]
-            priority = priority_of_place(words[page * ROW_WORDS + PLACE])
-            if priority < self._lowest:
-                self._lowest = priority
-            sentinel = self._first_sentinel + priority
-            at_sentinel = sentinel * ROW_WORDS + LINKS
-            following = words[at_sentinel] & LOW_MASK
-            at_first = following * ROW_WORDS + LINKS
-            words[at_first] = (words[at_first] & LOW_MASK) | (page << 32)
-            position += 1
-            while position < count:
-                previous = pages[position]
-                if priority_of_place(words[previous * ROW_WORDS + PLACE]) != priority:
-                    break
-                words[page * ROW_WORDS + LINKS] = following | (previous << 32)
-                following = page
-                page = previous
-                position += 1
-            words[page * ROW_WORDS + LINKS] = following | (sentinel << 32)
-            words[at_sentinel] = page | ((words[at_sentinel] >> 32) << 32)
+            words[links_at(page)] = before | (sentinel << 32) if goes_first else sentinel | (before << 32)
+            links = words[links_at(sentinel)]
+            words[links_at(sentinel)] = page | ((links >> 32) << 32) if goes_first else (links & LOW_MASK) | (page << 32)
         self.num_pages += count
 
     def use_run(self, pages: vec[i64], count: i64) -> None:
-        # A path that was given up from its end on, and is used again from its start on, is a chain: its two ends are joined once.
+        self._remove_run(pages, count)
+
+    def evict_run(self, pages: vec[i64], count: i64) -> None:
+        self._remove_run(pages, count)
+
+    def _remove_run(self, pages: vec[i64], count: i64) -> None:
+        # Victims stand one behind the other. A path that was evicted leaf by leaf, and is used again from its start on, stands in the
+        # opposite order. Either way what is left is joined once.
         words = self._rows.words
         position: i64 = 0
         while position < count:
             page = pages[position]
-            position += 1
-            links = words[page * ROW_WORDS + LINKS]
+            links = words[links_at(page)]
             assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
-            words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+            words[links_at(page)] = NOT_QUEUED
             following = links & LOW_MASK
             previous = links >> 32
-            while position < count and pages[position] == previous:
-                at_previous = previous * ROW_WORDS + LINKS
-                previous = words[at_previous] >> 32
-                words[at_previous] = NOT_QUEUED
+            position += 1
+            while position < count:
+                page = pages[position]
+                if page == following:
+                    following = words[links_at(page)] & LOW_MASK
+                elif page == previous:
+                    previous = words[links_at(page)] >> 32
+                else:
+                    break
+                words[links_at(page)] = NOT_QUEUED
                 position += 1
-            at_previous = previous * ROW_WORDS + LINKS
+            at_previous = links_at(previous)
             words[at_previous] = following | ((words[at_previous] >> 32) << 32)
-            at_following = following * ROW_WORDS + LINKS
+            at_following = links_at(following)
             words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
         self.num_pages -= count
 
     def remove(self, page: i64) -> None:
         words = self._rows.words
-        at_page = page * ROW_WORDS + LINKS
+        at_page = links_at(page)
         links = words[at_page]
         assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
         following = links & LOW_MASK
         previous = links >> 32
-        at_previous = previous * ROW_WORDS + LINKS
+        at_previous = links_at(previous)
         words[at_previous] = following | ((words[at_previous] >> 32) << 32)
-        at_following = following * ROW_WORDS + LINKS
+        at_following = links_at(following)
         words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
         words[at_page] = NOT_QUEUED
         self.num_pages -= 1
 
-    def evict_run(self, pages: vec[i64], count: i64) -> None:
-        # Victims stand one behind the other: what is left is joined once.
-        words = self._rows.words
-        position: i64 = 0
-        while position < count:
-            page = pages[position]
-            position += 1
-            links = words[page * ROW_WORDS + LINKS]
-            assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
-            words[page * ROW_WORDS + LINKS] = NOT_QUEUED
-            previous = links >> 32
-            following = links & LOW_MASK
-            while position < count and pages[position] == following:
-                at_following = following * ROW_WORDS + LINKS
-                following = words[at_following] & LOW_MASK
-                words[at_following] = NOT_QUEUED
-                position += 1
-            at_previous = previous * ROW_WORDS + LINKS
-            words[at_previous] = following | ((words[at_previous] >> 32) << 32)
-            at_following = following * ROW_WORDS + LINKS
-            words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
-        self.num_pages -= count
-
     def following(self, page: i64) -> i64:
-        following = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
+        following = self._rows.words[links_at(page)] & LOW_MASK
         if following < self._rows.first_page_of_blocks:
             # A sentinel: behind the last page of a priority.
             return NO_VICTIM
@@ -225,20 +185,18 @@ class EvictionQueue(VictimQueue):
         words = self._rows.words
         while True:
             sentinel = self._first_sentinel + self._lowest
-            page = words[sentinel * ROW_WORDS + LINKS] & LOW_MASK
+            page = words[links_at(sentinel)] & LOW_MASK
             if page != sentinel:
                 return page
             self._lowest += 1
 
     def collect(self) -> list[int]:
-        """All queued pages, next victim first, for checks and pictures."""
+        """All queued pages, next victim first, for checks and state dumps."""
         words = self._rows.words
         pages: list[int] = []
-        sentinel = self._first_sentinel
-        while sentinel < self._first_sentinel + NUM_PRIORITIES:
-            page = words[sentinel * ROW_WORDS + LINKS] & LOW_MASK
+        for sentinel in range(self._first_sentinel, self._first_sentinel + NUM_PRIORITIES):
+            page = words[links_at(sentinel)] & LOW_MASK
             while page != sentinel:
                 pages.append(page)
-                page = words[page * ROW_WORDS + LINKS] & LOW_MASK
-            sentinel += 1
+                page = words[links_at(page)] & LOW_MASK
         return pages

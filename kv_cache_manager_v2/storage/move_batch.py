@@ -15,7 +15,9 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.ids import CacheTier
 from ..base.growing_arrays import reserve_words
 from ..device.stream_order import NO_POINT, StreamOrder
+from ..stats.page_counters import PageCounters
 from .page_mover import PageMover, describe_lost_copies
+from .page_removal import is_published, place_page
 from .page_storage import PageStorage
 
 
@@ -64,21 +66,23 @@ class MoveBatch:
             self._storage.reads.record(point, source_level, source, self.pages, self.sources, len(self.pages))
         return point
 
-    def settle(self, position: i64, source_index: i64, level: i64, pool_group: i64, point: i64) -> None:
+    def settle(
+        self, position: i64, source_index: i64, level: i64, pool_group: i64, point: i64, account: PageCounters | None
+    ) -> None:
         """The copy is enqueued: the page has the new slot, and both may be touched after ``point``."""
         storage = self._storage
         target = self.targets[position]
         source_level = source_index // storage.num_pool_groups
-        storage.counters.record_copied(source_level, level, pool_group, 1)
-        storage.place_page(self.pages[position], level, target)
+        storage.counters.record_copied(source_level, level, pool_group, 1, account)
+        place_page(storage, self.pages[position], level, target)
         storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point
         source = self.sources[position]
-        if level < source_level and storage.is_published(self.pages[position]):
+        if level < source_level and is_published(storage, self.pages[position]):
             # What it leaves behind serves when it has to go down again.
             storage.allocators[source_index].ready[source] = point
             storage.copies.keep(self.pages[position], source_index, source, NO_POINT)
         else:
-            storage.free_slot(source_index, source, point)
+            storage.slots.free_slot(source_index, source, point)
 
     def undo(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
         """The device refused: some copies may be under way, into slots that nobody has; the pages stay where they are.

@@ -13,8 +13,12 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.errors import StorageIOError
 from ..base.ids import CacheTier
 from ..device.stream_order import StreamOrder
+from ..events.removal_cause import CAPACITY
+from ..stats.page_counters import PageCounters
 from .decision_digest import VICTIM
 from .page_mover import PageMover, describe_lost_copies
+from .page_queues import put_back, take_out
+from .page_removal import place_page
 from .page_storage import PageStorage
 from .slot_reclaimer import SlotReclaimer
 
@@ -92,17 +96,17 @@ class Onboarding:
         self._mover = mover
         self._order = storage.order
 
-    def bring_up(self, wanted: OnboardList, extra: vec[i64], verify: bool) -> None:
+    def bring_up(self, wanted: OnboardList, extra: vec[i64], verify: bool, account: PageCounters | None) -> None:
         """Bring all listed pages to the target level and have ``extra`` slots per pool group free there besides.
 
         ``verify``: wait for what a disk reads, so that an error of its is raised here. `PageMoveError` or the disk's error
         leaves every page whole, some on the target level already, and all of the list in their queues again. Without an
-        error none of them is in a queue.
+        error none of them is in a queue. ``account``: counters of the sequence whose call it is.
         """
         self._take_out(wanted)
         try:
             for pool_group in range(wanted.num_pool_groups):
-                self._bring_up_group(wanted, pool_group, extra[pool_group], verify)
+                self._bring_up_group(wanted, pool_group, extra[pool_group], verify, account)
         except BaseException:
             self.put_back(wanted)
             raise
@@ -111,7 +115,7 @@ class Onboarding:
         index: i64 = 0
         for pages in wanted.pages + wanted.here:  # both go through the pool groups in turn
             for page in pages:
-                self._storage.take_out(page, index % wanted.num_pool_groups)
+                take_out(self._storage, page, index % wanted.num_pool_groups)
             index += 1
 
     def put_back(self, wanted: OnboardList) -> None:
@@ -119,10 +123,12 @@ class Onboarding:
         index: i64 = 0
         for pages in wanted.pages + wanted.here:  # both go through the pool groups in turn
             for page in pages:
-                self._storage.put_back(page, index % wanted.num_pool_groups)
+                put_back(self._storage, page, index % wanted.num_pool_groups)
             index += 1
 
-    def _bring_up_group(self, wanted: OnboardList, pool_group: i64, extra: i64, verify: bool) -> None:
+    def _bring_up_group(
+        self, wanted: OnboardList, pool_group: i64, extra: i64, verify: bool, account: PageCounters | None
+    ) -> None:
         storage = self._storage
         target_level = wanted.target_level
         allocator = storage.allocators[target_level * wanted.num_pool_groups + pool_group]
@@ -131,7 +137,7 @@ class Onboarding:
         position: i64 = 0
         while True:
             if allocator.num_free < remaining + extra:
-                self._room.free_slots(target_level, pool_group, remaining + extra)
+                self._room.free_slots(target_level, pool_group, remaining + extra, CAPACITY, account)
             if remaining == 0:
                 assert allocator.num_free >= extra, "no room where it was counted"
                 return
@@ -144,15 +150,23 @@ class Onboarding:
             if count > allocator.num_free:
                 count = allocator.num_free
             if count > 0:
-                self._move_up(wanted, pages, position, count, level, pool_group, verify)
+                self._move_up(wanted, pages, position, count, level, pool_group, verify, account)
             else:
-                self._swap_up(wanted, pages[position], level, pool_group, verify)
+                self._swap_up(wanted, pages[position], level, pool_group, verify, account)
                 count = 1
             position += count
             remaining -= count
 
     def _move_up(
-        self, wanted: OnboardList, pages: vec[i64], first: i64, count: i64, level: i64, pool_group: i64, verify: bool
+        self,
+        wanted: OnboardList,
+        pages: vec[i64],
+        first: i64,
+        count: i64,
+        level: i64,
+        pool_group: i64,
+        verify: bool,
+        account: PageCounters | None,
     ) -> None:
         moves = self._room.moves
         target_level = wanted.target_level
@@ -169,7 +183,7 @@ class Onboarding:
             raise
         self._storage.changes.begin()
         for position in range(count):
-            moves.settle(position, source_index, target_level, pool_group, point)
+            moves.settle(position, source_index, target_level, pool_group, point, account)
         self._storage.changes.end()
         wanted.points = append(wanted.points, point)
 
@@ -192,7 +206,9 @@ class Onboarding:
                 f"resume() may be tried again"
             )
 
-    def _swap_up(self, wanted: OnboardList, page: i64, level: i64, pool_group: i64, verify: bool) -> None:
+    def _swap_up(
+        self, wanted: OnboardList, page: i64, level: i64, pool_group: i64, verify: bool, account: PageCounters | None
+    ) -> None:
         """Every level is full of pages that must stay: a held page of level 0 goes where ``page`` comes from."""
         storage = self._storage
         assert wanted.target_level == _TOP, "pages are swapped with level 0 only"
@@ -221,14 +237,14 @@ class Onboarding:
             raise
         storage.digest.record(VICTIM, victim)
         storage.num_evicted[pool_group] += 1
-        storage.counters.record_copied(level, _TOP, pool_group, 1)
-        storage.counters.record_copied(_TOP, level, pool_group, 1)
+        storage.counters.record_copied(level, _TOP, pool_group, 1, account)
+        storage.counters.record_copied(_TOP, level, pool_group, 1, account)
         low = storage.pool_groups[level * wanted.num_pool_groups + pool_group]
         if low.tier == CacheTier.DISK and not verify:
             storage.reads.record(point, level, low, vec[i64]([page]), vec[i64]([low_slot]), 1)
-        storage.place_page(page, _TOP, high_slot)
-        storage.place_page(victim, level, low_slot)
+        place_page(storage, page, _TOP, high_slot)
+        place_page(storage, victim, level, low_slot)
         low_ready[low_slot] = point
         high_ready[high_slot] = point
-        storage.put_back(victim, pool_group)
+        put_back(storage, victim, pool_group)
         wanted.points = append(wanted.points, point)

@@ -4,17 +4,16 @@ from mypy_extensions import i64
 
 from .eviction_queue import EvictionQueue
 from .page_rows import (
-    LINKS,
     LOW_MASK,
     MOST_HOLDS,
-    NO_PAGE,
     NOT_QUEUED,
+    NO_PAGE,
     ONE_HOLD,
-    PLACE,
-    ROW_WORDS,
     holds_of_place,
     level_of_place,
+    links_at,
     moved_place,
+    place_at,
 )
 from .page_storage import GPU, PageStorage
 
@@ -22,19 +21,17 @@ from .page_storage import GPU, PageStorage
 def move_page(storage: PageStorage, source: i64, target: i64) -> None:
     """A private page goes on under a row of the published block that lacked it; nothing is copied."""
     words = storage.rows.words
-    at_source = source * ROW_WORDS
-    at_target = target * ROW_WORDS
-    assert words[at_target + PLACE] == NO_PAGE, "a page was moved onto another"
-    place = words[at_source + PLACE]
+    assert words[place_at(target)] == NO_PAGE, "a page was moved onto another"
+    place = words[place_at(source)]
     queue: EvictionQueue | None = None
-    if words[at_source + LINKS] > NOT_QUEUED:
+    if words[links_at(source)] > NOT_QUEUED:
         # A suspended sequence publishes its tail.
         queue = storage.held_queues[level_of_place(place) * storage.num_pool_groups + storage.pool_group_of_page(source)]
         queue.remove(source)
-    words[at_target + PLACE] = place
-    words[at_target + LINKS] = words[at_source + LINKS]
-    words[at_source + PLACE] = NO_PAGE
-    words[at_source + LINKS] = NOT_QUEUED
+    words[place_at(target)] = place
+    words[links_at(target)] = words[links_at(source)]
+    words[place_at(source)] = NO_PAGE
+    words[links_at(source)] = NOT_QUEUED
     storage.reads.record_copy(source, target)
     storage.reads.forget(source)
     if queue is not None:
@@ -47,25 +44,23 @@ def move_page(storage: PageStorage, source: i64, target: i64) -> None:
 def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) -> None:
     """A published page that lies on a lower level goes on in the slot of an equal locked page on level 0."""
     words = storage.rows.words
-    at_ours = ours * ROW_WORDS
-    at_theirs = theirs * ROW_WORDS
     storage.copies.forget(theirs)
-    place = words[at_theirs + PLACE]
-    our_place = words[at_ours + PLACE]
+    place = words[place_at(theirs)]
+    our_place = words[place_at(ours)]
     num_our_holds = holds_of_place(our_place)
     level = level_of_place(place)
     index = level * storage.num_pool_groups + pool_group
-    assert words[at_theirs + LINKS] >= NOT_QUEUED and level > 0, "a page was replaced that is in use"
-    assert words[at_ours + LINKS] < NOT_QUEUED, "a page was replaced by one that is not locked"
+    assert words[links_at(theirs)] >= NOT_QUEUED and level > 0, "a page was replaced that is in use"
+    assert words[links_at(ours)] < NOT_QUEUED, "a page was replaced by one that is not locked"
     assert holds_of_place(place) + num_our_holds <= MOST_HOLDS, "a page has more users than its row can count"
-    if words[at_theirs + LINKS] != NOT_QUEUED:
+    if words[links_at(theirs)] != NOT_QUEUED:
         (storage.queues[index] if place < ONE_HOLD else storage.held_queues[index]).remove(theirs)
     slot = place & LOW_MASK
-    storage.free_slot(index, slot, storage.allocators[index].ready[slot])
-    words[at_theirs + PLACE] = moved_place(place, GPU, our_place & LOW_MASK) + num_our_holds * ONE_HOLD
-    words[at_theirs + LINKS] = words[at_ours + LINKS]
-    words[at_ours + PLACE] = NO_PAGE
-    words[at_ours + LINKS] = NOT_QUEUED
+    storage.slots.free_slot(index, slot, storage.allocators[index].ready[slot])
+    words[place_at(theirs)] = moved_place(place, GPU, our_place & LOW_MASK) + num_our_holds * ONE_HOLD
+    words[links_at(theirs)] = words[links_at(ours)]
+    words[place_at(ours)] = NO_PAGE
+    words[links_at(ours)] = NOT_QUEUED
     storage.reads.forget(theirs)
     storage.reads.record_copy(ours, theirs)
     storage.reads.forget(ours)

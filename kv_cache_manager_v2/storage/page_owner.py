@@ -4,6 +4,7 @@ from abc import abstractmethod
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..stats.page_counters import PageCounters
 from .victim_queue import ContentKeys
 
 
@@ -20,12 +21,14 @@ class PageOwner(ContentKeys):
         """A queued page that would become useless with ``page`` and must go before it, or NO_PAGE; of its pool group and level."""
 
     @abstractmethod
-    def on_page_dropped(self, page: i64) -> None:
+    def on_page_dropped(self, page: i64, account: PageCounters | None) -> None:
         """``page`` has just lost its slot for good. Called during the eviction; the owner may drop further droppable pages
         of its own that are useless without this one, and must not allocate."""
 
     @abstractmethod
-    def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64) -> None:
+    def drop_victims(
+        self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None
+    ) -> None:
         """Drop the victims of a queue, one after another, until ``wanted`` slots are free or it is empty.
 
         For each: a page that `find_page_below` names goes first, the digest has the `VICTIM`, and then it is as with

@@ -10,18 +10,17 @@ from mypy_extensions import i64
 from ..device.stream_order import NO_POINT, timeline_of_point
 from .decision_digest import SLOT
 from .page_rows import (
-    LINKS,
     LOCKED_ONCE,
     LOW_MASK,
     MOST_HOLDS,
-    NO_PAGE,
     NOT_QUEUED,
+    NO_PAGE,
     ONE_HOLD,
     ONE_LOCK,
-    PLACE,
-    ROW_WORDS,
     holds_of_place,
+    links_at,
     pack_place,
+    place_at,
 )
 from .page_storage import GPU, PageStorage
 
@@ -38,13 +37,12 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
     num_used: i64 = 0
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
-        at_place = page * ROW_WORDS + PLACE
-        place = words[at_place]
+        place = words[place_at(page)]
         if place >= ONE_HOLD:
             assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
-            words[at_place] = place + ONE_HOLD
+            words[place_at(page)] = place + ONE_HOLD
         elif is_only_level:
-            words[at_place] = place + ONE_HOLD
+            words[place_at(page)] = place + ONE_HOLD
             used[num_used] = page
             num_used += 1
         else:
@@ -67,13 +65,12 @@ def lock_run(
     position: i64 = 0
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
-        at = page * ROW_WORDS
-        links = words[at + LINKS]
-        place = words[at + PLACE]
+        links = words[links_at(page)]
+        place = words[place_at(page)]
         if links < NOT_QUEUED or is_only_level:
             # Held, and on the last level, so in no queue.
             assert links <= NOT_QUEUED and holds_of_place(place) > NOT_QUEUED - links, "a page was locked that is not held"
-            words[at + LINKS] = links + ONE_LOCK
+            words[links_at(page)] = links + ONE_LOCK
             if links == NOT_QUEUED:
                 num_newly_locked += 1
         else:
@@ -95,7 +92,7 @@ def make_locked_run(
     """`make_locked_page` for each block, all with one priority; their slots."""
     pool_group = storage.pool_group_of[life_cycle]
     count = end - begin
-    if storage.fills_pages:
+    if storage.slots.filler is not None:
         filled = vec[i64]([0] * count)
         position: i64 = 0
         for first_page in first_pages[begin:end]:
@@ -111,10 +108,10 @@ def make_locked_run(
     place_of_slot_0 = pack_place(0, GPU, priority) + ONE_HOLD
     awaited: i64 = NO_POINT
     for first_page, slot in zip(first_pages[begin:end], slots):
-        at = (first_page + life_cycle) * ROW_WORDS
-        assert words[at + PLACE] == NO_PAGE, "a page was made where there is one"
-        words[at + PLACE] = place_of_slot_0 + slot
-        words[at + LINKS] = LOCKED_ONCE
+        page = first_page + life_cycle
+        assert words[place_at(page)] == NO_PAGE, "a page was made where there is one"
+        words[place_at(page)] = place_of_slot_0 + slot
+        words[links_at(page)] = LOCKED_ONCE
         point = ready[slot]
         if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)
@@ -137,14 +134,13 @@ def drop_run(storage: PageStorage, level: i64, pool_group: i64, pages: vec[i64],
             position += 1
     slots = vec[i64]([0] * count)
     for position in range(count):
-        at_place = pages[position] * ROW_WORDS + PLACE
-        place = words[at_place]
+        place = words[place_at(pages[position])]
         assert 0 <= place < ONE_HOLD, "a page was dropped that somebody holds"
         slots[position] = place & LOW_MASK
-        words[at_place] = NO_PAGE
-    if storage.fills_pages:
+        words[place_at(pages[position])] = NO_PAGE
+    if storage.slots.filler is not None:
         for slot in slots:
-            storage.free_slot(index, slot, allocator.ready[slot])
+            storage.slots.free_slot(index, slot, allocator.ready[slot])
     else:
         allocator.free_run(slots)
 
@@ -154,7 +150,7 @@ def set_ready_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, 
     words = storage.rows.words
     ready = storage.allocators[storage.pool_group_of[life_cycle]].ready
     for first_page in first_pages:
-        place = words[(first_page + life_cycle) * ROW_WORDS + PLACE]
+        place = words[place_at(first_page + life_cycle)]
         if place != NO_PAGE:
             ready[place & LOW_MASK] = point
 
@@ -184,12 +180,11 @@ def release_run(
                 pool_group = storage.pool_group_of[life_cycle]
                 ready = storage.allocators[pool_group].ready
             page = first_page + life_cycle
-            at = page * ROW_WORDS
-            place = words[at + PLACE] - ONE_HOLD
-            links = words[at + LINKS] - ONE_LOCK
+            place = words[place_at(page)] - ONE_HOLD
+            links = words[links_at(page)] - ONE_LOCK
             assert place >= 0 and links <= NOT_QUEUED, "a hold was released twice"
-            words[at + PLACE] = place
-            words[at + LINKS] = links
+            words[place_at(page)] = place
+            words[links_at(page)] = links
             slot = place & LOW_MASK
             point = ready[slot]
             ready[slot] = mark if timeline_of_point(point) == timeline and point <= mark else order.advance(point, timeline, mark)
@@ -219,11 +214,10 @@ def release_run_evict_first(
     num_unlocked: i64 = 0
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
-        at = page * ROW_WORDS
-        place = words[at + PLACE]
-        if holds_of_place(place) == 1 and words[at + LINKS] == LOCKED_ONCE:
-            words[at + PLACE] = place - ONE_HOLD
-            words[at + LINKS] = NOT_QUEUED
+        place = words[place_at(page)]
+        if holds_of_place(place) == 1 and words[links_at(page)] == LOCKED_ONCE:
+            words[place_at(page)] = place - ONE_HOLD
+            words[links_at(page)] = NOT_QUEUED
             num_unlocked += 1
             slot = place & LOW_MASK
             point = ready[slot]

@@ -11,9 +11,9 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
-from ..events.removal_cause import CAPACITY, SHRUNK
+from ..events.removal_cause import SHRUNK
 from .page_mover import PageMover, describe_lost_copies
-from .page_rows import LOW_MASK, PLACE, ROW_WORDS
+from .page_rows import LOW_MASK, place_at
 from .page_storage import PageStorage
 from .room_count import RoomCount
 from .slot_reclaimer import SlotReclaimer
@@ -66,11 +66,7 @@ class PoolResizer:
         index = level * self._storage.num_pool_groups + pool_group
         allocator = self._storage.allocators[index]
         if allocator.num_used > num_slots:
-            self._room.drop_cause = SHRUNK
-            try:
-                self._room.free_slots(level, pool_group, allocator.num_slots - num_slots)
-            finally:
-                self._room.drop_cause = CAPACITY
+            self._room.free_slots(level, pool_group, allocator.num_slots - num_slots, SHRUNK, None)
             assert allocator.num_used <= num_slots, "a level shrinks below what must stay"
 
     def relocate(self, level: i64, pool_group: i64, num_slots: i64) -> i64:
@@ -112,8 +108,7 @@ class PoolResizer:
             target = targets[position]
             source = sources[position]
             words = storage.rows.words
-            at = pages[position] * ROW_WORDS + PLACE
-            words[at] = (words[at] & ~LOW_MASK) | target
+            words[place_at(pages[position])] = (words[place_at(pages[position])] & ~LOW_MASK) | target
             allocator.ready[target] = point
             allocator.ready[source] = point
             self.moved_to[source - limit] = target

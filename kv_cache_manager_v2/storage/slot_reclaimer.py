@@ -1,139 +1,164 @@
-"""Making room: which pages have to go, down a level or out of the cache.
+"""The slot reclaimer frees slots: it offloads pages by a level, or drops them.
 
-`RoomCount` has said before that the slots are to be had. Droppable pages go first, each the least valuable of its level; held
-ones only where no droppable page of the same or a lower priority is left. A page that has to go goes down one level, where it
-may push others down in turn; on the last level droppable pages are dropped.
+`RoomCount` has said before that the slots are to be had. Droppable pages go first, the least valuable of their level; held ones only
+where no droppable page of the same or a lower priority is left. An offloaded page takes a slot of the next level, where other pages
+may have to be offloaded for it in turn; on the last level droppable pages are dropped. What happens to the next victims of a level:
+
+    case                                                                        outcome
+    the level is the last one that takes pages                                  dropped, all at once
+    its priority is below ``min_offload_priority``                              dropped
+    evict-first, and the levels below are full of pages that are worth more     dropped
+    the next level has slots for them, after eviction there                     offloaded in one batch
+    it has too few, and droppable pages are here                                the least valuable of these is dropped
+    it has a few, and only held pages are here                                  as many as fit are offloaded
+    it has none, and only held pages are here                                   they stay: fewer slots are free than asked for
 """
 
 import logging
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
-from ..base.growing_arrays import reserve_words
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import CAPACITY
+from ..stats.page_counters import PageCounters
 from .decision_digest import VICTIM
 from .move_batch import MoveBatch
 from .page_mover import PageMover
-from .page_rows import NO_PAGE
+from .page_queues import defer, put_back, put_back_first, stands_first, take_out_victim
+from .page_removal import drop_victims, drop_with_owner, find_page_below, place_page
+from .page_rows import LOW_MASK, NO_PAGE
 from .page_storage import GPU, PageStorage
 from .victim_queue import NO_VICTIM
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
+_DROP: Final = 0
+_STOP: Final = -1
+_LOOK_AGAIN: Final = -2
+
+# A chosen victim is one number: its page id (`LOW_MASK`), and what there is to say of it.
+_EVICT_FIRST: Final = 1 << 32
+"""It was evict-first on its level, and is so on the next one."""
+_HAS_COPY: Final = 1 << 33
+"""The next level has a copy of its bytes already."""
+
 
 @final
 @mypyc_attr(native_class=True)
 class SlotReclaimer:
-    __slots__ = ("drop_cause", "min_offload_priority", "moves", "_storage", "_mover", "_order")
+    """``cause``: a `removal_cause`, why slots are freed. ``account``: counters of the sequence whose call it is, or None."""
 
-    drop_cause: i64
-    """Why room is made: the `removal_cause` of what is dropped for it."""
-    min_offload_priority: i64
-    """Droppable pages of a lower priority are dropped rather than moved down."""
+    __slots__ = ("moves", "_storage", "_mover", "_order", "_min_offload_priority")
+
     moves: Final[MoveBatch]
-    """Of whoever moves pages: there is one batch at a time."""
+    """The batch of all that moves pages: there is one at a time."""
     _storage: Final[PageStorage]
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
+    _min_offload_priority: Final[i64]
+    """Droppable pages of a lower priority are dropped rather than offloaded."""
 
-    def __init__(self, storage: PageStorage, mover: PageMover) -> None:
-        self.drop_cause = CAPACITY
-        self.min_offload_priority = 0
+    def __init__(self, storage: PageStorage, mover: PageMover, min_offload_priority: i64) -> None:
         self.moves = MoveBatch(storage, mover)
         self._storage = storage
         self._mover = mover
         self._order = storage.order
+        self._min_offload_priority = min_offload_priority
 
-    def make_room(self, needed: vec[i64]) -> None:
+    def make_room(self, needed: vec[i64], account: PageCounters | None) -> None:
         """Make ``needed`` slots per pool group of level 0 free; `RoomCount` has said that they are to be had.
 
         `PageMoveError` if the device refuses a copy: fewer may be free than asked for, and nothing is lost.
         """
         for pool_group in range(self._storage.num_pool_groups):
             if self._storage.allocators[pool_group].num_free < needed[pool_group]:
-                self.free_slots(GPU, pool_group, needed[pool_group])
+                self.free_slots(GPU, pool_group, needed[pool_group], CAPACITY, account)
                 assert self._storage.allocators[pool_group].num_free >= needed[pool_group], "no victim where one was counted"
 
-    def make_room_or_drop(self, needed: vec[i64]) -> None:
+    def make_room_or_drop(self, needed: vec[i64], account: PageCounters | None) -> None:
         """The same, for slots whose number `free` and droppable pages of level 0 cover: what cannot be moved is dropped."""
         storage = self._storage
         for pool_group in range(storage.num_pool_groups):
             allocator = storage.allocators[pool_group]
             if allocator.num_free < needed[pool_group]:
                 try:
-                    self.free_slots(GPU, pool_group, needed[pool_group])
+                    self.free_slots(GPU, pool_group, needed[pool_group], CAPACITY, account)
                 except PageMoveError as error:
                     _logger.warning("%s; droppable pages of level 0 are dropped instead", str(error))
                 while allocator.num_free < needed[pool_group]:
-                    self._drop_first(pool_group, pool_group)
+                    self._drop_first(pool_group, pool_group, CAPACITY, account)
 
-    def free_slots(self, level: i64, pool_group: i64, wanted: i64) -> None:
-        """Make up to ``wanted`` slots of a level free: as many as held pages in the way can go down."""
+    def free_slots(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
+        """Make up to ``wanted`` slots of a level free: as many as held pages in the way can be offloaded."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         allocator = storage.allocators[index]
-        queue = storage.queues[index]
         if level == storage.last_level or (level + 1 >= storage.closed.first and storage.closed.is_closed(level + 1)):
-            if allocator.num_free < wanted and queue.num_pages > 0:
-                storage.drop_victims(level, pool_group, wanted, self.drop_cause)
+            if allocator.num_free < wanted and storage.queues[index].num_pages > 0:
+                drop_victims(storage, level, pool_group, wanted, cause, account)
             return
-        below = index + storage.num_pool_groups
-        held = storage.held_queues[index]
         while allocator.num_free < wanted:
-            if self.min_offload_priority > 0 and self._drop_below_min_priority(index, pool_group):
-                continue
-            missing = wanted - allocator.num_free
-            evictable = queue.num_pages + held.num_pages
-            if missing > evictable:
-                missing = evictable
-            if missing == 0:
+            count = self._find_case(level, pool_group, wanted - allocator.num_free, cause, account)
+            if count > 0:
+                self._offload(level, pool_group, count, account)
+            elif count == _DROP:
+                self._drop_first(index, pool_group, cause, account)
+            elif count == _STOP:
                 return
-            if queue.count_first() > 0:
-                missing = self._bound_out_of_window(level, pool_group, missing)
-                if missing == 0:
-                    self._drop_first(index, pool_group)
-                    continue
-            # The levels below first: what is dropped there may take along pages of this one.
-            if storage.allocators[below].num_free < missing:
-                self.free_slots(level + 1, pool_group, missing)
-            room = storage.allocators[below].num_free
-            num_queued = queue.num_pages + held.num_pages
-            if num_queued < evictable:
-                continue
-            if room < missing:
-                # All below is needed: the least valuable of what is droppable here goes for good.
-                if queue.num_pages > 0:
-                    self._drop_first(index, pool_group)
-                    continue
-                if room == 0:
-                    return
-                missing = room
-            self._offload_or_drop(level, pool_group, missing)
 
-    def _drop_below_min_priority(self, index: i64, pool_group: i64) -> bool:
-        """Drop the next victim if it is not worth moving down."""
+    def _find_case(self, level: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None) -> i64:
+        """How many victims to offload in one batch, or `_DROP` the next one, `_STOP`, or `_LOOK_AGAIN`: the table above."""
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        below = index + storage.num_pool_groups
+        queue = storage.queues[index]
+        held = storage.held_queues[index]
+        if self._min_offload_priority > 0 and self._drop_below_min_priority(index, pool_group, account):
+            return _LOOK_AGAIN
+        evictable = queue.num_pages + held.num_pages
+        if missing > evictable:
+            missing = evictable
+        if missing == 0:
+            return _STOP
+        if queue.count_first() > 0:
+            missing = self._bound_evict_first(level, pool_group, missing)
+            if missing == 0:
+                return _DROP
+        # The levels below first: what is dropped there may take along pages of this one.
+        if storage.allocators[below].num_free < missing:
+            self.free_slots(level + 1, pool_group, missing, cause, account)
+        room = storage.allocators[below].num_free
+        if queue.num_pages + held.num_pages < evictable:
+            return _LOOK_AGAIN
+        if room >= missing:
+            return missing
+        if queue.num_pages > 0:
+            return _DROP
+        return room if room > 0 else _STOP
+
+    def _drop_below_min_priority(self, index: i64, pool_group: i64, account: PageCounters | None) -> bool:
+        """Drop the next victim if its priority is too low to be offloaded."""
         storage = self._storage
         if storage.queues[index].num_pages == 0:
             return False
         page = self._find_victim(index)
-        if storage.rows.priority(page) >= self.min_offload_priority:
+        if storage.rows.priority(page) >= self._min_offload_priority:
             return False
         storage.digest.record(VICTIM, page)
-        storage.drop_with_owner(page, pool_group, CAPACITY)
+        drop_with_owner(storage, page, pool_group, CAPACITY, account)
         return True
 
-    def _bound_out_of_window(self, level: i64, pool_group: i64, missing: i64) -> i64:
-        """How many of so many victims go down together. Those that go before all others here are worth less than what is below: where all
-        is full there, they go in place of what goes first there too, and no further; 0: not even one."""
+    def _bound_evict_first(self, level: i64, pool_group: i64, missing: i64) -> i64:
+        """How many of the next ``missing`` victims may be offloaded in one batch; 0: not even one. Where all levels below are full,
+        evict-first pages displace evict-first pages only, or pages of a lower priority."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         below = index + storage.num_pool_groups
         page = self._choose_victim(index)
-        if not storage.stands_first(page, index):
+        if not stands_first(storage, page, index):
             return missing
         num_first = storage.queues[index].count_first()
         if missing > num_first:
@@ -150,27 +175,27 @@ class SlotReclaimer:
                 return missing
         return room
 
-    def _drop_first(self, index: i64, pool_group: i64) -> None:
+    def _drop_first(self, index: i64, pool_group: i64, cause: i64, account: PageCounters | None) -> None:
         page = self._find_victim(index)
         storage = self._storage
         storage.digest.record(VICTIM, page)
-        storage.drop_with_owner(page, pool_group, self.drop_cause)
+        drop_with_owner(storage, page, pool_group, cause, account)
 
     def _find_victim(self, index: i64) -> i64:
-        """The droppable page of least value. On one path of the tree the far end goes first: a page with others below it
+        """The droppable page of least value. Of one path of the tree the leaf goes first: a page with others below it
         on its level takes its place behind one of them."""
         storage = self._storage
         queue = storage.queues[index]
         while True:
             page = queue.first()
             assert page != NO_VICTIM, "no victim where one was counted"
-            below = storage.find_page_below(page)
+            below = find_page_below(storage, page)
             if below == NO_PAGE:
                 return page
-            storage.defer(index, page, below)
+            defer(storage, index, page, below)
 
     def _choose_victim(self, index: i64) -> i64:
-        """The next page to go down; a held one only if it has a lower priority than every droppable one."""
+        """The next page to be offloaded; a held one only if it has a lower priority than every droppable one."""
         storage = self._storage
         held = storage.held_queues[index]
         if held.num_pages == 0:
@@ -181,83 +206,80 @@ class SlotReclaimer:
         page = self._find_victim(index)
         return first_held if storage.rows.priority(first_held) < storage.rows.priority(page) else page
 
-    def _offload_or_drop(self, level: i64, pool_group: i64, count: i64) -> None:
-        """Move ``count`` victims into free slots of the next level; those that have a copy there go to it."""
+    # -- offloading a batch -------------------------------------------------------------------------------------------
+
+    def _offload(self, level: i64, pool_group: i64, count: i64, account: PageCounters | None) -> None:
+        """Offload ``count`` victims into free slots of the next level; those that have a copy there take its slot."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         moves = self.moves
         moves.begin(count)
-        # Before the first victim leaves its queue: what has no memory for its lists has changed nothing.
-        chosen = vec[i64]([NO_PAGE] * count)
-        to_copy = reserve_words(vec[i64](), count)
-        first_to_copy = vec[i64]()
-        first_to_write = vec[i64]()
-        to_write = reserve_words(vec[i64](), count)
-        num_chosen: i64 = 0
-        try:
-            while num_chosen < count:
-                page = self._choose_victim(index)
-                is_first = storage.stands_first(page, index)
-                storage.take_out_victim(page, pool_group)
-                chosen[num_chosen] = page
-                num_chosen += 1
-                if storage.copies.num_copies > 0 and self._has_good_copy(page, index + storage.num_pool_groups):
-                    to_copy = append(to_copy, page)
-                    if is_first:
-                        first_to_copy = append(first_to_copy, page)
-                else:
-                    to_write = append(to_write, page)
-                    if is_first:
-                        first_to_write = append(first_to_write, page)
-        except MemoryError:
-            self._put_all_back(chosen, pool_group, num_chosen)
-            raise
-        if len(to_copy) > 0:
+        victims = self._take_victims(index, pool_group, count)
+        num_copied: i64 = 0
+        for victim in victims:
+            if (victim & _HAS_COPY) != 0:
+                num_copied += 1
+        if num_copied > 0:
             try:
-                self._go_to_copies(level, pool_group, to_copy)
+                self._move_to_copies(level, pool_group, victims)
             except BaseException:
-                self._put_all_back(chosen, pool_group, count)
+                self._put_back(victims, pool_group, 0)
                 raise
-            count = len(to_write)
-            self._put_below(to_copy, first_to_copy, pool_group)
-            if count == 0:
+            self._queue_below(victims, pool_group, _HAS_COPY)
+            if num_copied == count:
                 return
         try:
-            for page in to_write:
-                moves.add(page, index + storage.num_pool_groups)
+            for victim in victims:
+                if (victim & _HAS_COPY) == 0:
+                    moves.add(victim & LOW_MASK, index + storage.num_pool_groups)
             point = moves.enqueue(pool_group, level, level + 1)
         except BaseException:
             try:
                 moves.undo(level, pool_group, level + 1)
             finally:
-                self._put_all_back(to_write, pool_group, count)
+                self._put_back(victims, pool_group, _HAS_COPY)
             raise
         storage.changes.begin()
-        for position in range(count):
-            page = moves.pages[position]
+        for position in range(count - num_copied):
             storage.num_evicted[index] += 1
-            storage.digest.record(VICTIM, page)
-            moves.settle(position, index, level + 1, pool_group, point)
-        self._put_below(to_write, first_to_write, pool_group)
+            storage.digest.record(VICTIM, moves.pages[position])
+            moves.settle(position, index, level + 1, pool_group, point, account)
+        self._queue_below(victims, pool_group, 0)
         storage.changes.end()
 
-    def _put_below(self, pages: vec[i64], first_pages: vec[i64], pool_group: i64) -> None:
-        """Into their queues on the level they have come to. What stood before all others does so again, in the same order."""
-        num_first: i64 = 0
-        for page in pages:
-            if num_first < len(first_pages) and first_pages[num_first] == page:
-                num_first += 1
-            else:
-                self._storage.put_back(page, pool_group)
-        while num_first > 0:
-            num_first -= 1
-            self._storage.put_back_first(first_pages[num_first], pool_group)
+    def _take_victims(self, index: i64, pool_group: i64, count: i64) -> vec[i64]:
+        """The next victims, out of their queues: page ids, with `_EVICT_FIRST` and `_HAS_COPY`."""
+        storage = self._storage
+        # Before the first victim leaves its queue: what has no memory for the list has changed nothing.
+        victims = vec[i64]([NO_PAGE] * count)
+        num_taken: i64 = 0
+        try:
+            for position in range(count):
+                page = self._choose_victim(index)
+                victims[position] = page | _EVICT_FIRST if stands_first(storage, page, index) else page
+                take_out_victim(storage, page, pool_group)
+                num_taken += 1
+                if storage.copies.num_copies > 0 and self._has_good_copy(page, index + storage.num_pool_groups):
+                    victims[position] |= _HAS_COPY
+        except MemoryError:
+            self._put_back(victims[:num_taken], pool_group, 0)
+            raise
+        return victims
 
-    def _put_all_back(self, pages: vec[i64], pool_group: i64, count: i64) -> None:
-        """The device refused: victims are next in line again, in the order in which they were chosen."""
-        while count > 0:
-            count -= 1
-            self._storage.put_back_first(pages[count], pool_group)
+    def _queue_below(self, victims: vec[i64], pool_group: i64, kind: i64) -> None:
+        """Queue the victims of a kind (`_HAS_COPY` or 0) on their new level. Evict-first ones are so again, in the same order."""
+        for victim in victims:
+            if (victim & ~LOW_MASK) == kind:
+                put_back(self._storage, victim & LOW_MASK, pool_group)
+        for position in range(len(victims) - 1, -1, -1):
+            if (victims[position] & ~LOW_MASK) == kind + _EVICT_FIRST:
+                put_back_first(self._storage, victims[position] & LOW_MASK, pool_group)
+
+    def _put_back(self, victims: vec[i64], pool_group: i64, moved: i64) -> None:
+        """The device refused: victims that have not ``moved`` (`_HAS_COPY`, or 0: none has) are the next ones again, in their order."""
+        for position in range(len(victims) - 1, -1, -1):
+            if (victims[position] & moved) == 0:
+                put_back_first(self._storage, victims[position] & LOW_MASK, pool_group)
 
     def _has_good_copy(self, page: i64, index: i64) -> bool:
         storage = self._storage
@@ -268,8 +290,9 @@ class SlotReclaimer:
         storage.copies.forget(page)
         return False
 
-    def _go_to_copies(self, level: i64, pool_group: i64, pages: vec[i64]) -> None:
-        """Nothing is moved: the pages lie where their copies are. Whoever takes their slots waits until the copies were made.
+    def _move_to_copies(self, level: i64, pool_group: i64, victims: vec[i64]) -> None:
+        """Victims that have a copy lie there from now on, and nothing is copied. The next user of their slots waits until the
+        copies were made.
 
         What the device may refuse comes before the first change.
         """
@@ -278,15 +301,19 @@ class SlotReclaimer:
         ready = storage.allocators[index].ready
         timeline: i64 = -1
         mark: i64 = NO_POINT
-        for page in pages:
-            if storage.copies.read_point(page) != NO_POINT:
+        for victim in victims:
+            page = victim & LOW_MASK
+            if (victim & _HAS_COPY) != 0 and storage.copies.read_point(page) != NO_POINT:
                 timeline = self._mover.timeline(level, level + 1)
                 self._order.wait(timeline, ready[storage.rows.slot(page)])
         if timeline >= 0:
-            # Behind all copies that were written down, and all that the slots wait for.
+            # Behind all copies that were offloaded, and all that the slots wait for.
             mark = self._order.mark(timeline)
         storage.changes.begin()
-        for page in pages:
+        for victim in victims:
+            if (victim & _HAS_COPY) == 0:
+                continue
+            page = victim & LOW_MASK
             slot = storage.rows.slot(page)
             point = ready[slot]
             was_written = storage.copies.read_point(page) != NO_POINT
@@ -294,10 +321,10 @@ class SlotReclaimer:
             if was_written:
                 point = mark
             else:
-                # It came up from there: what a disk may have failed to read is there still.
+                # It was onboarded from there: what a disk may have failed to read is there still.
                 storage.reads.forget_read(page, level + 1, target)
             storage.num_evicted[index] += 1
             storage.digest.record(VICTIM, page)
-            storage.place_page(page, level + 1, target)
-            storage.free_slot(index, slot, point)
+            place_page(storage, page, level + 1, target)
+            storage.slots.free_slot(index, slot, point)
         storage.changes.end()

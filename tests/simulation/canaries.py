@@ -27,8 +27,8 @@ CANARIES = (
     Canary(
         "new page does not wait for the slot's last use",
         "storage/page_storage.py",
-        "        if ready != NO_POINT:\n            self.order.wait(timeline, ready)\n        if self._filler",
-        "        if self._filler",
+        "        if ready != NO_POINT:\n            self.order.wait(timeline, ready)\n        filler =",
+        "        filler =",
     ),
     Canary(
         "reader does not wait for the writer",
@@ -38,19 +38,19 @@ CANARIES = (
     ),
     Canary(
         "scratch slot does not wait for the slot's last use",
-        "storage/page_storage.py",
-        "            self.order.wait(timeline, allocator.ready[slot])\n",
+        "storage/slot_store.py",
+        "            self._order.wait(timeline, allocator.ready[slot])\n",
         "",
     ),
     Canary(
         "slot is free before its last use is over",
         "storage/page_storage.py",
-        "        self.free_slot(pool_group, slot, mark)\n\n    def free_unfinished_page",
-        "        self.free_slot(pool_group, slot, 0)\n\n    def free_unfinished_page",
+        "        self.slots.free_slot(pool_group, slot, mark)\n\n    def free_unfinished_page",
+        "        self.slots.free_slot(pool_group, slot, 0)\n\n    def free_unfinished_page",
     ),
     Canary(
         "scratch slot is free before its last use is over",
-        "storage/page_storage.py",
+        "storage/slot_store.py",
         "timeline_of_point(mark), mark)\n        self.free_slot(pool_group, slot, point)\n",
         "timeline_of_point(mark), mark)\n        self.free_slot(pool_group, slot, 0)\n",
     ),
@@ -131,14 +131,14 @@ CANARIES = (
     Canary(
         "matched page stays in the eviction queue",
         "storage/page_storage.py",
-        "        words[at + PLACE] = place + ONE_HOLD\n        if place < ONE_HOLD:\n",
-        "        words[at + PLACE] = place + ONE_HOLD\n        if place < 0:\n",
+        "        words[place_at(page)] = place + ONE_HOLD\n        if place < ONE_HOLD:\n",
+        "        words[place_at(page)] = place + ONE_HOLD\n        if place < 0:\n",
     ),
     Canary(
         "moved page loses its users",
         "storage/page_handover.py",
-        "    words[at_target + PLACE] = place\n",
-        "    words[at_target + PLACE] = place % ONE_HOLD\n",
+        "    words[place_at(target)] = place\n",
+        "    words[place_at(target)] = place % ONE_HOLD\n",
     ),
     Canary(
         "block is pruned under an open sequence",
@@ -272,9 +272,9 @@ CANARIES = (
     # -- what those outside are told ----------------------------------------------------------------------------------
     Canary(
         "an evicted page stays announced",
-        "storage/page_storage.py",
-        "            self.sink.on_page_removed(page, cause)\n",
-        "            pass\n",
+        "storage/page_removal.py",
+        "        storage.sink.on_page_removed(page, cause)\n",
+        "        pass\n",
     ),
     Canary(
         "a page that is added later is not announced",
@@ -291,9 +291,9 @@ CANARIES = (
     ),
     Canary(
         "a page that went down is told of as where it was",
-        "storage/page_storage.py",
-        "            self.sink.on_page_moved(page, level_of_place(place), level)\n",
-        "            pass\n",
+        "storage/page_removal.py",
+        "        storage.sink.on_page_moved(page, level_of_place(place), level)\n",
+        "        pass\n",
     ),
     Canary(
         "events of different paths merge",
@@ -317,8 +317,8 @@ CANARIES = (
     Canary(
         "slot is free while its page is still being copied away",
         "storage/move_batch.py",
-        "            storage.free_slot(source_index, source, point)\n",
-        "            storage.free_slot(source_index, source, 0)\n",
+        "            storage.slots.free_slot(source_index, source, point)\n",
+        "            storage.slots.free_slot(source_index, source, 0)\n",
     ),
     Canary(
         "page is copied down before it is written",
@@ -347,8 +347,8 @@ CANARIES = (
     Canary(
         "published page on a lower level keeps its slot when ours replaces it",
         "storage/page_handover.py",
-        "    storage.free_slot(index, slot, storage.allocators[index].ready[slot])\n    words[at_theirs",
-        "    words[at_theirs",
+        "    storage.slots.free_slot(index, slot, storage.allocators[index].ready[slot])\n    words[place_at(theirs)]",
+        "    words[place_at(theirs)]",
     ),
     Canary(
         "shared last block is copied before it has come up",
@@ -371,14 +371,14 @@ CANARIES = (
     ),
     Canary(
         "a page that was dropped leaves its copy",
-        "storage/page_storage.py",
-        "        if self.copies.num_copies > 0:\n            self.copies.forget(page)\n",
+        "storage/page_removal.py",
+        "    if storage.copies.num_copies > 0:\n        storage.copies.forget(page)\n",
         "",
     ),
     Canary(
         "private pages are believed to be clean",
         "storage/move_batch.py",
-        "        if level < source_level and storage.is_published(self.pages[position]):\n",
+        "        if level < source_level and is_published(storage, self.pages[position]):\n",
         "        if level < source_level:\n",
     ),
     # -- recurrent state ----------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_a_missing_page_that_is_added_is_told() -> None:
         storage = manager._shared.storage
         # Take one droppable page of the windowed group away, as an eviction would.
         page = int(storage.queues[0].collect()[0])
-        storage.drop(page, 0, CAPACITY)
+        storage.drop(page, 0, CAPACITY, None)
         gone = [note for note in notes.take() if note[0] == "page removed"]
         assert len(gone) == 1
         second = manager.create_kv_cache()

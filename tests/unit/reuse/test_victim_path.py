@@ -87,7 +87,7 @@ def test_pages_that_a_window_has_passed_go_together() -> None:
         queue = manager._shared.storage.queues[0]
         line = queue.collect()
         assert [tree.pool.block_of_page(page).first_page + 1 for page in line] == line and len(line) == 18
-        tree.drop_victims(0, 0, tree.storage.allocators[0].num_free + 1, CAPACITY)
+        tree.drop_victims(0, 0, tree.storage.allocators[0].num_free + 1, CAPACITY, None)
         pages = vec[i64]([0] * 20)
         second = tree.pool.block_of_page(queue.first())
         assert tree._runs.list_out_of_window(second, 1, queue, pages, 20) == 17
@@ -103,7 +103,7 @@ def test_a_window_that_is_alone_in_line_goes_up_to_the_beginning() -> None:
         queue = manager._shared.storage.queues[0]
         line = queue.collect()
         assert len(line) == 18
-        tree.drop_victims(0, 0, tree.storage.allocators[0].num_free + 1, CAPACITY)
+        tree.drop_victims(0, 0, tree.storage.allocators[0].num_free + 1, CAPACITY, None)
         pages = vec[i64]([0] * 20)
         second = tree.pool.block_of_page(queue.first())
         assert tree._runs.list_out_of_window(second, 0, queue, pages, 20) == 17

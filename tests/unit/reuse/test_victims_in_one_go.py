@@ -75,7 +75,7 @@ class Twin:
         tree = self.manager._shared.tree
         num_free = tree.storage.allocators[pool_group].num_free
         for more in range(step, count + 1, step):
-            tree.drop_victims(0, pool_group, num_free + more, CAPACITY)
+            tree.drop_victims(0, pool_group, num_free + more, CAPACITY, None)
 
     def seen(self) -> dict[str, Any]:
         storage = self.manager._shared.storage

@@ -16,7 +16,7 @@ def test_each_pair_of_levels_and_each_reason_has_its_own_count() -> None:
     counters = make_counters()
     counters.record_copied(0, 1, 1, 3)
     counters.record_copied(1, 0, 0, 2)
-    counters.record_dropped(1, 0, CLEARED, 1)
+    counters.record_dropped(1, 0, CLEARED, 1, None)
     # [source][target][pool group] of 2 levels and 2 groups: (0 * 2 + 1) * 2 + 1 = 3 and (1 * 2 + 0) * 2 + 0 = 4.
     assert list(counters.copied_pages) == [0, 0, 0, 3, 2, 0, 0, 0]
     # [level][pool group][reason]
@@ -25,17 +25,15 @@ def test_each_pair_of_levels_and_each_reason_has_its_own_count() -> None:
     assert list(counters.dropped_pages) == expected
 
 
-def test_the_caller_counts_the_same_once_more() -> None:
+def test_the_account_of_a_call_counts_the_same_once_more() -> None:
     counters = make_counters()
-    caller = make_counters()
-    counters.record_dropped(0, 0, CAPACITY, 1)
-    counters.caller = caller
-    counters.record_dropped(0, 1, CAPACITY, 1)
+    account = make_counters()
+    counters.record_dropped(0, 0, CAPACITY, 1, None)
+    counters.record_dropped(0, 1, CAPACITY, 1, account)
+    counters.record_copied(0, 0, 0, 1, account)
     counters.record_copied(0, 0, 0, 1)
-    counters.caller = None
-    counters.record_copied(0, 0, 0, 1)
-    assert (sum(list(counters.copied_pages)), sum(list(caller.copied_pages))) == (2, 1)
-    assert (sum(list(counters.dropped_pages)), sum(list(caller.dropped_pages))) == (2, 1)
+    assert (sum(list(counters.copied_pages)), sum(list(account.copied_pages))) == (2, 1)
+    assert (sum(list(counters.dropped_pages)), sum(list(account.dropped_pages))) == (2, 1)
 
 
 def test_the_numbers_of_the_reasons_are_dense() -> None:

@@ -1,0 +1,65 @@
+"""The queue of an unlocked page: how a page leaves it, and where it goes back to.
+
+An unlocked page stands in the eviction queue of its level and pool group (`PageStorage.queues`) where no sequence holds it, else among
+the held pages of that level (`PageStorage.held_queues`), which may be offloaded but not dropped; the last level has no such queue.
+"""
+
+from mypy_extensions import i64
+
+from .page_rows import NOT_QUEUED, ONE_HOLD, add_priority, level_of_place, links_at, place_at, priority_of_place
+from .page_storage import PageStorage
+
+
+def take_out(storage: PageStorage, page: i64, pool_group: i64) -> None:
+    """Take a page out of its queue, if it is in one: nobody may choose it as a victim until `put_back`."""
+    words = storage.rows.words
+    if words[links_at(page)] > NOT_QUEUED:
+        place = words[place_at(page)]
+        index = level_of_place(place) * storage.num_pool_groups + pool_group
+        (storage.queues[index] if place < ONE_HOLD else storage.held_queues[index]).remove(page)
+
+
+def take_out_victim(storage: PageStorage, page: i64, pool_group: i64) -> None:
+    """The same for the next victim, which goes down to make room: the policy of its level may remember it."""
+    index = storage.rows.level(page) * storage.num_pool_groups + pool_group
+    if storage.rows.num_holds(page) == 0:
+        storage.queues[index].evict(page)
+    else:
+        storage.held_queues[index].remove(page)
+
+
+def stands_first(storage: PageStorage, page: i64, index: i64) -> bool:
+    """Whether a victim was put before all others of its priority, and not because it came last."""
+    return storage.rows.num_holds(page) == 0 and storage.queues[index].stands_first(page)
+
+
+def put_back(storage: PageStorage, page: i64, pool_group: i64) -> None:
+    """Into the queue where an unlocked page belongs now, as the most recently used."""
+    level = storage.rows.level(page)
+    index = level * storage.num_pool_groups + pool_group
+    if storage.rows.num_holds(page) == 0:
+        storage.queues[index].push(page)
+    elif level < storage.last_level:
+        storage.held_queues[index].push(page)
+
+
+def put_back_first(storage: PageStorage, page: i64, pool_group: i64) -> None:
+    """The same, as the next to go."""
+    level = storage.rows.level(page)
+    index = level * storage.num_pool_groups + pool_group
+    if storage.rows.num_holds(page) == 0:
+        storage.queues[index].push_first(page)
+    elif level < storage.last_level:
+        storage.held_queues[index].push_first(page)
+
+
+def defer(storage: PageStorage, index: i64, page: i64, below: i64) -> None:
+    """The next victim of a queue goes behind ``below``, with a priority that is not lower."""
+    words = storage.rows.words
+    priority = priority_of_place(words[place_at(below)])
+    old = priority_of_place(words[place_at(page)])
+    if priority > old:
+        words[place_at(page)] = add_priority(words[place_at(page)], priority - old)
+        if storage.sink is not None:
+            storage.sink.on_priority_changed(page, old, priority)
+    storage.queues[index].defer(page, below)

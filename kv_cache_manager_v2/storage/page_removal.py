@@ -1,0 +1,83 @@
+"""Pages that leave their slot: to another level, or dropped from the cache; their owner, the tree, hears of it.
+
+``cause`` is a `removal_cause`; ``account``: counters of the sequence whose call it is, or None.
+"""
+
+from mypy_extensions import i64
+
+from ..events.removal_cause import CAPACITY, SHRUNK, UNREACHABLE
+from ..stats.page_counters import PageCounters
+from .page_rows import LOW_MASK, NO_PAGE, ONE_HOLD, level_of_place, moved_place, place_at
+from .page_storage import PageStorage
+
+
+def place_page(storage: PageStorage, page: i64, level: i64, slot: i64) -> None:
+    """The page, in no queue, has moved to that slot."""
+    words = storage.rows.words
+    place = words[place_at(page)]
+    words[place_at(page)] = moved_place(place, level, slot)
+    storage.queues[level_of_place(place) * storage.num_pool_groups + storage.pool_group_of_page(page)].forget(page)
+    if storage.sink is not None:
+        # A sink passes over what was never published.
+        storage.sink.on_page_moved(page, level_of_place(place), level)
+
+
+def count_dropped(storage: PageStorage, level: i64, pool_group: i64, cause: i64, num_pages: i64, account: PageCounters | None) -> None:
+    if cause == CAPACITY or cause == UNREACHABLE or cause == SHRUNK:
+        num_evicted = storage.num_evicted
+        num_evicted[level * storage.num_pool_groups + pool_group] += num_pages
+    storage.last_cause = cause
+    storage.counters.record_dropped(level, pool_group, cause, num_pages, account)
+
+
+def drop(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: PageCounters | None) -> None:
+    """A droppable page is gone, for a `removal_cause`; its slot is free. ``account``: of the sequence whose call it is."""
+    words = storage.rows.words
+    place = words[place_at(page)]
+    assert 0 <= place < ONE_HOLD, "a page was dropped that somebody holds"
+    if storage.copies.num_copies > 0:
+        storage.copies.forget(page)
+    level = level_of_place(place)
+    index = level * storage.num_pool_groups + pool_group
+    if cause == CAPACITY or cause == UNREACHABLE:
+        # What is useless without a victim makes room as well.
+        storage.queues[index].evict(page)
+    else:
+        storage.queues[index].remove(page)
+    words[place_at(page)] = NO_PAGE
+    if not storage.reads.is_idle:
+        storage.reads.forget(page)
+    count_dropped(storage, level, pool_group, cause, 1, account)
+    slot = place & LOW_MASK
+    allocator = storage.allocators[index]
+    if storage.slots.filler is None:
+        allocator.free_as_it_is(slot)
+    else:
+        storage.slots.free_slot(index, slot, allocator.ready[slot])
+    if storage.sink is not None:
+        storage.sink.on_page_removed(page, cause)
+
+
+def drop_with_owner(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: PageCounters | None) -> None:
+    """`drop`, and the owner hears of it: what is useless without the page may go with it."""
+    storage.changes.begin()
+    drop(storage, page, pool_group, cause, account)
+    storage.owner().on_page_dropped(page, account)
+    storage.changes.end()
+
+
+def drop_victims(storage: PageStorage, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
+    """As `PageOwner` says."""
+    storage.changes.begin()
+    storage.owner().drop_victims(level, pool_group, wanted, cause, account)
+    storage.changes.end()
+
+
+def is_published(storage: PageStorage, page: i64) -> bool:
+    """Whether its bytes never change any more."""
+    return storage.owner().is_published(page)
+
+
+def find_page_below(storage: PageStorage, page: i64) -> i64:
+    """As `PageOwner` says."""
+    return storage.owner().find_page_below(page)
