@@ -185,6 +185,10 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
     )
     num_blocks = -(-state.capacity // shared.tokens_per_block)
     _require(state.num_blocks == num_blocks == len(state.blocks), f"{name} has {state.num_blocks} blocks, not {num_blocks}")
+    _require(
+        state.next_slow_capacity in (0, state.compute_next_slow_capacity()),
+        f"{name}: a resize below {state.next_slow_capacity} was taken for one that changes the numbers only",
+    )
     tail_tokens = state.num_committed - state.num_published * shared.tokens_per_block
     _require(state.tail.count == tail_tokens, f"{name} has {state.tail.count} tail tokens, not {tail_tokens}")
     tally.num_digests += _count_digests(state.tail.packed())

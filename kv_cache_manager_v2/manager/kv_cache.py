@@ -335,6 +335,7 @@ class KVCache(Handle):
             if is_wanted != state.scratch.is_enabled:
                 validate_scratch_switch(state, is_wanted)
                 state.scratch.is_enabled = is_wanted
+                state.next_slow_capacity = 0
                 journal.record(SCRATCH, state.serial, int(is_wanted))
 
     # -- tokens --------------------------------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
     block.num_pins += 1
     tree.drop_superseded(parent, block)
     state.tail_is_shared = True
+    state.next_slow_capacity = 0
     state.copies_tail_on_resume = False
     state.shared.guard.end_change()
 

@@ -131,6 +131,7 @@ def _join_family(state: SequenceState, child: SequenceState) -> None:
     child.forks = family
     if state.num_blocks > state.num_published:
         state.forked_end = state.num_blocks
+        state.next_slow_capacity = 0
         child.forked_end = state.num_blocks
 
 

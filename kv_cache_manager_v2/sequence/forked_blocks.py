@@ -204,11 +204,13 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
     for owner in owners:
         if owner is not state and owner.num_published == ordinal:
             owner.tail_is_shared = True
+            owner.next_slow_capacity = 0
     return published
 
 
 def record_published(state: SequenceState) -> None:
     """The published path of a sequence with forked blocks has grown by one."""
+    state.next_slow_capacity = 0
     if state.forked_end > state.num_published:
         state.tail_is_shared = state.blocks[state.num_published].parent is not None
     else:

@@ -29,4 +29,5 @@ def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseSta
             leases.add_private_block(lease, block, room if room < size else size)
             if state.forked_end <= ordinal:
                 state.forked_end = ordinal + 1
+                state.next_slow_capacity = 0
     return lease

@@ -398,6 +398,7 @@ def suspend(state: SequenceState) -> None:
     state.arrivals = vec[i64]()
     state.awaits_reads = False
     state.status = SUSPENDED
+    state.next_slow_capacity = 0
     for beam in state.beams:
         if beam.status == ACTIVE:
             suspend(beam)
@@ -443,6 +444,7 @@ def close(state: SequenceState) -> None:
         shared.order.leave(state.timeline)
         state.timeline = NO_TIMELINE
     state.status = CLOSED
+    state.next_slow_capacity = 0
     shared.guard.end_change()
 
 

@@ -40,6 +40,7 @@ def try_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """False, and nothing changed, if there is no room. The sequence is active; ``history <= capacity``."""
     if not state.has_beams and stays_within_blocks(state, capacity, history):
         _set_numbers(state, capacity, history)
+        state.record_next_slow_capacity()
         return True
     old_num_blocks = state.num_blocks
     is_done = _resize_blocks(state, capacity, history)
@@ -172,6 +173,7 @@ def _apply_turn(
     _add_blocks(state, plan.num_blocks, priorities, len(turn.copies))
     if state.scratch.num_blocks > 0:
         _take_scratch(state)
+    state.record_next_slow_capacity()
 
 
 def _release(state: SequenceState, plan: ResizePlan) -> None:

@@ -73,6 +73,7 @@ class SequenceState:
         "tables",
         "window_begins",
         "next_window_move",
+        "next_slow_capacity",
         "scratch",
         "stream",
         "timeline",
@@ -96,6 +97,9 @@ class SequenceState:
     num_published: i64
     next_window_move: i64
     """The least history length at which some window begins later than now."""
+    next_slow_capacity: i64
+    """The least capacity behind the last block, where any other of that block changes nothing but the numbers; else 0. The bound is kept by
+    the resize that finds it (`record_next_slow_capacity`), and taken away by whatever may make it untrue."""
     forked_end: i64
     """0 if nothing behind the published path is or was shared by a fork."""
     batch_number: i64
@@ -186,6 +190,7 @@ class SequenceState:
         self.tables = [PageTable() for _ in shared.life_cycles]
         self.window_begins = shared.least_window_begins[:]
         self.next_window_move = NEVER
+        self.next_slow_capacity = 0
         self.scratch = Scratch(shared)
         self.stream = stream
         self.timeline = NO_TIMELINE
@@ -208,7 +213,26 @@ class SequenceState:
                 earliest = move
         self.next_window_move = earliest
 
+    def record_next_slow_capacity(self) -> None:
+        self.next_slow_capacity = self.compute_next_slow_capacity()
+
+    def compute_next_slow_capacity(self) -> i64:
+        size = self.shared.tokens_per_block
+        if (
+            self.status != ACTIVE
+            or self.has_beams
+            or self.snapshot_plan is not None
+            or self.tail_is_shared
+            or len(self.arrivals) > 0
+            or self.scratch.is_enabled
+            or self.scratch.num_blocks > 0
+            or (self.forked_end > 0 and (self.forked_end >= self.num_blocks or self.history < self.forked_end * size))
+        ):
+            return 0
+        return self.num_blocks * size + 1
+
     def record_arrival(self, point: i64) -> None:
+        self.next_slow_capacity = 0
         if len(self.arrivals) == 0 or self.arrivals[len(self.arrivals) - 1] != point:
             self.arrivals = append(self.arrivals, point)
 

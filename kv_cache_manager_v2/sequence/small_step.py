@@ -34,14 +34,11 @@ def stays_within_blocks(state: SequenceState, capacity: i64, history: i64) -> bo
 
 def is_small_resize(state: SequenceState, capacity: i64, history: i64) -> bool:
     """Whether the resize is valid and changes the two numbers only. Steps of other sequences do not change that."""
+    bound = state.next_slow_capacity
     return (
-        state.status == ACTIVE
-        and not (state.shared.scratch_is_configured and state.scratch.is_enabled)
-        and not state.has_beams
-        and state.snapshot_plan is None
-        and len(state.arrivals) == 0
+        bound - state.shared.tokens_per_block <= capacity < bound
         and state.history <= history <= capacity
-        and stays_within_blocks(state, capacity, history)
+        and history < state.next_window_move
     )
 
 
@@ -113,6 +110,7 @@ def try_next_block(state: SequenceState, capacity: i64, history: i64) -> bool:
             pool_group = storage.pool_group_of[life_cycle]
             table.set(ordinal, storage.make_locked_page(page, pool_group, PRIORITY_DEFAULT, state.timeline))
         life_cycle += 1
+    state.record_next_slow_capacity()
     shared.guard.end_change()
     return True
 
