@@ -10,7 +10,7 @@ from ..reuse.reuse_scope import ReuseScope
 from ..reuse.state_match import NO_STATE_MATCH, StateMatch
 from ..reuse.token_packing import TOKEN_BYTES
 from ..sequence.shared_state import SharedState
-from ..storage.lost_pages import settle_reads
+from ..storage.page_removal import settle_reads
 
 
 @final

@@ -1,1 +1,1 @@
-"""Mechanism: slots, who of them is free, and the memory behind them. No policy."""
+"""Mechanism: slots, which of them are free, and the memory behind them. No policy."""

@@ -1,7 +1,7 @@
 """A pool group at one level: pools allocated in lockstep, the memory behind them, and which slots are free.
 
 Owns one `MemoryRange` per pool and the `SlotAllocator`. Slot ``i`` is at ``base_addresses[p] + i * slot_bytes[p]`` in every
-pool ``p``. Slot 0 is the null slot where one is reserved: it has memory, belongs to nobody and is not counted.
+pool ``p``. Slot 0 is the null slot where one is reserved: it has memory, has no user and is not counted.
 """
 
 from typing import Final, final
@@ -59,7 +59,7 @@ class PoolGroup:
     def resize_memory(self, num_slots: i64) -> None:
         """Have memory for ``num_slots`` slots and the null slots; what the device refuses, by any error, leaves all as it was.
 
-        Before shrinking, the caller made sure that nobody touches the slots that go.
+        Before shrinking, the caller made sure that no stream touches the slots that go.
         """
         all_slots = num_slots + self.allocator.first_slot
         old_bytes = [memory.mapped_bytes for memory in self._ranges]

@@ -7,7 +7,7 @@ calls alone; nothing is made per slot in advance, so a tier of any size starts a
 Free slots may stand *aside*: their bytes are still good for something (`storage.clean_copies`), and they are not handed out.
 
 Each slot carries a point (`StreamOrder`): the work after which its bytes may be touched. Whoever takes a slot over waits
-for it on his own stream.
+for it on its own stream.
 """
 
 from typing import Final, final
@@ -241,7 +241,7 @@ class SlotAllocator:
         self.num_slots = self.num_free + num_used
 
     def cancel_shrink(self) -> None:
-        """Right after `begin_shrink`, everything taken since given back: all is as it was before."""
+        """Right after `begin_shrink`, everything taken since freed again: all is as it was before."""
         saved = self._before_shrink
         count: i64 = len(saved) - 4
         self._stack = saved[:count]
@@ -251,7 +251,7 @@ class SlotAllocator:
         self.num_free = saved[count + 3]
 
     def retire(self, num_retired: i64) -> None:
-        """That many slots in use behind the end are gone: nobody has them any more."""
+        """That many slots in use behind the end are gone: they have no user any more."""
         self.num_slots -= num_retired
 
     def undo_shrink(self, num_retired: i64) -> None:

@@ -63,7 +63,7 @@ class Block:
 
     @property
     def tokens_begin(self) -> i64:
-        """While PUBLISHED: the first byte of the block's own tokens in its text."""
+        """While PUBLISHED: the first byte of the block's own tokens in `tokens`."""
         return i64(self._half)
 
     @tokens_begin.setter

@@ -1,4 +1,4 @@
-"""What the tree says of newly published blocks and their pages to whoever follows them."""
+"""Announcements of newly published blocks and their pages, to the event sink."""
 
 from librt.vecs import vec
 from mypy_extensions import i64

@@ -1,4 +1,4 @@
-"""The names of blocks in events, computed from tokens: so a router finds out which of a prompt's blocks somebody has."""
+"""The names of blocks in events, computed from tokens: so a router finds out which of a prompt's blocks a worker has."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _make_path(packed: bytes, digests: DigestTable, size: int, scope: ReuseScope
 def gen_multimodal_cache_key_tokens(
     id_offset: SupportsIndex, multimodal_data_digest: Given[bytes], num_tokens: SupportsIndex
 ) -> list[TokenIdExt]:
-    """The tokens of a multimodal item for matching: its digest, then ids that no text has, one for each further token.
+    """The tokens of a multimodal item for matching: its digest, then ids that no vocabulary has, one for each further token.
 
     ``id_offset``: the size of the vocabulary; the ids are ``id_offset + 1``, ``id_offset + 2``, ... A prefix of the item is thus
     a prefix of these, and no other item begins alike.

@@ -53,7 +53,7 @@ class BlockHistory:
     _block_bytes: Final[i64]
     """Of the tokens of a full block."""
     sampler: Final[ReuseSampler | None]
-    """Measures how long ago blocks were used; None: nobody does."""
+    """Measures how long ago blocks were used; None: not measured."""
     num_blocks: i64
     """Published now."""
     _num_evicted: i64
@@ -93,7 +93,7 @@ class BlockHistory:
         if len(self._scopes) == 1:
             self._only_scope = hashed
             return
-        # While there was one scope, nobody could ask whether another had a prefix; once in a manager's life.
+        # While there was one scope, no caller could ask whether another had a prefix; once in a manager's life.
         self._tells_scopes = True
         self._table.keep_one_each()
         for number in range(len(self._block_prefixes)):
@@ -262,7 +262,7 @@ class BlockHistory:
         self._record_path(HELD, block)
 
     def record_release(self, block: i64) -> None:
-        """The path that ends at this published block was used until now; its far end is the first to go."""
+        """The path that ends at this published block was used until now; its leaf is evicted first."""
         self._record_path(RELEASED, block)
 
     def forget_full_size(self) -> None:

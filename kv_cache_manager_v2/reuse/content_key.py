@@ -1,4 +1,4 @@
-"""A number for what a page holds: for eviction policies, which remember content after its pages are gone.
+"""Content keys: a number for what a page holds, for eviction policies, which remember content after its pages are gone.
 
 Chained down the path, computed when first asked for, and kept in the block. Eight tokens of each block go into it, and so those of
 all blocks above: two contents may have the same number, a policy then takes one for the other, and nothing else depends on it. Not
@@ -33,7 +33,7 @@ def mix_key(key: i64, word: i64) -> i64:
 
 
 def text_key(data: bytes) -> i64:
-    """Of a whole text, for roots."""
+    """Of a whole prefix, for roots."""
     key: i64 = 1
     for byte in data:
         key = mix_key(key, byte)
@@ -70,7 +70,7 @@ def _make_keys_above(lowest: Block, block_bytes: i64) -> None:
 
 
 def make_run_keys(parent: Block, blocks: list[Block], packed: bytes, position: i64, block_bytes: i64) -> None:
-    """Of full blocks, each below the one before and the first below ``parent``; their texts are those from ``position`` on."""
+    """Of full blocks, each below the one before and the first below ``parent``; their tokens are those from ``position`` on."""
     key = block_key(parent, block_bytes) if parent.content_key == NO_KEY else parent.content_key
     if block_bytes < _WORD_BYTES:
         for block in blocks:

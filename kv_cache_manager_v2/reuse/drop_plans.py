@@ -1,10 +1,10 @@
-"""What users plan to drop: the published ends of sequences, each until its plan is carried out, cancelled or void.
+"""Drop plans of the caller: the published ends of sequences, each until its plan is carried out, cancelled or void.
 
 A plan remembers a path of the tree and how many of its tokens count; it pins the path's last block, and holds no page: what it
-names may be evicted meanwhile. It *needs* the pages without which its text could not be matched to its end.
+names may be evicted meanwhile. It *needs* the pages without which its prefix could not be matched to its end.
 
     state    way out
-    OPEN     drop -> over: the pages at the end go that nobody else needs; cancel -> over; void_all, void_of -> VOID
+    OPEN     drop -> over: the pages at the end are dropped that no other prefix needs; cancel -> over; void_all, void_of -> VOID
     VOID     the tree, or its scope, was cleared; drop and cancel do nothing -> over
 
 Conservation: every OPEN plan has one pin, on its last block.
@@ -70,11 +70,11 @@ class DropPlans:
         return list(self._open.values())
 
     def drop(self, number: int) -> int:
-        """Drop what the plan names and nobody else needs; how many pages. 0 for a plan that is not open."""
+        """Drop what the plan names and no other prefix needs; how many pages. 0 for a plan that is not open."""
         plan = self._open.pop(number, None)
         if plan is None:
             return 0
-        # What every longer text needs goes last: the tree drops with it what can be reached no more, and nobody would count that.
+        # What every longer prefix needs goes last: the tree drops with it what can be reached no more, and that would not be counted.
         count = self._drop_end(plan, False) + self._drop_end(plan, True)
         self._tree.unpin(plan.blocks[-1])
         return count
@@ -136,7 +136,7 @@ class DropPlans:
         return 1
 
     def _needs(self, plan: DropPlan, ordinal: i64, life_cycle: i64) -> bool:
-        """Whether the plan's text could not be matched to its end without that page."""
+        """Whether the plan's prefix could not be matched to its end without that page."""
         cycle = self._cycles[life_cycle]
         if not cycle.has_page_per_block:
             return ordinal == len(plan.blocks) - 1

@@ -1,4 +1,4 @@
-"""The longest reusable prefix of a text.
+"""A match: the longest reusable prefix of a prompt.
 
 A prefix of ``n`` tokens is reusable when every life cycle has the pages of all blocks that are not stale at history ``n``.
 Found in one walk down the tree by content, then upwards from the deepest block until every window is whole:
@@ -6,8 +6,8 @@ Found in one walk down the tree by content, then upwards from the deepest block 
 - a block without the page of an unbounded life cycle ends the walk: every longer prefix needs it;
 - within one block the condition is weakest at the block's end (the window's first block only moves forward with ``n``), so
   whole blocks need be tried at their ends only;
-- the block where the text leaves the tree, or loses a window, may still serve its leading tokens, whichever child they
-  belong to. Children are kept in sorted order, so those with the longest common prefix are neighbours of the text's place.
+- the block where the prompt leaves the tree, or loses a window, may still serve its leading tokens, whichever child they
+  belong to. Children are kept in sorted order, so those with the longest common prefix are neighbours of the prompt's place.
 """
 
 from typing import Final, final
@@ -123,7 +123,7 @@ class Matcher:
         return self._find_whole_windows(root, packed, blocks)
 
     def _find_exact(self, parent: Block, rest: bytes, blocks: list[Block]) -> Match | None:
-        """Without partial reuse: the partial block that is just the text's last tokens."""
+        """Without partial reuse: the partial block that is just the prompt's last tokens."""
         if len(rest) == self._tree.block_bytes:
             return None
         child = self._tree.find_child(parent, rest)
@@ -162,7 +162,7 @@ class Matcher:
             del blocks[int(num_blocks) :]
             parent = blocks[num_blocks - 1] if num_blocks > 0 else root
             if self._partial and parent.children is not None:
-                # The block of the whole text has lost a window; a sibling that begins like it may have kept its own.
+                # The block of the whole prompt has lost a window; a sibling that begins like it may have kept its own.
                 position = num_blocks * block_bytes
                 partial = self.find_partial(parent, packed[position : position + block_bytes], blocks)
                 if partial is not None:
@@ -294,7 +294,7 @@ def count_shared_with_children(tree: RadixTree, parent: Block, key: bytes) -> i6
 
 
 def count_shared_tokens(a: bytes, b: bytes) -> i64:
-    """How many leading tokens two packed texts share."""
+    """How many leading tokens two packed runs share."""
     num_bytes: i64 = len(a) if len(a) < len(b) else len(b)
     position: i64 = 0
     while position + PAIR_BYTES <= num_bytes and read_i64_le(a, position) == read_i64_le(b, position):

@@ -1,7 +1,7 @@
 """Why the tokens behind a match were not reused: walks on where the match ended, and gives each token one cause.
 
 In the tree, the walk goes on as long as it finds blocks: what is there and did not match has lost a window or has no recurrent
-state. From where the text leaves the tree, the history says what became of each block, until it knows nothing of one. That block
+state. From where the prompt leaves the tree, the history says the outcome of each block, until it knows nothing of one. That block
 is new or its history entry is gone, and what follows counts as `NOT_REMEMBERED` with it.
 """
 
@@ -136,5 +136,5 @@ def _cause_of(state: i64) -> i64:
         return SHRUNK
     if removal == FAILURE:
         return LOAD_FAILED
-    # A text that is here, but not on the path: its entry was written before others of the path were forgotten.
+    # A prefix that is here, but not on the path: its entry was written before others of the path were forgotten.
     return EVICTED if removal == CAPACITY or state == IS_HERE else DROPPED

@@ -50,7 +50,7 @@ class RadixTree(PageOwner):
     block_bytes: Final[i64]
     """Bytes of the key of a full block."""
     history: BlockHistory | None
-    """What became of blocks that are gone; None if nobody wants to know."""
+    """The outcome of blocks that are gone; None if misses are not explained."""
     has_digests: bool
     """Whether a digest was ever published: without one, no key needs to be searched for digests."""
     _roots: Final[dict[ReuseScope, Block]]
@@ -190,7 +190,7 @@ class RadixTree(PageOwner):
     ) -> vec[i64]:
         """`attach` private blocks, each below the one before, the first one below ``parent``, which has no child.
 
-        Their texts are those from ``position`` on, whole blocks all. Returns their first page ids.
+        Their tokens are those from ``position`` on, whole blocks all. Returns their first page ids.
         """
         assert parent.only_child is None and parent.children is None, "a run was published beside other blocks"
         block_bytes = self.block_bytes
@@ -253,14 +253,14 @@ class RadixTree(PageOwner):
         self._shorten_tokens(text, begin, parent)
 
     def _shorten_tokens(self, text: bytes, begin: i64, parent: Block) -> None:
-        """The block at ``begin`` of that text is gone from below ``parent``."""
+        """The block at ``begin`` of those tokens is gone from below ``parent``."""
         shorten_tokens(text, begin, parent, self.block_bytes)
         if parent.tokens is not text and parent.only_child is None and parent.children is None:
-            # One of the two has a text of its own, and nobody is left below who shares that of the other.
+            # One of the two has tokens of its own, and no block is left below that shares those of the other.
             shorten_tokens(parent.tokens, parent.tokens_begin + self.block_bytes, parent, self.block_bytes)
 
     def _cut_off(self, block: Block, parent: Block) -> None:
-        """Who does it shortens the text of the blocks that are left."""
+        """The caller shortens the tokens of the blocks that are left."""
         if self.has_digests:
             self.digests.release(key_of(block, self.block_bytes))
         children = parent.children
@@ -355,7 +355,7 @@ class RadixTree(PageOwner):
         self._drop_useless(block, page - block.first_page, account)
 
     def _drop_useless(self, block: Block, life_cycle: i64, account: PageCounters | None) -> None:
-        """The block has lost a page; what nobody can match without it goes too."""
+        """The block has lost a page; what no match can use without it is dropped too."""
         if self._is_unbounded[life_cycle]:
             self._runs.forget_place()
             cause = self.storage.last_cause
@@ -475,7 +475,7 @@ class RadixTree(PageOwner):
         self.storage.last_cause = cause
 
     def _drop_below(self, top: Block, cause: i64, account: PageCounters | None) -> None:
-        """Drop all pages of ``top`` and of everything below it that nobody holds.
+        """Drop all pages of ``top`` and of everything below it that is not held.
 
         A sequence that holds a page below also holds the unbounded life cycle's page of ``top``. A lease may have kept the page
         of a private block instead, for which ``top`` was taken over; what it has leased below stays until it is settled.
@@ -496,7 +496,7 @@ class RadixTree(PageOwner):
             self.prune(leaf)
 
     def drop_pages(self, block: Block, cause: i64, account: PageCounters | None) -> None:
-        """Drop every page of a block that nobody holds, for a `removal_cause`."""
+        """Drop every page of a block that is not held, for a `removal_cause`."""
         storage = self.storage
         for life_cycle in range(storage.rows.num_life_cycles):
             page = block.first_page + life_cycle
@@ -504,7 +504,7 @@ class RadixTree(PageOwner):
                 drop(storage, page, storage.pool_group_of[life_cycle], cause, account)
 
     def drop_superseded(self, parent: Block, fuller: Block) -> None:
-        """Drop partial siblings whose text and pages ``fuller`` has as well, as far as nobody holds them."""
+        """Drop partial siblings whose tokens and pages ``fuller`` has as well, as far as they are not held."""
         children = parent.children
         if children is None or children.num_partial == 0:
             return
@@ -517,7 +517,7 @@ class RadixTree(PageOwner):
                 self.prune(partial)
 
     def _drop_covered_pages(self, block: Block) -> None:
-        """Drop all pages but the snapshot of a recurrent state: that of a longer text is no substitute."""
+        """Drop all pages but the snapshot of a recurrent state: that of a longer prefix is no substitute."""
         storage = self.storage
         for life_cycle in range(storage.rows.num_life_cycles):
             page = block.first_page + life_cycle
@@ -546,7 +546,7 @@ class RadixTree(PageOwner):
         return False
 
     def has_held_page(self, scope: ReuseScope) -> bool:
-        """Whether somebody holds a page of a published block of the scope."""
+        """Whether a page of a published block of the scope is held."""
         root = self._roots.get(scope)
         pending = [] if root is None else self.children_of(root)
         rows = self.storage.rows
@@ -559,7 +559,7 @@ class RadixTree(PageOwner):
         return False
 
     def clear_scope(self, scope: ReuseScope) -> None:
-        """Drop every page of the scope's blocks, which nobody holds or pins."""
+        """Drop every page of the scope's blocks, which are neither held nor pinned."""
         root = self._roots.get(scope)
         if root is None:
             return

@@ -1,4 +1,4 @@
-"""What became of prefixes, in a fixed number of entries, eight to a bucket; a full bucket forgets.
+"""The outcome of prefixes, in a fixed number of entries, eight to a bucket; a full bucket forgets.
 
 A prefix is known by a 62-bit hash and 20 bits of its scope. While there is one scope, prefixes are told of only when they go, and a bucket
 is a ring: the entry that was written first is overwritten. From the second scope on prefixes that are here have entries too, one each;
@@ -126,7 +126,7 @@ class RemovalHistory:
         words[place + 1] = entry
 
     def find(self, prefix: i64, scope: i64) -> i64:
-        """What became of the prefix in that scope: IS_HERE or dropped; else IN_OTHER_SCOPE if another one had it, or NOT_KNOWN."""
+        """The outcome of the prefix in that scope: IS_HERE or dropped; else IN_OTHER_SCOPE if another one had it, or NOT_KNOWN."""
         if self._line_end > 0:
             self._settle()
         words = self._words

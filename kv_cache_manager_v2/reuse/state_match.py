@@ -1,4 +1,4 @@
-"""The longest reusable prefix of a text for a model with recurrent layers.
+"""A match for a model with recurrent layers: the longest reusable prefix of a prompt.
 
 A prefix of ``n`` tokens is reusable when its attention is (`Matcher`) and a snapshot of the state at exactly ``n`` is there: on
 the block that ends at ``n``, which may be a partial one that has nothing else. The blocks that the attention match found are
@@ -34,9 +34,9 @@ class StateMatch:
     state_tokens: Final[i64]
     """Where the state begins: the length of ``match``, or less if tokens are to be replayed."""
     snapshot: Final[Block | None]
-    """The block with the state's snapshot; None for the state of an empty text."""
+    """The block with the state's snapshot; None for the state of an empty prefix."""
     branch_tokens: Final[i64]
-    """The last block boundary at which the text is one that the tree knows and after which it is not; 0 if there is none."""
+    """The last block boundary at which the prefix is one that the tree knows and after which it is not; 0 if there is none."""
 
     def __init__(
         self, match: Match, attention_tokens: i64, state_tokens: i64, snapshot: Block | None, branch_tokens: i64
@@ -114,7 +114,7 @@ class StateMatcher:
         return self._rows.has_page(block.first_page + self._life_cycle)
 
     def _find_partial_snapshot(self, parent: Block, packed: bytes, begin: i64, longest: i64, least: i64) -> Block | None:
-        """The longest child of ``parent`` that is the text's next ``least`` to ``longest`` tokens and has a snapshot."""
+        """The longest child of ``parent`` that is the prompt's next ``least`` to ``longest`` tokens and has a snapshot."""
         only_child = parent.only_child
         children = parent.children
         if only_child is not None:
@@ -177,7 +177,7 @@ class StateMatcher:
         return None
 
     def _find_branch(self, root: Block, attention: Match, packed: bytes) -> i64:
-        """Where the text, by content alone, leaves what the tree knows; 0 if it stays on a known path, or follows none."""
+        """Where the prompt, by content alone, leaves what the tree knows; 0 if it stays on a known path, or follows none."""
         block_bytes = self._tree.block_bytes
         ordinal = attention.num_tokens // self._tokens_per_block
         node = attention.blocks[ordinal - 1] if ordinal > 0 else root

@@ -1,4 +1,4 @@
-"""Blocks that make room together: the end of a path, given up block by block, the last one first.
+"""A victim path: the end of a path, evicted together, leaf first.
 
 `close` puts a path's pages in line so. When its last block's page is next, the pages of the blocks above mostly stand behind it,
 and each victim takes along what else its block has, as no match could reach that any more:
@@ -8,7 +8,7 @@ and each victim takes along what else its block has, as no match could reach tha
     wanted: 5 slots                         victims   d0 (with d1), c0 (with c1), b0: blocks d, c and b leave the tree
 
 `gather` finds out how far that goes, and changes nothing; the tree then drops all of it in one go. What is otherwise (a page
-that somebody holds, another block in line, a branch) ends the run, and is for the tree's way page by page.
+that a sequence holds, another block in the queue, a branch) ends the run, and is for the tree's way page by page.
 """
 
 from typing import Final, final
@@ -50,7 +50,7 @@ class VictimPath:
     def gather(self, leaf: Block, life_cycle: i64, level: i64, wanted: i64) -> i64:
         """How many blocks, from ``leaf`` up, go one after the other until ``wanted`` slots are free.
 
-        The page of ``life_cycle``, which has no window, is the next victim of its pool group at that level; nobody pins the leaf.
+        The page of ``life_cycle``, which has no window, is the next victim of its pool group at that level; the leaf is not pinned.
         """
         storage = self._storage
         pool_group = storage.pool_group_of[life_cycle]
@@ -82,7 +82,7 @@ class VictimPath:
         return num_blocks
 
     def _add_pages(self, first_page: i64, victim: i64, level: i64, pool_group: i64) -> bool:
-        """The victim and what it takes along; False, and nothing added, if somebody holds a page of the block."""
+        """The victim and what it takes along; False, and nothing added, if a page of the block is held."""
         storage = self._storage
         words = storage.rows.words
         pages = self.pages

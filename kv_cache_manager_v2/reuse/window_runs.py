@@ -75,7 +75,7 @@ class WindowRuns:
     def _is_of_use_above(self, block: Block, life_cycle: i64, least: i64) -> bool:
         """Whether the run above is long enough, or begins with the path: nearly always, so this looks at nothing but that.
 
-        A path that is given up from its end on loses one page after another: then one look further up tells.
+        A path that is evicted leaf by leaf loses one page after another: then one look further up tells.
         """
         words = self._rows.words
         length: i64 = 0

@@ -1,4 +1,4 @@
-"""Beams: several texts that go on from one committed beginning, in one sequence.
+"""Beams: several continuations of one committed prefix, in one sequence.
 
 Beam 0 is the sequence itself; each further beam is a state of its own without a handle (`SequenceState.beams`), made as a fork of beam
 0. So blocks before the point where the beams part are shared by all, and each beam has its own page tables. All beams have the same
@@ -6,7 +6,7 @@ status, stream, capacity, history and committed tokens at every instant; only be
 is counted in statistics. Scratch reuse is off while there are beams.
 
 A step of all beams is one `resize`, all or nothing: it is planned for each beam after the ones before it, so that of a block that
-only beams share the last one writes in place. A page that several beams share, and that all of them give up in the step, does not
+only beams share the last one writes in place. A page that several beams share, and that all of them release in the step, does not
 count as room for it: such a step may be refused for want of a slot that it would have left free. All copies are made before anything
 changes, so that a device that refuses one changes nothing; where there is room for them only once the step's own pages are given
 back, they go where these are (`copies_in_place`).
@@ -144,7 +144,7 @@ def _reorder_blocks(beams: list[SequenceState], parents: vec[i64]) -> None:
     state = beams[0]
     begin = state.num_published
     texts = [beam.blocks[begin:] for beam in beams]
-    # First every new owner, then the old ones go: so no block is given back in between.
+    # First every new owner, then the old ones go: so no block is freed in between.
     position: i64 = 0
     for beam in beams:
         parent = beams[parents[position]]
@@ -172,7 +172,7 @@ def _share_block(parent: SequenceState, block: Block, ordinal: i64) -> None:
 
 
 def _adopt_blocks(beam: SequenceState, blocks: list[Block], mark: i64) -> None:
-    """The new owner is counted already; what the beam had is given up."""
+    """The new owner is counted already; what the beam had is released."""
     shared = beam.shared
     rows = shared.storage.rows
     ordinal = beam.num_published

@@ -114,7 +114,7 @@ def release_stale(state: SequenceState, life_cycle: i64, begin: i64, end: i64, m
 
 
 def release_evict_first(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
-    """The same, first in line for eviction, the last one before all others."""
+    """The same, evict-first, the last one before all others."""
     if begin >= end:
         return
     first_pages = list_first_pages(state.blocks, begin, end)
@@ -122,7 +122,7 @@ def release_evict_first(state: SequenceState, life_cycle: i64, begin: i64, end: 
 
 
 def publish_fresh(state: SequenceState, packed: bytes, position: i64, mark: i64) -> i64:
-    """Publish the whole blocks of ``packed`` from ``position`` on where nobody can have published the same: below a block
+    """Publish the whole blocks of ``packed`` from ``position`` on where no other sequence can have published the same: below a block
     without children every one is new. How many bytes that are; 0 where it takes a closer look."""
     shared = state.shared
     tree = shared.tree

@@ -1,4 +1,4 @@
-"""Which entries of a page table changed since somebody last looked, as two ranges: filled, and become bad.
+"""Which entries of a page table changed since the last look, as two ranges: filled, and become bad.
 
 A reader registers one of these with each table that it copies from (`PageTable.add_reader`), looks, and calls `clear`.
 Two ranges, because one step of a windowed layer changes both ends of its window and nothing between. Entries past the

@@ -1,6 +1,6 @@
 """`commit`: tokens become final; a block that becomes full is published at once, exactly once.
 
-If the tree already has the block, ours is given up in favour of the published one (*rebase*): per life cycle we either take
+If the tree already has the block, ours is released in favour of the published one (*rebase*): per life cycle we either take
 over the published page, after waiting for its writer, and free ours, or add ours where the published block lacks one.
 """
 
@@ -39,14 +39,7 @@ def commit_token(state: SequenceState, token: i32) -> None:
         mark = state.shared.order.mark(state.timeline)
         publish_block(state, tail.packed(), mark)
         tail.clear()
-    if state.retention is not None and state.num_published > first_block:
-        record_retained(state, first_block)
-    _advance_history(state, mark)
-    state.shared.guard.end_change()
-    if staged is not None:
-        publish_snapshot(state, staged)
-    if state.shared.early_copies is not None and (state.num_published > first_block or staged is not None):
-        offload_published(state, first_block)
+    _end_commit(state, first_block, mark, staged)
 
 
 def commit_packed(state: SequenceState, packed: bytes) -> None:
@@ -88,6 +81,11 @@ def commit_packed(state: SequenceState, packed: bytes) -> None:
             mark = state.shared.order.mark(state.timeline)
         publish_block(state, key, mark)
     state.num_committed += num_bytes // TOKEN_BYTES
+    _end_commit(state, first_block, mark, staged)
+
+
+def _end_commit(state: SequenceState, first_block: i64, mark: i64, staged: Block | None) -> None:
+    """The tokens are committed: what follows from it, for blocks from ``first_block`` on and for the copy of the state."""
     if state.retention is not None and state.num_published > first_block:
         record_retained(state, first_block)
     _advance_history(state, mark)
@@ -150,7 +148,7 @@ def _publish_tail(state: SequenceState, is_closing: bool) -> None:
         return
     published = tree.find_child(parent, key)
     if published is not None and not is_closing and state.capacity > state.num_committed:
-        # Our pages may hold tokens that are written and not committed: none may be given up for a published one.
+        # Our pages may hold tokens that are written and not committed: none may be released for a published one.
         if _share_a_life_cycle(state, private, published):
             return
     if published is not None and _would_replace_a_held_page(state, private, published):
@@ -181,7 +179,7 @@ def _share_a_life_cycle(state: SequenceState, private: Block, published: Block) 
 def _would_replace_a_held_page(state: SequenceState, private: Block, published: Block) -> bool:
     """Whether a page of the published partial block waits on a lower level for its holder.
 
-    A full block's pages are equal whoever wrote them. In those of a partial one its publisher may have tokens of its own behind
+    A full block's pages are equal whichever sequence wrote them. In those of a partial one its publisher may have tokens of its own behind
     the published ones, which no other page has.
     """
     if state.timeline == NO_TIMELINE:
@@ -262,8 +260,7 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
 def _repair_page(
     state: SequenceState, ours: i64, theirs: i64, pool_group: i64, is_partial: bool, mark: i64
 ) -> i64:
-    """Theirs, without a copy further down, comes from a disk, and may never come, or has not: it gets the bytes of ours. Returns the
-    mark after that."""
+    """The published page's disk read may fail: overwrite it with our identical bytes. Returns the mark after that."""
     storage = state.shared.storage
     reads = storage.reads
     if not reads.knows(int(theirs)):
@@ -273,7 +270,7 @@ def _repair_page(
         expect_reads(state)
         return mark
     try:
-        # It may have been on its way down, early, by a copy that is given up now.
+        # An early copy of it may be under way, which is forgotten now.
         state.shared.order.wait(state.timeline, storage.allocators[pool_group].ready[storage.rows.slot(theirs)])
         copy_page(storage, ours, theirs, pool_group, state.stream)
     except Exception as error:

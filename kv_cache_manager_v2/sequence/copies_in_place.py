@@ -74,7 +74,7 @@ class InPlaceCopies:
     _ordinals: Final[list[list[int]]]
     _targets: Final[list[list[Block]]]
     _copies: Final[list[_Copy]]
-    _donors: Final[list[list[int]]]  # by pool group, those that nobody has yet
+    _donors: Final[list[list[int]]]  # by pool group, those that are not taken yet
     _donors_turns: Final[list[list[int]]]
     _needed: Final[list[vec[i64]]]  # by turn: of everybody so far
     _given_back: Final[list[vec[i64]]]
@@ -94,7 +94,7 @@ class InPlaceCopies:
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def begin_turn(self, state: SequenceState, ordinals: list[int], needed: vec[i64], given_back: vec[i64]) -> None:
-        """The next sequence or beam, and what it takes and gives back together with those before it."""
+        """The next sequence or beam, and what it takes and releases together with those before it."""
         self._states.append(state)
         self._ordinals.append(ordinals)
         self._targets.append([])
@@ -102,7 +102,7 @@ class InPlaceCopies:
         self._given_back.append(given_back)
 
     def add_donor(self, page: i64, pool_group: i64) -> None:
-        """A page that only the present one holds, and gives up."""
+        """A page that only the present one holds, and releases."""
         self._donors[pool_group].append(int(page))
         self._donors_turns[pool_group].append(len(self._states) - 1)
 
@@ -124,7 +124,7 @@ class InPlaceCopies:
         self._copies.append(copy)
 
     def suffices(self, room_count: RoomCount) -> bool:
-        """Whether all free slots that the copies need are there, and nobody misses in his turn what later ones have taken by then."""
+        """Whether all free slots that the copies need are there, and no turn misses what later ones have taken by then."""
         storage = self._states[0].shared.storage
         for pool_group in range(storage.num_pool_groups):
             num_free: i64 = 0
@@ -202,7 +202,7 @@ class InPlaceCopies:
         shared.guard.end_change()
 
     def settle(self, state: SequenceState, account: PageCounters | None) -> None:
-        """One of the sequence and its beams has given up what the step gives up, and goes on with its copies. Cannot fail."""
+        """One of the sequence and its beams has released what the step releases, and goes on with its copies. Cannot fail."""
         storage = state.shared.storage
         turn = 0
         while self._states[turn] is not state:

@@ -1,9 +1,9 @@
-"""Whether what a sequence needs has come from the disk: nobody goes on with a page whose read has failed or may yet fail."""
+"""Disk reads of a sequence: it does not go on with a page whose read has failed or may yet fail."""
 
 from ..base.errors import StorageIOError
 from ..device.stream_order import NO_POINT
 from ..stats.page_counters import PageCounters
-from ..storage.lost_pages import settle_reads
+from ..storage.page_removal import settle_reads
 from .sequence_state import SequenceState
 
 
@@ -90,5 +90,5 @@ def _require_whole(state: SequenceState, pages: list[int]) -> None:
     if len(reasons) > 0:
         raise StorageIOError(
             f"sequence {state.id} cannot go on: {len(reasons)} of its pages are lost, as they could not be read from {reasons[0]}. "
-            f"close() it, and compute its text again"
+            f"close() it, and compute its tokens again"
         )

@@ -1,4 +1,4 @@
-"""Which published pages of a sequence are written down early, and when: at the commit that publishes them, and at its end."""
+"""Which published pages of a sequence are offloaded early, and when: at the commit that publishes them, and at its end."""
 
 from librt.vecs import append, vec
 from mypy_extensions import i64

@@ -117,7 +117,7 @@ def add_owner(state: SequenceState, block: Block, ordinal: i64) -> None:
 
 
 def release_block(state: SequenceState, ordinal: i64) -> None:
-    """A block behind the published path is the sequence's no more; its pages have been given up."""
+    """A block behind the published path is the sequence's no more; its pages have been released."""
     tree = state.shared.tree
     block = state.blocks[ordinal]
     if block.parent is not None:

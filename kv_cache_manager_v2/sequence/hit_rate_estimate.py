@@ -1,4 +1,4 @@
-"""From the sample of blocks to hit rates: which of the sampled queries a cache of another size or policy would have answered."""
+"""A hit rate estimate from sampled blocks: which of the sampled queries a cache of another size or policy would have answered."""
 
 from ..base.errors import LogicError
 from ..config.eviction_policy import EvictionPolicy

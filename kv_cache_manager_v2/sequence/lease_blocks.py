@@ -10,7 +10,7 @@ from .transfer_leases import TransferLeaseState
 def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseState:
     """Of blocks ``begin .. end - 1`` the pages that the sequence has.
 
-    Of life cycles without a window those of earlier blocks are kept with them: whoever holds a page of a path holds the ones before.
+    Of life cycles without a window those of earlier blocks are kept with them: the holder of a page of a path holds those before it.
     """
     shared = state.shared
     leases = shared.leases

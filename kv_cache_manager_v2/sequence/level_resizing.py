@@ -1,11 +1,11 @@
-"""Giving a cache level another number of slots while sequences are open: their tables follow the pages that move.
+"""A resize of a cache level while sequences are open: their tables follow the pages that move.
 
     1. memory for the pool groups that grow; none is taken from anybody yet
-    2. what a shrinking pool group has too many pages of goes down or, droppable on the last level, goes
+    2. what a shrinking pool group has too many pages of is offloaded or, droppable on the last level, dropped
     3. pages and scratch slots behind the new end move in front of it; active sequences wait for that, and it for them
-    4. the host waits until nobody touches what is behind the end
+    4. the host waits until no stream touches what is behind the end
     5. the arrays of the new sizes are allocated
-    6. the memory behind the end is given back
+    6. the memory behind the end is freed
     7. the counts change; that takes no memory and asks the device for nothing
 
 Where a step is refused, by the device or for want of memory, what was done so far is undone as far as slots go: every pool group has its
@@ -86,7 +86,7 @@ class _LevelChange:
     """Pool groups, from the first on, whose memory may be that of another number of slots than the old one."""
     _resizer: Final[PoolResizer]
     _points: vec[i64]
-    """After the first ``_num_points`` nobody touches what lies behind the new ends."""
+    """After the first ``_num_points`` no stream touches what lies behind the new ends."""
     _num_points: i64
 
     def __init__(self, shared: SharedState, sequences: Sequence[SequenceState], level: i64, counts: Sequence[int]) -> None:
@@ -202,7 +202,7 @@ class _LevelChange:
         announce_slots(storage)
 
     def undo(self) -> None:
-        """Slots behind the new end, which are free, are handed out again. Memory that was given back already is asked for once more."""
+        """Slots behind the new end, which are free, are handed out again. Memory that was freed already is asked for once more."""
         storage = self._shared.storage
         for pool_group in range(self._num_remapped):
             memory = storage.pool_groups[self._first + pool_group]

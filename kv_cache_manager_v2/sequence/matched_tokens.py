@@ -1,4 +1,4 @@
-"""What `create_kv_cache` found of a text: how far its attention and its recurrent state could be reused."""
+"""What `create_kv_cache` found of a prompt: how far its attention and its recurrent state could be reused."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ..base.value import Value
 
 @dataclass(frozen=True)
 class MatchedTokens(Value):
-    """Both are lengths from the text's first token on.
+    """Both are lengths from the prompt's first token on.
 
     A sequence begins at the shorter of the two, its committed tokens, unless `max_state_replay_tokens` lets it begin at
     ``attention_tokens`` with a state that is behind: then the engine must run tokens ``state_tokens .. attention_tokens - 1``

@@ -139,7 +139,7 @@ def are_pages_here(state: SequenceState) -> bool:
             if not order.is_done(point):
                 return False
         except StorageIOError:
-            # Perhaps of somebody else's page: whose it was is known below.
+            # Perhaps of another sequence's page: whose it was is known below.
             pass
     if not are_reads_here(state):
         return False

@@ -1,4 +1,4 @@
-"""How a sequence uses and gives up single pages: the steps that resize, commit and residency share."""
+"""Single pages of a sequence, held and released: the steps that resize, commit and residency share."""
 
 from mypy_extensions import i64
 
@@ -31,7 +31,7 @@ def release_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64)
 
 
 def count_given_back(state: SequenceState, life_cycle: i64, begin: i64, end: i64) -> i64:
-    """Slots that become free or evictable when an active sequence gives up its pages of blocks ``[begin, end)``."""
+    """Slots that become free or evictable when an active sequence releases its pages of blocks ``[begin, end)``."""
     rows = state.shared.storage.rows
     count: i64 = 0
     for ordinal in range(begin, end):

@@ -1,4 +1,4 @@
-"""Bringing pages nearer before they are asked for: those of a suspended sequence, or of cached blocks."""
+"""Prefetching: pages of a suspended sequence, or of cached blocks, are onboarded before they are needed."""
 
 import logging
 
@@ -6,7 +6,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..reuse.block import Block
-from ..storage.lost_pages import settle_reads
+from ..storage.page_removal import settle_reads
 from ..storage.onboarding import OnboardList
 from .beams import list_beams
 from .disk_arrivals import has_lost_page
@@ -48,7 +48,7 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
 
 
 def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) -> bool:
-    """The same for the pages of published blocks, whoever has them. All of them are held meanwhile, also those that are there
+    """The same for the pages of published blocks, whichever sequence has them. All of them are held meanwhile, also those that are there
     already: a prefix whose beginning had to go for its end would be worth nothing."""
     storage = shared.storage
     rows = storage.rows
@@ -115,7 +115,7 @@ def _has_room(shared: SharedState, wanted: OnboardList, level: i64) -> bool:
 
 
 def _can_begin(shared: SharedState, wanted: OnboardList, level: i64, pool_group: i64) -> bool:
-    """Whether a first page can come up: victims go down level by level, and on their way may be nothing but what is wanted.
+    """Whether a first page can be onboarded: victims are offloaded level by level, and on their way may be nothing but what is wanted.
 
     It leaves a slot that the next victim can go to, so the others follow. Level 0 has no such case: there pages are swapped.
     """

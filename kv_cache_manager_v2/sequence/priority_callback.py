@@ -1,4 +1,4 @@
-"""The user's say in what is worth keeping."""
+"""The priority callback: the caller says what is worth keeping."""
 
 from collections.abc import Callable
 from typing import TypeAlias

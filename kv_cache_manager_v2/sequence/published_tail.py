@@ -7,7 +7,7 @@ from .sequence_state import SequenceState
 
 
 def can_take_tail_back(state: SequenceState) -> bool:
-    """Whether nobody else could miss the shared last block if this sequence took it out of the tree."""
+    """Whether no other sequence could miss the shared last block if this sequence took it out of the tree."""
     block = state.blocks[state.num_published]
     if block.num_pins > 1 or block.only_child is not None or block.children is not None:
         return False

@@ -76,7 +76,7 @@ def share_snapshot(state: SequenceState, child: SequenceState) -> None:
 
 
 def release_snapshot(state: SequenceState) -> None:
-    """Its bytes have been copied, in stream order, or nobody wants them any more."""
+    """Its bytes have been copied, in stream order, or they are not needed any more."""
     snapshot = state.matched_snapshot
     if snapshot is not None:
         storage = state.shared.storage
@@ -111,7 +111,7 @@ def add_needed_state_slots(state: SequenceState, needed: vec[i64]) -> None:
 def begin_state(state: SequenceState, account: PageCounters | None) -> None:
     """Slots for a sequence that becomes active for the first time, the live one ready for its first step in stream order.
 
-    Room has been made. If the device refuses, the slots are given back and its error is raised.
+    Room has been made. If the device refuses, the slots are freed and its error is raised.
     """
     shared = state.shared
     storage = shared.storage
@@ -144,7 +144,7 @@ def _copy_snapshot(state: SequenceState, source: i64, target: i64, account: Page
         copy_page(storage, source, target, pool_group, state.stream)
         storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1, account)
     finally:
-        # Held until the resume has succeeded; whoever writes to the slot then waits for the copy. Without a point for
+        # Held until the resume has succeeded; the next writer of the slot then waits for the copy. Without a point for
         # that (the device refuses the event) the lock cannot be undone.
         storage.unlock(source, pool_group, state.timeline, state.shared.order.mark(state.timeline))
         state.shared.guard.end_change()
@@ -172,7 +172,7 @@ def lock_state(state: SequenceState, waits: bool) -> None:
 
 
 def unlock_state(state: SequenceState, mark: i64) -> None:
-    """The sequence is suspended; whoever touches the slots next waits for ``mark``."""
+    """The sequence is suspended; the next user of the slots waits for ``mark``."""
     shared = state.shared
     storage = shared.storage
     for block in state.state_blocks:

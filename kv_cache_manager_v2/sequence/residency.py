@@ -1,10 +1,10 @@
-"""Where a sequence's pages are: held after the match, locked while active, held again while suspended, gone once closed.
+"""Residency of a sequence's pages: held after the match, locked while active, held again while suspended, gone once closed.
 
     hold_match   a new sequence holds the pages of its matched prefix
     try_resume   SUSPENDED -> ACTIVE: lock every page, take scratch slots again, copy a shared last block; False and nothing
                  changed otherwise
     suspend      ACTIVE -> SUSPENDED: moves nothing, gives scratch slots back, cannot fail
-    close        any -> CLOSED: everything back, the tail of the sequence first in line for eviction
+    close        any -> CLOSED: everything released, the tail of the sequence evict-first
 """
 
 from typing import Final, final

@@ -1,4 +1,4 @@
-"""What is retained beyond the default: when its time is over, and how much of it was asked for after the fact.
+"""Retention records: when the time of a retained page is over, and how much of it was asked for after the fact.
 
 Time is `now_us`, which only `advance_clock` moves. Pages are looked up again when their time is over: one that was evicted
 meanwhile, or whose block has other tokens by now, is passed over.

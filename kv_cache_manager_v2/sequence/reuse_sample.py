@@ -1,6 +1,6 @@
 """What happened to the sampled blocks of a manager, as a value of its own: other policies and sizes are played through from it.
 
-That takes time in which nobody needs the manager, so another thread may do it.
+Slow, and independent of the manager: run it in another thread.
 """
 
 from __future__ import annotations

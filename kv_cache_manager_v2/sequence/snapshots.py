@@ -7,7 +7,7 @@ block is a partial one, made for the snapshot if it is not there: its siblings m
                and then nothing has changed; without room there is no snapshot
     publish    after the commit: the page moves to its block in the tree, droppable from the start. Cannot fail
     leave      at the end an active sequence's own slot becomes a snapshot, without a copy
-    thin       too many on the path: one that nobody holds goes
+    thin       too many on the path: one without holds is dropped
 """
 
 import logging

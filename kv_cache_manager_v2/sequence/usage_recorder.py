@@ -1,4 +1,4 @@
-"""Where a sequence's calls are entered into the statistics: once they have succeeded, never while they are planned.
+"""The usage recorder enters a sequence's calls into the statistics: once they have succeeded, never while they are planned.
 
 With ``enable_stats=False`` there are no books, and `SequenceState.counters` is None; a test for that is all that the calls then
 cost. A decode step that crosses no block boundary enters nothing.
@@ -115,7 +115,7 @@ def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config:
     tree.history = history
     has_state = life_cycles.state_life_cycle_id is not None
     has_windows = any([cycle.window_size is not None for cycle in life_cycles])
-    # Where nothing but the text decides, a match takes all that a block begins with.
+    # Where nothing but the tokens decides, a match takes all that a block begins with.
     checks_parts = has_state or has_windows or not config.enable_partial_reuse
     return UsageRecorder(storage, MissExplainer(tree, history, config.tokens_per_block, has_state, checks_parts))
 
@@ -192,7 +192,7 @@ def record_fork(child: SequenceState) -> None:
 
 
 def record_close(state: SequenceState) -> None:
-    """Up to now the path was in use; called before it is given up."""
+    """Up to now the path was in use; called before it is released."""
     history = state.shared.tree.history
     counters = state.counters
     if history is not None and counters is not None:

@@ -1,4 +1,4 @@
-"""The window moves: history grows, and what no layer will read again is given up."""
+"""The window moves: history grows, and out-of-window pages are released."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ LEAST_SLACK_TOKENS: Final = 512
 
 
 def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
-    """Set the history length of an active sequence and give up the pages that become stale.
+    """Set the history length of an active sequence and release the pages that become stale.
 
     A published page that the window has passed is of use only to a prompt that ends just behind it: the next to go. It goes in its
     turn where prompts are likely to end or to part: where a match did, where the path has branched, and at the end of the prompt.

@@ -1,6 +1,6 @@
-"""One slot of host memory for each pool group, outside every quota: where two levels are full, pages swap through it.
+"""The bounce slot: one slot of host memory for each pool group, outside every quota. Where two levels are full, pages swap through it.
 
-Without it a suspended sequence whose pages lie below could never come up again while every level is full of pages that
+Without it a suspended sequence whose pages lie below could never be onboarded again while every level is full of pages that
 must stay.
 """
 
@@ -17,7 +17,7 @@ from ..pools.pool_group import PoolGroup
 @final
 @mypyc_attr(native_class=True)
 class BounceSlots:
-    """Owns its memory from `open` until `close`. Used by one stream: in stream order nobody finds it taken."""
+    """Owns its memory from `open` until `close`. Used by one stream: in stream order it is always free."""
 
     __slots__ = ("_device", "_ranges")
 
@@ -53,7 +53,7 @@ class BounceSlots:
     ) -> None:
         """Enqueue the exchange; where the device refuses a copy, the exchange is undone and its error raised.
 
-        An assertion fails where it refuses to undo it as well: then bytes are lost that somebody holds, and the manager is broken.
+        An assertion fails where it refuses to undo it as well: then bytes of a held page are lost, and the manager is broken.
         ``waits``: not before what ``low`` holds was read for certain.
         """
         pool: i64 = 0
@@ -84,7 +84,7 @@ class BounceSlots:
         high_slot: i64,
         why: Exception,
     ) -> None:
-        """Swapped again, what was swapped is back: the first pools. What a disk reads for it is waited for: nobody reads it again."""
+        """Swapped again, what was swapped is back: the first pools. Disk reads for it are waited for: no later call looks at them."""
         is_disk = low.tier == CacheTier.DISK
         try:
             while num_pools > 0:

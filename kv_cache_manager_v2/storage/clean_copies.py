@@ -1,15 +1,15 @@
-"""Clean copies: what free slots of colder levels still hold of published pages that lie further up.
+"""Clean copies: what free slots of colder levels still hold of published pages on warmer levels.
 
-The bytes of a published page never change, so what a page leaves behind when it comes up, or what is written down early
+The bytes of a published page never change, so what a page leaves behind when it is onboarded, or what is written down early
 (`EarlyCopies`), serves when the page has to go down again: nothing is copied then. A copy costs no room: its slot is free, and is
 handed out when no other free slot of its pool is left, the oldest copy first. So no quota, statistics or event knows of it.
 
     state of the slot             way out
-    free, holds a copy (aside)    take: the page goes down to it
-                                  forget: free without a copy; the page is gone, has other bytes, or somebody needs the slot
+    free, holds a copy (aside)    take: the page is offloaded to it
+                                  forget: free without a copy; the page is gone, has other bytes, or the slot is needed
 
 A page has at most one copy, on a colder level than its own. *Read point*: the point after which a copy that was written down has
-read its page; whoever takes the page's slot over waits for that. It is put into the slot's point once it matters, so that readers
+read its page; the next user of the page's slot waits for that. It is put into the slot's point once it matters, so that readers
 of the page never wait for a copy of it.
 """
 

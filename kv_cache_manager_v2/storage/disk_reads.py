@@ -1,8 +1,8 @@
-"""Pages whose bytes come from a disk: until it is known that they came, nobody may rely on them.
+"""Pages whose bytes come from a disk: no caller may rely on them until the read is known to have succeeded.
 
-A read that nobody waits for may fail long after the page got its new slot, and the slot on the disk may have another page by
+A read without a waiter may fail long after the page got its new slot, and the slot on the disk may have another page by
 then. So every such page is *doubtful* until its read is known to be done, and *lost* if it failed: lost pages are not matched,
-nobody who needs one goes on, and they are dropped as soon as nobody holds them.
+no sequence that needs one goes on, and they are dropped as soon as no sequence holds them.
 
     state      way out
     doubtful   settle: the read is done, or failed -> lost; forget: the page is gone
@@ -75,8 +75,8 @@ class DiskReads:
     lost: Final[dict[int, str]]
     """Each lost page, and where it could not be read from and why."""
     mends: Final[dict[int, int]]
-    """By timeline, the point after the latest copy there that gave a doubtful or lost page its bytes: whoever awaited reads waits
-    for these too, before he goes on with the page."""
+    """By timeline, the point after the latest copy there that gave a doubtful or lost page its bytes: a sequence that awaited reads waits
+    for these too, before it goes on with the page."""
     _device: Final[Device]
     _order: Final[StreamOrder]
     _changes: Final[ChangeCount]

@@ -1,4 +1,4 @@
-"""What a level is made of: a value."""
+"""The slots of one level: its tier, its folder, its slots by pool group, its eviction policy."""
 
 from typing import Final, final
 

@@ -85,9 +85,9 @@ class MoveBatch:
             storage.slots.free_slot(source_index, source, point)
 
     def undo(self, source_level: i64, pool_group: i64, target_level: i64) -> None:
-        """The device refused: some copies may be under way, into slots that nobody has; the pages stay where they are.
+        """The device refused: some copies may be under way, into slots without an owner; the pages stay where they are.
 
-        They are in no queue, as before. An assertion fails where the device refuses an event for these copies too: then nobody can
+        They are in no queue, as before. An assertion fails where the device refuses an event for these copies too: then no caller can
         wait for them, and the manager is broken.
         """
         try:

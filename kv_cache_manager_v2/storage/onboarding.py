@@ -1,4 +1,4 @@
-"""Bringing held pages up to a level, in waves: what fits goes up in batches, which frees slots below, and so on.
+"""Onboarding of held pages to a level, in waves: what fits is onboarded in batches, which frees slots below, and so on.
 
 Where nothing is free on any level, a page swaps with one of level 0 through the bounce slot. `RoomCount` has said before that
 all of it fits. Whoever asks has taken the pages, and those of its own that must not be chosen as victims, out of their
@@ -46,7 +46,7 @@ class OnboardList:
     num_freed: vec[i64]
     """Of ``num_below``, those whose slots others can go to once they are free: not on or below a closed level."""
     points: vec[i64]
-    """After which all that was brought up is there."""
+    """After which all onboarded pages are there."""
 
     def __init__(self, storage: PageStorage, target_level: i64) -> None:
         num_pool_groups = storage.num_pool_groups
@@ -73,7 +73,7 @@ class OnboardList:
             self.num_here[pool_group] += 1
 
     def needs_work(self, extra: vec[i64]) -> bool:
-        """Whether anything must be brought up, or room made beside pages that must stay."""
+        """Whether any page must be onboarded, or room made beside pages that must stay."""
         for pool_group in range(self.num_pool_groups):
             if self.num_below[pool_group] > 0 or extra[pool_group] > 0:
                 return True
@@ -119,7 +119,7 @@ class Onboarding:
             index += 1
 
     def put_back(self, wanted: OnboardList) -> None:
-        """The pages of the list, where nobody locked them, belong in their queues again."""
+        """The pages of the list that are not locked belong in their queues again."""
         index: i64 = 0
         for pages in wanted.pages + wanted.here:  # both go through the pool groups in turn
             for page in pages:

@@ -68,11 +68,11 @@ class PageFiller:
 
     @property
     def num_kept(self) -> int:
-        """Slots that were to be given back with other bytes, and were not yet."""
+        """Slots that are to be freed with other bytes in them, and were not yet."""
         return len(self._kept)
 
     def keep(self, pool_group: i64, slot: i64) -> None:
-        """The slot is given back once with bytes of its next owner in it."""
+        """The slot is freed once with bytes of its next owner in it."""
         self._kept.append((int(pool_group), int(slot)))
 
     def fill_fresh(self, pool_group: i64, slot: i64, timeline: i64) -> None:
@@ -80,7 +80,7 @@ class PageFiller:
         self._fill(self._order.stream_of(timeline), pool_group, slot)
 
     def fill_freed(self, pool_group: i64, slot: i64, point: i64) -> i64:
-        """A slot that is given back and may be touched after ``point``; returns the point after the fill."""
+        """A freed slot, which may be touched after ``point``; returns the point after the fill."""
         if len(self._kept) > 0 and (int(pool_group), int(slot)) in self._kept:
             self._kept.remove((int(pool_group), int(slot)))
             return point

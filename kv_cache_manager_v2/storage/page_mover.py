@@ -1,7 +1,7 @@
 """Copies pages from level to level, in stream order, on streams of the manager's own.
 
 Moves bytes only: which page has which slot is the caller's business, before and after. Each pair of levels has a stream, so
-that what comes up does not wait for what goes down unless it takes over its slot. One call is one batch for each pool:
+that onboarding does not wait for offloading unless it takes over the slot. One call is one batch for each pool:
 pages of one pool group, from one level to another. The host waits for nothing here.
 """
 
@@ -41,7 +41,7 @@ class PageMover:
     _streams: Final[list[int]]
     _bounce: Final[BounceSlots]
     _times: TransferTimes | None
-    """None: nobody wants to know how long transfers take."""
+    """None: transfers are not timed."""
 
     def __init__(
         self, device: Device, order: StreamOrder, pool_groups: list[PoolGroup], num_pool_groups: i64, num_levels: i64

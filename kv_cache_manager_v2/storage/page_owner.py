@@ -1,7 +1,9 @@
-"""The narrow way up: what storage tells the owner of published pages (the tree) when it evicts one."""
+"""The page owner (the tree): what storage asks it and tells it when a published page is evicted."""
 
 from abc import abstractmethod
+from typing import final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..stats.page_counters import PageCounters
@@ -32,5 +34,28 @@ class PageOwner(ContentKeys):
         """Drop the victims of a queue, one after another, until ``wanted`` slots are free or it is empty.
 
         For each: a page that `find_page_below` names goes first, the digest has the `VICTIM`, and then it is as with
-        `on_page_dropped`. One call, as whoever makes room for a prompt needs as many slots as the prompt has pages.
+        `on_page_dropped`. One call, as making room for a prompt needs as many slots as the prompt has pages.
         """
+
+
+@final
+@mypyc_attr(native_class=True)
+class OwnerKeys(ContentKeys):
+    """Content keys from the owner of the published pages; queues have this object before there is an owner."""
+
+    __slots__ = ("owner",)
+
+    owner: PageOwner | None
+
+    def __init__(self) -> None:
+        self.owner = None
+
+    def content_key(self, page: i64) -> i64:
+        owner = self.owner
+        assert owner is not None
+        return owner.content_key(page)
+
+    def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
+        owner = self.owner
+        assert owner is not None
+        owner.fill_keys(pages, count, keys)

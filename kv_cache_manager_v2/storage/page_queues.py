@@ -11,7 +11,7 @@ from .page_storage import PageStorage
 
 
 def take_out(storage: PageStorage, page: i64, pool_group: i64) -> None:
-    """Take a page out of its queue, if it is in one: nobody may choose it as a victim until `put_back`."""
+    """Take a page out of its queue, if it is in one: it cannot be chosen as a victim until `put_back`."""
     words = storage.rows.words
     if words[links_at(page)] > NOT_QUEUED:
         place = words[place_at(page)]
@@ -20,7 +20,7 @@ def take_out(storage: PageStorage, page: i64, pool_group: i64) -> None:
 
 
 def take_out_victim(storage: PageStorage, page: i64, pool_group: i64) -> None:
-    """The same for the next victim, which goes down to make room: the policy of its level may remember it."""
+    """The same for the next victim, which is offloaded to make room: the policy of its level may remember it."""
     index = storage.rows.level(page) * storage.num_pool_groups + pool_group
     if storage.rows.num_holds(page) == 0:
         storage.queues[index].evict(page)

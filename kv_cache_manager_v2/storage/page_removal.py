@@ -5,7 +5,7 @@
 
 from mypy_extensions import i64
 
-from ..events.removal_cause import CAPACITY, SHRUNK, UNREACHABLE
+from ..events.removal_cause import CAPACITY, FAILURE, SHRUNK, UNREACHABLE
 from ..stats.page_counters import PageCounters
 from .page_rows import LOW_MASK, NO_PAGE, ONE_HOLD, level_of_place, moved_place, place_at
 from .page_storage import PageStorage
@@ -81,3 +81,18 @@ def is_published(storage: PageStorage, page: i64) -> bool:
 def find_page_below(storage: PageStorage, page: i64) -> i64:
     """As `PageOwner` says."""
     return storage.owner().find_page_below(page)
+
+
+def settle_reads(storage: PageStorage, account: PageCounters | None = None) -> None:
+    """Look at the outcome of disk reads, and drop pages that are lost and that no sequence holds.
+
+    ``account``: of the sequence whose call it is.
+    """
+    reads = storage.reads
+    rows = storage.rows
+    reads.settle()
+    # From the leaf of each path, so that each goes for its own reason.
+    for page in reversed(list(reads.lost)):
+        if page in reads.lost and rows.num_holds(page) == 0:
+            life_cycle = (page - rows.first_page_of_blocks) % rows.num_life_cycles
+            drop_with_owner(storage, page, storage.pool_group_of[life_cycle], FAILURE, account)

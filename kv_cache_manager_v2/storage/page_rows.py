@@ -59,7 +59,7 @@ def links_at(page: i64) -> i64:
 
 
 def pack_place(slot: i64, level: i64, priority: i64) -> i64:
-    """Of a page that nobody holds."""
+    """Of a page without holds."""
     return slot | (level << _LEVEL_SHIFT) | (priority << _PRIORITY_SHIFT)
 
 

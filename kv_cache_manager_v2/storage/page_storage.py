@@ -40,9 +40,8 @@ from .eviction.make_queue import count_sentinels, make_queue
 from .eviction.page_notes import PageNotes
 from .eviction_queue import EvictionQueue
 from .level_slots import LevelSlots
-from .owner_keys import OwnerKeys
 from .page_fill import clear_at_start
-from .page_owner import PageOwner
+from .page_owner import OwnerKeys, PageOwner
 from .page_rows import (
     LOCKED_ONCE,
     LOW_MASK,
@@ -89,21 +88,21 @@ class PageStorage:
     queues: Final[list[VictimQueue]]
     """Droppable pages."""
     held_queues: Final[list[EvictionQueue]]
-    """Held pages, which may go down but not vanish; none on the last level."""
+    """Held pages, which may be offloaded but not dropped; none on the last level."""
     pool_group_of: Final[vec[i64]]
     """Pool group of each life cycle."""
     num_pool_groups: Final[i64]
     num_levels: Final[i64]
     last_level: Final[i64]
     num_evicted: vec[i64]
-    """Pages that left to make room, moved down or dropped, since the start, by index."""
+    """Evicted pages, offloaded or dropped, since the start, by index."""
     counters: Final[PageCounters]
     last_cause: i64
-    """Why the latest dropped page went."""
+    """Why the latest dropped page was dropped."""
     digest: Final[DecisionDigest]
     last_refusal: Refusal | None
     sink: PageEventSink | None
-    """Who is told what becomes of published pages; None if nobody listens."""
+    """Hears where published pages go; None without a listener."""
     reads: Final[DiskReads]
     copies: Final[CleanCopies]
     closed: Final[ClosedLevels]
@@ -177,7 +176,7 @@ class PageStorage:
         self._keys.owner = owner
 
     def close(self) -> None:
-        """Give the memory back. The caller has synchronised."""
+        """Free the memory. The caller has synchronised."""
         self.slots.close()
         self._keys.owner = None
 
@@ -196,7 +195,7 @@ class PageStorage:
         assert words[place_at(page)] == NO_PAGE, "a page was made where there is one"
         slot = allocator.allocate()
         self.digest.record(SLOT, slot)
-        # Before the device is asked for anything: whoever undoes this finds the page in its row.
+        # Before the device is asked for anything: the undo finds the page in its row.
         words[place_at(page)] = pack_place(slot, GPU, priority) + ONE_HOLD
         words[links_at(page)] = LOCKED_ONCE
         self.num_locked[pool_group] += 1
@@ -273,7 +272,7 @@ class PageStorage:
             self.queues[self.rows.level(page) * self.num_pool_groups + pool_group].push(page)
 
     def release_evict_first_page(self, page: i64, pool_group: i64) -> None:
-        """Drop a hold of a published page; the last one puts it first in line for eviction."""
+        """Drop a hold of a published page; the last one makes it evict-first."""
         if self._take_hold_off(page, pool_group):
             self.queues[self.rows.level(page) * self.num_pool_groups + pool_group].push_first(page)
 
@@ -299,7 +298,7 @@ class PageStorage:
         return slot
 
     def lock_without_wait(self, page: i64, pool_group: i64) -> i64:
-        """The same, where the caller sees to it that nobody touches the bytes before they are there."""
+        """The same, where the caller makes sure that the bytes are not touched before they are there."""
         words = self.rows.words
         place = words[place_at(page)]
         links = words[links_at(page)]
@@ -315,7 +314,7 @@ class PageStorage:
         return place & LOW_MASK
 
     def unlock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
-        """Drop a lock; whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
+        """Drop a lock; the next user of the slot waits for ``mark``, a fresh mark of ``timeline``, too."""
         if self._drop_lock(page, pool_group, timeline, mark) and self.last_level > 0:
             self.held_queues[pool_group].push(page)
 
@@ -367,7 +366,7 @@ class PageStorage:
             self.slots.free_slot(index, slot, self.allocators[index].ready[slot])
 
     def unlock_at_rest(self, page: i64, pool_group: i64) -> None:
-        """Drop a lock of somebody who does nothing with the bytes any more."""
+        """Drop a lock whose owner does nothing with the bytes any more."""
         words = self.rows.words
         links = words[links_at(page)] - ONE_LOCK
         assert links <= NOT_QUEUED, "a page was unlocked twice"
@@ -378,7 +377,7 @@ class PageStorage:
                 self.held_queues[pool_group].push(page)
 
     def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
-        """Whoever takes the slot over waits for ``mark``, a fresh mark of ``timeline``, too."""
+        """The next user of the slot waits for ``mark``, a fresh mark of ``timeline``, too."""
         self.slots.advance_ready(self.rows.words[place_at(page)] & LOW_MASK, pool_group, timeline, mark)
 
     def set_ready(self, page: i64, pool_group: i64, point: i64) -> None:

@@ -1,7 +1,7 @@
-"""Another number of slots for a pool group at one level: which pages must make room, and where those at the end go.
+"""The pool resizer gives a pool group another number of slots: which pages are evicted, and where those at the end move.
 
 Slots lie side by side, so a level shrinks at its end: pages there move to free slots further in front, in stream order, locked
-ones too. What there is too much of goes down before, as always when room is made.
+ones too. Surplus pages are evicted before, as always when slots are reclaimed.
 """
 
 from typing import Final, final

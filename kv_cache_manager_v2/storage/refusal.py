@@ -1,4 +1,4 @@
-"""Why a call found no room: a value, made only when one does not."""
+"""A refusal: why a call found no room; made only when one does not."""
 
 from typing import Final, final
 
@@ -10,7 +10,7 @@ from ..base.value import Value
 @final
 @mypyc_attr(native_class=True)
 class Refusal(Value):
-    """The pool group that bound. ``asked`` slots more were needed than the call itself would have given back."""
+    """The pool group that bound. ``asked`` slots more were needed than the call itself would have freed."""
 
     __slots__ = ("level", "pool_group", "asked", "free", "evictable", "text")
 

@@ -1,10 +1,10 @@
-"""Whether slots are to be had: free ones, and those of pages that may go.
+"""Room counts: free slots, and those of pages that may be evicted.
 
 Changes nothing; `SlotReclaimer` then makes the room that was counted here, so that a caller can refuse before it has changed
 anything. Held pages are never dropped, so what is below must have room for them:
 
     slots asked for <= free + droppable + held, on level 0
-    of these, held pages that must go down <= free + droppable on all lower levels together
+    of these, held pages that must be offloaded <= free + droppable on all lower levels together
 
 Pool groups do not share slots, so each is looked at by itself. A refusal is noted in `PageStorage.last_refusal`.
 """

@@ -1,4 +1,4 @@
-"""How many blocks of each layer group every cache level has slots for, as those outside are told."""
+"""Slots per level: how many blocks of each layer group every cache level has slots for, as listeners are told."""
 
 from .page_storage import PageStorage
 

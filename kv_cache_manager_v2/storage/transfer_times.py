@@ -1,8 +1,8 @@
-"""How long transfers between two levels take, on the device's own timers: histograms of seconds, for who asks for them.
+"""How long transfers between two levels take, on the device's own timers: histograms of seconds.
 
 A transfer is what goes at once: pages of one pool group, from one level to another. It lasts from when its stream has waited for
-the slots until the last byte is there. A timer is read when the next transfer goes the same way, or when somebody wants the
-figures, and only once its work is done; nobody waits, and no decision depends on it. Of one way at most `MAX_PENDING` timers run;
+the slots until the last byte is there. A timer is read when the next transfer goes the same way, or when the caller asks for the
+figures, and only once its work is done; no call waits, and no decision depends on it. Of one way at most `MAX_PENDING` timers run;
 transfers beyond are counted as not timed, as are those of a device without a clock.
 """
 
@@ -49,7 +49,7 @@ class TransferTimes(Handle):
     _NAMES: ClassVar[str] = "a device of this process"
 
     num_not_timed: int
-    """Transfers of which nobody will know how long they took."""
+    """Transfers that were not timed."""
     _device: Final[Device]
     _ways: Final[list[_Way]]
     """By source level * number of levels + target level."""
