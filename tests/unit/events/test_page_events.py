@@ -6,6 +6,7 @@ from small_models import manager_of, run_prompt
 
 from kv_cache_manager_v2.events.page_events import PageEventSink
 from kv_cache_manager_v2.events.removal_cause import CAPACITY, CLEARED
+from kv_cache_manager_v2.storage.page_removal import drop
 
 
 class Notes(PageEventSink):
@@ -121,7 +122,7 @@ def test_a_missing_page_that_is_added_is_told() -> None:
         storage = manager._shared.storage
         # Take one droppable page of the windowed group away, as an eviction would.
         page = int(storage.queues[0].collect()[0])
-        storage.drop(page, 0, CAPACITY, None)
+        drop(storage, page, 0, CAPACITY, None)
         gone = [note for note in notes.take() if note[0] == "page removed"]
         assert len(gone) == 1
         second = manager.create_kv_cache()
