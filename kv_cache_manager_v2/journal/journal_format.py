@@ -62,7 +62,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 20
+VERSION: Final = 21
 
 CREATE: Final = 1
 RESUME: Final = 2

@@ -601,7 +601,9 @@ class KVCache(Handle):
         return self._state.scratch.num_blocks > 0
 
     def get_scratch_desc(self, layer_group_id: SupportsIndex) -> ScratchDesc | None:
-        """The group's scratch blocks and the slots they share, valid until the next resize; false when empty.
+        """The group's scratch blocks and the slots they share, valid until the next resize or commit; false when empty.
+
+        It is empty, and the slots are released, once the history has passed all of the blocks.
 
         None if the sequence does not reuse scratch memory. `LogicError` unless ACTIVE.
         """

@@ -165,6 +165,8 @@ def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan:
         turn.needed[pool_group] += count_new_pages(state, life_cycle, state.num_blocks, plan.num_blocks, new_begin)
         if moves_scratch:
             _plan_scratch(turn, life_cycle, plan.capacity, plan.history)
+        elif state.scratch.is_out_of(life_cycle, new_begin):
+            turn.released[pool_group] += len(state.scratch.slots[life_cycle])
         for ordinal in copies:
             if will_hold_page(state, life_cycle, ordinal, plan.capacity, plan.history):
                 turn.copied[pool_group] += 1

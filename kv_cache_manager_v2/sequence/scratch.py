@@ -4,8 +4,8 @@ Per life cycle a range of block ordinals and the slots that they share; the slot
 that runs and are overwritten by the next layer (`PageIndexConverter` knows how). Conservation: while the sequence is ACTIVE,
 the number of slots of life cycle ``g`` is ``compute_num_scratch_slots(g, length of its range)``; while SUSPENDED it has none.
 
-The range is set by the `resize` that begins a step and stays until the next one that changes the capacity, by when its blocks
-are stale.
+The range is set by the `resize` that begins a step. It stays until the history has passed all of it, by a commit or a `resize`, or
+until the next `resize` that changes the capacity, by when its blocks are stale.
 """
 
 from typing import Final, final
@@ -41,6 +41,10 @@ class Scratch:
 
     def contains(self, life_cycle: i64, ordinal: i64) -> bool:
         return self.begins[life_cycle] <= ordinal < self.ends[life_cycle]
+
+    def is_out_of(self, life_cycle: i64, window_begin: i64) -> bool:
+        """Whether the life cycle has scratch blocks, all of them before the window."""
+        return self.num_blocks > 0 and self.begins[life_cycle] < self.ends[life_cycle] <= window_begin
 
     def range_of(self, life_cycle: int) -> HalfOpenRange:
         return HalfOpenRange(self.begins[life_cycle], self.ends[life_cycle])

@@ -13,7 +13,7 @@ LEAST_SLACK_TOKENS: Final = 512
 
 
 def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
-    """Set the history length of an active sequence and release the pages that become stale.
+    """Set the history length of an active sequence and release the pages that become stale, and scratch slots whose blocks all are.
 
     A published page that the window has passed is of use only to a prompt that ends just behind it: the next to go. It goes in its
     turn where prompts are likely to end or to part: where a match did, where the path has branched, and at the end of the prompt.
@@ -28,6 +28,9 @@ def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
         if new_begin > begin:
             _release_range(state, life_cycle, begin, new_begin, mark)
             state.window_begins[life_cycle] = new_begin
+            if state.scratch.is_out_of(life_cycle, new_begin):
+                state.scratch.release(life_cycle, 0, mark)
+                state.scratch.set_range(life_cycle, new_begin, new_begin)
     state.record_next_window_move()
 
 

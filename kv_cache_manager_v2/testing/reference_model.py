@@ -210,6 +210,7 @@ class ReferenceModel(ReferenceRoom):
             self._share_node(sequence, ordinal, node)
             sequence.grow_path(node)
         sequence.history = max(sequence.history, len(sequence.committed))
+        sequence.scratch = self.list_kept_scratch(sequence, sequence.history)
         if snapshot != NO_SNAPSHOT:
             self._expect_snapshot(sequence, snapshot == MUST_SNAPSHOT, True)
         for beam in sequence.beams:

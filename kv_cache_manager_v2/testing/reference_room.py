@@ -162,9 +162,20 @@ class ReferenceRoom(ReferencePages):
 
     def _scratch_after_resize(self, sequence: ReferenceSequence, capacity: int, history: int) -> list[tuple[int, int]]:
         """The scratch blocks after a resize; one that changes the capacity begins a step."""
-        if capacity == sequence.capacity or not sequence.uses_scratch:
-            return sequence.scratch if capacity == sequence.capacity else [(0, 0)] * len(self.rules)
+        if capacity == sequence.capacity:
+            return self.list_kept_scratch(sequence, history)
+        if not sequence.uses_scratch:
+            return [(0, 0)] * len(self.rules)
         return [rule.compute_range(history, capacity) for rule in self._scratch_rules]
+
+    def list_kept_scratch(self, sequence: ReferenceSequence, history: int) -> list[tuple[int, int]]:
+        """The ranges that a history of that length has not passed to their ends."""
+        size = self.tokens_per_block
+        kept = [
+            (0, 0) if beg < end and rule.is_stale(end - 1, history, size) else (beg, end)
+            for rule, (beg, end) in zip(self.rules, sequence.scratch, strict=False)
+        ]
+        return kept + sequence.scratch[len(kept) :]
 
     def _count_tail_copy(self, sequence: ReferenceSequence, history: int, is_certain: bool, need: SlotNeed) -> None:
         """Count the private copy of a shared last block, made before the tokens after ``history`` are written into it.

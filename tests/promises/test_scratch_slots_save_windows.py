@@ -122,6 +122,37 @@ def test_slots_move_by_difference_and_sleep_without_them() -> None:
         assert used_slots(manager) == 0
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_slots_leave_with_their_chunk(is_committed: bool) -> None:
+    """Once the history has passed all of their blocks; from then on the sequence is as one that never had them."""
+    with manager_of([8], num_slots=40, swa_scratch_reuse=SwaScratchReuseConfig()) as manager:
+        kv_cache, other = manager.create_kv_cache(), manager.create_kv_cache()
+        assert kv_cache.resume() and kv_cache.resize(64, 0) and used_slots(manager) == 16
+        kv_cache.suspend()
+        assert used_slots(manager) == 2
+        assert kv_cache.resume() and used_slots(manager) == 16, "before, it still needs them"
+        if is_committed:
+            kv_cache.commit(list(range(60)))
+        else:
+            assert kv_cache.resize(None, 60)
+        assert used_slots(manager) == 16, "block 13 is stale at 63 tokens"
+        if is_committed:
+            kv_cache.commit(list(range(60, 64)))
+        else:
+            assert kv_cache.resize(None, 64)
+        assert not kv_cache.get_scratch_desc(0) and not kv_cache.has_scratch_slots and used_slots(manager) == 2
+        assert kv_cache.supports_index_mode(PageIndexMode.SHARED)
+        kv_cache.enable_swa_scratch_reuse = False
+        manager.check_invariants()
+        kv_cache.suspend()
+        assert other.resume() and other.resize(120, 0) and used_slots(manager) == 32
+        assert kv_cache.resume(), "its two pages are there: nothing is asked for"
+        assert used_slots(manager) == 32
+        manager.check_invariants()
+        kv_cache.close()
+        other.close()
+
+
 def test_steps_that_would_need_lost_bytes_are_refused() -> None:
     with manager_of([8], num_slots=40, swa_scratch_reuse=SwaScratchReuseConfig(4)) as manager:
         with manager.create_kv_cache() as kv_cache:

@@ -42,6 +42,27 @@ def test_context_and_generation(chunk: int, host_quota: int) -> None:
     adapter.end()
 
 
+@pytest.mark.parametrize("chunk", [1000, 16])
+def test_scratch_slots_leave_with_the_prompt(chunk: int) -> None:
+    """Chunks use scratch slots; after the last one the engine switches them off, and generates as without them."""
+    adapter = Adapter(LAYERS, swa_scratch_reuse=runtime.SwaScratchReuseConfig())
+    request = Request(1, PROMPT)
+    adapter.prepare_context(request)
+    kv_cache = request.kv_cache
+    assert kv_cache.resize(min(chunk, 37), 0) and kv_cache.get_scratch_desc(1) is not None
+    assert not kv_cache.supports_index_mode(runtime.PageIndexMode.SHARED)
+    while request.position < 37:
+        adapter.context_chunk(request, chunk)
+        assert kv_cache.get_scratch_desc(1) is None and kv_cache.supports_index_mode(runtime.PageIndexMode.SHARED)
+    kv_cache.suspend()
+    assert kv_cache.resume(adapter.stream)
+    for step in range(6):
+        adapter.generate(request, 500 + step, (1, 2), 1)
+    kv_cache.capacity = 60
+    assert not kv_cache.enable_swa_scratch_reuse and kv_cache.capacity == 60
+    adapter.end()
+
+
 def test_suspended_requests_come_back_with_their_bytes() -> None:
     """Four requests, whose windowed pages level 0 has no room for together: they are suspended, offloaded and resumed in turn."""
     adapter = Adapter(LAYERS, quota=3600, host_quota=1 << 16)
