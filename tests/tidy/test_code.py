@@ -36,6 +36,9 @@ GIVEN_NAMES: Final = {"beam_idx", "match_info"}
 # mypyc puts an underscore before each attribute's name: `_thread` becomes a word of C that no struct can have as a field.
 C_WORDS: Final = {"__thread", "__asm", "__inline", "__const", "__volatile", "__signed", "__restrict", "__typeof", "__label__"}
 
+# What these names stand for has plain attributes of the same names as a handle's properties.
+NO_HANDLES: Final = {"self", "state"}
+
 FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "compat", "testing"}
 
 # Bases that mypyc cannot compile into native classes, or that make the class one of its special kinds.
@@ -267,3 +270,41 @@ def test_no_attribute_becomes_a_word_of_c() -> None:
             if isinstance(node, ast.Attribute) and node.attr in C_WORDS_LESS_AN_UNDERSCORE:
                 found.append(f"{source.at(node)}: {node.attr}")
     assert not found, "\n" + "\n".join(found)
+
+
+def test_handles_are_set_through_any() -> None:
+    """mypyc 2.4.1 passes a number wrongly to a property's setter that is declared wider than its getter (`Given`)."""
+    wide = set()
+    for source in package_sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef) and any(ast.unparse(one).endswith(".setter") for one in node.decorator_list):
+                if "Given[" in ast.unparse(node.args.args[-1]):
+                    wide.add(node.name)
+    assert {"beam_width", "enable_swa_scratch_reuse", "cuda_stream"} <= wide
+    assert typed_settings(ast.parse("def f(kv_cache: KVCache) -> None:\n    kv_cache.beam_width = 2\n"), wide) == [2]
+    assert typed_settings(ast.parse("def f(given: KVCache) -> None:\n    h: Any = given\n    h.beam_width += 2\n"), wide) == []
+    found = [
+        f"{source.name}:{line}"
+        for source in compiled_sources()
+        if any(isinstance(node, ast.ImportFrom) and "KVCache" in [one.name for one in node.names] for node in ast.walk(source.tree))
+        for line in typed_settings(source.tree, wide)
+    ]
+    assert not found, "set them on a name that is annotated with Any\n" + "\n".join(found)
+
+
+def typed_settings(tree: ast.AST, names: set[str]) -> list[int]:
+    """Lines that set one of these attributes of a local name which is not annotated with Any."""
+    found: list[int] = []
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+        untyped = {
+            node.target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and ast.unparse(node.annotation) == "Any"
+        }
+        untyped |= {arg.arg for arg in function.args.args if arg.annotation is not None and ast.unparse(arg.annotation) == "Any"}
+        for node in ast.walk(function):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+            for target in targets:
+                if isinstance(target, ast.Attribute) and target.attr in names and ast.unparse(target.value) not in untyped | NO_HANDLES:
+                    found.append(target.lineno)
+    return found
