@@ -6,6 +6,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -227,4 +228,20 @@ def test_closing_twice_and_without_threads() -> None:
     bench.workers.start(job, [])
     bench.workers.wait(job)
     bench.workers.close()
+    bench.workers.close()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system shows no names of threads")
+def test_threads_have_names() -> None:
+    bench = Bench()
+    job = bench.write(0, 1)
+    bench.workers.start(job, [])
+    bench.workers.wait(job)
+    expected = {"kvcm-disk-0", "kvcm-disk-1", "kvcm-disk-2"}
+    for _ in range(10000):
+        names = {Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")}
+        if expected <= names:
+            break
+        os.sched_yield()
+    assert expected <= names
     bench.workers.close()
