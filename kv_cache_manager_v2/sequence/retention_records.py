@@ -20,16 +20,19 @@ from .retention_plan import FOR_EVER, RetentionPlan
 @final
 @mypyc_attr(native_class=True)
 class _Retained:
-    __slots__ = ("block", "tokens", "priority")
+    __slots__ = ("block", "tokens", "priority", "is_void")
 
     block: Final[Block]
     tokens: Final[bytes]
     priority: Final[int]
+    is_void: bool
+    """A later call has given the block another priority: the end of this time changes nothing."""
 
     def __init__(self, block: Block, tokens: bytes, priority: int) -> None:
         self.block = block
         self.tokens = tokens
         self.priority = priority
+        self.is_void = False
 
     def is_there(self) -> bool:
         return self.block.parent is not None and self.block.tokens is self.tokens
@@ -38,7 +41,7 @@ class _Retained:
 @final
 @mypyc_attr(native_class=True)
 class RetentionRecords:
-    __slots__ = ("now_us", "_storage", "_tree", "_ends", "_entries", "_next_number", "_pins", "_max_pinned")
+    __slots__ = ("now_us", "_storage", "_tree", "_ends", "_entries", "_timed", "_next_number", "_pins", "_max_pinned")
 
     now_us: i64
     _storage: Final[PageStorage]
@@ -46,6 +49,8 @@ class RetentionRecords:
     _ends: Final[list[tuple[int, int]]]
     """A heap of (time, number of the entry)."""
     _entries: Final[dict[int, _Retained]]
+    _timed: Final[dict[int, _Retained]]
+    """The entry that is not void of each block, by first page."""
     _next_number: int
     _pins: Final[dict[int, _Retained]]
     """Blocks that `pin` has raised, by first page, the oldest first."""
@@ -57,6 +62,7 @@ class RetentionRecords:
         self._tree = tree
         self._ends = []
         self._entries = {}
+        self._timed = {}
         self._next_number = 0
         self._pins = {}
         self._max_pinned = max_pinned_blocks
@@ -67,19 +73,36 @@ class RetentionRecords:
         """The block of a sequence with durations has joined the tree."""
         duration = plan.duration_of(ordinal)
         if duration != FOR_EVER:
-            self._limit(block, plan._find(ordinal, False), duration)
+            self._limit(self._retain(block, plan._find(ordinal, False)), duration)
 
-    def _limit(self, block: Block, priority: int, duration_us: int) -> None:
+    def _retain(self, block: Block, priority: int) -> _Retained:
+        return _Retained(block, own_tokens(block, self._tree.block_bytes), priority)
+
+    def _limit(self, entry: _Retained, duration_us: int) -> None:
+        key = int(entry.block.first_page)
+        self._void(key)
+        self._timed[key] = entry
         number = self._next_number
         self._next_number = number + 1
-        self._entries[number] = _Retained(block, own_tokens(block, self._tree.block_bytes), priority)
+        self._entries[number] = entry
         heapq.heappush(self._ends, (int(self.now_us) + duration_us, number))
 
+    def _void(self, first_page: int) -> None:
+        earlier = self._timed.pop(first_page, None)
+        if earlier is not None:
+            earlier.is_void = True
+
     def advance(self, microseconds: i64) -> None:
-        """Time passes; what is over has the default priority again."""
+        """Time passes: pages whose time is over get the default priority again."""
         self.now_us += microseconds
         while len(self._ends) > 0 and self._ends[0][0] <= self.now_us:
             entry = self._entries.pop(heapq.heappop(self._ends)[1])
+            if entry.is_void:
+                continue
+            key = int(entry.block.first_page)
+            del self._timed[key]
+            if self._pins.get(key) is entry:
+                del self._pins[key]
             if entry.is_there():
                 self._set_priority(entry.block, PRIORITY_DEFAULT, entry.priority)
 
@@ -96,15 +119,19 @@ class RetentionRecords:
                 if len(self._pins) >= self._max_pinned:
                     return False
         self._pins.pop(key, None)
-        self._pins[key] = _Retained(block, own_tokens(block, self._tree.block_bytes), priority)
+        self._void(key)
+        pin = self._retain(block, priority)
+        self._pins[key] = pin
         self._set_priority(block, priority, -1)
         if duration_us != FOR_EVER:
-            self._limit(block, priority, duration_us)
+            self._limit(pin, duration_us)
         return True
 
     def release(self, block: Block, priority: int) -> None:
         """The block's pages have that priority from now on, whatever raised them before."""
-        self._pins.pop(int(block.first_page), None)
+        key = int(block.first_page)
+        self._pins.pop(key, None)
+        self._void(key)
         self._set_priority(block, priority, -1)
 
     def _set_priority(self, block: Block, priority: int, only_from: int) -> None:

@@ -105,6 +105,44 @@ def test_pins_have_a_budget_and_the_oldest_ends() -> None:
         assert cached(manager, text(3, 8)) == 8 * T
 
 
+def test_pins_whose_time_is_over_take_nothing_of_the_budget() -> None:
+    with manager_of(8, max_pinned_share=0.5) as manager:
+        serve(manager, text(1, 3))
+        serve(manager, text(2, 3))
+        # 4 of the 8 slots may be pinned.
+        assert manager.retain(text(1, 3), duration_seconds=10) == HintResult(3 * T, 0, 0)
+        assert manager.retain(text(2, 3)) == HintResult(1 * T, 2 * T, 0)
+        manager.advance_clock(10)
+        assert manager.retain(text(2, 3)) == HintResult(3 * T, 0, 0)
+
+
+@pytest.mark.parametrize("again_seconds", [None, 20])
+def test_a_prefix_that_is_retained_anew_is_retained_by_the_last_word(again_seconds: int | None) -> None:
+    with manager_of(8) as manager:
+        serve(manager, text(1, 2), RetentionConfig([TokenRangeRetention(0, None, 80, duration_seconds=5)]))
+        assert manager.retain(text(1, 2), priority=80, duration_seconds=10).num_accepted == 2 * T
+        assert manager.retain(text(1, 2), priority=80, duration_seconds=again_seconds).num_accepted == 2 * T
+        manager.advance_clock(19)
+        for number in range(2, 6):
+            serve(manager, text(number, 6))
+        assert cached(manager, text(1, 2)) == 2 * T
+        manager.advance_clock(1)
+        for number in range(6, 10):
+            serve(manager, text(number, 6))
+        assert cached(manager, text(1, 2)) == (2 * T if again_seconds is None else 0)
+
+
+def test_a_time_that_ends_after_a_release_changes_nothing() -> None:
+    with manager_of(8) as manager:
+        serve(manager, text(1, 2))
+        manager.retain(text(1, 2), priority=0, duration_seconds=10)
+        manager.release(text(1, 2))
+        manager.demote(text(1, 2))
+        manager.advance_clock(10)
+        priorities = [block["pages"][0]["priority"] for block in manager.describe()["tree"][0]["blocks"]]
+        assert priorities == [0, 0], "demoted since"
+
+
 def test_demoted_pages_go_first() -> None:
     with manager_of(8) as manager:
         serve(manager, text(1, 4))
