@@ -1,0 +1,25 @@
+"""`WindowRuns`: into how many children a run of windowed pages is followed."""
+
+import pytest
+from small_models import manager_of, run_prompt
+
+from kv_cache_manager_v2 import ReuseScope
+from kv_cache_manager_v2.reuse.token_packing import pack_tokens
+
+T = 4
+
+
+@pytest.mark.parametrize("num_children, num_useless", [(1, 2), (2, 3), (8, 9), (9, 0)])
+def test_a_run_is_followed_into_eight_children(num_children: int, num_useless: int) -> None:
+    # The 16 tokens before the next one lie in at least 4 blocks. The first block, the second and a third one are a run of 3:
+    # without the first one's page no window fits into what is left, so the second's page is useless, and so is each third one's.
+    with manager_of(windows=(None, 17), num_slots=256) as manager:
+        shared = list(range(2 * T))
+        for child in range(num_children):
+            run_prompt(manager, shared + [100 * child + position for position in range(100, 100 + T)]).close()
+        tree = manager._shared.tree
+        first, second = tree.find_path(ReuseScope(), pack_tokens(shared, tree.digests, False))
+        assert second.only_child is not None or (second.children is not None and len(second.children.by_key) == num_children)
+        pages = list(tree._runs.find_useless(first, 1))
+        assert len(pages) == num_useless
+        assert num_useless == 0 or pages[0] == second.first_page + 1
