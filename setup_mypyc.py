@@ -1,4 +1,7 @@
-"""Builds the package: all modules through mypyc as one unit, and the C extension `rawref`.
+"""Builds the package: its modules through mypyc, as one unit for the core and one for the workbench, and the C extension `rawref`.
+
+The core is what an engine imports. The workbench, the folders `testing` and `replay`, is what one measures and tests with; it needs the
+core, and nothing in the core needs it.
 
     pip install .                                             the production package
     KV_CACHE_MANAGER_V2_PURE=1 pip install .                  the interpreted one (`rawref` is C all the same)
@@ -9,7 +12,12 @@ A vendored copy, from the folder that holds `engine/`, compiled under the name t
 
     python .../setup_mypyc.py --package engine.runtime.kv_cache_manager_v2 build --build-lib ...
 
+and without the workbench, whose folders may be there or not:
+
+    KV_CACHE_MANAGER_V2_PARTS=core python .../setup_mypyc.py --package engine.runtime.kv_cache_manager_v2 build --build-lib ...
+
 Environment: KV_CACHE_MANAGER_V2_PURE=1 leaves mypyc out; KV_CACHE_MANAGER_V2_PACKAGE is the same as `--package`;
+KV_CACHE_MANAGER_V2_PARTS is what is built and copied, "core" or "core,workbench" (the default);
 KV_CACHE_MANAGER_V2_OPT_LEVEL is the C compiler's (default 2; 3 runs no faster; 0 switches mypyc's C assertions on);
 KV_CACHE_MANAGER_V2_SYMBOLS=1 keeps debug information and symbols, for a debugger.
 
@@ -25,7 +33,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
@@ -35,6 +43,12 @@ from setuptools import Extension, find_namespace_packages, setup  # type: ignore
 PACKAGE: Final = "kv_cache_manager_v2"
 RAWREF: Final = "rawref"
 HERE: Final = Path(__file__).resolve().parent
+
+CORE: Final = "core"
+WORKBENCH: Final = "workbench"
+WORKBENCH_FOLDERS: Final = ("testing", "replay")
+UNIT_NAMES: Final = {CORE: "_native", WORKBENCH: "_native_workbench"}
+"""Modules that hold the code of each part; mypyc puts `__mypyc` behind them."""
 
 UNCOMPILED: Final = {
     "__init__.py": "holds imports or a docstring: nothing to speed up, and folders stay importable from either build",
@@ -99,18 +113,35 @@ def is_compiled_file(path: Path, package_folder: Path) -> bool:
     return path.name not in UNCOMPILED and inner not in UNCOMPILED and f"{inner.split('/')[0]}/" not in UNCOMPILED
 
 
-def compiled_files(package: str) -> list[str]:
-    """The modules of the package that mypyc compiles, as paths from the working directory."""
+def take_parts_from(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The parts to build, as the variable says; both without it."""
+    text = environment.get("KV_CACHE_MANAGER_V2_PARTS", "")
+    parts = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
+    if parts not in ((), (CORE,), (CORE, WORKBENCH)):
+        raise SystemExit(f"KV_CACHE_MANAGER_V2_PARTS is {text!r}: it must be {CORE!r} or {f'{CORE},{WORKBENCH}'!r}")
+    return parts or (CORE, WORKBENCH)
+
+
+def part_of(path: Path) -> str:
+    """Of a file by its path from the package's folder."""
+    return WORKBENCH if path.parts[0] in WORKBENCH_FOLDERS else CORE
+
+
+def compiled_files(package: str, part: str) -> list[str]:
+    """The modules of that part that mypyc compiles, as paths from the working directory."""
     folder = Path(*package.split("."))
-    return sorted(str(path) for path in folder.rglob("*.py") if is_compiled_file(path, folder))
+    files = [path for path in folder.rglob("*.py") if is_compiled_file(path, folder) and part_of(path.relative_to(folder)) == part]
+    return sorted(map(str, files))
 
 
-def compiled_extensions(package: str, opt_level: str) -> list[Extension]:
-    """One shared library inside the package, and a small shim for each module."""
+def compiled_extensions(package: str, parts: tuple[str, ...], opt_level: str) -> list[Extension]:
+    """One shared library for each part, inside the package, and a small shim for each module."""
     from mypyc.build import mypycify  # not at the top: interpreted builds need no mypy
 
     os.environ["MYPYPATH"] = os.pathsep.join(filter(None, [".", str(HERE), os.environ.get("MYPYPATH", "")]))
-    target_folder = f"build/mypyc-{package}-O{opt_level}"
+    target_folder = f"build/mypyc-{package}-{'-'.join(parts)}-O{opt_level}"
+    # Nothing is taken from an earlier run: docstrings have been written into what it left.
+    shutil.rmtree(target_folder, ignore_errors=True)
     options = [
         f"--cache-dir={target_folder}/mypy_cache",
         "--config-file=",  # whatever settings the surrounding project has
@@ -120,13 +151,17 @@ def compiled_extensions(package: str, opt_level: str) -> list[Extension]:
         # An isolated build has neither numpy nor cuda-python. mypyc treats their values as plain objects in any case.
         "--ignore-missing-imports",
     ]
-    files = compiled_files(package)
+    units: list[tuple[list[str], str | None]] = []
+    for part in parts:
+        if files_of_part := compiled_files(package, part):
+            units.append((files_of_part, f"{package}.{UNIT_NAMES[part]}"))
+    files = [file for unit in units for file in unit[0]]
     with progress(f"translating {len(files)} modules to C"):
         extensions: list[Extension] = mypycify(
             [*options, *files],
             opt_level=opt_level,
             debug_level="1" if keeps_symbols() else "0",
-            group_name=f"{package}._native",
+            separate=units,
             target_dir=target_folder,
         )
         # Shims hold no tables, and mypyc's own C files are not ours to write.
@@ -335,25 +370,29 @@ def main() -> None:
     package = asked_package or PACKAGE
     is_pure = os.environ.get("KV_CACHE_MANAGER_V2_PURE", "0") not in ("", "0")
     opt_level = os.environ.get("KV_CACHE_MANAGER_V2_OPT_LEVEL", "2")
+    parts = take_parts_from(os.environ)
+    if parts == (CORE,) and "bdist_wheel" in sys.argv and not asked_package:
+        raise SystemExit("KV_CACHE_MANAGER_V2_PARTS=core is for vendored copies: the wheel has the command kvcm, which needs all")
 
     extensions: list[Extension] = []
     if not METADATA_COMMANDS.intersection(sys.argv):
         if package != RAWREF and not is_pure:
-            extensions += compiled_extensions(package, opt_level)
+            extensions += compiled_extensions(package, parts, opt_level)
         if asked_package in (None, RAWREF):
             extensions.append(rawref_extension())
 
     # A wheel takes whatever lies in its build folder, also what an earlier build in another mode left there.
-    build_base = f"build/{'interpreted' if is_pure else 'compiled'}-{package}-O{opt_level}"
+    build_base = f"build/{'interpreted' if is_pure else 'compiled'}-{package}-{'-'.join(parts)}-O{opt_level}"
     if "bdist_wheel" in sys.argv:
         shutil.rmtree(build_base, ignore_errors=True)
 
     roots = [package] if asked_package else [PACKAGE, RAWREF]
+    left_out = [] if WORKBENCH in parts else [f"{package}.{folder}{below}" for folder in WORKBENCH_FOLDERS for below in ("", ".*")]
     with progress("compiling C") if len(extensions) > 1 else nullcontext():
         setup(
             name=package.replace("_", "-") if asked_package else None,
             packages=find_namespace_packages(
-                include=[name for root in roots for name in (root, f"{root}.*")], exclude=["*.__pycache__"]
+                include=[name for root in roots for name in (root, f"{root}.*")], exclude=["*.__pycache__", *left_out]
             ),
             package_data={root: ["py.typed", "*.pyi"] for root in roots},
             ext_modules=extensions,

@@ -1,11 +1,13 @@
 """A look at a copy of the package under any name, in an interpreter of its own; a script, not a test.
 
-    python -P smoke.py PACKAGE compiled|interpreted
+    python -P smoke.py PACKAGE compiled|interpreted [core]
 
-Every module comes from the copy and from the right kind of file, and a small workload is served with every byte checked.
+Every module comes from the copy and from the right kind of file, and a small workload is served with every byte checked. With ``core``
+the copy has no workbench, and a prompt is served twice instead.
 """
 
 import importlib
+import importlib.util
 import json
 import pkgutil
 import sys
@@ -24,7 +26,7 @@ def check_modules(package_name: str, build: str) -> None:
     folder = Path(package.__file__).parent
     suffixes = {"compiled": (".so", ".pyd"), "interpreted": (".py",)}[build]
     for module in pkgutil.walk_packages(package.__path__, prefix=f"{package_name}."):
-        if module.name.endswith(("__main__", "_native__mypyc")):
+        if module.name.endswith(("__main__", "_native__mypyc", "_native_workbench__mypyc")):
             continue
         try:
             file = Path(importlib.import_module(module.name).__file__ or "")
@@ -49,6 +51,24 @@ def serve_workload(package_name: str) -> None:
     assert numbers["requests"] == 6
 
 
+def serve_prompt_twice(package_name: str) -> None:
+    core = importlib.import_module(package_name)
+    for folder in ("testing", "replay"):
+        assert importlib.util.find_spec(f"{package_name}.{folder}") is None, f"{folder} is no part of the core"
+    layer = core.AttentionLayerConfig(core.LayerId(0), [core.BufferConfig("key", 64), core.BufferConfig("value", 64)])
+    config = core.KVCacheManagerConfig(4, [core.GpuCacheTierConfig(1 << 16)], [layer])
+    tokens = list(range(13))
+    with core.KVCacheManager(config, device=core.HostDevice()) as manager:
+        for num_reused in (0, 12):
+            with manager.create_kv_cache(input_tokens=tokens) as sequence:
+                assert sequence.num_committed_tokens == num_reused
+                assert sequence.resume() and sequence.resize(len(tokens))
+                sequence.commit(tokens[num_reused:12])
+
+
 if __name__ == "__main__":
     check_modules(*sys.argv[1:3])
-    serve_workload(sys.argv[1])
+    if sys.argv[3:] == ["core"]:
+        serve_prompt_twice(sys.argv[1])
+    else:
+        serve_workload(sys.argv[1])

@@ -110,5 +110,7 @@ def run(*command: object, cwd: Path, path: tuple[Path, ...] = (), variables: Map
     return result.stdout
 
 
-def run_smoke(package: str, build: str, cwd: Path, path: tuple[Path, ...], python: object = sys.executable) -> None:
-    run(python, "-P", SMOKE, package, build, cwd=cwd, path=path)
+def run_smoke(
+    package: str, build: str, cwd: Path, path: tuple[Path, ...], python: object = sys.executable, parts: tuple[str, ...] = ()
+) -> None:
+    run(python, "-P", SMOKE, package, build, *parts, cwd=cwd, path=path)
