@@ -17,12 +17,18 @@ from pathlib import Path
 
 if __package__:
     from .canaries import CANARIES, Canary
+    from .planting import NoSuchPlace, plant
 else:
     sys.path.insert(0, str(Path(__file__).parent))
     from canaries import CANARIES, Canary
+    from planting import NoSuchPlace, plant
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
 SEEDS_AT_ONCE = 100
+
+
+def planted(canary: Canary, source: str) -> str:
+    return plant(source, canary.function, canary.old, canary.new, canary.nth, canary.count)
 
 
 def spent_seconds() -> float:
@@ -42,10 +48,10 @@ def find(canary: Canary, seconds: float) -> str | None:
         copy = Path(folder) / PACKAGE.name
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         file = copy / canary.file
-        text = file.read_text()
-        if text.count(canary.old) != 1:
-            raise SystemExit(f"canary {canary.name!r}: its text occurs {text.count(canary.old)} times in {canary.file}")
-        file.write_text(text.replace(canary.old, canary.new))
+        try:
+            file.write_text(planted(canary, file.read_text()))
+        except NoSuchPlace as error:
+            raise SystemExit(f"canary {canary.name!r} in {canary.file}: {error}") from error
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
         begin = spent_seconds()
         first = canary.first_seed
