@@ -1,6 +1,6 @@
 """What the host pays to give a GPU's driver a batch of copies: our own part, as the driver is a fake one whose batch call does nothing.
 
-    python -P benchmarks/copy_calls.py [--copies 1000] [--rounds 200] [--core 1]
+    python -P benchmarks/copy_calls.py [--copies 1000] [--piece-mib 16] [--rounds 200] [--core 1]
 
 Pages between GPU and pinned host memory, scattered on both sides over pieces of memory that were made apart, so that no two copies become
 one. Prints the CPU time of a copy, the best of the rounds: adding it to the batch, and enqueueing the batch. Which build is
@@ -52,10 +52,10 @@ def scattered_pages(memory: MemoryRange, count: int, generator: random.Random) -
     return [memory.address + page * PAGE_BYTES for page in pages]
 
 
-def measure(num_copies: int, rounds: int) -> tuple[float, float]:
+def measure(num_copies: int, piece_bytes: int, rounds: int) -> tuple[float, float]:
     """ns a copy: adding it, enqueueing it."""
-    device = CudaDevice(driver=make_driver(), max_registration_bytes=16 * MIB)
-    ranges = [MemoryRange(device, tier, -(-4 * num_copies * PAGE_BYTES // (16 * MIB)) * 16 * MIB) for tier in (GPU, HOST)]
+    device = CudaDevice(driver=make_driver(), max_registration_bytes=piece_bytes)
+    ranges = [MemoryRange(device, tier, -(-4 * num_copies * PAGE_BYTES // piece_bytes) * piece_bytes) for tier in (GPU, HOST)]
     for memory in ranges:
         memory.resize(memory.max_bytes)
     stream = device.create_stream()
@@ -82,12 +82,13 @@ def measure(num_copies: int, rounds: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=1000)
+    parser.add_argument("--piece-mib", type=int, default=16, help="host memory that is pinned at once (default 16)")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--core", type=int, help="default: the last one")
     options = parser.parse_args()
     pin_to_core(options.core)
     Stopwatch.calibrate()
-    adding, enqueueing = measure(options.copies, options.rounds)
+    adding, enqueueing = measure(options.copies, options.piece_mib * MIB, options.rounds)
     build = "compiled" if is_compiled() else "interpreted"
     print(f"{build}, batches of {options.copies}: {adding:.0f} ns to add a copy, {enqueueing:.0f} ns to enqueue it")
 
