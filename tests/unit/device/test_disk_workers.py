@@ -3,6 +3,8 @@
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from .fake_files import FakeFiles
 
 PAGE = 4096
 BASE = 1 << 58
+NUM_LOOKS = 100
 
 
 class Gate(JobGate):
@@ -37,11 +40,11 @@ class Gate(JobGate):
 class Bench:
     """One file of 8 pages, and a page of memory for each; page ``n`` of the memory holds ``n``."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int = 3) -> None:
         self.files = FakeFiles()
         self.file = DiskFile(self.files, "/nowhere", BASE, 8 * PAGE)
         self.file.grow(BASE, 8 * PAGE)
-        self.workers = DiskWorkers(3)
+        self.workers = DiskWorkers(num_threads)
         self._buffer = ctypes.create_string_buffer(9 * PAGE)
         self.memory = (ctypes.addressof(self._buffer) + PAGE - 1) // PAGE * PAGE
         for page in range(8):
@@ -129,8 +132,25 @@ def test_gates_open_while_all_workers_are_busy_or_idle(bench: Bench) -> None:
         assert bench.on_disk(index) == index
 
 
-def test_a_shut_gate_keeps_no_worker_busy(bench: Bench) -> None:
-    """Whoever watches takes other jobs meanwhile, and others watch; then their queue is empty, though the gate is shut."""
+SHUT_GATE = """
+import sys
+sys.path[:] = {path!r}
+from unit.device.test_disk_workers import count_looks_at_an_empty_queue
+print(count_looks_at_an_empty_queue({num_threads}))
+"""
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_shut_gate_keeps_no_worker_busy(num_threads: int) -> None:
+    """In a process of its own: compiled, a worker that is busy with nothing lets no other thread run, nor a test fail."""
+    program = SHUT_GATE.format(path=[str(Path(__file__).parents[2]), *sys.path], num_threads=num_threads)
+    ended = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == f"{NUM_LOOKS}\n", ended.stdout + ended.stderr
+
+
+def count_looks_at_an_empty_queue(num_threads: int) -> int:
+    """Whoever watches a shut gate takes other jobs meanwhile, and others watch; then their queue is empty."""
+    bench = Bench(num_threads)
     gate = Gate()
     shut = bench.write(0, 5, gate)
     bench.workers.start(shut, [])
@@ -139,19 +159,21 @@ def test_a_shut_gate_keeps_no_worker_busy(bench: Bench) -> None:
         bench.workers.start(job, [])
         if turn % 3 == 0:
             bench.workers.wait(job)
+    bench.workers.wait(job)
     pause = threading.Event()
     for _attempt in range(1000):
         if bench.workers._inbox.empty():
             break
         pause.wait(0.002)
     num_empty = 0
-    for _attempt in range(20):
+    for _look in range(NUM_LOOKS):
         pause.wait(0.002)
         num_empty += bench.workers._inbox.empty()
-    assert num_empty == 20
     gate.is_up = True
     bench.workers.wait(shut)
     assert bench.on_disk(0) == 5
+    bench.workers.close()
+    return num_empty
 
 
 def test_a_job_that_is_handed_over_twice_is_done_once(bench: Bench) -> None:
