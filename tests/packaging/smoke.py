@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 LEFT_OUT = ("__init__.py", "__main__.py", "given.py")
-OPTIONAL = ("plotly", "rich")
+OPTIONAL = ("plotly", "rich", "torch", "transformers")
 """Packages that some modules import when they are loaded, and that an installation may lack."""
 
 
@@ -30,8 +30,10 @@ def check_modules(package_name: str, build: str) -> None:
             continue
         try:
             file = Path(importlib.import_module(module.name).__file__ or "")
-        except ModuleNotFoundError as missing:
-            if (missing.name or "").partition(".")[0] not in OPTIONAL:
+        except ImportError as missing:
+            # The library's own error names the package as the cause.
+            cause = missing if isinstance(missing, ModuleNotFoundError) else missing.__cause__
+            if not isinstance(cause, ModuleNotFoundError) or (cause.name or "").partition(".")[0] not in OPTIONAL:
                 raise
             continue
         assert file.is_relative_to(folder), f"{module.name} comes from {file}"
