@@ -43,7 +43,7 @@ class RerunMismatch(Exception):
 
 
 def rerun_to(path: Path, device: Device, num_calls: int | None) -> dict[str, Any]:
-    """The picture of the manager after so many calls of the journal, or after the last; errors as from `rerun`.
+    """The state dump of the manager after so many calls of the journal, or after the last; errors as from `rerun`.
 
     `ValueError` if the journal has fewer calls.
     """
@@ -52,7 +52,7 @@ def rerun_to(path: Path, device: Device, num_calls: int | None) -> dict[str, Any
     run.run()
     if num_calls is not None and run.num_calls < num_calls:
         raise ValueError(f"the journal has {run.num_calls} calls, fewer than {num_calls}")
-    return run.picture
+    return run.dump
 
 
 def rerun(path: Path, device: Device, check_invariants: bool = False) -> RerunResult:
@@ -68,7 +68,7 @@ class _Rerun:
 
     __slots__ = (
         "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "streams",
-        "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "picture",
+        "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "dump",
     )  # fmt: skip
 
     reader: Final[JournalReader]
@@ -88,7 +88,7 @@ class _Rerun:
     """What open sequences were given, which their commits may refer to."""
     stop_after: int | None
     """Calls after which to end; None for all."""
-    picture: dict[str, Any]
+    dump: dict[str, Any]
     """Of the manager, after the last call."""
 
     def __init__(self, reader: JournalReader, device: Device, check_invariants: bool) -> None:
@@ -110,7 +110,7 @@ class _Rerun:
         self.num_torn_bytes = 0
         self.prompts = {}
         self.stop_after = None
-        self.picture = {}
+        self.dump = {}
 
     def run(self) -> RerunResult:
         try:
@@ -130,7 +130,7 @@ class _Rerun:
                     raise RerunMismatch(f"call {self.num_calls} went well when it was recorded: {error}") from error
                 if self.check_invariants:
                     self.manager.check_invariants()
-            self.picture = self.manager.describe()
+            self.dump = self.manager.describe()
             return RerunResult(self.num_calls, self.num_digests, self.manager.state_digest(), self.num_torn_bytes)
         finally:
             for kv_cache in self.sequences.values():

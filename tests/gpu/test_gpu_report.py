@@ -117,8 +117,8 @@ def test_the_table_says_what_was_met_and_what_was_skipped() -> None:
 def test_figures_are_written_with_their_card_only(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     page.write_text("# How fast\n")
-    nobody: Any = None
-    for no_card in (nobody, "NVIDIA H200", find_card() if not HAS_CARD else None):
+    no_card_name: Any = None
+    for no_card in (no_card_name, "NVIDIA H200", find_card() if not HAS_CARD else None):
         with pytest.raises(TypeError):
             append_figures(page, no_card, outcomes())
     assert page.read_text() == "# How fast\n"

@@ -235,16 +235,16 @@ CALLS: dict[str, Callable[[Stage], Any]] = {
     "cuda_stream": lambda stage: setattr(stage.active, "cuda_stream", stage.streams[1]),
     "set_base_page_index_buf": lambda stage: stage.active.set_base_page_index_buf(0, 0, None),
 }
-BREAKABLE_BY_BOOKS = (
+BREAKABLE_BY_STATE = (
     "resize_batch", "resume", "suspend", "close", "resize", "capacity", "commit of beams", "fork", "beam_width", "reorder_beams",
     "reserve_transfer", "settle",
 )  # fmt: skip
 """Those that look at holds and locks."""
-BREAKABLE_BY_DEVICE = (*BREAKABLE_BY_BOOKS, "commit", "commit_tree", "cuda_stream")
+BREAKABLE_BY_DEVICE = (*BREAKABLE_BY_STATE, "commit", "commit_tree", "cuda_stream")
 """Those that record an event, wait for one or copy."""
 
 
-def break_by_books(stage: Stage) -> None:
+def break_by_state(stage: Stage) -> None:
     forget_all_holds(stage.manager)
 
 
@@ -256,7 +256,7 @@ def break_by_device(stage: Stage) -> None:
 
 def test_every_call_of_a_broken_manager_repeats_the_first_reason() -> None:
     stage = Stage()
-    break_by_books(stage)
+    break_by_state(stage)
     with pytest.raises(CorruptedError) as first:
         stage.active.suspend()
     reason = str(first.value).split(": ", 1)[1]
@@ -267,10 +267,10 @@ def test_every_call_of_a_broken_manager_repeats_the_first_reason() -> None:
     stage.manager.shutdown()
 
 
-@pytest.mark.parametrize("name", BREAKABLE_BY_BOOKS)
+@pytest.mark.parametrize("name", BREAKABLE_BY_STATE)
 def test_every_call_that_finds_wrong_state_breaks_the_manager(name: str) -> None:
     stage = Stage()
-    break_by_books(stage)
+    break_by_state(stage)
     with pytest.raises(CorruptedError) as first:
         CALLS[name](stage)
     with pytest.raises(CorruptedError) as later:

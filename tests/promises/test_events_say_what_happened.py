@@ -151,7 +151,7 @@ def test_what_both_sequences_produce_is_announced_once() -> None:
         assert [type(event.data).__name__ for event in drained(manager)] == ["KVCacheCreatedData", "KVCacheStoredData"]
 
 
-def test_hashes_are_chained_sha_256_that_anybody_can_compute() -> None:
+def test_hashes_are_chained_sha_256_that_consumers_can_compute() -> None:
     scope = ReuseScope(lora_id=7, salt="a")
     root = hashlib.sha256(b"i7;s1:a").digest()
     length = b"\x03\x00\x00\x00\x00\x00\x00\x00"

@@ -198,7 +198,7 @@ def test_a_read_that_fails_behind_the_back(seed: int, engine_hears_first: bool) 
         finish(bench)
 
 
-def test_a_failed_prefetch_is_known_before_anybody_reads() -> None:
+def test_a_failed_prefetch_is_known_before_any_read() -> None:
     device = SimulatedDevice(1, eager=False)
     with Bench(tiered_config(4, [("host", 2), ("disk", 12)]), device) as bench:
         first, second = fill_disk_behind_host(bench)

@@ -151,7 +151,7 @@ def refuse_in_turn(kinds: Sequence[str], num_refused: int, call: str, write_poli
     return outcomes
 
 
-def outcome_with_nobody_waiting(bench: Bench, nth: int, call: Callable[[], object]) -> str:
+def outcome_without_host_wait(bench: Bench, nth: int, call: Callable[[], object]) -> str:
     """The outcome of a call whose ``nth`` event is refused, and the host's wait too, as in `refuse`; a broken manager has said why, and
     has been shut down."""
     device = bench.device
@@ -271,7 +271,7 @@ def test_pages_evicted_together_when_the_host_cannot_wait() -> None:
         bench.engine.synchronize()
         other = bench.manager.create_kv_cache(id=4)
         assert other.resume(streams[0])
-        outcomes.append(outcome_with_nobody_waiting(bench, nth, lambda: other.resize(7 * TOKENS_PER_BLOCK)))
+        outcomes.append(outcome_without_host_wait(bench, nth, lambda: other.resize(7 * TOKENS_PER_BLOCK)))
         if outcomes[-1] == "broken":
             assert (device.num_open_events, device.num_open_streams) == (0, 2)
             continue
@@ -292,7 +292,7 @@ def test_beams_change_their_stream_together() -> None:
         kv_cache = bench.manager.create_kv_cache(id=1)
         assert kv_cache.resume(old) and kv_cache.resize(4)
         kv_cache.beam_width = 3
-        outcomes.append(outcome_with_nobody_waiting(bench, nth, lambda: setattr(kv_cache, "cuda_stream", new)))
+        outcomes.append(outcome_without_host_wait(bench, nth, lambda: setattr(kv_cache, "cuda_stream", new)))
         if outcomes[-1] == "broken":
             continue
         assert kv_cache.cuda_stream == (old if outcomes[-1] == "refused" else new)
@@ -314,7 +314,7 @@ def test_beams_are_closed_together() -> None:
         kv_cache = bench.manager.create_kv_cache(id=1)
         assert kv_cache.resume(streams[1]) and bench.write(kv_cache, 6, commit=True)
         kv_cache.beam_width = 2
-        outcomes.append(outcome_with_nobody_waiting(bench, nth, kv_cache.close))
+        outcomes.append(outcome_without_host_wait(bench, nth, kv_cache.close))
         if outcomes[-1] == "broken":
             continue
         assert outcomes[-1] != "refused" or kv_cache.beam_width == 2

@@ -221,7 +221,7 @@ def test_multimodal_prompts_by_the_chunk() -> None:
     adapter.end()
 
 
-def test_conversations_drop_what_nobody_comes_back_to() -> None:
+def test_conversations_drop_abandoned_prefixes() -> None:
     """A plan that is dropped, and one that is forgotten: both take the published end with them."""
     adapter = Adapter(LAYERS)
     for is_forgotten in (False, True):

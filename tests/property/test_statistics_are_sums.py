@@ -128,8 +128,8 @@ class History:
             name: number for name, number in calls.items() if is_of_calls(name)
         }
         # What calls moved or drove out is part of what was moved and dropped at all.
-        everybody = added([flat(kv_cache.statistics) for kv_cache, _ in self.all])
-        for name, number in everybody.items():
+        summed = added([flat(kv_cache.statistics) for kv_cache, _ in self.all])
+        for name, number in summed.items():
             assert is_of_calls(name) or number <= total[name], name
         prompts = total_usage.prompts
         assert prompts.tokens == sum(prompts.hit_tokens) + sum(prompts.missed_tokens.values())

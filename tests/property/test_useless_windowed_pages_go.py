@@ -38,7 +38,7 @@ def make_manager(num_windowed_slots: int) -> KVCacheManager:
 def windowed_pages(manager: KVCacheManager) -> list[list[tuple[tuple[int, ...], bool, bool]]]:
     """Every path from a root to a leaf: (tokens, has the windowed page, a sequence needs it) by block."""
     paths = []
-    for scope in [picture for picture in manager.describe()["tree"] if picture["lora_id"] == 1]:
+    for scope in [scope_dump for scope_dump in manager.describe()["tree"] if scope_dump["lora_id"] == 1]:
         path: list[tuple[tuple[int, ...], bool, bool]] = []
         blocks = scope["blocks"]
         for index, block in enumerate(blocks):

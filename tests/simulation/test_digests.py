@@ -25,7 +25,7 @@ def test_devices_and_journals_agree(tmp_path: Path, has_state: bool) -> None:
 
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_books_are_right_after_every_call(tmp_path: Path, has_state: bool, seed: int) -> None:
+def test_invariants_hold_after_every_call(tmp_path: Path, has_state: bool, seed: int) -> None:
     with KVCacheManager(config_of_every_kind(has_state, str(tmp_path), 60), device=SimulatedDevice(seed)) as manager:
         calls = EveryCall(manager, seed)
         for _ in range(250):

@@ -59,15 +59,15 @@ def test_without_room_below_some_start_again() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_decisions_are_the_same_without_memory(share: float) -> None:
     limits = ServingLimits(6, 48, 12, preempt_share=share, prefetches=True)
-    on_host, in_books = [
+    on_host, without_memory = [
         replay(
             long_answers(8), model=WINDOWED, memory_bytes=30 * BYTES_PER_BLOCK, lower_tiers=LOWER, limits=limits, device=device
         )
         for device in ("host", "none")
     ]
-    assert on_host.tiers == in_books.tiers
-    assert on_host.transfers == in_books.transfers
-    assert (on_host.steps, on_host.hit_tokens) == (in_books.steps, in_books.hit_tokens)
+    assert on_host.tiers == without_memory.tiers
+    assert on_host.transfers == without_memory.transfers
+    assert (on_host.steps, on_host.hit_tokens) == (without_memory.steps, without_memory.hit_tokens)
     assert (on_host.forced_preemptions > 0) == (share > 0.0)
 
 
