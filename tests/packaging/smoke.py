@@ -31,9 +31,8 @@ def check_modules(package_name: str, build: str) -> None:
         try:
             file = Path(importlib.import_module(module.name).__file__ or "")
         except ImportError as missing:
-            # The library's own error names the package as the cause.
-            cause = missing if isinstance(missing, ModuleNotFoundError) else missing.__cause__
-            if not isinstance(cause, ModuleNotFoundError) or (cause.name or "").partition(".")[0] not in OPTIONAL:
+            # The library's own error says which package it needs; compiled, it has no cause.
+            if not any(f"needs the package {name}:" in str(missing) or (missing.name or "") == name for name in OPTIONAL):
                 raise
             continue
         assert file.is_relative_to(folder), f"{module.name} comes from {file}"

@@ -1,5 +1,6 @@
 """Copies of the project in other places, what is run there, and why some of it is not run twice."""
 
+import importlib
 import importlib.metadata
 import os
 import re
@@ -10,6 +11,7 @@ import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import pytest
@@ -86,6 +88,16 @@ def pack_wheel(distribution: importlib.metadata.Distribution, folder: Path) -> N
         for file in files:
             archive.write(str(distribution.locate_file(file)), file.as_posix())
         archive.writestr(record.as_posix(), "".join(f'"{file.as_posix()}",,\n' for file in [*files, record]))
+
+
+def import_or_skip(name: str) -> ModuleType:
+    """A module of the package; skips the test where it says that an optional package is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if "needs the package " not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 def copy_rawref(folder: Path) -> Path:
