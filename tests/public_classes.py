@@ -96,7 +96,16 @@ def find_public_classes() -> dict[str, str]:
             module, node = classes[name]
             found[name] = module
             waiting |= names_given_out(node) | subclasses.get(name, set())
-    return dict(sorted(found.items()))
+    return {name: module for name, module in sorted(found.items()) if can_be_imported(module)}
+
+
+def can_be_imported(module: str) -> bool:
+    """Not if it is of an extra that is not installed."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 def load_class(name: str, module: str) -> Any:

@@ -33,6 +33,7 @@ from kv_cache_manager_v2 import (
     StatisticsLog,
     StridedPages,
 )
+from kv_cache_manager_v2.compat.tensorrt_llm import PlannedDropHandle
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.monotonic_clock import MonotonicClock
 from kv_cache_manager_v2.device.os_files import OsFiles
@@ -235,6 +236,7 @@ class Samples:
             RichConsole(io.StringIO(), io.StringIO()),
             workload,
             TraceWorkload("/somewhere"),
+            PlannedDropHandle(other.plan_committed_block_drop()),
         ]  # fmt: skip
         return handles
 
