@@ -36,7 +36,7 @@ _IDLE: Final = 0
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
-@mypyc_attr(native_class=True)
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class Abandoned(metaclass=ABCMeta):
     """A handle's work that its user forgot, and that the next call closes."""
 
