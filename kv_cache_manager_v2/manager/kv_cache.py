@@ -151,7 +151,7 @@ class KVCache(Handle):
         nothing has changed, if there is no room or other sequences use more than `max_util_for_resume`
         (`KVCacheManager.last_refusal` says which). `LogicError` unless SUSPENDED.
 
-        ``wait``: the stream waits for pages that come up from lower levels, and this call for what a disk reads. Without it
+        ``wait``: the stream waits for pages that are onboarded from lower levels, and this call for what a disk reads. Without it
         neither waits: give the sequence work once `ready` is true (`resize` makes the stream wait for the rest, and itself waits
         for what a disk reads). `PageMoveError` or `StorageIOError` if pages cannot be brought up; the sequence is suspended as
         before. Where it says that pages are lost, close it; else it may be resumed again.
@@ -169,7 +169,7 @@ class KVCache(Handle):
     def ready(self) -> bool:
         """Whether the pages of an ACTIVE sequence that `resume(wait=False)` did not wait for have all landed.
 
-        True at once where nothing had to come up from a lower level. `StorageIOError` if a disk could not read one: the
+        True at once where nothing had to be onboarded. `StorageIOError` if a disk could not read one: the
         sequence cannot go on then, close it; no other sequence matches that page any more. `LogicError` unless ACTIVE.
         """
         state = self._state
@@ -252,7 +252,7 @@ class KVCache(Handle):
     # -- room ----------------------------------------------------------------------------------------------------------
 
     def resize(self, capacity: SupportsIndex | None = None, history_length: SupportsIndex | None = None) -> bool:
-        """Make room for ``capacity`` tokens, of which the first ``history_length`` are history; None keeps.
+        """Reserve pages for ``capacity`` tokens, of which the first ``history_length`` are history; None keeps.
 
         One go, all or nothing: out-of-window pages are released and new ones allocated together. False, and
         nothing has changed, if there is no room (`KVCacheManager.last_refusal`). `ValueError` if the history would shrink,
@@ -496,7 +496,7 @@ class KVCache(Handle):
         """Lend the pages of blocks ``begin_block .. end_block - 1`` (default: all) to another machine, which reads or writes them.
 
         Until `TransferLease.settle` their slots are not used again, on level 0, even if this sequence is suspended or closed, or
-        gives the blocks up; a step of its own that writes into one that is private gets a copy first, so settle before going on
+        releases the blocks; a step of its own that writes into one that is private gets a copy first, so settle before going on
         with what another machine has written. The transfer is in order if it begins after what is on the sequence's stream.
         `ValueError` for blocks that are not there; `LogicError` unless ACTIVE.
         """

@@ -250,10 +250,10 @@ class KVCacheManager(Handle):
             report_failure(error, KVCacheManager)
 
     def shutdown(self) -> None:
-        """Wait for the device, then give all memory back. Twice is fine. `LogicError` while sequences are open.
+        """Wait for the device, then free all memory. Twice is fine. `LogicError` while sequences are open.
 
         Where Ctrl-C cuts it off, other calls are refused from then on, and the next shutdown() goes on where this one stopped.
-        In a process that was forked from the one that made the manager it gives nothing back: all is the parent's.
+        In a process that was forked from the one that made the manager it frees nothing: all is the parent's.
         """
         if self._is_released:
             return
@@ -454,7 +454,7 @@ class KVCacheManager(Handle):
         """Give the cached pages of a prefix a priority, for a while or until `release`: a session that waits for a tool, say.
 
         No more than ``max_pinned_share`` of all slots can be retained so; what goes beyond is clipped. When nothing of a lower
-        priority is left, retained pages make room all the same, the longest retained first. `ValueError` for a priority outside
+        priority is left, retained pages are evicted all the same, the longest retained first. `ValueError` for a priority outside
         0 to 100 or a duration that is none.
         """
         seconds = to_duration(duration_seconds, "duration_seconds")
@@ -661,7 +661,7 @@ class KVCacheManager(Handle):
     def resize(self, cache_level: SupportsIndex, quota: SupportsIndex, best_efforts: Given[bool] = False) -> bool:
         """Give a cache level another quota of bytes, with whatever is in it; the content survives as far as it fits.
 
-        Droppable pages that do not fit go down, or, on the last level, go for good; held ones go down; what must stay at the end
+        Droppable pages that do not fit are offloaded, or, on the last level, dropped; held ones are offloaded; what must stay at the end
         of a pool moves to its front, in stream order, so base page indices and scratch slots of active sequences may change: ask
         for them again. False, and nothing has changed, if what must stay does not fit (`last_refusal`). With ``best_efforts`` a
         level grows as far as the device has memory, at most to the quota; without, its `OutOfMemoryError` is raised. Waits

@@ -45,7 +45,7 @@ class MemoryLease:
         self.num_views += 1
 
     def release(self) -> None:
-        assert self.num_views > 0, "a view of the memory was given back twice"
+        assert self.num_views > 0, "a view of the memory was released twice"
         self.num_views -= 1
         if self.is_closed and self.num_views == 0:
             self._close_memory()

@@ -6,7 +6,7 @@ calls alone; nothing is made per slot in advance, so a tier of any size starts a
 
 Free slots may stand *aside*: their bytes are still good for something (`storage.clean_copies`), and they are not handed out.
 
-Each slot carries a point (`StreamOrder`): the work after which its bytes may be touched. Whoever takes a slot over waits
+Each slot carries a point (`StreamOrder`): the work after which its bytes may be touched. The work that takes a slot over waits
 for it on its own stream.
 """
 
@@ -131,12 +131,12 @@ class SlotAllocator:
         return slots
 
     def free(self, slot: i64, point: i64) -> None:
-        """Give the slot back; its bytes may be touched again after ``point``."""
+        """Release the slot; its bytes may be touched again after ``point``."""
         self.ready[slot] = point
         self.free_as_it_is(slot)
 
     def free_as_it_is(self, slot: i64) -> None:
-        """Give the slot back; its own point says when its bytes may be touched again."""
+        """Release the slot; its own point says when its bytes may be touched again."""
         assert self.num_free < self.num_slots, "more slots were freed than taken"
         num_stacked = self._num_stacked
         stack = self._stack

@@ -1,6 +1,6 @@
 """Content digests of multimodal items as negative int32 ids, so that the tokens of any block are one run of int32.
 
-An id is unique to its digest while anybody counts it, and may name another digest afterwards. Each occurrence of a digest
+An id is unique to its digest while it is counted, and may name another digest afterwards. Each occurrence of a digest
 in a published block, or in the tail that an open sequence has committed but not published, counts one. Conservation: the
 counts of the table add up to the negative tokens in all of these.
 

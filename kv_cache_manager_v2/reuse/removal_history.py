@@ -4,7 +4,7 @@ A prefix is known by a 62-bit hash and 20 bits of its scope. While there is one 
 is a ring: the entry that was written first is overwritten. From the second scope on prefixes that are here have entries too, one each;
 then a bucket forgets the entry that was written first of a block that is gone, if there is one.
 
-Whoever tells of a prefix is in a hurry, and the prefix's bucket lies anywhere in the table. So entries wait in a line, and go to their
+Removals are recorded on the path of a call, and a prefix's bucket lies anywhere in the table. So entries are queued, and go to their
 buckets together, before the next question at the latest: a processor then fetches many buckets at once.
 """
 

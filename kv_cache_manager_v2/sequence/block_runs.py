@@ -108,7 +108,7 @@ def _find_run_begin(state: SequenceState, ordinal: i64) -> i64:
 
 
 def release_stale(state: SequenceState, life_cycle: i64, begin: i64, end: i64, mark: i64) -> None:
-    """Pages of published blocks that the window has passed, the last block first."""
+    """Out-of-window pages of published blocks, the last block first."""
     first_pages = list_first_pages(state.blocks, begin, end)
     release_run(state.shared.storage, first_pages, vec[i64]([life_cycle]), 0, end - begin, state.timeline, mark)
 

@@ -274,7 +274,7 @@ def _repair_page(
         state.shared.order.wait(state.timeline, storage.allocators[pool_group].ready[storage.rows.slot(theirs)])
         copy_page(storage, ours, theirs, pool_group, state.stream)
     except Exception as error:
-        _logger.warning("a page was not mended (%s); sequence %s waits for the disk instead", str(error), state.id)
+        _logger.warning("a page was not repaired (%s); sequence %s waits for the disk instead", str(error), state.id)
         expect_reads(state)
         return mark
     storage.counters.record_copied(GPU_LEVEL, GPU_LEVEL, pool_group, 1)

@@ -76,7 +76,7 @@ class InPlaceCopies:
     _copies: Final[list[_Copy]]
     _donors: Final[list[list[int]]]  # by pool group, those that are not taken yet
     _donors_turns: Final[list[list[int]]]
-    _needed: Final[list[vec[i64]]]  # by turn: of everybody so far
+    _needed: Final[list[vec[i64]]]  # by turn: of all beams so far
     _given_back: Final[list[vec[i64]]]
     _mark: i64  # after the copies
 
@@ -148,7 +148,7 @@ class InPlaceCopies:
                 count += 1
         return count
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """It is not carried out."""
         pool = self._states[0].shared.tree.pool
         for targets in self._targets:
@@ -192,7 +192,7 @@ class InPlaceCopies:
                 if refused.has_slot:
                     storage.allocators[refused.pool_group].free_as_it_is(refused.slot)
                 position -= 1
-            self.give_up()
+            self.cancel()
             raise
         shared.guard.begin_change()
         self._mark = shared.order.mark(state.timeline)
@@ -245,7 +245,7 @@ def plan_in_place(plan: ResizePlan) -> InPlaceCopies | None:
         priorities = NO_ORDINALS
     if in_place.suffices(shared.room_count):
         return in_place
-    in_place.give_up()
+    in_place.cancel()
     return None
 
 

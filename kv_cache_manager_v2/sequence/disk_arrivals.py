@@ -57,7 +57,7 @@ def wait_for_reads(state: SequenceState) -> None:
 
 def _end_awaiting(state: SequenceState) -> None:
     """Its pages are whole; some of them, perhaps, because others have put their bytes there since."""
-    for point in state.shared.storage.reads.mends.values():
+    for point in state.shared.storage.reads.repairs.values():
         state.record_arrival(point)
     state.awaits_reads = False
 

@@ -225,7 +225,7 @@ def _record_ready(state: SequenceState, block: Block, mark: i64) -> None:
     storage = state.shared.storage
     for life_cycle in range(state.shared.num_life_cycles):
         page = block.first_page + life_cycle
-        # A page that only a suspended owner needs may have gone down.
+        # A page that only a suspended owner needs may have been offloaded.
         if storage.rows.has_page(page) and storage.rows.level(page) == GPU_LEVEL:
             storage.advance_ready(page, storage.pool_group_of[life_cycle], state.timeline, mark)
 

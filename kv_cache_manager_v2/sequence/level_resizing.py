@@ -1,6 +1,6 @@
 """A resize of a cache level while sequences are open: their tables follow the pages that move.
 
-    1. memory for the pool groups that grow; none is taken from anybody yet
+    1. memory for the pool groups that grow; none is taken from another group yet
     2. what a shrinking pool group has too many pages of is offloaded or, droppable on the last level, dropped
     3. pages and scratch slots behind the new end move in front of it; active sequences wait for that, and it for them
     4. the host waits until no stream touches what is behind the end

@@ -49,7 +49,7 @@ def try_prefetch(state: SequenceState, level: i64) -> bool:
 
 def try_prefetch_blocks(shared: SharedState, blocks: list[Block], level: i64) -> bool:
     """The same for the pages of published blocks, whichever sequence has them. All of them are held meanwhile, also those that are there
-    already: a prefix whose beginning had to go for its end would be worth nothing."""
+    already: a prefix whose beginning was evicted for its end would be of no use."""
     storage = shared.storage
     rows = storage.rows
     if level == storage.last_level:

@@ -1,4 +1,4 @@
-"""The priority callback: the caller says what is worth keeping."""
+"""The priority callback: the caller says how long pages are kept."""
 
 from collections.abc import Callable
 from typing import TypeAlias

@@ -33,7 +33,7 @@ def take_tail_back(state: SequenceState) -> None:
 
 
 def forget_copies_of_tail(state: SequenceState) -> None:
-    """Its bytes are going to change. Whoever locks or awaits its pages from now on waits for copies that are being written too."""
+    """Its bytes are going to change. What locks or awaits its pages from now on waits for copies that are being written too."""
     first_page = state.blocks[state.num_published].first_page
     for life_cycle in range(state.shared.num_life_cycles):
         state.shared.storage.copies.forget(first_page + life_cycle)

@@ -151,7 +151,7 @@ def _copy_snapshot(state: SequenceState, source: i64, target: i64, account: Page
 
 
 def undo_begin_state(state: SequenceState) -> None:
-    """Give the slots back; work on them may be under way on the sequence's stream."""
+    """Release the slots; work on them may be under way on the sequence's stream."""
     guard = state.shared.guard
     guard.begin_change()
     _free_blocks(state, state.shared.order.mark(state.timeline))

@@ -3,7 +3,7 @@
     hold_match   a new sequence holds the pages of its matched prefix
     try_resume   SUSPENDED -> ACTIVE: lock every page, take scratch slots again, copy a shared last block; False and nothing
                  changed otherwise
-    suspend      ACTIVE -> SUSPENDED: moves nothing, gives scratch slots back, cannot fail
+    suspend      ACTIVE -> SUSPENDED: moves nothing, releases scratch slots, cannot fail
     close        any -> CLOSED: everything released, the tail of the sequence evict-first
 """
 
@@ -380,7 +380,7 @@ def _lock_pages(state: SequenceState, life_cycle: i64) -> None:
 
 
 def suspend(state: SequenceState) -> None:
-    """Unlock every page and give scratch slots back; the stream may be destroyed afterwards. Cannot fail."""
+    """Unlock every page and release scratch slots; the stream may be destroyed afterwards. Cannot fail."""
     shared = state.shared
     shared.guard.begin_change()
     storage = shared.storage
@@ -406,7 +406,7 @@ def suspend(state: SequenceState) -> None:
 
 
 def close(state: SequenceState) -> None:
-    """Give everything back; the caller has published the partial last block if the sequence was still committing."""
+    """Release everything; the caller has published the partial last block if the sequence was still committing."""
     shared = state.shared
     shared.guard.begin_change()
     if len(state.arrivals) > 0:
@@ -449,7 +449,7 @@ def close(state: SequenceState) -> None:
 
 
 def close_beams(state: SequenceState, width: i64) -> None:
-    """Give up what beams ``width`` and up have of their own."""
+    """Release what beams ``width`` and up have of their own."""
     if len(state.arrivals) > 0 and len(state.beams) + 1 > width:
         settle_arrivals(state)
     while len(state.beams) + 1 > width:

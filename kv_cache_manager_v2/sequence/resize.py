@@ -1,4 +1,4 @@
-"""`resize`: make room for a step and move the windows, in one go, all or nothing, for a sequence or all beams of one.
+"""`resize`: reserve pages for a step and move the windows, in one go, all or nothing, for a sequence or all beams of one.
 
 Plan first (`resize_plan`): which blocks join, which pages each life cycle needs and releases, whether the slots are to be had. Then
 ask the user's callback, then evict what has to go while a refusal of the device still changes nothing. Then apply, in the order that

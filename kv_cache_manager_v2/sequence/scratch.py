@@ -91,7 +91,7 @@ class Scratch:
             slots.append(int(storage.slots.take_scratch_slot(pool_group, timeline)))
 
     def advance_ready(self, timeline: i64, mark: i64) -> None:
-        """Whoever takes the slots over waits for ``mark``, a fresh mark of ``timeline``, too."""
+        """What takes the slots over waits for ``mark``, a fresh mark of ``timeline``, too."""
         storage = self.shared.storage
         life_cycle: i64 = 0
         for slots in self.slots:

@@ -57,7 +57,7 @@ class SnapshotPlan:
         return on_grid if listed is None or on_grid < listed else listed
 
     def record_room(self, num_committed: i64, old_capacity: i64, capacity: i64, history: i64) -> None:
-        """A resize has made room up to ``capacity``."""
+        """A resize has reserved pages up to ``capacity``."""
         if history > num_committed or (capacity > old_capacity and old_capacity > num_committed):
             self._ahead_until = capacity
         if capacity > self.peak_capacity:

@@ -92,7 +92,7 @@ def publish_snapshot(state: SequenceState, staged: Block) -> None:
     if block is not None:
         target = block.first_page + shared.state_life_cycle
         if storage.rows.has_page(target):
-            # Somebody else was here first; the state is the same.
+            # Another sequence published it first; the state is the same.
             storage.free_page(page, pool_group, mark)
         else:
             move_page(storage, page, target)

@@ -10,7 +10,7 @@ that is going to write there gets a copy, and a block that is published meanwhil
     its sequence takes over an equal block    a page that goes over keeps its holds and locks under its new row
     settle                                    nothing
 
-Nobody but `settle` ends a lease.
+Only `settle` ends a lease.
 """
 
 from typing import Final, final

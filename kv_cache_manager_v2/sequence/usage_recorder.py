@@ -1,6 +1,6 @@
 """The usage recorder enters a sequence's calls into the statistics: once they have succeeded, never while they are planned.
 
-With ``enable_stats=False`` there are no books, and `SequenceState.counters` is None; a test for that is all that the calls then
+With ``enable_stats=False`` nothing is counted, and `SequenceState.counters` is None; a test for that is all that the calls then
 cost. A decode step that crosses no block boundary enters nothing.
 """
 
@@ -95,7 +95,7 @@ class UsageRecorder:
 
 
 def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageRecorder:
-    """Also makes the tree remember what becomes of its blocks: of ten times as many as there are slots."""
+    """Also makes the tree remember the outcome of its blocks: of ten times as many as there are slots."""
     storage = tree.storage
     num_slots: i64 = 0
     most: i64 = 0

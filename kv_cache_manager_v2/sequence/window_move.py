@@ -15,7 +15,7 @@ LEAST_SLACK_TOKENS: Final = 512
 def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
     """Set the history length of an active sequence and release the pages that become stale, and scratch slots whose blocks all are.
 
-    A published page that the window has passed is of use only to a prompt that ends just behind it: the next to go. It goes in its
+    A published out-of-window page is of use only to a prompt that ends just behind it: the next to go. It goes in its
     turn where prompts are likely to end or to part: where a match did, where the path has branched, and at the end of the prompt.
     """
     state.history = history

@@ -1,1 +1,1 @@
-"""Policy over pools: which page keeps its slot, which one makes room. Knows pages, not tokens."""
+"""Policy over pools: which page keeps its slot, which one is evicted. Knows pages, not tokens."""

@@ -1,7 +1,7 @@
 """Clean copies: what free slots of colder levels still hold of published pages on warmer levels.
 
 The bytes of a published page never change, so what a page leaves behind when it is onboarded, or what is written down early
-(`EarlyCopies`), serves when the page has to go down again: nothing is copied then. A copy costs no room: its slot is free, and is
+(`EarlyCopies`), serves when the page is offloaded again: nothing is copied then. A copy costs no room: its slot is free, and is
 handed out when no other free slot of its pool is left, the oldest copy first. So no quota, statistics or event knows of it.
 
     state of the slot             way out

@@ -1,6 +1,6 @@
 """Levels whose disk has failed to take a write: no page goes there any more.
 
-The failed write has lost nothing: the device keeps its bytes in memory, and everything on the level stays readable and comes up as
+The failed write has lost nothing: the device keeps its bytes in memory, and everything on the level stays readable and is onboarded as
 ever. But whatever went there further on would be kept in memory too, or be lost with the disk, so the level is *closed*, for
 good: levels above it have nothing below them, and drop what they would move down.
 

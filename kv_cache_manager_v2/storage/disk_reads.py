@@ -69,12 +69,12 @@ class _Read:
 class DiskReads:
     """See the module. ``is_idle``: nothing is doubtful or lost, as nearly always; then nothing else here need be asked."""
 
-    __slots__ = ("is_idle", "lost", "mends", "_device", "_order", "_changes", "_reads")
+    __slots__ = ("is_idle", "lost", "repairs", "_device", "_order", "_changes", "_reads")
 
     is_idle: bool
     lost: Final[dict[int, str]]
     """Each lost page, and where it could not be read from and why."""
-    mends: Final[dict[int, int]]
+    repairs: Final[dict[int, int]]
     """By timeline, the point after the latest copy there that gave a doubtful or lost page its bytes: a sequence that awaited reads waits
     for these too, before it goes on with the page."""
     _device: Final[Device]
@@ -85,7 +85,7 @@ class DiskReads:
     def __init__(self, device: Device, order: StreamOrder, changes: ChangeCount) -> None:
         self.is_idle = True
         self.lost = {}
-        self.mends = {}
+        self.repairs = {}
         self._device = device
         self._order = order
         self._changes = changes
@@ -176,7 +176,7 @@ class DiskReads:
     def record_repair(self, page: i64, timeline: i64, point: i64) -> None:
         """The page has other bytes after ``point``, a mark of ``timeline``."""
         self.forget(page)
-        self.mends[int(timeline)] = int(point)
+        self.repairs[int(timeline)] = int(point)
 
     def record_copy(self, source_page: i64, target_page: i64) -> None:
         """The target gets the bytes of the source, and is as good as they are."""

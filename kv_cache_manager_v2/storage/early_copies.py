@@ -1,6 +1,6 @@
 """Early copies: published pages are offloaded before they are evicted (`write_policy="through"`).
 
-A page on level 0 gets a clean copy on level 1, so that making room on level 0 later costs nothing. For its slot, and where no free one
+A page on level 0 gets a clean copy on level 1, so that evicting on level 0 later costs nothing. For its slot, and where no free one
 is left, the least valuable droppable page of level 1 goes, as it would when the page itself was offloaded; never another page's
 copy. Where there is none to go, or the device refuses, the page has no copy and is written when it goes. A page that is still on its
 way from a disk is copied behind its read: what is written never depends on whether a read is done.

@@ -78,7 +78,7 @@ class MoveBatch:
         storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point
         source = self.sources[position]
         if level < source_level and is_published(storage, self.pages[position]):
-            # What it leaves behind serves when it has to go down again.
+            # What it leaves behind serves when it is offloaded again.
             storage.allocators[source_index].ready[source] = point
             storage.copies.keep(self.pages[position], source_index, source, NO_POINT)
         else:

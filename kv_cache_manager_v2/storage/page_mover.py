@@ -95,7 +95,7 @@ class PageMover:
                 self._device.copy_batch(stream, batch)
         except Exception as error:
             if times is not None and timer != NO_TIMER:
-                times.give_up(timer)
+                times.cancel(timer)
             raise PageMoveError(
                 f"moving {count} pages of pool group {pool_group} from level {source_level} ({source.tier.name}) to level "
                 f"{target_level} ({target.tier.name}) failed: {error}"
@@ -158,7 +158,7 @@ class PageMover:
         try:
             return self._order.mark(timeline)
         except Exception as refused:
-            # Nobody could wait for it.
+            # No stream could wait for it.
             self._bounce.undo_swap(stream, pool_group, low, low_slot, high, high_slot, refused)
             raise
 

@@ -34,7 +34,7 @@ class PageOwner(ContentKeys):
         """Drop the victims of a queue, one after another, until ``wanted`` slots are free or it is empty.
 
         For each: a page that `find_page_below` names goes first, the digest has the `VICTIM`, and then it is as with
-        `on_page_dropped`. One call, as making room for a prompt needs as many slots as the prompt has pages.
+        `on_page_dropped`. One call, as evicting for a prompt takes as many slots as the prompt has pages.
         """
 
 

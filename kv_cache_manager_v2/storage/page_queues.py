@@ -20,7 +20,7 @@ def take_out(storage: PageStorage, page: i64, pool_group: i64) -> None:
 
 
 def take_out_victim(storage: PageStorage, page: i64, pool_group: i64) -> None:
-    """The same for the next victim, which is offloaded to make room: the policy of its level may remember it."""
+    """The same for the next victim, which is offloaded or dropped: the policy of its level may remember it."""
     index = storage.rows.level(page) * storage.num_pool_groups + pool_group
     if storage.rows.num_holds(page) == 0:
         storage.queues[index].evict(page)

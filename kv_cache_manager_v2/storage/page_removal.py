@@ -34,13 +34,13 @@ def drop(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: 
     """A droppable page is gone, for a `removal_cause`; its slot is free. ``account``: of the sequence whose call it is."""
     words = storage.rows.words
     place = words[place_at(page)]
-    assert 0 <= place < ONE_HOLD, "a page was dropped that somebody holds"
+    assert 0 <= place < ONE_HOLD, "a page was dropped that is held"
     if storage.copies.num_copies > 0:
         storage.copies.forget(page)
     level = level_of_place(place)
     index = level * storage.num_pool_groups + pool_group
     if cause == CAPACITY or cause == UNREACHABLE:
-        # What is useless without a victim makes room as well.
+        # What is useless without a victim is dropped with it.
         storage.queues[index].evict(page)
     else:
         storage.queues[index].remove(page)

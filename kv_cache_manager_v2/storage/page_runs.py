@@ -1,7 +1,7 @@
 """The steps of `PageStorage` for the pages of a run of blocks, with what they share looked up once per run.
 
 A run is given by the first page ids of its blocks and a life cycle; which steps are taken, and in which order, is the same as
-page by page. Callers use these where a prompt's worth of blocks goes through at once: a call per page costs ten times its work.
+page by page. Callers use these where all blocks of a prompt go through at once: a call per page costs ten times its work.
 """
 
 from librt.vecs import vec
@@ -135,7 +135,7 @@ def drop_run(storage: PageStorage, level: i64, pool_group: i64, pages: vec[i64],
     slots = vec[i64]([0] * count)
     for position in range(count):
         place = words[place_at(pages[position])]
-        assert 0 <= place < ONE_HOLD, "a page was dropped that somebody holds"
+        assert 0 <= place < ONE_HOLD, "a page was dropped that is held"
         slots[position] = place & LOW_MASK
         words[place_at(pages[position])] = NO_PAGE
     if storage.slots.filler is not None:

@@ -53,7 +53,7 @@ class PoolResizer:
         self._targets = vec[i64]()
 
     def count_must_stay(self, level: i64, pool_group: i64) -> i64:
-        """Slots that the level cannot do without: those of pages that may neither be dropped nor go down for want of room."""
+        """Slots that the level cannot do without: those of pages that may neither be dropped nor be offloaded for want of room."""
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         held = storage.held_queues[index].num_pages

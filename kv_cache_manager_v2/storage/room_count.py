@@ -43,7 +43,7 @@ class RoomCount:
         """The same for a call that also brings ``num_below`` held pages up from lower levels, which frees ``num_freed`` slots
         that others can go to; the caller has looked at the disks.
 
-        ``num_here``: held pages on level 0 that the call itself needs, so that they cannot make room.
+        ``num_here``: held pages on level 0 that the call itself needs, so that they cannot be evicted.
         """
         storage = self._storage
         for pool_group in range(storage.num_pool_groups):

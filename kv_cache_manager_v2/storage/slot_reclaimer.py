@@ -7,7 +7,7 @@ may have to be offloaded for it in turn; on the last level droppable pages are d
     case                                                                        outcome
     the level is the last one that takes pages                                  dropped, all at once
     its priority is below ``min_offload_priority``                              dropped
-    evict-first, and the levels below are full of pages that are worth more     dropped
+    evict-first, and the levels below are full of pages of more value           dropped
     the next level has slots for them, after eviction there                     offloaded in one batch
     it has too few, and droppable pages are here                                the least valuable of these is dropped
     it has a few, and only held pages are here                                  as many as fit are offloaded

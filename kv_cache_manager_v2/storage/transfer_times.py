@@ -77,7 +77,7 @@ class TransferTimes(Handle):
         self._device.stop_timer(stream, timer)
         self._ways[source_level * self._num_levels + target_level].timers.append(timer)
 
-    def give_up(self, timer: int) -> None:
+    def cancel(self, timer: int) -> None:
         """The manager calls it: the device refused the transfer."""
         self.num_not_timed += 1
         self._device.release_timer(timer)

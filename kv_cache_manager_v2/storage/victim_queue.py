@@ -1,12 +1,12 @@
-"""What every eviction policy offers: the pages of one pool group at one level that may be given up, and which is next.
+"""What every eviction policy offers: the pages of one pool group at one level that may be evicted, and which is next.
 
-A page is in the queue from when its last user lets go of it until somebody needs it again, or it leaves its slot:
+A page is in the queue from when its last user releases it until a sequence needs it again, or it leaves its slot:
 
     from       to         by
     elsewhere  queued     push, push_first
     queued     queued     requeue (its priority is another one), defer (another page must go before it)
-    queued     in use     use: somebody reuses it; it will be pushed again
-    queued     gone       remove (given up, or moved away), evict (given up to make room: a policy may remember its content)
+    queued     in use     use: a sequence reuses it; it will be pushed again
+    queued     gone       remove (dropped, or moved away), evict (for another page: a policy may remember its content)
 
 Lower priorities (`PageRows`) go first whatever the policy; the policy decides among pages of one priority. All calls cost
 O(1), whatever is queued, and allocate nothing once the columns have grown to the number of pages.
@@ -30,7 +30,7 @@ class VictimQueue(metaclass=ABCMeta):
 
     @abstractmethod
     def push(self, page: i64) -> None:
-        """The page's last user has let go of it."""
+        """The page's last user has released it."""
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
         """`push` the first ``count`` of the pages, in order."""
@@ -67,7 +67,7 @@ class VictimQueue(metaclass=ABCMeta):
 
     @abstractmethod
     def evict(self, page: i64) -> None:
-        """The page leaves its slot to make room."""
+        """The page leaves its slot for another one."""
 
     def evict_run(self, pages: vec[i64], count: i64) -> None:
         """`evict` the first ``count`` of the pages, in order."""

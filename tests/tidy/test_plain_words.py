@@ -41,12 +41,7 @@ DIALECT_IN_NAMES: Final = re.compile(
 
 # A folder of the package, a page, a folder of tests.
 EXEMPT: Final = {
-    "kv_cache_manager_v2/journal/",
-    "kv_cache_manager_v2/manager/",
-    "kv_cache_manager_v2/pools/",
-    "kv_cache_manager_v2/reuse/",
-    "kv_cache_manager_v2/sequence/",
-    "kv_cache_manager_v2/storage/",
+    "kv_cache_manager_v2/storage/eviction/",
     "CHANGELOG.md",
     "docs/eviction.md",
     "docs/notes/",  # notebooks of measurements

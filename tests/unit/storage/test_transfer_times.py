@@ -28,7 +28,7 @@ def test_a_slow_tier_is_not_waited_for_and_few_timers_run(tmp_path) -> None:
     # The other way has timers of its own.
     refused = times.start(stream, 1, 0)
     assert refused != NO_TIMER
-    times.give_up(refused)
+    times.cancel(refused)
     device.synchronize_stream(stream)
     times.collect()
     assert sum(times.histogram(0, 1).counts) == num_started >= MAX_PENDING
