@@ -314,6 +314,9 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "KVCacheManager.record_block_times": lambda w: (w.manager.record_block_times, {"clock": Clock()}),
     "KVCacheManager.get_storage_statistics": lambda w: (w.manager.get_storage_statistics, {"level": 0}),
     "KVCacheManager.get_layer_group_id": lambda w: (w.manager.get_layer_group_id, {"layer_id": 0}),
+    "KVCacheManager.state_layer_group_id": lambda w: (
+        w.hybrid.manager.state_layer_group_id, {"layer_id": hybrid_models.FIRST_STATE_LAYER}
+    ),
     "KVCacheManager.life_cycle_of_group": lambda w: (w.manager.life_cycle_of_group, {"layer_group_id": 0}),
     "KVCacheManager.get_mem_pool_base_address": lambda w: (
         w.manager.get_mem_pool_base_address,

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from ..base.ids import DataRole, LayerId, PageIndexMode
 from ..base.missing_package import missing_package
 from ..config.layer_config import SsmLayerConfig
-from ..layout.life_cycle import SsmLifeCycle
 from ..layout.page_index import PageIndexConverter
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
@@ -55,10 +54,8 @@ class LayerView:
         self.data_role: Final = data_role
         self._converter: Final[PageIndexConverter] = manager.get_page_index_converter(layer_id, data_role)
         self._is_state: Final = _is_state(manager, layer_id, data_role)
-        if self._is_state:
-            self.layer_group_id: int = state_layer_group_id(manager, layer_id)
-        else:
-            self.layer_group_id = manager.get_layer_group_id(layer_id)
+        group = manager.state_layer_group_id(layer_id) if self._is_state else manager.get_layer_group_id(layer_id)
+        self.layer_group_id: Final[int] = group
 
     def rows(self, kv_cache: KVCache, beam_id: int = 0) -> npt.NDArray[np.int32]:
         """The row of `tensor` of each block of an ACTIVE sequence, as int32; -1 where the layer needs no page any more.
@@ -102,11 +99,3 @@ def _is_state(manager: KVCacheManager, layer_id: LayerId, data_role: DataRole) -
         if layer.layer_id == layer_id and any(buffer.role == data_role for buffer in layer.buffers):
             return isinstance(layer, SsmLayerConfig)
     raise ValueError(f"the manager has no buffer of layer {layer_id} and role {data_role!r}")
-
-
-def state_layer_group_id(manager: KVCacheManager, layer_id: LayerId) -> int:
-    """The layer group of a layer's recurrent state, also where the layer has attention beside it. `ValueError` if it has no state."""
-    for group, layers in enumerate(manager.layer_grouping):
-        if layer_id in layers and isinstance(manager.life_cycle_of_group(group), SsmLifeCycle):
-            return group
-    raise ValueError(f"layer {layer_id} has no recurrent state")

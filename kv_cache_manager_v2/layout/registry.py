@@ -97,6 +97,14 @@ class LifeCycleRegistry(Value):
             return self._state_id
         raise ValueError(f"layer_id is {layer_id}; the configured layers are {list(self._layer_ids)}")
 
+    def get_state_layer_group_id(self, layer_id: LayerId) -> LifeCycleId:
+        """The group of the layer's recurrent state, also where the layer has attention. `ValueError` if it has no state."""
+        if layer_id in self._state_layers and self._state_id is not None:
+            return self._state_id
+        if layer_id in self._attention_ids:
+            raise ValueError(f"layer_id is {layer_id}, which has no recurrent state; layers with one are {sorted(self._state_layers)}")
+        raise ValueError(f"layer_id is {layer_id}; the configured layers are {list(self._layer_ids)}")
+
     def life_cycle_of(self, layer_id: LayerId) -> LifeCycle:
         """The life cycle of `get_layer_group_id`."""
         return self._life_cycles[self.get_layer_group_id(layer_id)]

@@ -546,6 +546,10 @@ class KVCacheManager(Handle):
         """The group of the layer's attention, or of its state if it has no attention. `ValueError` for an unknown layer."""
         return self._life_cycles.get_layer_group_id(LayerId(to_int(layer_id, "layer_id")))
 
+    def state_layer_group_id(self, layer_id: SupportsIndex) -> LayerGroupId:
+        """The group of the layer's recurrent state, also where it has attention. `ValueError` for a layer without a state."""
+        return self._life_cycles.get_state_layer_group_id(LayerId(to_int(layer_id, "layer_id")))
+
     def life_cycle_of_group(self, layer_group_id: SupportsIndex) -> LifeCycle:
         """How long the layers of that group need a block. `ValueError` for an unknown group."""
         group = to_int(layer_group_id, "layer_group_id")

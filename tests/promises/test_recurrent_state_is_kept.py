@@ -106,6 +106,8 @@ def test_attention_and_state_in_one_layer() -> None:
     )
     with Rig(config=config) as rig:
         assert rig.manager.layer_grouping == ((0,), (1,), (0, 1))
+        assert [rig.manager.get_layer_group_id(LayerId(layer)) for layer in (0, 1)] == [0, 1]
+        assert [rig.manager.state_layer_group_id(LayerId(layer)) for layer in (0, 1)] == [2, 2]
         kv_cache = rig.create(TEXT)
         rig.step(kv_cache, TEXT, 0, 17)
         rig.step(kv_cache, TEXT, 17, 40)
@@ -113,6 +115,10 @@ def test_attention_and_state_in_one_layer() -> None:
 
 def test_asking_the_wrong_group_says_which_is_right() -> None:
     with Rig() as rig:
+        with pytest.raises(ValueError, match=rf"layer_id is 0, which has no recurrent state; layers with one are \[{FIRST_STATE_LAYER}"):
+            rig.manager.state_layer_group_id(LayerId(0))
+        with pytest.raises(ValueError, match="layer_id is 99; the configured layers are"):
+            rig.manager.state_layer_group_id(LayerId(99))
         kv_cache = rig.create(TEXT)
         with pytest.raises(ValueError, match="layer group 1"):
             kv_cache.get_ssm_block_base_index(0)
