@@ -89,7 +89,7 @@ class SlotLayout:
             raise UnknownBufferError(
                 f"layer_id is {buffer_id.layer_id} and data_role {buffer_id.role!r}: there is no such buffer; the layer has {roles}"
                 if roles
-                else f"layer_id is {buffer_id.layer_id}; there is no such layer"
+                else f"layer_id is {buffer_id.layer_id}; the configured layers are {sorted({other.layer_id for other in self.buffer_ids})}"
             )
         return placement
 

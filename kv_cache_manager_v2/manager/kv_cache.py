@@ -675,7 +675,9 @@ class KVCache(Handle):
         return state.beams[beam - 1]
 
     def _group(self, layer_group_id: SupportsIndex) -> int:
-        self._require_open("looking at a layer group")
+        self._state.shared.guard.require_sound()
+        if self._state.status == CLOSED:
+            raise LogicError(f"sequence {self._state.id} has no pages after close(); make a new sequence with create_kv_cache()")
         group = to_int(layer_group_id, "layer_group_id")
         num_groups = len(self._state.tables)
         if not 0 <= group < num_groups:
