@@ -186,7 +186,8 @@ def _release(state: SequenceState, plan: ResizePlan) -> None:
         return
     mark = state.shared.order.mark(state.timeline)
     _cut_blocks(state, num_blocks, mark)
-    move_windows(state, history, mark)
+    # The coming range takes its slots over from the old one: the plan has asked for the others only.
+    move_windows(state, history, mark, moves_scratch)
     if moves_scratch:
         _move_scratch(state, capacity, history, mark)
 

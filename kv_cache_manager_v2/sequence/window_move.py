@@ -12,7 +12,7 @@ from .sequence_state import SequenceState
 LEAST_SLACK_TOKENS: Final = 512
 
 
-def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
+def move_windows(state: SequenceState, history: i64, mark: i64, keeps_scratch: bool = False) -> None:
     """Set the history length of an active sequence and release the pages that become stale, and scratch slots whose blocks all are.
 
     A published out-of-window page is of use only to a prompt that ends just behind it: the next to go. It goes in its
@@ -28,7 +28,7 @@ def move_windows(state: SequenceState, history: i64, mark: i64) -> None:
         if new_begin > begin:
             _release_range(state, life_cycle, begin, new_begin, mark)
             state.window_begins[life_cycle] = new_begin
-            if state.scratch.is_out_of(life_cycle, new_begin):
+            if not keeps_scratch and state.scratch.is_out_of(life_cycle, new_begin):
                 state.scratch.release(life_cycle, 0, mark)
                 state.scratch.set_range(life_cycle, new_begin, new_begin)
     state.record_next_window_move()

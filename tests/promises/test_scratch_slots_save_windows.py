@@ -153,6 +153,24 @@ def test_slots_leave_with_their_chunk(is_committed: bool) -> None:
         other.close()
 
 
+def test_a_step_takes_over_the_slots_of_the_last_one_in_a_full_pool() -> None:
+    """One `resize` ends a range of scratch blocks, begins a larger one, and evicts what its own window has left behind."""
+    with manager_of([8], num_slots=14, swa_scratch_reuse=SwaScratchReuseConfig()) as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(32, 0)
+            kv_cache.commit(list(range(32)))
+            # Pages of blocks 6 and 7; blocks 8 to 13 are stale at 64 tokens, 14 and 15 get pages.
+            assert kv_cache.resize(64, 32)
+            assert used_slots(manager) == 10
+            # At 64 tokens the window begins with block 14: 6 and 7 are droppable. Blocks 16 to 25 are stale at 112, 26 and 27 get pages:
+            # 6 of the 10 scratch slots are there, 4 slots are free, and the 2 that are missing are those of blocks 6 and 7.
+            assert kv_cache.resize(112, 64)
+            desc = kv_cache.get_scratch_desc(0)
+            assert desc is not None and desc.range == HalfOpenRange(16, 26) and len(desc.slot_ids) == 10
+            assert used_slots(manager) == 14
+            manager.check_invariants()
+
+
 def test_steps_that_would_need_lost_bytes_are_refused() -> None:
     with manager_of([8], num_slots=40, swa_scratch_reuse=SwaScratchReuseConfig(4)) as manager:
         with manager.create_kv_cache() as kv_cache:
