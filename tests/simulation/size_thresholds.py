@@ -109,7 +109,7 @@ ELSEWHERE: dict[str, str] = {
     "stats/use_order.py NUM_TIMES": "uses of samples: tests/unit/stats/test_use_order.py",
     "stats/use_order.py _NUM_PLACES": "see MAX_KEYS",
     "stats/use_order.py _NUM_GROUPS": "see NUM_TIMES",
-    "stats/use_order.py _NUM_HALLS": "see NUM_TIMES",
+    "stats/use_order.py _NUM_LARGE_GROUPS": "see NUM_TIMES",
 }
 
 

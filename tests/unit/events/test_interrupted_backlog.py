@@ -104,6 +104,19 @@ def in_another_thread(call: Callable[[], object]) -> None:
     assert not thread.is_alive(), "a drainer waits for a lock that no thread will release"
 
 
+def use_traced(backlog: EventBacklog, tracer: Tracer) -> None:
+    """In a thread of its own: an interrupt at the very end of an `except` clause leaves its exception the thread's current one."""
+
+    def work() -> None:
+        try:
+            with tracer.at_work():
+                use(backlog)
+        except KeyboardInterrupt:
+            pass
+
+    in_another_thread(work)
+
+
 def check(backlog: EventBacklog) -> None:
     """Others drain, and are woken; the caller's thread hands over."""
     in_another_thread(backlog.drain)
@@ -127,17 +140,12 @@ def check(backlog: EventBacklog) -> None:
 def test_wherever_signals_are_served() -> None:
     tracer = Tracer()
     backlog = make_backlog()
-    with tracer.at_work():
-        use(backlog)
+    use_traced(backlog, tracer)
     assert len(tracer.places) > 20 or not IS_INTERPRETED
     for place in tracer.places:
         backlog = make_backlog()
         stopper = Tracer(place)
-        try:
-            with stopper.at_work():
-                use(backlog)
-        except KeyboardInterrupt:
-            pass
+        use_traced(backlog, stopper)
         assert stopper.has_raised, place
         check(backlog)
 

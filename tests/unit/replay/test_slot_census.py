@@ -106,16 +106,17 @@ def test_a_shared_page_counts_once_and_a_left_one_not_at_all() -> None:
         assert second.num_committed_tokens == 16
         assert second.resume() and second.resize(17)
         census.look(1, second)
-        # Its 4 blocks are the first's, one more is its own. Of the windowed group the 2 blocks that are not stale are
-        # shared, one is new; the first still counts as it was.
-        assert census.num_used == (5, 5)
+        # Its 4 blocks are the first's, one more is its own. Of the windowed group the 2 blocks that are not stale are shared; the new
+        # one has a scratch slot that the first's commit released. The first still counts as it was.
+        assert census.num_used == (5, 4)
         census.look(0, first)
+        # The first has no scratch slots any more: of the windowed group 2 shared pages and the new one are left.
         census.record_peak()
         census.leave(0)
         census.leave(1)
         census.leave(7)
         assert census.num_used == (0, 0)
-        assert census.peak_used == (5, 5)
+        assert census.peak_used == (5, 3)
         first.close()
         second.close()
 
