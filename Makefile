@@ -124,10 +124,12 @@ soak: compiled ## A million random calls, a million streams; the memory of the p
 	$(COMPILED) $(VENV_PYTHON) -P tests/simulation/soak.py $(SOAK)
 
 ENGINES ?=
-.PHONY: engines
-engines: interpreted ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
-	@test -x build/engines/bin/python || python3 -m venv build/engines
+.PHONY: engines engines-setup
+engines-setup: setup # An environment that has torch and transformers.
+	@test -x build/engines/bin/python || $(VENV_PYTHON) -m venv build/engines
 	@build/engines/bin/python -m pip install --quiet -r tests/integrations/requirements.txt
+
+engines: interpreted engines-setup ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
 	$(INTERPRETED) OMP_NUM_THREADS=1 build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)
 
 GPU ?=
