@@ -4,17 +4,13 @@ Python serves signals behind calls, at the beginning of functions and at jumps b
 calls does: the library's `threading` is watched as well.
 """
 
-import dis
 import itertools
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import CodeType, FrameType
-from typing import Any
+from collections.abc import Callable
 
 from librt.vecs import vec
 from mypy_extensions import i64
+from served_interrupts import Tracer
 
 from kv_cache_manager_v2.events import event_backlog
 from kv_cache_manager_v2.events.event_assembler import EventAssembler
@@ -28,53 +24,6 @@ MAX_EVENTS = 3
 COUNT = itertools.count(1)
 SECONDS = 20.0
 """Longer than anything here takes."""
-
-Place = tuple[CodeType, int]
-
-
-def is_served_behind(name: str) -> bool:
-    return name.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
-
-
-class Tracer:
-    """Notes each place of `FILES`, on this thread, where signals are served; raises at the given one."""
-
-    def __init__(self, stop: Place | None = None) -> None:
-        self.places: dict[Place, None] = {}
-        self.stop = stop
-        self.has_raised = False
-        self._operations: dict[CodeType, dict[int, str]] = {}
-        self._latest: dict[FrameType, str] = {}
-
-    def begin(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename.rsplit("/", 1)[-1].removesuffix(".py") not in FILES:
-            return None
-        frame.f_trace_opcodes = True
-        frame.f_trace_lines = False
-        return self.step
-
-    def step(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "opcode":
-            code, at = frame.f_code, frame.f_lasti
-            if code not in self._operations:
-                self._operations[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
-            latest = self._latest.get(frame, "")
-            self._latest[frame] = self._operations[code].get(at, "")
-            if is_served_behind(latest):
-                self.places[(code, at)] = None
-                if (code, at) == self.stop and not self.has_raised:
-                    self.has_raised = True
-                    raise KeyboardInterrupt
-        return self.step
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        sys.settrace(self.begin)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-
 
 def make_backlog() -> EventBacklog:
     groups = [LayerGroupFacts("full_attention", None, (0,))]
@@ -138,13 +87,13 @@ def check(backlog: EventBacklog) -> None:
 
 
 def test_wherever_signals_are_served() -> None:
-    tracer = Tracer()
+    tracer = Tracer(FILES)
     backlog = make_backlog()
     use_traced(backlog, tracer)
     assert len(tracer.places) > 20 or not IS_INTERPRETED
     for place in tracer.places:
         backlog = make_backlog()
-        stopper = Tracer(place)
+        stopper = Tracer(FILES, place)
         use_traced(backlog, stopper)
         assert stopper.has_raised, place
         check(backlog)
