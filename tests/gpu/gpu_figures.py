@@ -183,7 +183,7 @@ def resume_of_host_pages(setting: Setting) -> Figures:
 
 
 def mapping_seconds(device: Any, num_bytes: int) -> tuple[float, float, float]:
-    """One range of GPU memory: mapped with one call, half of it given back, then the rest."""
+    """One range of GPU memory: mapped with one call, half of it released, then the rest."""
     memory = MemoryRange(device, GPU, num_bytes)
     times = [time.perf_counter()]
     for size in (num_bytes, num_bytes // 2, 0):
