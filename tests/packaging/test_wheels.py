@@ -14,6 +14,8 @@ from typing import Final
 
 import pytest
 
+from tidy.source_tree import project_files
+
 from .workshop import (
     ROOT,
     build_requirements,
@@ -101,8 +103,8 @@ def test_from_a_clean_clone_to_both_installations(tmp_path: Path) -> None:
     sdist = make_sdist(clone, tmp_path / "sdist")
     project = unpack(sdist, tmp_path / "unpacked")
     assert contents(make_sdist(project, tmp_path / "sdist of the sdist")) == contents(sdist)
-    for name in ("docs/design.md", "examples/minimal.py", "tests/packaging/test_wheels.py", "Makefile", ".ci/run"):
-        assert (project / name).read_bytes() == (ROOT / name).read_bytes()
+    for path in project_files():
+        assert (project / path.relative_to(ROOT)).read_bytes() == path.read_bytes(), "MANIFEST.in leaves it out"
 
     for_builds = tmp_path / "for builds"
     assert not {"numpy", "cuda-python", "pyzmq"} & set(pack_wheels(build_requirements(), for_builds))

@@ -1,0 +1,61 @@
+"""The pages and workflows that a stranger meets first say what the project's files say: versions of Python, of the journal, commands."""
+
+import ast
+import re
+import tomllib
+from typing import Any, Final
+
+import pytest
+
+from .source_tree import PACKAGE, ROOT, Source
+
+WORKFLOWS: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CLASSIFIER: Final = re.compile(r"Programming Language :: Python :: (3\.\d+)")
+PYTHONS: Final = [found[1] for line in PROJECT["classifiers"] if (found := CLASSIFIER.fullmatch(line))]
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def constant(module: str, name: str) -> Any:
+    """The value of a constant of the package, from its source."""
+    for node in Source(PACKAGE / module).tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name and node.value is not None:
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{module} has no {name}")
+
+
+def test_pages_name_the_supported_pythons() -> None:
+    assert len(PYTHONS) > 2
+    assert f"Python | CPython {', '.join(PYTHONS)} |" in page("docs/versions.md")
+    written = f"CPython {', '.join(PYTHONS[:-1])} or {PYTHONS[-1]} with its headers"
+    for name in ("README.md", "CONTRIBUTING.md", "docs/installing.md"):
+        assert written in page(name).replace("\n", " "), name
+
+
+def test_versions_are_those_of_the_code() -> None:
+    text = page("docs/versions.md")
+    assert f"| {constant('journal/journal_format.py', 'VERSION')}, a byte after the magic |" in text
+    major, minor = constant("integrations/transformers.py", "MIN_VERSION")
+    assert f"transformers {major}.{minor} on" in text
+    assert f"from {constant('base/build_mode.py', 'VERSION')} on" in text
+    for algorithm in re.findall(r'^\w+: Final = "(v\d_\w+|sha256\w*)"', page("kv_cache_manager_v2/events/block_digest.py"), re.MULTILINE):
+        assert f'"{algorithm}"' in text
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_what_exists(workflow: Any) -> None:
+    text = workflow.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= targets
+    scripts = re.findall(r"(?:sources/|run: )((?:[\w.]+/)+[\w.]+)", text)
+    assert scripts or "make " in text
+    assert [script for script in scripts if not (ROOT / script).exists()] == []
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_take_the_supported_pythons(workflow: Any) -> None:
+    matrices = re.findall(r"python: \[(.*)\]", workflow.read_text(encoding="utf-8"))
+    assert matrices and all(matrix == ", ".join(f'"{python}"' for python in PYTHONS) for matrix in matrices)
