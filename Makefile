@@ -154,15 +154,19 @@ rawref-asan: setup ## Test rawref under AddressSanitizer; says so if the compile
 			$(VENV_PYTHON) -P -m pytest -q tests/unit/rawref; fi
 
 PYTHONS ?=
-.PHONY: wheels docs
+.PHONY: wheels site
 wheels: setup ## The source distribution, and wheels for each Python of this machine, into dist (PYTHONS="python3.12 python3.13").
 	$(VENV_PYTHON) -P tests/packaging/build_wheels.py $(PYTHONS)
 
-docs: interpreted ## The reference of all public names, from their docstrings, into build/docs.
-	@$(VENV_PYTHON) -c 'import pdoc' 2>/dev/null || $(VENV_PYTHON) -m pip install --quiet 'pdoc>=15,<17'
-	$(INTERPRETED) $(VENV_PYTHON) -P -m pdoc --output-directory build/docs --no-show-source --docformat markdown \
-		kv_cache_manager_v2 '!kv_cache_manager_v2\..*' kv_cache_manager_v2.testing '!kv_cache_manager_v2.testing\..*'
-	@echo "open build/docs/index.html"
+build/site-tools/ready: .venv/ready
+	@rm -rf build/site-tools && $(VENV_PYTHON) -m venv --without-pip build/site-tools
+	@$(VENV_PYTHON) -m pip --python build/site-tools/bin/python install --quiet --group docs
+	@touch $@
+
+site: build/site-tools/ready ## All pages, the examples and the API reference as a site, links checked, for reading offline: build/site.
+	@NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/build/site-tools/bin:$$PATH" build/site-tools/bin/python -P -m mkdocs build --clean \
+		--config-file docs/site/mkdocs.yml > build/site.log 2>&1 || { grep -v '^INFO' build/site.log; exit 1; }
+	@echo "open build/site/index.html; with a search: python3 -m http.server --directory build/site"
 
 clean: ## Remove what was built; .venv stays.
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .hypothesis
