@@ -24,8 +24,11 @@ What a compiled ``__del__`` needs besides, because mypyc's finalizers neither sa
 `seal` closes what mypyc leaves open in a class that it made: ``del object.property`` is an `AttributeError` then instead of a
 crash, and ``object.__init__(...)`` a second time a `TypeError` instead of nothing. ``__init_subclass__`` of a base is the place
 to call it.
+
+`untrack` hides objects from the garbage collector, for a class of which there are millions: a full collection would look at each. Who
+untracks an object cuts the cycles through it before letting go.
 """
 
-from ._rawref import NULL, invalidate, ref, seal, write_unraisable
+from ._rawref import NULL, invalidate, ref, seal, untrack, write_unraisable
 
-__all__ = ["NULL", "invalidate", "ref", "seal", "write_unraisable"]
+__all__ = ["NULL", "invalidate", "ref", "seal", "untrack", "write_unraisable"]

@@ -203,11 +203,29 @@ module_invalidate(PyObject *module, PyObject *target)
     Py_RETURN_NONE;
 }
 
+static PyObject *
+module_untrack(PyObject *Py_UNUSED(module), PyObject *objects)
+{
+    if (!PyList_CheckExact(objects)) {
+        PyErr_Format(PyExc_TypeError, "untrack takes a list of objects, not a %s", Py_TYPE(objects)->tp_name);
+        return NULL;
+    }
+    for (Py_ssize_t position = 0; position < PyList_GET_SIZE(objects); position++) {
+        PyObject *object = PyList_GET_ITEM(objects, position);
+        if (PyObject_IS_GC(object)) {
+            PyObject_GC_UnTrack(object);  /* one that is not tracked stays so */
+        }
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
     {"invalidate", module_invalidate, METH_O,
      "Cut the ref of target, if it has one. For its class to call where it lets go: in close() and in __del__."},
     {"seal", module_seal, METH_O,
      "Close what mypyc leaves open in a class that it made: deleting properties, __init__ a second time. For each class once."},
+    {"untrack", module_untrack, METH_O,
+     "Hide each object of a list from the garbage collector, which frees no cycle through it from then on."},
     {"write_unraisable", (PyCFunction)(void (*)(void))module_write_unraisable, METH_FASTCALL,
      "Hand an exception that nobody can catch to sys.unraisablehook, with the object that it is about."},
     {NULL},

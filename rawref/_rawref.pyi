@@ -30,5 +30,8 @@ def invalidate(target: object, /) -> None:
 def seal(cls: type, /) -> None:
     """Close what mypyc leaves open in a class that it made. Does nothing to a class that Python made."""
 
+def untrack(objects: list[Any], /) -> None:
+    """Hide each object of the list from the garbage collector, which frees no cycle through it from then on."""
+
 def write_unraisable(error: BaseException, place: object, /) -> None:
     """Hand an exception that nobody can catch to `sys.unraisablehook`."""

@@ -8,3 +8,13 @@ def reserve_words(words: vec[i64], num_words: i64) -> vec[i64]:
     """The same items, with capacity for ``num_words`` items in all."""
     # Through a view, which leaves the spare capacity untouched: `vec(capacity=...)` alone writes zeros into all of it.
     return vec[i64](memoryview(words), capacity=num_words)
+
+
+def reserve_up_to(words: vec[i64], num_words: i64) -> vec[i64]:
+    """The same, with less capacity where the process may not have so many addresses: then items are copied as the array grows."""
+    while num_words > len(words):
+        try:
+            return reserve_words(words, num_words)
+        except MemoryError:
+            num_words = num_words // 2
+    return words

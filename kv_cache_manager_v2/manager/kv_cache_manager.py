@@ -71,7 +71,6 @@ from ..layout.page_index import PageIndexConverter
 from ..layout.pool_desc import AggregatedPageDesc, PoolGroupDesc
 from ..layout.registry import LifeCycleRegistry
 from ..layout.slot_layout import compute_slot_layout
-from ..reuse.block_pool import count_full_blocks
 from ..reuse.match import Matcher
 from ..reuse.radix_tree import RadixTree
 from ..reuse.reuse_scope import ReuseScope, to_scope
@@ -281,6 +280,7 @@ class KVCacheManager(Handle):
         order.synchronize_all()
         order.close()
         self._memory.close()
+        self._shared.tree.dissolve()
         self._is_released = True
 
     def clear_reusable_blocks(self) -> None:
@@ -304,15 +304,14 @@ class KVCacheManager(Handle):
             journal.invalidate(scope)
 
     def freeze(self) -> None:
-        """Make all blocks that the tiers have room for, and hide everything that is alive from the garbage collector.
+        """Hide everything that is alive from the garbage collector: `gc.collect`, then `gc.freeze`.
 
-        For once, when the engine is loaded and not serving yet: from then on a full collection looks at what came later and
-        not at the cache, whose blocks would cost it some 0.2 us each. It is `gc.freeze`, so it is the whole process that is
-        hidden; `gc.unfreeze` takes it back. A block takes about 0.2 us and 100 bytes to make. No decision depends on it.
+        For once, when the engine is loaded and not serving yet: from then on a full collection looks at what came later. Cached blocks
+        are hidden from it anyway; this is for the model, the engine and all else in the process. `gc.unfreeze` takes it back. No
+        decision depends on it.
         """
         with self._shared.guard:
             self._require_open()
-            self._shared.tree.pool.make(count_full_blocks(self._shared.storage))
         gc.collect()
         gc.freeze()
 

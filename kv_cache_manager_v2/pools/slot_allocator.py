@@ -18,7 +18,8 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.growing_arrays import reserve_words
 from ..device.stream_order import NO_POINT
 
-MOST_RESERVED: Final = 1 << 24
+MOST_RESERVED: Final = 1 << 28
+"""Words; 2 GiB of addresses."""
 
 
 @final

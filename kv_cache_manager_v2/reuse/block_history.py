@@ -10,10 +10,11 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.growing_arrays import reserve_up_to
 from ..events.removal_cause import CAPACITY, UNREACHABLE
 from ..stats.reuse_log import ASKED, RELEASED, HELD
 from ..stats.reuse_sampler import NO_KEY, SAMPLED_MASK, SAMPLED_SHIFT, ReuseSampler
-from ..storage.page_rows import NO_SHIFT, PageRows
+from ..storage.page_rows import MOST_RESERVED, NO_SHIFT, PageRows
 from .reuse_scope import ReuseScope
 from .prefix_hash import EMPTY_PREFIX, RUN_WORDS, WORD_BYTES, hash_block, hash_run
 from .removal_history import FIRST_DROPPED, IS_HERE, NO_PREFIX, SCOPE_MASK, RemovalHistory
@@ -108,8 +109,8 @@ class BlockHistory:
         """Both by their first page id; ``parent`` may be a root, ``key`` shorter than a block."""
         prefix = hash_block(self.prefix_of(parent), key)
         scope = self._scope_of_path(parent)
-        self._reach_all()
         number = self._rows.block_number(block)
+        self._reach(number)
         self._block_prefixes[number] = prefix
         if self._tells_scopes:
             self._block_scopes[number] = scope
@@ -133,7 +134,11 @@ class BlockHistory:
         sampler = self.sampler
         threshold: i64 = 0 if sampler is None else sampler.threshold
         sample = self._nearest_sample(parent)
-        self._reach_all()
+        last: i64 = 0
+        for first_page in first_pages:
+            if first_page > last:
+                last = first_page
+        self._reach(self._rows.block_number(last))
         prefixes = self._block_prefixes
         samples = self._block_samples
         rows = self._rows
@@ -164,14 +169,29 @@ class BlockHistory:
             parent = first_page
             position += block_bytes
 
-    def _reach_all(self) -> None:
-        """There is an entry for every block that was ever made."""
-        num_blocks = self._rows.num_blocks
-        while len(self._block_prefixes) < num_blocks:
-            self._block_prefixes = append(self._block_prefixes, NO_PREFIX)
-            self._block_samples = append(self._block_samples, NO_SAMPLE)
+    def reserve(self, num_blocks: i64) -> None:
+        """Take addresses for that many blocks in all, so that nothing is copied as they are published."""
+        most = num_blocks if num_blocks < MOST_RESERVED else MOST_RESERVED
+        self._block_prefixes = reserve_up_to(self._block_prefixes, most)
+        self._block_samples = reserve_up_to(self._block_samples, most)
+        if self._tells_scopes:
+            self._block_scopes = reserve_up_to(self._block_scopes, most)
+
+    def _reach(self, number: i64) -> None:
+        """There is an entry for each block up to the one with that number."""
+        prefixes = self._block_prefixes
+        if number < len(prefixes):
+            return
+        samples = self._block_samples
+        scopes = self._block_scopes
+        while len(prefixes) <= number:
+            prefixes = append(prefixes, NO_PREFIX)
+            samples = append(samples, NO_SAMPLE)
             if self._tells_scopes:
-                self._block_scopes = append(self._block_scopes, 0)
+                scopes = append(scopes, 0)
+        self._block_prefixes = prefixes
+        self._block_samples = samples
+        self._block_scopes = scopes
 
     def record_removal(self, block: i64, cause: i64) -> None:
         """The block left the tree, for a `removal_cause`."""

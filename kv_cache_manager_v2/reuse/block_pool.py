@@ -1,29 +1,29 @@
-"""Blocks and their rows, made once and recycled. Conservation: every block is free, private to sequences, or in the tree."""
+"""Blocks and their rows, made once and recycled. Conservation: every block is free, private to sequences, or in the tree.
+
+The garbage collector sees neither the blocks nor the lists that have all of them: it would look at each in every full collection. So the
+cycles of blocks that are still in the tree when a manager goes are cut by `dissolve`.
+"""
 
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
+from rawref import untrack
 
 from ..storage.page_rows import NO_PAGE, PageRows, place_at
 from ..storage.page_storage import PageStorage
 from .block import Block
 
 
-def count_full_blocks(storage: PageStorage) -> i64:
-    """How many blocks with a page for every life cycle the slots of all levels hold; there may be more that lack some."""
-    most: i64 = 0
-    for pool_group in range(storage.num_pool_groups):
-        num_slots: i64 = 0
-        for index in range(pool_group, len(storage.allocators), storage.num_pool_groups):
-            num_slots += storage.allocators[index].num_slots
-        num_life_cycles: i64 = 0
-        for other in storage.pool_group_of:
-            if other == pool_group:
-                num_life_cycles += 1
-        count = num_slots // num_life_cycles
-        if count > most:
-            most = count
-    return most
+def count_possible_blocks(storage: PageStorage) -> i64:
+    """How many blocks can have a page at once: one for each slot of every pool group and level, where each has a single page left."""
+    num_slots: i64 = 0
+    for allocator in storage.allocators:
+        num_slots += allocator.num_slots
+    return num_slots
+
+
+_FEW_BLOCKS: Final = 16
+"""Made at once where one is needed."""
 
 
 @final
@@ -39,16 +39,22 @@ class BlockPool:
 
     def __init__(self, storage: PageStorage) -> None:
         self._rows = storage.rows
-        self._rows.reserve(count_full_blocks(storage))
         self._blocks = []
         self._num_used = 0
         self._free = []
+        untrack([self._blocks, self._free])
+        self.reserve(count_possible_blocks(storage))
+
+    def reserve(self, num_blocks: i64) -> None:
+        """Take addresses for the rows of that many blocks: nothing is copied as they are made."""
+        self._rows.reserve(num_blocks)
 
     def take(self) -> Block:
         """A private block without pages."""
         if len(self._free) > 0:
             return self._free.pop()
-        self.make(self._num_used + 1)
+        if self._num_used == len(self._blocks):
+            self._make(self._num_used + _FEW_BLOCKS)
         block = self._blocks[self._num_used]
         self._num_used += 1
         return block
@@ -65,14 +71,16 @@ class BlockPool:
         num_new = count - num_recycled
         if num_new > 0:
             end = self._num_used + num_new
-            self.make(end)
+            self._make(end)
             blocks.extend(self._blocks[int(self._num_used) : int(end)])
             self._num_used = end
 
-    def make(self, num_blocks: i64) -> None:
-        """Make blocks in advance, until there are that many. Which one `take` returns does not depend on it."""
+    def _make(self, num_blocks: i64) -> None:
+        """Make blocks until there are that many. Which one `take` returns does not depend on it."""
+        begin = len(self._blocks)
         while len(self._blocks) < num_blocks:
             self._blocks.append(Block(self._rows.add_block()))
+        untrack(self._blocks[begin:])
 
     def release(self, block: Block) -> None:
         """The block has no page, no parent, no child, no pin."""
@@ -104,3 +112,10 @@ class BlockPool:
     def all_blocks(self) -> list[Block]:
         """Those that were ever taken."""
         return self._blocks[: int(self._num_used)]
+
+    def dissolve(self) -> None:
+        """The manager goes: cut what blocks refer to, in whatever state they are."""
+        for block in self._blocks:
+            block.parent = None
+            block.only_child = None
+            block.children = None

@@ -107,6 +107,14 @@ class RadixTree(PageOwner):
         root.num_pins += 1
         return root
 
+    def dissolve(self) -> None:
+        """The manager goes, perhaps without an orderly end: nothing is left that the garbage collector would have to find."""
+        if len(self._roots) > 0:
+            for root in self._roots.values():
+                root.only_child = None
+                root.children = None
+            self.pool.dissolve()
+
     def scopes(self) -> list[ReuseScope]:
         return list(self._roots)
 

@@ -24,14 +24,14 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.growing_arrays import reserve_words
+from ..base.growing_arrays import reserve_up_to
 
 PLACE: Final = 0
 LINKS: Final = 1
 ROW_WORDS: Final = 2
 
-MOST_RESERVED: Final = 1 << 26
-"""Words; half a gigabyte of addresses."""
+MOST_RESERVED: Final = 1 << 30
+"""Words; 8 GiB of addresses, for 2 * 10^8 blocks with two life cycles each."""
 
 NO_PAGE: Final = -1
 NOT_QUEUED: Final = -1
@@ -118,9 +118,9 @@ class PageRows:
         self.words = vec[i64]([NO_PAGE] * (num_sentinels * ROW_WORDS))
 
     def reserve(self, num_blocks: i64) -> None:
-        """Take addresses for that many blocks, so that nothing is copied as they are added; memory comes as it is used."""
-        num_words = (self._num_rows + num_blocks * self.num_life_cycles) * ROW_WORDS
-        self.words = reserve_words(self.words, num_words if num_words < MOST_RESERVED else MOST_RESERVED)
+        """Take addresses for that many blocks in all, so that nothing is copied as they are added; memory comes as it is used."""
+        num_words = (self.first_page_of_blocks + num_blocks * self.num_life_cycles) * ROW_WORDS
+        self.words = reserve_up_to(self.words, num_words if num_words < MOST_RESERVED else MOST_RESERVED)
 
     def add_block(self) -> i64:
         """Rows for one more block, without pages; returns its first page id."""
