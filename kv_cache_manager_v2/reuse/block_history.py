@@ -36,7 +36,7 @@ def key_of(prefix: i64, scope: i64) -> i64:
 class BlockHistory:
     __slots__ = (
         "_rows", "_scopes", "_tells_scopes", "_only_scope", "_block_prefixes", "_block_scopes", "_table", "sampler", "num_blocks",
-        "_num_evicted", "_num_blocks_at_evictions", "_block_samples", "_block_bytes",
+        "_num_evicted", "_num_blocks_at_evictions", "_block_samples", "_block_bytes", "_num_reserved",
     )  # fmt: skip
 
     _rows: Final[PageRows]
@@ -51,6 +51,8 @@ class BlockHistory:
     _block_scopes: vec[i64]
     """Of the published blocks, by number, from the second scope on."""
     _table: Final[RemovalHistory]
+    _num_reserved: i64
+    """Blocks that there are addresses for."""
     _block_bytes: Final[i64]
     """Of the tokens of a full block."""
     sampler: Final[ReuseSampler | None]
@@ -68,6 +70,7 @@ class BlockHistory:
         """``num_entries``: of the `RemovalHistory`."""
         self.sampler = sampler
         self._block_bytes = block_bytes
+        self._num_reserved = 0
         self.num_blocks = 0
         self._num_evicted = 0
         self._num_blocks_at_evictions = 0
@@ -172,6 +175,9 @@ class BlockHistory:
     def reserve(self, num_blocks: i64) -> None:
         """Take addresses for that many blocks in all, so that nothing is copied as they are published."""
         most = num_blocks if num_blocks < MOST_RESERVED else MOST_RESERVED
+        if most <= self._num_reserved:
+            return
+        self._num_reserved = most
         self._block_prefixes = reserve_up_to(self._block_prefixes, most)
         self._block_samples = reserve_up_to(self._block_samples, most)
         if self._tells_scopes:

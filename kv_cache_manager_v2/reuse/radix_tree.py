@@ -26,7 +26,7 @@ from ..storage.page_storage import PageStorage
 from .block import Block, Children
 from .block_announcements import announce_block, list_levels_and_priorities
 from .block_history import BlockHistory
-from .block_pool import BlockPool
+from .block_pool import BlockPool, count_possible_blocks
 from .block_tokens import count_key_bytes, key_of, share_tokens, shorten_tokens
 from .content_key import NO_KEY, block_key, make_run_keys, page_key, text_key
 from .digest_table import DigestTable
@@ -106,6 +106,13 @@ class RadixTree(PageOwner):
                 self.history.record_root(root.first_page, scope)
         root.num_pins += 1
         return root
+
+    def reserve(self) -> None:
+        """Take addresses for a block in every slot that there is now; what has none yet is copied, once."""
+        num_blocks = count_possible_blocks(self.storage)
+        self.pool.reserve(num_blocks)
+        if self.history is not None:
+            self.history.reserve(num_blocks)
 
     def dissolve(self) -> None:
         """The manager goes, perhaps without an orderly end: nothing is left that the garbage collector would have to find."""

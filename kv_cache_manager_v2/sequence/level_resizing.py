@@ -199,6 +199,7 @@ class _LevelChange:
             if count > self._old_counts[pool_group]:
                 storage.allocators[self._first + pool_group].grow(count - self._old_counts[pool_group])
                 storage.queues[self._first + pool_group].set_capacity(count)
+        self._shared.tree.reserve()
         announce_slots(storage)
 
     def undo(self) -> None:

@@ -12,7 +12,6 @@ from mypy_extensions import i64, mypyc_attr
 from ..config.manager_config import KVCacheManagerConfig
 from ..layout.registry import LifeCycleRegistry
 from ..reuse.block_history import BlockHistory
-from ..reuse.block_pool import count_possible_blocks
 from ..reuse.match import Match
 from ..reuse.miss_explainer import MissExplainer
 from ..reuse.radix_tree import RadixTree
@@ -113,8 +112,8 @@ def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config:
         most_blocks = float(most) * float(storage.num_levels) * LARGEST_SIZE
         sampler = ReuseSampler(min(config.miss_ratio_sampling, MAX_SAMPLES / max(most_blocks, 1.0)))
     history = BlockHistory(storage.rows, int(num_entries), sampler, int(tree.block_bytes))
-    history.reserve(count_possible_blocks(storage))
     tree.history = history
+    tree.reserve()
     has_state = life_cycles.state_life_cycle_id is not None
     has_windows = any([cycle.window_size is not None for cycle in life_cycles])
     # Where nothing but the tokens decides, a match takes all that a block begins with.

@@ -100,7 +100,7 @@ def locks_of_links(links: i64) -> i64:
 class PageRows:
     """All rows. `words` may be replaced when a block is added: take a fresh alias after `add_block`."""
 
-    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "block_shift", "_num_rows")
+    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "block_shift", "_num_rows", "_num_reserved")
 
     words: vec[i64]
     num_life_cycles: Final[i64]
@@ -108,11 +108,14 @@ class PageRows:
     block_shift: Final[i64]
     """The number of life cycles as a power of two, else `NO_SHIFT`: a division costs more than all else of `block_number`."""
     _num_rows: i64
+    _num_reserved: i64
+    """Words that there were addresses for at the last `reserve`, or asked for in vain."""
 
     def __init__(self, num_life_cycles: i64, num_sentinels: i64) -> None:
         self.num_life_cycles = num_life_cycles
         self.first_page_of_blocks = num_sentinels
         self._num_rows = num_sentinels
+        self._num_reserved = 0
         exponent = int(num_life_cycles).bit_length() - 1
         self.block_shift = exponent if num_life_cycles == 1 << exponent else NO_SHIFT
         self.words = vec[i64]([NO_PAGE] * (num_sentinels * ROW_WORDS))
@@ -120,7 +123,9 @@ class PageRows:
     def reserve(self, num_blocks: i64) -> None:
         """Take addresses for that many blocks in all, so that nothing is copied as they are added; memory comes as it is used."""
         num_words = (self.first_page_of_blocks + num_blocks * self.num_life_cycles) * ROW_WORDS
-        self.words = reserve_up_to(self.words, num_words if num_words < MOST_RESERVED else MOST_RESERVED)
+        if num_words > self._num_reserved:
+            self._num_reserved = num_words
+            self.words = reserve_up_to(self.words, num_words if num_words < MOST_RESERVED else MOST_RESERVED)
 
     def add_block(self) -> i64:
         """Rows for one more block, without pages; returns its first page id."""

@@ -75,11 +75,14 @@ def test_blocks_of_a_manager_that_was_forgotten_are_freed() -> None:
     assert counts[-1] - counts[1] < NUM_BLOCKS // 2, counts
 
 
+@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("windows", [[None, 8], [None, 8, 4]])
-def test_rows_stay_where_they_are_while_every_slot_has_a_block_of_its_own(windows: list[int | None]) -> None:
+def test_rows_stay_where_they_are_while_every_slot_has_a_block_of_its_own(windows: list[int | None], grows: bool) -> None:
     """Windows leave blocks with one page of several: there are more blocks than full ones would fit. What tree and statistics keep
     for each has been reserved; a copy of all would be a pause."""
-    with manager_of(windows, BLOCK, num_slots=NUM_BLOCKS) as manager:
+    with manager_of(windows, BLOCK, num_slots=NUM_BLOCKS // 10 if grows else NUM_BLOCKS) as manager:
+        if grows:
+            assert manager.resize(0, 10 * manager.get_quota(0))
         rows: Any = manager._shared.storage.rows
         history: Any = manager._shared.tree.history
         run_prompt(manager, [1, 2, 3, 4]).close()
