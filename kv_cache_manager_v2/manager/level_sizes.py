@@ -12,7 +12,7 @@ from ..layout.slot_layout import SlotLayout
 from ..sequence.level_resizing import find_leased_beyond, resize_level
 from ..sequence.shared_state import SharedState
 from ..stats.demand import Demand
-from ..storage.decision_digest import NUM_SLOTS, REFUSAL
+from ..storage.decision_digest import NUM_SLOTS
 from ..storage.pool_resizer import PoolResizer
 from ..storage.refusal import Refusal
 from .open_sequences import OpenSequences
@@ -175,18 +175,16 @@ class LevelSizes:
     def _refuse(self, level: int, quota: int, least: list[int]) -> None:
         storage = self._shared.storage
         needed = compute_slots_bytes(self._layout, least)
-        storage.digest.record(REFUSAL, needed)
         text = (
             f"level {level}: a quota of {quota} bytes is asked for, but pages that must stay take {least} slots of "
             f"{self._slot_bytes()} bytes by pool group, {needed} bytes. Suspend or close sequences, or enlarge a lower tier"
         )
-        storage.last_refusal = Refusal(level, 0, needed, quota, 0, text)
+        storage.refuse(Refusal(level, 0, needed, quota, 0, text), needed)
 
     def _refuse_leased(self, pool_group: int, lease: int) -> None:
         storage = self._shared.storage
-        storage.digest.record(REFUSAL, lease)
         text = (
             f"level 0, pool group {pool_group}: lease {lease} has slots behind the new end of its pool, which must not move. "
             f"Settle it first"
         )
-        storage.last_refusal = Refusal(0, pool_group, 0, 0, 0, text)
+        storage.refuse(Refusal(0, pool_group, 0, 0, 0, text), lease)

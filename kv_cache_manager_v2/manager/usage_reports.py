@@ -106,6 +106,8 @@ class UsageReports:
                     peak_used=int(allocator.total_peak),
                     evicted=int(storage.num_evicted[index]),
                     clean_copies=int(allocator.num_aside),
+                    refusals=int(storage.num_refusals[index]),
+                    is_closed=storage.closed.is_closed(level),
                 )
             )
         return found

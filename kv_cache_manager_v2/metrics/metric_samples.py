@@ -7,6 +7,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.build_mode import VERSION, is_compiled
 from ..base.ids import CacheTier
 from ..events.event_manager import KVCacheEventManager
 from ..manager.kv_cache import KVCache
@@ -56,6 +57,9 @@ def take_samples(manager: KVCacheManager) -> list[MetricSamples]:
     metrics += _sample_prompts(usage, tiers)
     metrics += _sample_blocks(usage)
     metrics += _sample_movements(usage, tiers)
+    build = MetricSamples("build_info", GAUGE, "Always 1: which library runs on which device", ("version", "build", "device"))
+    build.add((VERSION, "compiled" if is_compiled() else "interpreted", manager.device.name), 1.0)
+    metrics.append(build)
     return metrics
 
 
@@ -90,14 +94,19 @@ def _sample_slots(manager: KVCacheManager, tiers: list[str]) -> list[MetricSampl
     copies = MetricSamples(
         "clean_copies", GAUGE, "Free slots with a clean copy of a page on a warmer level", ("tier", "pool_group")
     )
+    refusals = MetricSamples("refusals", COUNTER, "Calls refused because slots were missing there", ("tier", "pool_group"))
+    closed = MetricSamples("level_closed", GAUGE, "1 if the level takes no more pages: its disk failed to take a write", ("tier",))
     for level, tier in enumerate(tiers):
-        for index, group in enumerate(manager.get_storage_statistics(level)):
+        groups = manager.get_storage_statistics(level)
+        closed.add((tier,), float(groups[0].is_closed))
+        for index, group in enumerate(groups):
+            refusals.add((tier, str(index)), float(group.refusals))
             ratio.add((tier, str(index)), group.unavailable / group.total if group.total > 0 else 0.0)
             blocks.add((tier, str(index), "needed"), float(group.unavailable))
             blocks.add((tier, str(index), "kept"), float(group.evictable))
             blocks.add((tier, str(index), "free"), float(group.free))
             copies.add((tier, str(index)), float(group.clean_copies))
-    return [ratio, blocks, copies]
+    return [ratio, blocks, copies, refusals, closed]
 
 
 def _sample_sequences(manager: KVCacheManager, usage: UsageStatistics) -> list[MetricSamples]:

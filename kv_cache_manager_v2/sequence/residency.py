@@ -18,7 +18,7 @@ from ..reuse.match import Match
 from ..reuse.token_packing import TOKEN_BYTES
 from ..stats.page_counters import PageCounters
 from ..stats.usage_counters import find_page_counters
-from ..storage.decision_digest import MATCH, REFUSAL
+from ..storage.decision_digest import MATCH
 from ..storage.onboarding import OnboardList
 from ..storage.refusal import Refusal
 from .beams import list_beams
@@ -362,8 +362,7 @@ def _find_overuse(state: SequenceState) -> bool:
                 f"max_util_for_resume={limit} and the constraints allow to resume another one. Suspend or close "
                 f"sequences first"
             )
-            storage.digest.record(REFUSAL, locked)
-            storage.last_refusal = Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text)
+            storage.refuse(Refusal(GPU_LEVEL, int(pool_group), 0, int(free), int(evictable), text), locked)
             return True
     return False
 

@@ -25,3 +25,7 @@ class StorageStatistics(Value):
     evicted: int
     clean_copies: int = 0
     """Free slots that still hold a clean copy of a page on a warmer level; offloading that page again needs no write."""
+    refusals: int = 0
+    """Calls that were refused since the manager was made because slots of this pool group were missing on this level."""
+    is_closed: bool = False
+    """The level takes no more pages, as its disk failed to take a write; the same in all pool groups."""

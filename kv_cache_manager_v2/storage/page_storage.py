@@ -34,7 +34,7 @@ from ..stats.page_counters import PageCounters
 from .clean_copies import CleanCopies
 from .closed_levels import ClosedLevels
 from .debug_fill import DebugFill
-from .decision_digest import SLOT, DecisionDigest
+from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
 from .eviction.make_queue import count_sentinels, make_queue
 from .eviction.page_notes import PageNotes
@@ -73,7 +73,7 @@ class PageStorage:
     __slots__ = (
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
-        "last_refusal", "sink", "reads", "copies", "closed", "changes", "_keys", "_notes", "_num_sentinels_used",
+        "last_refusal", "num_refusals", "sink", "reads", "copies", "closed", "changes", "_keys", "_notes", "_num_sentinels_used",
     )  # fmt: skip
 
     device: Final[Device]
@@ -101,6 +101,8 @@ class PageStorage:
     """Why the latest dropped page was dropped."""
     digest: Final[DecisionDigest]
     last_refusal: Refusal | None
+    num_refusals: vec[i64]
+    """Refused calls since the start, by index: where slots were missing."""
     sink: PageEventSink | None
     """Hears where published pages go; None without a listener."""
     reads: Final[DiskReads]
@@ -143,6 +145,7 @@ class PageStorage:
         self.counters = PageCounters(len(levels), vec[i64](page_bytes))
         self.last_cause = CAPACITY
         self.last_refusal = None
+        self.num_refusals = vec[i64]([0] * num_places)
         self.sink = None
         self.changes = ChangeCount()
         self.reads = DiskReads(device, order, self.changes)
@@ -185,6 +188,12 @@ class PageStorage:
         owner = self._keys.owner
         assert owner is not None
         return owner
+
+    def refuse(self, refusal: Refusal, number: i64) -> None:
+        """A call finds too few slots: keep the reason, count it where slots are missing, record the decision."""
+        self.digest.record(REFUSAL, number)
+        self.last_refusal = refusal
+        self.num_refusals[refusal.level * self.num_pool_groups + refusal.pool_group] += 1
 
     # -- making and freeing pages -------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .decision_digest import REFUSAL
 from .page_storage import GPU, PageStorage
 from .refusal import Refusal
 
@@ -53,15 +52,13 @@ class RoomCount:
                 droppable = storage.queues[pool_group].num_pages
                 held = storage.held_queues[pool_group].num_pages - num_here[pool_group]
                 if asked > free + droppable + held:
-                    storage.digest.record(REFUSAL, asked)
-                    storage.last_refusal = self._describe_refusal(pool_group, asked, free, droppable + held)
+                    storage.refuse(self._describe_refusal(pool_group, asked, free, droppable + held), asked)
                     return True
                 being_offloaded = asked - free - droppable
                 if being_offloaded > 0:
                     room = self.count_room_below(GPU, pool_group) + num_freed[pool_group]
                     if being_offloaded > room:
-                        storage.digest.record(REFUSAL, asked)
-                        storage.last_refusal = self._describe_full_levels(pool_group, being_offloaded, room)
+                        storage.refuse(self._describe_full_levels(pool_group, being_offloaded, room), asked)
                         return True
         return False
 

@@ -1,6 +1,7 @@
 """A Prometheus scrape gets the manager's figures under stable names, in base units; the log gets the same, structured."""
 
 import dataclasses
+import errno
 import json
 import logging
 import re
@@ -8,8 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kv_cache_manager_v2
 import pytest
 from kv_cache_manager_v2 import (
+    GPU_LEVEL,
+    DropReason,
     EvictionPolicy,
     HostDevice,
     KVCacheEventManager,
@@ -18,13 +22,17 @@ from kv_cache_manager_v2 import (
     PrometheusExporter,
     StatisticsClock,
     StatisticsLog,
+    is_compiled,
 )
 from small_models import config_of, manager_of, run_prompt
 from tiered_models import Bench, tiered_config
+from unit.device.fake_files import FakeFiles
 
 prometheus_client = pytest.importorskip("prometheus_client", reason="the extra metrics is not installed")
 
-DASHBOARD = Path(__file__).resolve().parents[2] / "examples" / "grafana_dashboard.json"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DASHBOARD = EXAMPLES / "grafana_dashboard.json"
+ALERTS = EXAMPLES / "prometheus_alerts.yml"
 
 
 # Dashboards of others name them; a name here is never dropped or given another meaning.
@@ -35,7 +43,7 @@ NAMES = {
     "kvcm_allocated_blocks_total", "kvcm_reused_blocks_total", "kvcm_missed_blocks_total", "kvcm_generated_blocks_total",
     "kvcm_transfer_bytes_total", "kvcm_transfer_blocks_total", "kvcm_evicted_blocks_total", "kvcm_events_dropped_total",
     "kvcm_events_published_total", "kvcm_estimated_hit_ratio", "kvcm_block_lifetime_seconds", "kvcm_block_reuse_gap_seconds",
-    "kvcm_block_idle_before_evict_seconds", "kvcm_transfer_seconds",
+    "kvcm_block_idle_before_evict_seconds", "kvcm_transfer_seconds", "kvcm_refusals_total", "kvcm_level_closed", "kvcm_build_info",
 }  # fmt: skip
 
 
@@ -74,6 +82,65 @@ def test_a_scrape_shows_what_was_there_at_the_last_update():
         exporter.close()
         exporter.close()
         assert scrape(registry) == ""
+
+
+def test_refused_calls_are_counted_where_slots_were_missing():
+    """Whichever call it was: one each, and none for a call that succeeded."""
+    registry = prometheus_client.CollectorRegistry()
+    with Bench(tiered_config(4, [("host", 2)]), HostDevice()) as bench:
+        manager = bench.manager
+        exporter = PrometheusExporter(manager, registry=registry)
+        first = bench.suspended(1, 16)
+        second = manager.create_kv_cache(id=2)
+        assert second.resume() and second.resize(8)
+        counts = []
+        for refuse in (lambda: second.resize(64), lambda: second.resize(12), lambda: manager.resize(GPU_LEVEL, 64), lambda: first.resume()):
+            before = refusals_of(manager)
+            assert not refuse()
+            assert sum(refusals_of(manager)) == sum(before) + 1
+            counts.append(refusals_of(manager))
+        # 16 slots for 4: missing on level 0. One more held page for the host's two full slots: missing on the last level.
+        assert counts[0] == [1, 0] and counts[1] == [1, 1]
+        assert second.resize(8) and refusals_of(manager) == counts[-1]
+        exporter.update()
+        text = scrape(registry)
+        assert [value_of(text, f'kvcm_refusals_total{{pool_group="0",tier="{tier}"}}') for tier in ("gpu", "host")] == counts[-1]
+        exporter.close()
+        second.close()
+        first.close()
+
+
+def refusals_of(manager):
+    """Refused calls by level, of the one pool group."""
+    return [manager.get_storage_statistics(level)[0].refusals for level in range(len(manager.cache_tier_list))]
+
+
+def test_a_closed_level_is_shown():
+    registry = prometheus_client.CollectorRegistry()
+    files = FakeFiles()
+    with Bench(tiered_config(4, [("host", 2), ("disk", 12)]), HostDevice(files=files)) as bench:
+        exporter = PrometheusExporter(bench.manager, registry=registry)
+        files.fail(errno.ENOSPC, writes=True)
+        open_ones = [bench.suspended(number, 16) for number in (1, 2)]
+        open_ones[0].prefetch(1)  # calls that plan slots see that the disk has failed
+        exporter.update()
+        text = scrape(registry)
+        assert [value_of(text, f'kvcm_level_closed{{tier="{tier}"}}') for tier in ("gpu", "host", "disk")] == [0, 0, 1]
+        assert bench.manager.describe()["levels"][2]["failure"] is not None
+        exporter.close()
+        for kv_cache in reversed(open_ones):
+            kv_cache.close()
+
+
+def test_what_runs_is_shown():
+    registry = prometheus_client.CollectorRegistry()
+    with manager_of() as manager:
+        exporter = PrometheusExporter(manager, registry=registry)
+        build = "compiled" if is_compiled() else "interpreted"
+        device = manager.device.name
+        labels = f'build="{build}",device="{device}",version="{kv_cache_manager_v2.__version__}"'
+        assert value_of(scrape(registry), f"kvcm_build_info{{{labels}}}") == 1
+        exporter.close()
 
 
 def test_names_follow_the_conventions():
@@ -318,6 +385,18 @@ def test_what_the_dashboard_groups_by_are_labels_that_there_are():
             shown = re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))
             for label in grouped + selected + shown:
                 assert any(name in labels[label] for name in names), f"{panel['title']}: {target['expr']}: no {label}"
+
+
+def test_alerts_ask_for_what_there_is_and_are_explained():
+    rules = ALERTS.read_text()
+    alerts = re.findall(r"- alert: (\w+)\n +expr: (.*?)\n +(?:for|labels):", rules, re.DOTALL)
+    assert len(alerts) == rules.count("alert:") > 9
+    for name, expression in alerts:
+        asked = {found.removesuffix("_bucket").removesuffix("_sum") for found in re.findall(r"kvcm_\w+", expression)}
+        assert asked and asked <= NAMES, f"{name}: {asked - NAMES}"
+        assert all(reason in {one.name.lower() for one in DropReason} for reason in re.findall(r'reason="(\w+)"', expression))
+    page = (ALERTS.parents[1] / "docs" / "operations.md").read_text()
+    assert re.findall(r"^\| `(Kvcm\w+)` \|", page, re.MULTILINE) == [name for name, _ in alerts]
 
 
 def test_without_statistics_there_is_nothing_to_export():

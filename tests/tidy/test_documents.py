@@ -62,7 +62,7 @@ def words_of_the_project() -> frozenset[str]:
     words: set[str] = set()
     for path in project_files():
         words.update(re.findall(r"\w+", path.relative_to(ROOT).as_posix()))
-        if path.suffix in (".py", ".pyi", ".c", ".h", ".toml") or path.name == "Makefile":
+        if path.suffix in (".py", ".pyi", ".c", ".h", ".toml", ".yml") or path.name == "Makefile":
             words.update(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     return frozenset(words)
 

@@ -1,6 +1,7 @@
 """The pages and workflows that a stranger meets first say what the project's files say: versions of Python, of the journal, commands."""
 
 import ast
+import json
 import re
 import tomllib
 from typing import Any, Final
@@ -59,3 +60,17 @@ def test_workflows_run_what_exists(workflow: Any) -> None:
 def test_workflows_take_the_supported_pythons(workflow: Any) -> None:
     matrices = re.findall(r"python: \[(.*)\]", workflow.read_text(encoding="utf-8"))
     assert matrices and all(matrix == ", ".join(f'"{python}"' for python in PYTHONS) for matrix in matrices)
+
+
+def test_every_page_is_in_the_site() -> None:
+    """The build of the site holds it too; this says so before."""
+    navigation = page("docs/site/mkdocs.yml").partition("\nnav:\n")[2]
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages <= set(re.findall(r"- (\S+\.md)$", navigation, re.MULTILINE)), "add it to nav of docs/site/mkdocs.yml"
+
+
+def test_operations_name_panels_that_there_are() -> None:
+    panels = {panel["title"] for panel in json.loads(page("examples/grafana_dashboard.json"))["panels"]}
+    watched = page("docs/operations.md").partition("## What to watch")[2].partition("## Alerts")[0]
+    named = [panel for row in re.findall(r"^\| [^|?]+ \| ([A-Z][^|]+) \|", watched, re.MULTILINE) for panel in row.split("; ")]
+    assert len(named) > 6 and [panel for panel in named if panel not in panels] == []
