@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from .kernels.offset_table import OffsetTable
     from .kernels.page_family import DensePages, PageFamily, StridedPages
     from .kernels.slot_mapping import SlotMapping
+    from .models.model_description import config_from_model
     from .publishing.event_publisher import KVCacheEventPublisher
     from .reuse.token_forms import Tokens
     from .publishing.wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
@@ -140,6 +141,7 @@ _ON_FIRST_USE: Final = {
     "Tokens": "reuse.token_forms",
     "WireBatch": "publishing.wire_reader",
     "WireEvent": "publishing.wire_event",
+    "config_from_model": "models.model_description",
     "read_batch": "publishing.wire_reader",
 }
 """Where names are that serving does without, and that take longer to import than all the rest (numpy, for one)."""
@@ -290,6 +292,7 @@ __all__ = [
     "_KVCache",
     "__version__",
     "compute_block_hashes",
+    "config_from_model",
     "compute_scratch_range",
     "default_device",
     "TransferLease",

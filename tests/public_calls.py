@@ -48,6 +48,7 @@ from kv_cache_manager_v2 import (
     compute_block_hashes,
     compute_scratch_range,
     gen_multimodal_cache_key_tokens,
+    config_from_model,
     plan_capacity,
     read_batch,
 )
@@ -456,6 +457,18 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "gen_multimodal_cache_key_tokens": lambda w: (
         gen_multimodal_cache_key_tokens,
         {"id_offset": 100, "multimodal_data_digest": b"digest", "num_tokens": 3},
+    ),
+    "config_from_model": lambda w: (
+        config_from_model,
+        {
+            "source": {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32},
+            "cache_tiers": [GpuCacheTierConfig(1 << 20)],
+            "tokens_per_block": 4,
+            "dtype": "bf16",
+            "tensor_parallel": 1,
+            "pipeline_parallel": 1,
+            "pipeline_stage": None, "family": None, "num_sink_tokens": 0,
+        },
     ),
     "plan_capacity": lambda w: (plan_capacity, {"config": w.config, "batch": BatchDesc([KVCacheDesc(4, 0)])}),
     "CapacityPlan.max_batch_size": lambda w: (

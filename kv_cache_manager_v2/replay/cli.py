@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from .. import __version__
+from .bad_input import BadInputError
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
@@ -47,7 +48,7 @@ def _run(argv: Sequence[str] | None) -> int:
     rerun_parser = commands.add_parser("rerun", help=RERUN_HELP, description=RERUN_HELP, epilog=_EXIT_CODES)
     add_rerun_options(rerun_parser)
     plan_parser = commands.add_parser(
-        "plan", usage="kvcm plan --gpu-memory BYTES [OPTION ...]", help=PLAN_HELP, description=PLAN_HELP
+        "plan", usage="kvcm plan --gpu-memory BYTES [OPTION ...] [MODEL]", help=PLAN_HELP, description=PLAN_HELP
     )
     add_plan_options(plan_parser)
     inspect_parser = commands.add_parser(
@@ -76,6 +77,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except PlanError as error:
         sys.stderr.write(f"kvcm: {error}\n")
         return EXIT_USAGE
+    except BadInputError as bad_input:
+        return _say(str(bad_input))
     except OSError as failure:  # another name: mypyc gives one name one type
         if failure.filename is None:
             return _say(str(failure))

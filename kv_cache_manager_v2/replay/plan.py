@@ -23,8 +23,8 @@ from .. import (
 from ..device.cuda_device import CudaDevice
 from .bookkeeping_device import BookkeepingDevice
 from .decoding import Decoding
-from .presets import ModelPreset
 from .scheduler import ServingLimits
+from .served_model import ServedModel
 from .tier_option import LowerTier
 from .workload import Workload, WorkloadSummary
 
@@ -42,7 +42,7 @@ class ReplayPlan:
     """One replay. ``memory_bytes``, of the GPU tier, None: as much as it takes to keep everything."""
 
     workload: Workload
-    model: ModelPreset
+    model: ServedModel
     tokens_per_block: int = 32
     memory_bytes: int | None = TRACE_MEMORY_BYTES
     shrink: int = 1

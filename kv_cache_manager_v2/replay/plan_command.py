@@ -5,8 +5,9 @@ takes.
 """
 
 import argparse
+import json
 import sys
-from typing import Final
+from typing import Any, Final
 
 from .. import (
     BatchDesc,
@@ -20,8 +21,10 @@ from .. import (
     plan_capacity,
 )
 from .exit_codes import EXIT_OK
-from .option_values import to_count, to_positive, to_size
-from .presets import DEFAULT_MODEL, PRESETS
+from .model_option import MODEL_HELP, add_model_options, find_model
+from .option_values import require_writable, to_count, to_positive, to_size
+from .result_file import write_result
+from .served_model import ServedModel
 
 PLAN_HELP: Final = "say what fits into so much memory, before anything is allocated"
 
@@ -31,7 +34,8 @@ _MAX_BATCH: Final = 1_000_000
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=list(PRESETS), default=DEFAULT_MODEL, help="default: %(default)s")
+    parser.add_argument("model_name", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    add_model_options(parser)
     parser.add_argument(
         "--gpu-memory", type=to_size, required=True, metavar="BYTES", help="of the GPU tier: 40g, 512MiB"
     )
@@ -54,6 +58,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--typical-length", type=to_positive, metavar="N",
         help="divide the memory between pool groups for sequences of this length (default: --length)",
     )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is the output, without the table")
 
 
 def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -65,21 +70,31 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
         parser.error(f"--history {history} and --system-prompt {prompt} must not exceed --length {length}")
     if options.batch is not None and options.batch > _MAX_BATCH:
         parser.error(f"--batch {options.batch}: more than {_MAX_BATCH:,} sequences are not looked at")
+    if options.model is not None and options.model_name is not None:
+        parser.error("give MODEL or --model, not both")
+    require_writable(parser, "--json", options.json)
+    model = find_model(options, parser, options.model_name if options.model is None else options.model)
     sequence = KVCacheDesc(length, history)
     batch = None if options.batch is None else BatchDesc([sequence] * options.batch, prompt)
     try:
-        plan = plan_capacity(_config(options), batch)
+        plan = plan_capacity(_config(options, model), batch)
     except ValueError as error:
         parser.error(str(error))
-    sys.stdout.write(
-        f"{options.model}, {options.tokens_per_block} tokens per block{', scratch slots' * options.scratch}\n\n"
-    )
-    sys.stdout.write(plan.table())
-    sys.stdout.write(_largest_batch(plan, length, history, prompt))
+    most = plan.max_batch_size(length, history, prompt)
+    figures = _to_json(options, model, plan, most)
+    if options.json == "-":
+        sys.stdout.write(figures)
+    else:
+        sys.stdout.write(f"{model.title}, {options.tokens_per_block} tokens per block{', scratch slots' * options.scratch}\n")
+        sys.stdout.write(f"{model.bytes_per_token():,} bytes per token{_states(model)}\n\n")
+        sys.stdout.write(plan.table())
+        sys.stdout.write(_largest_batch(most, length, history, prompt))
+        if options.json is not None:
+            write_result(options.json, figures)
     return _EXIT_DOES_NOT_FIT if plan.batch_fits is False else EXIT_OK
 
 
-def _config(options: argparse.Namespace) -> KVCacheManagerConfig:
+def _config(options: argparse.Namespace, model: ServedModel) -> KVCacheManagerConfig:
     tiers: list[CacheTierConfig] = [GpuCacheTierConfig(options.gpu_memory)]
     if options.host_memory is not None:
         tiers.append(HostCacheTierConfig(options.host_memory))
@@ -87,14 +102,38 @@ def _config(options: argparse.Namespace) -> KVCacheManagerConfig:
     return KVCacheManagerConfig(
         tokens_per_block=options.tokens_per_block,
         cache_tiers=tiers,
-        layers=PRESETS[options.model].layer_configs(options.tokens_per_block),
+        layers=model.layer_configs(options.tokens_per_block),
         typical_step=BatchDesc([KVCacheDesc(typical, typical - 1)]),
         swa_scratch_reuse=SwaScratchReuseConfig() if options.scratch else None,
     )
 
 
-def _largest_batch(plan: CapacityPlan, length: int, history: int, prompt: int) -> str:
-    size = plan.max_batch_size(length, history, prompt)
+def _states(model: ServedModel) -> str:
+    return f", {model.bytes_per_state():,} bytes of state per sequence" if model.bytes_per_state() > 0 else ""
+
+
+def _to_json(options: argparse.Namespace, model: ServedModel, plan: CapacityPlan, most: int | None) -> str:
+    levels: list[dict[str, Any]] = []
+    for level in plan.levels:
+        groups = [
+            {
+                "layer_groups": list(group.layer_groups), "num_slots": group.num_slots, "slot_bytes": group.slot_bytes,
+                "min_slots": group.min_slots, "batch_slots": group.batch_slots, "spare_slots": group.spare_slots,
+            }
+            for group in level.pool_groups
+        ]  # fmt: skip
+        levels.append({"tier": level.tier.name, "quota_bytes": level.quota, "pool_groups": groups})
+    figures = {
+        "model": model.title, "tokens_per_block": plan.config.tokens_per_block, "bytes_per_token": model.bytes_per_token(),
+        "bytes_per_state": model.bytes_per_state(), "levels": levels, "longest_sequence": plan.longest_sequence,
+        "longest_prompt": plan.longest_prompt, "length": options.length, "batch": options.batch, "batch_fits": plan.batch_fits,
+        "batch_quota_bytes": plan.batch_quota, "missing_slots": plan.missing_slots, "limiting_pool_group": plan.limiting_pool_group,
+        "largest_batch": most,
+    }  # fmt: skip
+    return json.dumps(figures, indent=1) + "\n"
+
+
+def _largest_batch(most: int | None, length: int, history: int, prompt: int) -> str:
     shared = f", {prompt:,} of them a common system prompt" if prompt > 0 else ""
-    count = "any number of" if size is None else f"{size:,}"
+    count = "any number of" if most is None else f"{most:,}"
     return f"largest batch of {length:,} tokens, {history:,} of them history{shared}: {count} sequences\n"

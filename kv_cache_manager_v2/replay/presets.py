@@ -2,9 +2,7 @@
 
 A preset lists its layers in order: key/value heads, head size, window and sink tokens, or the bytes of a recurrent state;
 layers that store nothing are left out. Sizes are those of one GPU that holds the whole model with 16-bit keys and values, 16-bit
-convolution states and 32-bit recurrent ones. `shrink` scales the bytes of a token down for a small machine, never
-below `MIN_BYTES_PER_TOKEN` per buffer (which the fake engine needs to identify tokens); which blocks a layer needs and
-when does not change.
+convolution states and 32-bit recurrent ones.
 
 Sources are the ``config.json`` of the models' repositories on Hugging Face; each preset names its own.
 gpt-oss has *attention sinks* that are learned logits, which occupy no cache. This preset models the kind that does: the
@@ -18,9 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from .. import AttentionLayerConfig, BufferConfig, LayerConfig, LayerId, SsmLayerConfig
 from ..base.value import Value
-
-MIN_BYTES_PER_TOKEN: Final = 8
-"""Per buffer."""
+from .served_model import MIN_BYTES_PER_TOKEN, ServedModel, shrunk
 
 
 @final
@@ -68,7 +64,7 @@ class StateShape(Value):
 
 @final
 @mypyc_attr(native_class=True)
-class ModelPreset(Value):
+class ModelPreset(ServedModel):
     """A model's layers, in order."""
 
     __slots__ = ("name", "source", "layers", "bytes_per_element")
@@ -89,9 +85,13 @@ class ModelPreset(Value):
     def _arguments(self) -> tuple[object, ...]:
         return (self.name, self.source, self.layers, self.bytes_per_element)
 
+    @property
+    def title(self) -> str:
+        return self.name
+
     def buffer_bytes_per_token(self, layer: LayerShape, shrink: int) -> int:
         """Of its keys, or of its values: a multiple of `MIN_BYTES_PER_TOKEN`."""
-        return _shrunk(layer.num_kv_heads * layer.head_dim * self.bytes_per_element, shrink)
+        return shrunk(layer.num_kv_heads * layer.head_dim * self.bytes_per_element, shrink)
 
     def bytes_per_token(self, shrink: int = 1) -> int:
         """Of a token that every layer keeps."""
@@ -99,7 +99,7 @@ class ModelPreset(Value):
 
     def bytes_per_state(self, shrink: int = 1) -> int:
         """Of the recurrent state of one sequence, all layers together; 0 where none is recurrent."""
-        sizes = [_shrunk(size, shrink) for layer in self._state_layers for size in (layer.conv_bytes, layer.ssm_bytes)]
+        sizes = [shrunk(size, shrink) for layer in self._state_layers for size in (layer.conv_bytes, layer.ssm_bytes)]
         return sum(sizes)
 
     @property
@@ -124,8 +124,8 @@ class ModelPreset(Value):
         configs: list[LayerConfig] = []
         for layer_id, layer in enumerate(self.layers):
             if isinstance(layer, StateShape):
-                conv = BufferConfig(role="conv", size=_shrunk(layer.conv_bytes, shrink))
-                ssm = BufferConfig(role="ssm", size=_shrunk(layer.ssm_bytes, shrink))
+                conv = BufferConfig(role="conv", size=shrunk(layer.conv_bytes, shrink))
+                ssm = BufferConfig(role="ssm", size=shrunk(layer.ssm_bytes, shrink))
                 configs.append(SsmLayerConfig(LayerId(layer_id), [conv, ssm]))
                 continue
             size = self.buffer_bytes_per_token(layer, shrink) * tokens_per_block
@@ -138,10 +138,6 @@ class ModelPreset(Value):
                 )
             )
         return configs
-
-
-def _shrunk(num_bytes: int, shrink: int) -> int:
-    return max(num_bytes // shrink // MIN_BYTES_PER_TOKEN, 1) * MIN_BYTES_PER_TOKEN
 
 
 def _periodic(num_layers: int, period: Sequence[LayerShape | StateShape]) -> tuple[LayerShape | StateShape, ...]:

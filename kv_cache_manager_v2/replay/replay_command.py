@@ -10,15 +10,16 @@ from .console import Console, make_console, make_live_console
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
+from .model_option import add_model_options, find_model
 from .option_values import parse_size, require_writable, to_positive, to_ratio, to_share, to_sizes
 from .other_sizes import DEFAULT_SIZES, MeasuredCurve, serve_other_sizes, was_interrupted
 from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
-from .presets import DEFAULT_MODEL, PRESETS
 from .replayer import run_replay
 from .report import ReplayReport
 from .report_file import require_plots, write_html_report
 from .result_file import write_result
 from .scheduler import ServingLimits
+from .served_model import ServedModel
 from .tier_option import TierSizes, parse_tiers
 from .timeline import Timeline
 from .trace import BLOCK_TOKENS, TraceWorkload
@@ -50,7 +51,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("the model and the machine")
-    machine.add_argument("--model", choices=list(PRESETS), default=DEFAULT_MODEL, help="default: %(default)s")
+    add_model_options(machine)
     machine.add_argument("--tokens-per-block", type=to_positive, default=32, metavar="T", help="default: %(default)s")
     memory = machine.add_mutually_exclusive_group()
     memory.add_argument(
@@ -153,6 +154,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error("--report-sizes is about the page of plots; name one with --report FILE")
     if options.trace_block is not None and options.trace is None:
         parser.error("--trace-block is about the hash ids of a TRACE, and none is given")
+    model = find_model(options, parser, options.model)
     skipped_lines = 0
     workload: Workload
     if options.trace is not None:
@@ -167,7 +169,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
             options.workload or WORKLOAD_NAMES[0], options.seed, options.limit or DEFAULT_NUM_REQUESTS
         )
     try:
-        plan = _plan(options, workload, skipped_lines)
+        plan = _plan(options, model, workload, skipped_lines)
     except ValueError as error:
         parser.error(str(error))
     require_writable(parser, "--json", options.json)
@@ -210,8 +212,7 @@ def exit_code(report: ReplayReport) -> int:
     return EXIT_INTERRUPTED if report.interrupted else EXIT_OK
 
 
-def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -> ReplayPlan:
-    model = PRESETS[options.model]
+def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, skipped_lines: int) -> ReplayPlan:
     shrink: int = options.shrink if options.shrink is not None else 1
     if shrink == 0 or shrink > model.max_shrink or (options.shrink is None and options.verify):
         shrink = model.max_shrink
@@ -219,7 +220,10 @@ def _plan(options: argparse.Namespace, workload: Workload, skipped_lines: int) -
     memory_bytes: int | None = options.memory if tiers is None else tiers.gpu_bytes
     if memory_bytes is None:
         full_bytes = WORKLOAD_MEMORY_BYTES if options.trace is None else TRACE_MEMORY_BYTES
-        memory_bytes = full_bytes * model.bytes_per_token(shrink) // model.bytes_per_token(1)
+        if model.bytes_per_token(1) > 0:
+            memory_bytes = full_bytes * model.bytes_per_token(shrink) // model.bytes_per_token(1)
+        else:
+            memory_bytes = full_bytes * model.bytes_per_state(shrink) // model.bytes_per_state(1)
     elif memory_bytes == 0:
         memory_bytes = None
     return ReplayPlan(

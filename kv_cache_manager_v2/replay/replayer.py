@@ -199,7 +199,7 @@ class _Replayer:
         tally = scheduler.tally
         return ReplayReport(
             workload=plan.workload.name,
-            model=plan.model.name,
+            model=plan.model.title,
             shrink=plan.shrink,
             tokens_per_block=plan.tokens_per_block,
             memory_bytes=self._manager.get_quota(0),

@@ -68,6 +68,8 @@ def _fits_one(kind: str, value: Any) -> bool:
         return isinstance(value, str) or is_int(value)
     if kind in ("bytes", "os.PathLike[str]"):
         return isinstance(value, bytes)
+    if kind == "Mapping[str, Any]":
+        return isinstance(value, dict)
     if kind == "Tokens":
         # A bool among tokens is a token, see docs/edges.md.
         return is_list(value) and all([is_int(item) or isinstance(item, (bool, bytes)) for item in value])

@@ -25,7 +25,7 @@ FLOORS: Final = (
     ("sequence",),
     ("introspect",),
     ("manager",),
-    ("kernels", "metrics", "publishing"),
+    ("kernels", "metrics", "models", "publishing"),
     ("compat", "integrations"),
     ("testing",),
     ("replay",),

@@ -1,0 +1,65 @@
+"""The options that name a model: a preset, or a Hugging Face `config.json` with how it is divided between GPUs and stored."""
+
+import argparse
+import os
+from typing import Final
+
+from ..models.layer_maker import DTYPES
+from ..models.model_description import read_model
+from ..models.model_fields import ModelConfigError
+from .bad_input import BadInputError
+from .option_values import to_count, to_positive
+from .presets import DEFAULT_MODEL, PRESETS
+from .served_model import ConfiguredModel, ServedModel
+
+MODEL_HELP: Final = (
+    f"a preset ({', '.join(PRESETS)}), or a Hugging Face config.json, or a folder that has one (default: {DEFAULT_MODEL})"
+)
+
+
+def add_model_options(group: "argparse._ActionsContainer") -> None:
+    group.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    group.add_argument("--tp", type=to_positive, metavar="N", help="of a config.json: what one of N tensor-parallel ranks stores")
+    group.add_argument(
+        "--pp", type=to_positive, metavar="N", help="of a config.json: one of N pipeline stages, the one with the most bytes"
+    )
+    group.add_argument("--stage", type=to_count, metavar="K", help="with --pp: that stage, from 0 on")
+    group.add_argument("--dtype", choices=DTYPES, help="of a config.json: of keys and values; nvfp4 with its scales (default: bf16)")
+    group.add_argument("--family", metavar="NAME", help="of a config.json: read it as another model_type, as in --family llama")
+    group.add_argument(
+        "--sinks", type=to_count, metavar="N", help="of a config.json: windowed layers keep the first N tokens, too (default: 0)"
+    )
+
+
+def find_model(options: argparse.Namespace, parser: argparse.ArgumentParser, name: str | None) -> ServedModel:
+    """The model of that name or file. `BadInputError` for a file that is no model; usage errors leave through ``parser.error``."""
+    given = [
+        option for option in ("--tp", "--pp", "--stage", "--dtype", "--family", "--sinks") if getattr(options, option[2:]) is not None
+    ]
+    if options.stage is not None and (options.pp is None or options.stage >= options.pp):
+        parser.error(f"--stage {options.stage} is one of the stages that --pp divides the model into, from 0 on")
+    if name is None or name in PRESETS:
+        if len(given) > 0:
+            parser.error(f"{given[0]} is about a config.json; {name or DEFAULT_MODEL} is a preset, of a whole model in 16 bits")
+        return PRESETS[name or DEFAULT_MODEL]
+    if not os.path.exists(name):
+        parser.error(f"--model {name}: neither a file nor a preset; presets are {', '.join(PRESETS)}")
+    try:
+        model = read_model(name, options.dtype or "bf16", options.tp or 1, options.pp or 1, options.stage, options.family,
+            options.sinks or 0)
+    except ModelConfigError as error:
+        text = str(error)
+        raise BadInputError(text if text.startswith(name) else f"{name}: {text}") from None
+    return ConfiguredModel(_title(name, options, model.stage), model.layers)
+
+
+def _title(path: str, options: argparse.Namespace, stage: int) -> str:
+    folder, name = os.path.split(os.path.abspath(path))
+    if name == "config.json":
+        name = os.path.basename(folder)
+    parts = [name.removesuffix(".json"), options.dtype or "bf16"]
+    if options.tp is not None:
+        parts.append(f"1 of {options.tp} ranks")
+    if options.pp is not None:
+        parts.append(f"stage {stage} of {options.pp}")
+    return ", ".join(parts)
