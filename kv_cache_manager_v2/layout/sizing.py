@@ -115,6 +115,15 @@ def _configured_shares(layout: SlotLayout, config: KVCacheManagerConfig, level: 
     return [count * layout.slot_bytes_total(index) for index, count in enumerate(slots)]
 
 
+def describe_slots(layout: SlotLayout, slot_counts: list[int] | tuple[int, ...]) -> str:
+    """So many slots by pool group, for messages: "2 slots of 512 bytes", with the pool group's name where there are several."""
+    parts = []
+    for index, count in enumerate(slot_counts):
+        where = f" in pool group {index}" if len(slot_counts) > 1 else ""
+        parts.append(f"{count} {'slot' if count == 1 else 'slots'} of {layout.slot_bytes_total(index)} bytes{where}")
+    return ", ".join(parts)
+
+
 def compute_slots_bytes(layout: SlotLayout, slot_counts: list[int] | tuple[int, ...]) -> int:
     """Bytes of that many slots by pool group."""
     return sum([count * layout.slot_bytes_total(index) for index, count in enumerate(slot_counts)])
@@ -304,7 +313,7 @@ def _to_integers(ratios: Sequence[float]) -> list[int]:
 
 
 def _describe_minimum(layout: SlotLayout, config: KVCacheManagerConfig, level: int, counts: list[int]) -> str:
-    needs = f"{counts} slots of {[layout.slot_bytes_total(index) for index in range(len(counts))]} bytes by pool group"
+    needs = describe_slots(layout, counts)
     if not config.constraints:
         return f"{needs}, one slot for each layer group"
     most_bytes = -1

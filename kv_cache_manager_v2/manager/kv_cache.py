@@ -353,6 +353,9 @@ class KVCache(Handle):
         `ValueError` if there is no capacity for them, a token is out of range, or a fork has committed other tokens for a block
         that both have; `LogicError` unless ACTIVE, or after `stop_committing`.
 
+        They need not be those that were given as `input_tokens`: only the match looks at those, and later prompts find what was
+        committed.
+
         ``beam_search_indices``: for each token the beam whose pages have it (default: beam 0). The tokens are then common to all
         beams: what is in other beams' pages is put into beam 0's, and into the partial last block of each, in stream order; full
         blocks are beam 0's for all. ``num_heads``: as for `commit_tree`.

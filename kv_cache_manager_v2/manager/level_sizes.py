@@ -7,7 +7,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_int
 from ..config.manager_config import KVCacheManagerConfig
-from ..layout.sizing import compute_slots_bytes, plan_new_slot_counts
+from ..layout.sizing import compute_slots_bytes, describe_slots, plan_new_slot_counts
 from ..layout.slot_layout import SlotLayout
 from ..sequence.level_resizing import find_leased_beyond, resize_level
 from ..sequence.shared_state import SharedState
@@ -176,8 +176,8 @@ class LevelSizes:
         storage = self._shared.storage
         needed = compute_slots_bytes(self._layout, least)
         text = (
-            f"level {level}: a quota of {quota} bytes is asked for, but pages that must stay take {least} slots of "
-            f"{self._slot_bytes()} bytes by pool group, {needed} bytes. Suspend or close sequences, or enlarge a lower tier"
+            f"level {level}: a quota of {quota} bytes is asked for, but pages that must stay take "
+            f"{describe_slots(self._layout, least)}, {needed} bytes. Suspend or close sequences, or enlarge a lower tier"
         )
         storage.refuse(Refusal(level, 0, needed, quota, 0, text), needed)
 

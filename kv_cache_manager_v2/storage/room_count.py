@@ -92,10 +92,13 @@ class RoomCount:
 
     def _describe_refusal(self, pool_group: i64, asked: i64, free: i64, evictable: i64) -> Refusal:
         storage = self._storage
+        num_slots = storage.allocators[pool_group].num_slots
+        way_out = "Suspend or close sequences, or enlarge the GPU tier's quota"
+        if asked > num_slots:
+            way_out = "They would not fit into the empty level either: enlarge the GPU tier's quota"
         text = (
             f"level 0, pool group {pool_group}: {asked} slots asked for, {free} free and {evictable} evictable of "
-            f"{storage.allocators[pool_group].num_slots}; {storage.num_locked[pool_group]} are locked by active sequences. "
-            f"Suspend or close sequences, or enlarge the GPU tier's quota"
+            f"{num_slots}; {storage.num_locked[pool_group]} are locked by active sequences. {way_out}"
         )
         return Refusal(0, int(pool_group), int(asked), int(free), int(evictable), text)
 

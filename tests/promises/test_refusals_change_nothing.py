@@ -25,6 +25,18 @@ def test_704_tokens_fit_and_705_are_refused() -> None:
             assert (refusal.level, refusal.pool_group, refusal.asked, refusal.free, refusal.evictable) == (0, 0, 2, 0, 0)
 
 
+def test_a_refusal_says_whether_other_sequences_could_make_room() -> None:
+    """44 slots are 22 blocks in each of two layer groups: 22 blocks more fit once the other sequence ends, 23 never do."""
+    with manager_of([None, 4096], tokens_per_block=32, num_slots=44) as manager:
+        with manager.create_kv_cache() as other, manager.create_kv_cache() as kv_cache:
+            assert other.resume() and other.resize(32)
+            assert kv_cache.resume()
+            assert not kv_cache.resize(704)
+            assert "Suspend or close sequences, or enlarge the GPU tier's quota" in str(manager.last_refusal)
+            assert not kv_cache.resize(705)
+            assert "would not fit into the empty level either: enlarge the GPU tier's quota" in str(manager.last_refusal)
+
+
 def test_refused_resize_moves_no_window() -> None:
     """The call that would free 2 pages and take 4 of 2 + 1 is refused whole."""
     with manager_of([8], num_slots=6) as manager:
