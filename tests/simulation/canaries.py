@@ -269,6 +269,18 @@ CANARIES = (
     ),
     # -- scratch ------------------------------------------------------------------------------------------------------
     Canary(
+        "scratch slots go back before the step that takes them over",
+        "sequence/window_move.py",
+        "move_windows",
+        "if not keeps_scratch and state.scratch.is_out_of(life_cycle, new_begin):\n"
+        "    state.scratch.release(life_cycle, 0, mark)\n"
+        "    state.scratch.set_range(life_cycle, new_begin, new_begin)",
+        "if state.scratch.is_out_of(life_cycle, new_begin):\n"
+        "    state.scratch.release(life_cycle, 0, mark)\n"
+        "    state.scratch.set_range(life_cycle, new_begin, new_begin)",
+        first_seed=194,
+    ),
+    Canary(
         "scratch blocks share sub-pages",
         "sequence/scratch.py",
         "Scratch.count_slots",

@@ -5,7 +5,8 @@ are onboarded swap places with others. *Brimful*: prompts as long as the only le
 the last block: a sequence finds no slot for its own copy of that block, and takes it out of the tree. *Restless*: a device that
 fails, and sequences that are suspended and resumed all the time, from a disk. *Fragmented*: a page has a part in several pools, so
 that a device can fail between two of them. *Lopsided*: some kinds of actions never happen, and others all the time, so that states
-build up that one action of another kind would end.
+build up that one action of another kind would end. *Chunked*: one or two long prompts in chunks of many blocks, over scratch slots, in
+a level that is hardly larger than a chunk, so that one chunk needs the slots of the last.
 """
 
 from collections.abc import Mapping
@@ -13,14 +14,17 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from ...base.ids import LayerId
 from ...config.cache_tier_config import GpuCacheTierConfig, HostCacheTierConfig
 from ...config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig
 from ...config.manager_config import KVCacheManagerConfig
+from ...config.scratch_reuse_config import SwaScratchReuseConfig
 
 _SHARE_OF_CROWDED: Final = 0.12
 _SHARE_OF_BRIMFUL: Final = 0.1
 _SHARE_OF_RESTLESS: Final = 0.7
 _SHARE_OF_FRAGMENTED: Final = 0.8
+_SHARE_OF_CHUNKED: Final = 0.05
 _SHARE_OF_LOPSIDED: Final = 0.25
 _CROWDED: Final = {
     "commit": 0.05,
@@ -42,6 +46,19 @@ BRIMFUL: Final = {
     "close": 3.0,
     "clear": 0.3,
 }
+CHUNKED: Final = {
+    "create": 2.0,
+    "step": 4.0,
+    "step_batch": 0.5,
+    "commit": 0.5,
+    "suspend": 0.2,
+    "stop_committing": 0.2,
+    "fork": 0.1,
+    "close": 0.3,
+    "resize_level": 0.2,
+}
+CHUNKED_STEP_BLOCKS: Final = 12
+CHUNKED_PROMPT_BLOCKS: Final = 30
 _RESTLESS: Final = {
     "close": 0.5,
     "clear": 0.3,
@@ -60,7 +77,9 @@ def choose_bends(seed: int, can_fail: bool) -> Mapping[str, float]:
         return _RESTLESS if share < _SHARE_OF_RESTLESS else {}
     if share < _SHARE_OF_CROWDED:
         return _CROWDED
-    return BRIMFUL if Random(23 * seed + 9).random() < _SHARE_OF_BRIMFUL else {}
+    if Random(23 * seed + 9).random() < _SHARE_OF_BRIMFUL:
+        return BRIMFUL
+    return CHUNKED if Random(47 * seed + 3).random() < _SHARE_OF_CHUNKED else {}
 
 
 def draw_lopsided(seed: int, weights: Mapping[str, float]) -> Mapping[str, float]:
@@ -101,6 +120,22 @@ def fill_to_the_brim(config: KVCacheManagerConfig, num_blocks: int) -> KVCacheMa
         max_util_for_resume=1.0,
         enable_partial_reuse=True,
         swa_scratch_reuse=None,
+    )
+
+
+def chunk_prompts(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
+    """One layer with a window, one level with slots for its pages of one chunk and few more, and scratch slots."""
+    random = Random(47 * seed + 4)
+    size = config.tokens_per_block
+    buffers = [BufferConfig("key", size), BufferConfig("value", size)]
+    layer = AttentionLayerConfig(LayerId(0), buffers, max(2, random.choice((size, 2 * size, 3 * size + 1))))
+    num_slots = CHUNKED_STEP_BLOCKS + int(random.random() * 8)
+    return replace(
+        config,
+        cache_tiers=[GpuCacheTierConfig(num_slots * 2 * size)],
+        layers=[layer],
+        max_util_for_resume=1.0,
+        swa_scratch_reuse=SwaScratchReuseConfig(random.choice((0, 0, 1))),
     )
 
 

@@ -29,12 +29,27 @@ from .large_worlds import (
     is_large,
 )
 from .policy_scenario import draw_policies
-from .rare_scenarios import BRIMFUL, brimful_blocks, choose_bends, crowd, draw_lopsided, fill_to_the_brim, fragment, is_fragmented
+from .rare_scenarios import (
+    BRIMFUL,
+    CHUNKED,
+    CHUNKED_PROMPT_BLOCKS,
+    CHUNKED_STEP_BLOCKS,
+    brimful_blocks,
+    choose_bends,
+    chunk_prompts,
+    crowd,
+    draw_lopsided,
+    fill_to_the_brim,
+    fragment,
+    is_fragmented,
+)
 from .sharing_scenario import draw_sharing
 from .state_scenario import add_state
 
 _SHARE_OF_FILLED: Final = 0.06
 _SHARE_OF_REPEATED: Final = 0.85
+_STEP_BLOCKS: Final = 3
+"""Chunks of a prompt have up to that many blocks."""
 _LIKELIHOODS: Final = {
     "create": 14.0,
     "resume": 10.0,
@@ -85,7 +100,7 @@ class Scenario:
         "seed", "config", "granularity_bytes", "actions", "num_streams", "max_sequences", "max_tokens", "vocabulary",
         "digest_share", "max_kept_texts", "max_cut", "commits_at_once", "max_event_entries", "steps_per_event_check", "fault_share",
         "spares_writes", "grows_trees", "fills_pages", "is_large", "share_of_repeated",
-        "steps_per_invariants",
+        "steps_per_invariants", "max_step_blocks",
     )  # fmt: skip
 
     seed: Final[int]
@@ -114,13 +129,14 @@ class Scenario:
     """Fill pages with a debug pattern, which changes no decision."""
     is_large: Final[bool]
     steps_per_invariants: Final[int]
+    max_step_blocks: Final[int]
+    """Of a chunk of a prompt."""
     share_of_repeated: Final[float]
     """The share of prompts that begin like an earlier one."""
 
     def __init__(self, seed: int, num_actions: int) -> None:
         random = Random(seed)
         self.seed = seed
-        self.grows_trees = grows_trees(seed)
         self.fills_pages = Random(41 * seed + 3).random() < _SHARE_OF_FILLED
         self.granularity_bytes = 1 << random.choice((8, 10, 12))
         # Mostly no faults, so that refusals can be judged strictly. Drawn apart, like everything that was added later.
@@ -129,14 +145,17 @@ class Scenario:
         self.fault_share = draw_large_fault_share(seed) if self.is_large else fault_share
         config = _draw_config(random)
         bends = LARGE_FACTORS if self.is_large else choose_bends(seed, self.fault_share > 0.0)
+        self.grows_trees = bends is not CHUNKED and grows_trees(seed)
         self.spares_writes = self.fault_share > 0.0 and len(bends) > 0
         if self.is_large:
             config = draw_large_config(seed)
         elif bends is BRIMFUL:
             config = fill_to_the_brim(config, brimful_blocks(seed))
+        elif bends is CHUNKED:
+            config = chunk_prompts(config, seed)
         elif len(bends) > 0:
             config = crowd(config)
-        if not self.is_large:
+        if not self.is_large and bends is not CHUNKED:
             config = without_scratch(config) if self.grows_trees else add_state(config, seed)
             config = draw_policies(config, seed)
         if self.fault_share > 0.0:
@@ -146,10 +165,13 @@ class Scenario:
         self.config = config
         self.num_streams = random.choice((1, 2, 3, 5, 8))
         max_sequences = random.choice((2, 4, 8, 12))
-        self.max_sequences = 1 + seed % 2 if bends is BRIMFUL else max_sequences
+        self.max_sequences = 1 + seed % 2 if bends is BRIMFUL or bends is CHUNKED else max_sequences
         max_blocks = random.choice((3, 6, 12))
         if self.is_large:
             max_blocks = draw_large_blocks(seed)
+        elif bends is CHUNKED:
+            max_blocks = CHUNKED_PROMPT_BLOCKS
+        self.max_step_blocks = CHUNKED_STEP_BLOCKS if bends is CHUNKED else _STEP_BLOCKS
         self.max_tokens = self.config.tokens_per_block * (brimful_blocks(seed) if bends is BRIMFUL else max_blocks)
         vocabulary = random.choice((2, 4, 1000))
         self.vocabulary = 1000 if self.is_large else vocabulary

@@ -77,7 +77,7 @@ def step_batch(run: RunState, random: Random) -> None:
 def _draw_step(run: RunState, sequence: SimulatedSequence, random: Random) -> tuple[int, int, int]:
     """(input tokens, capacity, history length) of a step: a chunk of the prompt, or a few generated tokens."""
     size = run.scenario.config.tokens_per_block
-    num_tokens = 1 if random.random() < 0.2 else 1 + int(random.random() * 3 * size)
+    num_tokens = 1 if random.random() < 0.2 else 1 + int(random.random() * run.scenario.max_step_blocks * size)
     if sequence.to_compute:
         left = len(sequence.to_compute)
         num_tokens = min(num_tokens, left) if random.random() < 0.5 else left
