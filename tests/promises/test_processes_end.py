@@ -141,7 +141,7 @@ def run(kind: str, how: str, disk: str) -> "subprocess.CompletedProcess[str]":
     program = PROGRAM.format(path=[str(TESTS), *sys.path], kind=kind, how=how, disk=disk)
     command = [sys.executable, "-P", "-W", "ignore::DeprecationWarning", "-c", program]
     # No figure, but the end of the patience with a process that does not end.
-    return subprocess.run(command, capture_output=True, text=True, timeout=10)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("how", WAYS)

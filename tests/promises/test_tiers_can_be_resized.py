@@ -130,7 +130,7 @@ def test_wrong_arguments() -> None:
     with KVCacheManager(config, device=device) as manager:
         with pytest.raises(ValueError, match="level is 1; there are 1"):
             manager.resize(1, 64)
-        with pytest.raises(ValueError, match="quota of level 0 is 63 bytes, but at least 64 are needed: 1 slot of 64 bytes, one slot for each"):
+        with pytest.raises(ValueError, match="63 bytes, but at least 64 are needed: 1 slot of 64 bytes, one slot for each"):
             manager.resize(0, 63)
         with pytest.raises(TypeError):
             manager.resize(0, 640, best_efforts=1)  # type: ignore[arg-type]
