@@ -35,7 +35,8 @@ system_prompt = list(range(64))
 with KVCacheManager(config, device=device) as manager:
     for name, question in (("first", range(1000, 1032)), ("second", range(2000, 2040)), ("third", range(3000, 3005))):
         tokens = system_prompt + list(question)
-        with manager.create_kv_cache(input_tokens=tokens) as kv_cache:
+        # The last token is left to compute: the next one comes from its output.
+        with manager.create_kv_cache(input_tokens=tokens[:-1], expected_prompt_length=len(tokens)) as kv_cache:
             found = kv_cache.match_info
             kv_cache.resume()
             chunks = []

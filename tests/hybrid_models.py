@@ -94,8 +94,11 @@ class Rig:
     def step(self, kv_cache: KVCache, text: Sequence[int], begin: int, end: int) -> None:
         """Compute and commit ``text[begin:end]``."""
         assert kv_cache.resize(end)
-        self.engine.execute([Step(kv_cache, list(text[begin:end]), list(text[:begin]))])
+        self.engine.execute([self.make_step(kv_cache, text, begin, end)])
         kv_cache.commit(list(text[begin:end]))
+
+    def make_step(self, kv_cache: KVCache, text: Sequence[int], begin: int, end: int) -> Step:
+        return Step(kv_cache, list(text[begin:end]), list(text[:begin]))
 
     def create(self, text: Sequence[int], **arguments: Any) -> KVCache:
         kv_cache = self.manager.create_kv_cache(input_tokens=list(text), **arguments)

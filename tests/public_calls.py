@@ -99,6 +99,11 @@ class World:
         return kv_cache
 
     @property
+    def empty(self) -> KVCache:
+        """Active, 8 tokens of room, and none committed."""
+        return self._once("empty", lambda: self._run(self.manager, [], 8))
+
+    @property
     def active(self) -> KVCache:
         """8 blocks of room, of which 6 tokens are committed."""
         return self._once("active", lambda: self._run(self.manager, [1, 2, 3, 4, 5, 6], 32))
@@ -244,7 +249,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "SsmLayerConfig": lambda w: (library.SsmLayerConfig, {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)]}),
     "SnapshotPolicy": lambda w: (
         SnapshotPolicy,
-        {"every_num_blocks": 2, "at_prompt_end": True, "at_branches": True, "max_per_path": 3, "at_close": False},
+        {"every_num_blocks": 2, "at_prompt_end": True, "at_branches": True, "max_per_path": 3, "at_close": False, "at_commits": True},
     ),
     "RebalanceConfig": lambda w: (
         RebalanceConfig,
@@ -356,7 +361,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "KVCache.reorder_beams": lambda w: (w.active.reorder_beams, {"parents": [0]}),
     "KVCache.commit": lambda w: (
         w.active.commit,
-        {"accepted_input_tokens": [7], "beam_search_indices": [0], "num_heads": 1},
+        {"accepted_input_tokens": [7], "beam_search_indices": [0], "num_heads": 1, "is_end": True},
     ),
     "KVCache.commit_tree": lambda w: (
         w.active.commit_tree,
@@ -501,6 +506,10 @@ CALLS: dict[str, Callable[[World], Example]] = {
         {"config": w.config, "device": w.manager.device, "raise_on_mismatch": True, "index_mode": _SHARED},
     ),
     "FakeEngine.execute": lambda w: (w.engine.execute, {"steps": [], "stream": 0}),
+    "FakeEngine.prefill": lambda w: (
+        w.engine.prefill,
+        {"kv_cache": w.empty, "prompt": [21, 22, 23, 24, 25, 26, 27, 28], "chunk_tokens": 3},
+    ),
     "FakeEngine.replay_states": lambda w: (
         w.engine.replay_states,
         {"kv_cache": w.active, "tokens": [1, 2], "state_tokens": 2, "stream": 0},

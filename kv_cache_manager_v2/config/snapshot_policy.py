@@ -17,6 +17,9 @@ class SnapshotPolicy(ConfigValue):
     - ``at_prompt_end``: at the length of the ``input_tokens`` that the sequence was created with.
     - ``at_close``: at the end of the committed tokens, when an active sequence is closed: its own slot becomes the snapshot. For
       chats, whose next turn begins there.
+    - ``at_commits``: at the end of each commit that begins in the prompt, and of one with ``is_end``, if all room is committed then:
+      in a free slot, or in place of the sequence's previous one of this kind. Nothing is evicted for it. For engines that stop
+      nowhere, whose next turn of a chat begins there.
     - ``at_branches``: at the last block boundary before its tokens leave a published path of the tree.
     - ``max_per_path``: the most snapshots on the path from the root to a new snapshot; None: no limit. The first and the last are
       kept; of the others the one with the nearest neighbours is dropped, of several the one nearest to the root.
@@ -27,12 +30,14 @@ class SnapshotPolicy(ConfigValue):
     at_branches: bool = True
     max_per_path: int | None = None
     at_close: bool = False
+    at_commits: bool = True
 
     def __post_init__(self) -> None:
         take_optional_int(self, "every_num_blocks", "SnapshotPolicy.every_num_blocks", 1)
         validate_bool(self, "at_prompt_end", "SnapshotPolicy.at_prompt_end")
         validate_bool(self, "at_branches", "SnapshotPolicy.at_branches")
         validate_bool(self, "at_close", "SnapshotPolicy.at_close")
+        validate_bool(self, "at_commits", "SnapshotPolicy.at_commits")
         take_optional_int(self, "max_per_path", "SnapshotPolicy.max_per_path", MIN_PER_PATH)
 
 

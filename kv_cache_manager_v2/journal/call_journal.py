@@ -19,6 +19,7 @@ from .journal_format import (
     CLOSE,
     COMMIT,
     COMMIT_GIVEN,
+    COMMIT_LAST,
     COMMIT_ONE,
     CREATE,
     DIGEST_EVERY,
@@ -209,6 +210,11 @@ class CallJournal(CallRecords):
         writer.packed_tokens(rest)
         writer.end_record()
         return True
+
+    def commit_last(self, serial: i64, packed: bytes) -> None:
+        self._writer.operation(COMMIT_LAST, serial)
+        self._tokens(packed)
+        self._writer.end_record()
 
     def commit_picked(self, operation: i64, serial: i64, picked: vec[i64], num_heads: i64, packed: bytes) -> None:
         self._writer.operation(operation, serial)

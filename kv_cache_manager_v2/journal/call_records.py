@@ -77,6 +77,9 @@ class CallRecords:
     def commit(self, serial: i64, begin: i64, packed: bytes) -> None:
         """A commit of tokens from position ``begin`` on."""
 
+    def commit_last(self, serial: i64, packed: bytes) -> None:
+        """A commit of tokens with ``is_end``, and the `stop_committing` that belongs to it."""
+
     def commit_picked(self, operation: i64, serial: i64, picked: vec[i64], num_heads: i64, packed: bytes) -> None:
         """A commit of nodes of a tree, or of tokens of several beams: where each token's bytes are."""
 

@@ -28,6 +28,7 @@ present ones where it said to keep them.
     COMMIT      serial, tokens                                   returned
     COMMIT_GIVEN  serial, count, tokens                          returned: so many of the tokens that CREATE was given,
                                                                  from the committed count on, and then these
+    COMMIT_LAST serial, tokens                                   returned; with is_end, of one beam
     STOP        serial                                           returned
     STREAM      serial, stream                                   returned
     SCRATCH     serial, enabled (0 / 1)                          returned
@@ -62,7 +63,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 21
+VERSION: Final = 22
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -96,6 +97,7 @@ GROW: Final = 35
 INVALIDATE: Final = 36
 MOVE: Final = 37
 COMMIT_GIVEN: Final = 38
+COMMIT_LAST: Final = 39
 
 RETAIN: Final = 0
 RELEASE: Final = 1

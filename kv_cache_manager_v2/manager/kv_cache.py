@@ -50,7 +50,7 @@ from ..stats.usage_snapshot import compute_usage
 from ..stats.usage_statistics import UsageStatistics
 from .committed_block_drop import CommittedBlockDrop, plan_drop
 from .open_sequences import AbandonedSequence, OpenSequences
-from .token_commits import ONE_HEAD, commit_any, commit_nodes, commit_of_beams, to_heads
+from .token_commits import ONE_HEAD, commit_any, commit_last, commit_nodes, commit_of_beams, to_heads
 from .transfer_lease import TransferLease
 
 if TYPE_CHECKING:
@@ -345,6 +345,7 @@ class KVCache(Handle):
         accepted_input_tokens: Tokens,
         beam_search_indices: Sequence[SupportsIndex] | None = None,
         num_heads: SupportsIndex = ONE_HEAD,
+        is_end: Given[bool] = False,
     ) -> None:
         """The tokens are final, and all writes of theirs are enqueued on the sequence's stream.
 
@@ -358,12 +359,16 @@ class KVCache(Handle):
 
         ``beam_search_indices``: for each token the beam whose pages have it (default: beam 0). The tokens are then common to all
         beams: what is in other beams' pages is put into beam 0's, and into the partial last block of each, in stream order; full
-        blocks are beam 0's for all. ``num_heads``: as for `commit_tree`.
+        blocks are beam 0's for all. ``num_heads``: as for `commit_tree`. ``is_end``: then `stop_committing`; the recurrent state at
+        the end is kept for reuse if the `SnapshotPolicy` has ``at_commits``, there is one beam and a slot, and all room is committed.
         """
         state = self._state
         if num_heads is not ONE_HEAD:
             to_heads(num_heads)
         is_plain = not state.has_beams and beam_search_indices is None
+        if is_end is not False and to_bool(is_end, "is_end"):
+            self._commit_end(accepted_input_tokens, beam_search_indices, num_heads)
+            return
         token: i32 = -1
         if is_plain:
             token = single_token(accepted_input_tokens)
@@ -381,6 +386,21 @@ class KVCache(Handle):
                 journal.commit_one(state.serial, i64(token))
             else:
                 commit_any(state, accepted_input_tokens)
+
+    def _commit_end(
+        self, tokens: Tokens, beam_search_indices: Sequence[SupportsIndex] | None, num_heads: SupportsIndex
+    ) -> None:
+        state = self._state
+        with state.shared.guard as journal:
+            self._require_committing("commit")
+            if state.has_beams or beam_search_indices is not None:
+                commit_of_beams(state, tokens, beam_search_indices, num_heads)
+                journal.record(STOP, state.serial)
+            else:
+                if len(state.arrivals) > 0:
+                    page_arrivals.settle_arrivals(state)
+                commit_last(state, tokens)
+            commit_steps.stop_committing(state, False)
 
     def commit_tree(self, tokens: Tokens, accepted_positions: Sequence[SupportsIndex], num_heads: SupportsIndex = 1) -> None:
         """Commit the accepted nodes of a flattened tree of drafts: ``tokens[i]`` was computed at ``accepted_positions[i]``.

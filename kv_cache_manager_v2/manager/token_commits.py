@@ -45,6 +45,13 @@ def commit_any(state: SequenceState, tokens: Tokens) -> None:
     state.shared.journal.commit(state.serial, begin, packed)
 
 
+def commit_last(state: SequenceState, tokens: Tokens) -> None:
+    """Nothing will be committed after them; the caller calls `commit.stop_committing`, which belongs to the same record."""
+    packed = _pack(state, tokens)
+    commit_steps.commit_packed(state, packed, True)
+    state.shared.journal.commit_last(state.serial, packed)
+
+
 def commit_of_beams(
     state: SequenceState, tokens: Tokens, beam_search_indices: Sequence[SupportsIndex] | None, num_heads: SupportsIndex
 ) -> None:

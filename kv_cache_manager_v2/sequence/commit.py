@@ -29,7 +29,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 def commit_token(state: SequenceState, token: i32) -> None:
     """One token id, validated by the caller."""
     first_block = state.num_published
-    staged = stage_snapshot(state, state.num_committed + 1) if state.shared.has_state else None
+    staged = stage_snapshot(state, state.num_committed + 1, False) if state.shared.has_state else None
     state.shared.guard.begin_change()
     tail = state.tail
     tail.append(token)
@@ -42,13 +42,16 @@ def commit_token(state: SequenceState, token: i32) -> None:
     _end_commit(state, first_block, mark, staged)
 
 
-def commit_packed(state: SequenceState, packed: bytes) -> None:
-    """Any number of packed tokens; their digests have been counted for this sequence. There is capacity for all."""
+def commit_packed(state: SequenceState, packed: bytes, is_end: bool = False) -> None:
+    """Any number of packed tokens; their digests have been counted for this sequence. There is capacity for all.
+
+    ``is_end``: nothing will be committed after them.
+    """
     staged: Block | None = None
     first_block = state.num_published
     if state.shared.has_state and len(packed) > 0:
         try:
-            staged = stage_snapshot(state, state.num_committed + len(packed) // TOKEN_BYTES)
+            staged = stage_snapshot(state, state.num_committed + len(packed) // TOKEN_BYTES, is_end)
         except BaseException:
             state.shared.tree.digests.release(packed)
             raise
@@ -91,7 +94,8 @@ def _end_commit(state: SequenceState, first_block: i64, mark: i64, staged: Block
     _advance_history(state, mark)
     state.shared.guard.end_change()
     if staged is not None:
-        publish_snapshot(state, staged)
+        plan = state.snapshot_plan
+        publish_snapshot(state, staged, plan is None or plan.is_due(state.num_committed))
     if state.shared.early_copies is not None and (state.num_published > first_block or staged is not None):
         offload_published(state, first_block)
 

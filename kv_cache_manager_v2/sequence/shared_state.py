@@ -60,6 +60,8 @@ class SharedState:
         "state_matcher",
         "snapshot_policy",
         "max_snapshots_per_path",
+        "commit_snapshots",
+        "has_warned_of_snapshots",
         "max_util_for_resume",
         "constraint_slots",
         "scratch_is_configured",
@@ -104,6 +106,11 @@ class SharedState:
     snapshot_policy: Final[SnapshotPolicy]
     max_snapshots_per_path: Final[i64]
     """0: any number."""
+    commit_snapshots: Final[dict[int, int]]
+    """By page, the serial of the sequence whose commit left its snapshot there where none was planned. An entry may outlive its page; the
+    next snapshot in that row replaces or removes it."""
+    has_warned_of_snapshots: bool
+    """Whether the user was told that a prefill passes all places where snapshots are planned: once is enough."""
     max_util_for_resume: Final[float]
     constraint_slots: vec[i64]
     """By pool group, the most level-0 slots that one of the configured constraints takes; 0 without constraints."""
@@ -164,6 +171,8 @@ class SharedState:
         self.snapshot_policy = config.snapshot_policy
         limit = config.snapshot_policy.max_per_path
         self.max_snapshots_per_path = 0 if limit is None else limit
+        self.commit_snapshots = {}
+        self.has_warned_of_snapshots = False
         self.max_util_for_resume = config.max_util_for_resume
         self.constraint_slots = vec[i64]([count for count in compute_constraint_slots(storage.layout, config)])
         scratch_reuse = config.swa_scratch_reuse

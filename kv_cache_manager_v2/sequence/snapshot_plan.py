@@ -4,6 +4,7 @@ The library sees no kernels. The state at a length ``P`` is certain when `commit
 computed: all room is committed, or what is beyond is so little that the checkpoints still hold ``P``. Within the prompt a commit
 that ends at a planned length is believed as well, so that an engine may take the room for a whole prompt at once; but not if it
 has shown that it computes ahead of its commits, by asking for more room, or for a longer history, before it had committed all.
+A commit of the prompt that ends elsewhere leaves a snapshot too, where there is a slot, but is never believed.
 """
 
 from bisect import bisect_right
@@ -11,11 +12,16 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..reuse.block import Block
+
 
 @final
 @mypyc_attr(native_class=True)
 class SnapshotPlan:
-    __slots__ = ("_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until", "_num_matched", "peak_capacity")
+    __slots__ = (
+        "_positions", "_interval", "_prompt_length", "_num_checkpoints", "_ahead_until", "_num_matched", "_last_in_prompt",
+        "_has_stopped", "peak_capacity", "commit_block",
+    )  # fmt: skip
 
     _positions: Final[list[int]]
     """In order, each once."""
@@ -25,6 +31,12 @@ class SnapshotPlan:
     _num_checkpoints: Final[i64]
     _num_matched: Final[i64]
     """The sequence began with so many tokens, whose state may have been behind."""
+    _last_in_prompt: i64
+    """The last planned length of the prompt that the match does not cover; 0: there is none."""
+    _has_stopped: bool
+    """Whether a commit of the prompt has ended where a snapshot is planned, or has left one."""
+    commit_block: Block | None
+    """The block of the last snapshot that a commit left where none was planned; who has it by now: `SharedState.commit_snapshots`."""
     _ahead_until: i64
     """A commit that ends before this length says nothing of the state."""
     peak_capacity: i64
@@ -37,13 +49,24 @@ class SnapshotPlan:
         self._num_checkpoints = num_checkpoints
         self._num_matched = num_matched
         self._ahead_until = 0
+        self._last_in_prompt = self._find_last_in_prompt()
+        self._has_stopped = False
+        self.commit_block = None
         self.peak_capacity = 0
+
+    def _find_last_in_prompt(self) -> int:
+        at = bisect_right(self._positions, self._prompt_length)
+        last = self._positions[at - 1] if at > 0 else 0
+        if self._interval > 0:
+            last = max(last, int(self._prompt_length // self._interval * self._interval))
+        return last if last > self._num_matched else 0
 
     def copy(self) -> "SnapshotPlan":
         plan = SnapshotPlan(
             set(self._positions), int(self._interval), int(self._prompt_length), int(self._num_checkpoints), int(self._num_matched)
         )
         plan._ahead_until = self._ahead_until
+        plan._has_stopped = self._has_stopped
         plan.peak_capacity = self.peak_capacity
         return plan
 
@@ -70,6 +93,22 @@ class SnapshotPlan:
         if self.peak_capacity - position <= self._num_checkpoints:
             return True
         return position <= self._prompt_length and position >= self._ahead_until
+
+    def may_leave_at(self, begin: i64, end: i64, is_end: bool) -> bool:
+        """Whether a commit from ``begin`` to ``end`` leaves a snapshot although none is planned, if there is a slot for it."""
+        if end == 0 or not (is_end or begin < self._prompt_length):
+            return False
+        return self.peak_capacity - end <= self._num_checkpoints
+
+    def record_stop(self) -> None:
+        """A commit ends where a snapshot is planned, or leaves one elsewhere."""
+        self._has_stopped = True
+
+    def find_passed(self, begin: i64, end: i64) -> int | None:
+        """The last planned length of the prompt, if a commit goes past it and none has left a snapshot before."""
+        if begin < self._last_in_prompt < end and not self._has_stopped:
+            return int(self._last_in_prompt)
+        return None
 
     def is_certain_at_end(self, num_committed: i64) -> bool:
         """Whether a sequence that is closed has the state of just its committed tokens."""

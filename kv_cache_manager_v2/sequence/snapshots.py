@@ -4,7 +4,8 @@ A snapshot is the page of the recurrent life cycle on the block that ends where 
 block is a partial one, made for the snapshot if it is not there: its siblings may have the same tokens and the attention's pages.
 
     stage      before a commit changes anything: a private block gets a copy of the live state, in stream order. It may fail,
-               and then nothing has changed; without room there is no snapshot
+               and then nothing has changed; without room there is no snapshot. Where none is planned, room is a free slot, or that of
+               the sequence's last snapshot of this kind, which goes
     publish    after the commit: the page moves to its block in the tree, droppable from the start. Cannot fail
     leave      at the end an active sequence's own slot becomes a snapshot, without a copy
     thin       too many on the path: one without holds is dropped
@@ -24,30 +25,92 @@ from ..storage.page_bytes import copy_page
 from ..storage.page_handover import move_page
 from .recurrent_state import live_block
 from .sequence_state import NO_TIMELINE, SequenceState
+from .snapshot_plan import SnapshotPlan
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
-def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
-    """A private block with a copy of the state at ``position``, where the commit will end; None if none is due or no room."""
+def stage_snapshot(state: SequenceState, position: i64, is_end: bool) -> Block | None:
+    """A private block with a copy of the state at ``position``, where the commit will end; None if there is to be none, or no room.
+
+    ``is_end``: the user says that nothing will be committed after that.
+    """
     plan = state.snapshot_plan
-    if plan is None or not plan.is_due(position):
+    if plan is None:
         return None
+    if plan.is_due(position):
+        plan.record_stop()
+        if not _make_room(state):
+            return None
+    else:
+        _warn_if_passed(state, plan, position)
+        is_wanted = state.shared.snapshot_policy.at_commits and plan.may_leave_at(state.num_committed, position, is_end)
+        if not is_wanted or not _find_free_slot(state, plan):
+            return None
+        plan.record_stop()
+    return _copy_state(state, position)
+
+
+def _make_room(state: SequenceState) -> bool:
+    """A free slot for a planned snapshot, even if another page is evicted for it."""
+    shared = state.shared
+    pool_group = shared.storage.pool_group_of[shared.state_life_cycle]
+    if not shared.room_count.has_room(pool_group, 1):
+        return False
+    shared.guard.begin_change()
+    try:
+        shared.room.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, find_page_counters(state.counters))
+    except PageMoveError as error:
+        _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
+        shared.guard.end_change()
+        return False
+    shared.guard.end_change()
+    return True
+
+
+def _find_free_slot(state: SequenceState, plan: SnapshotPlan) -> bool:
+    """A free slot for a snapshot that is not planned; without one, that of the sequence's last such snapshot, which then goes."""
+    shared = state.shared
+    storage = shared.storage
+    pool_group = storage.pool_group_of[shared.state_life_cycle]
+    if storage.allocators[pool_group].num_free > 0:
+        return True
+    block = plan.commit_block
+    if block is None:
+        return False
+    page = block.first_page + shared.state_life_cycle
+    rows = storage.rows
+    if shared.commit_snapshots.get(int(page)) != state.serial or not rows.has_page(page):
+        return False
+    if rows.level(page) > GPU_LEVEL or rows.num_holds(page) > 0:
+        return False
+    shared.guard.begin_change()
+    drop(storage, page, pool_group, SUPERSEDED, find_page_counters(state.counters))
+    shared.tree.prune(block)
+    shared.guard.end_change()
+    return True
+
+
+def _warn_if_passed(state: SequenceState, plan: SnapshotPlan, position: i64) -> None:
+    """Tell the user, once, of a prefill that goes past every place where equal prompts could have begun."""
+    passed = plan.find_passed(state.num_committed, position)
+    if passed is None or state.shared.has_warned_of_snapshots:
+        return
+    state.shared.has_warned_of_snapshots = True
+    _logger.warning(
+        "sequence %s: a commit of tokens %d to %d passes %d, where a snapshot of the recurrent state could be left; prompts with the same "
+        "beginning compute all of it again. End a chunk, and commit, where KVCache.next_snapshot_position says",
+        state.id, state.num_committed, position, passed,
+    )  # fmt: skip
+
+
+def _copy_state(state: SequenceState, position: i64) -> Block | None:
+    """A private block with a copy of the state at that length; there is a free slot."""
     shared = state.shared
     storage = shared.storage
     life_cycle = shared.state_life_cycle
     pool_group = storage.pool_group_of[life_cycle]
-    if not shared.room_count.has_room(pool_group, 1):
-        return None
     account = find_page_counters(state.counters)
-    shared.guard.begin_change()
-    try:
-        shared.room.free_slots(GPU_LEVEL, pool_group, 1, CAPACITY, account)
-    except PageMoveError as error:
-        _logger.warning("a snapshot of recurrent state is left out: %s", str(error))
-        shared.guard.end_change()
-        return None
-    shared.guard.end_change()
     digest_mark = storage.digest.mark()
     block = shared.tree.pool.take()
     page = block.first_page + life_cycle
@@ -70,8 +133,11 @@ def stage_snapshot(state: SequenceState, position: i64) -> Block | None:
     return block
 
 
-def publish_snapshot(state: SequenceState, staged: Block) -> None:
-    """Hand the staged copy to the block that ends where the sequence's committed tokens do; the commit is done."""
+def publish_snapshot(state: SequenceState, staged: Block, is_planned: bool) -> None:
+    """Hand the staged copy to the block that ends where the sequence's committed tokens do; the commit is done.
+
+    ``is_planned``: it may stay when the sequence needs a slot for its next one.
+    """
     shared = state.shared
     storage = shared.storage
     tree = shared.tree
@@ -80,6 +146,7 @@ def publish_snapshot(state: SequenceState, staged: Block) -> None:
     mark = shared.order.mark(state.timeline)
     page = staged.first_page + shared.state_life_cycle
     block: Block | None = state.path_end
+    left: Block | None = staged
     if state.tail.count > 0:
         key = state.tail.packed()
         block = tree.find_child(state.path_end, key)
@@ -94,14 +161,29 @@ def publish_snapshot(state: SequenceState, staged: Block) -> None:
         if storage.rows.has_page(target):
             # Another sequence published it first; the state is the same.
             storage.free_page(page, pool_group, mark)
+            left = None
         else:
+            left = block
             move_page(storage, page, target)
             storage.unlock(target, pool_group, state.timeline, mark)
             storage.release(target, pool_group)
         tree.pool.release(staged)
+    if left is not None:
+        _record_owner(state, left, is_planned)
     if shared.max_snapshots_per_path > 0:
         _thin(state)
     shared.guard.end_change()
+
+
+def _record_owner(state: SequenceState, block: Block, is_planned: bool) -> None:
+    owners = state.shared.commit_snapshots
+    page = int(block.first_page + state.shared.state_life_cycle)
+    plan = state.snapshot_plan
+    if is_planned or plan is None:
+        owners.pop(page, None)
+    else:
+        owners[page] = state.serial
+        plan.commit_block = block
 
 
 def leave_last_state(state: SequenceState) -> None:
@@ -112,7 +194,7 @@ def leave_last_state(state: SequenceState) -> None:
     if plan.is_certain_at_end(state.num_committed):
         block = live_block(state, state.num_committed)
         state.state_blocks.remove(block)
-        publish_snapshot(state, block)
+        publish_snapshot(state, block, True)
 
 
 def _thin(state: SequenceState) -> None:

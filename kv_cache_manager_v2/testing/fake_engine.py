@@ -16,12 +16,15 @@ from typing import Any, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_bool, to_count, to_index_mode, to_instance, to_list
+from ..base.checks import MAX_COUNT, to_bool, to_count, to_index_mode, to_instance, to_int, to_list
+from ..base.errors import OutOfPagesError
 from ..base.given import Given
 from ..base.handle import Handle
 from ..base.ids import PageIndexMode
 from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
+from ..manager.kv_cache import KVCache
+from ..reuse.token_forms import Tokens
 from ..sequence.stream_handle import stream_handle
 from .cuda_kernels import CudaLauncher
 from .host_kernels import HostLauncher
@@ -112,6 +115,41 @@ class FakeEngine(Handle):
         self._launcher.collect()
         self._raise_pending()
         self._run(self._batches(listed, stream), [True] * len(self._model))
+
+    def prefill(self, kv_cache: Given[KVCache], prompt: Tokens, chunk_tokens: SupportsIndex | None = None) -> int:
+        """Compute and commit what the sequence lacks of ``prompt``; returns how many tokens were computed.
+
+        A chunk has ``chunk_tokens`` tokens at most, and ends where `KVCache.next_snapshot_position` says, so that equal prompts find
+        their recurrent state. `ValueError` if all of the prompt was reused: the next token comes from the last one's
+        output, so create the sequence with all but the last token of the prompt. `OutOfPagesError` if there is no room for a chunk.
+        """
+        kv_cache = to_instance(kv_cache, KVCache, "kv_cache")
+        validate_tokens(prompt, "prompt")
+        tokens: Any = prompt
+        for token in tokens:
+            if not isinstance(token, bytes):
+                to_int(token, "a token of the prompt")
+        layers = {int(layer) for group in kv_cache.manager.layer_grouping for layer in group}
+        if layers != {int(buffers[0].layer_id) for buffers in self._model if len(buffers) > 0}:
+            raise ValueError(f"kv_cache {kv_cache.id} has the layers {sorted(layers)}; the engine was made for others")
+        most = MAX_COUNT if chunk_tokens is None else int(to_count(chunk_tokens, "chunk_tokens"))
+        if most == 0:
+            raise ValueError("chunk_tokens is 0; a chunk has at least 1")
+        first = begin = int(kv_cache.num_committed_tokens)
+        if begin >= len(tokens):
+            raise ValueError(
+                f"sequence {kv_cache.id} has {begin} committed tokens, the prompt {len(tokens)}: there is nothing left to compute. Give "
+                f"create_kv_cache() all but the last token of the prompt"
+            )
+        while begin < len(tokens):
+            stop = kv_cache.next_snapshot_position
+            end = min(len(tokens), begin + most, len(tokens) if stop is None else stop)
+            if not kv_cache.resize(end):
+                raise OutOfPagesError(f"sequence {kv_cache.id}: there is no room for {end} tokens of the prompt")
+            self.execute([Step(kv_cache, tokens[begin:end], tokens[:begin])])
+            kv_cache.commit(tokens[begin:end])
+            begin = end
+        return begin - first
 
     def replay_states(
         self, kv_cache: PagedSequence, tokens: Sequence[Any], state_tokens: SupportsIndex, stream: object = None

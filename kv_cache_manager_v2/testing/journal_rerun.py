@@ -207,6 +207,8 @@ class _Rerun:
             self.compare("result", bool(reader.number()), kv_cache.resize(capacity, history))
         elif operation == form.COMMIT:
             kv_cache.commit(reader.tokens())
+        elif operation == form.COMMIT_LAST:
+            kv_cache.commit(reader.tokens(), is_end=True)
         elif operation == form.COMMIT_GIVEN:
             kv_cache.commit(self.given_tokens(serial, kv_cache.num_committed_tokens) + reader.tokens())
         elif operation == form.STOP:

@@ -26,11 +26,13 @@ from .reference_lease import LeasedPage, ReferenceLease
 from .reference_pages import ModelDisagreement, StateDump, state_dump_of
 from .reference_room import ReferenceRoom
 from .reference_sequence import ReferenceSequence
-from .reference_tree import Scope, Text
+from .reference_tree import Page, Scope, Text
 
 NO_SNAPSHOT: Final = "no snapshot"
 MAY_SNAPSHOT: Final = "may leave a snapshot"
 MUST_SNAPSHOT: Final = "must leave a snapshot"
+MAY_REPLACE: Final = "may leave a snapshot in place of its own last one"
+TAKES_FREE: Final = "must leave a snapshot in a free slot"
 
 
 @final
@@ -200,7 +202,8 @@ class ReferenceModel(ReferenceRoom):
     def commit(self, sequence: ReferenceSequence, tokens: Sequence[TokenIdExt], snapshot: str = NO_SNAPSHOT) -> None:
         """Tokens were committed: blocks that become full are published with the pages that they have before the window moves.
 
-        ``snapshot``: whether a snapshot of the recurrent state must appear at the new end, may appear, or must not.
+        ``snapshot``: whether a snapshot of the recurrent state must appear at the new end, may appear, or must not, and what may go for
+        it: any page, its own last snapshot that was not planned, or none.
         """
         size = self.tokens_per_block
         sequence.committed.extend(tokens)
@@ -211,12 +214,16 @@ class ReferenceModel(ReferenceRoom):
             sequence.grow_path(node)
         sequence.history = max(sequence.history, len(sequence.committed))
         sequence.scratch = self.list_kept_scratch(sequence, sequence.history)
-        if snapshot != NO_SNAPSHOT:
+        if snapshot in (MAY_SNAPSHOT, MUST_SNAPSHOT):
             self._expect_snapshot(sequence, snapshot == MUST_SNAPSHOT, True)
+        elif snapshot != NO_SNAPSHOT:
+            self._may_go.update(sequence.commit_snapshots)
+            page = self._expect_snapshot(sequence, snapshot == TAKES_FREE, self.state.thins_paths)
+            sequence.commit_snapshots.add(page)
         for beam in sequence.beams:
             self.commit(beam, tokens)
 
-    def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool, makes_room: bool) -> None:
+    def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool, makes_room: bool) -> Page:
         """Expect a page of the recurrent group on the last committed block; its allocation may evict first."""
         tail = tuple(sequence.committed[len(sequence.path) * self.tokens_per_block :])
         node = self.tree.child(self._path_end(sequence), tail) if tail else self._path_end(sequence)
@@ -225,6 +232,7 @@ class ReferenceModel(ReferenceRoom):
         if must_come:
             self._snapshots_due.add((node, self.state.group))
         self._may_all_go = self._may_all_go or makes_room
+        return node, self.state.group
 
     def stop_committing(self, sequence: ReferenceSequence, dump: StateDump) -> None:
         """The partial last block is published, unless a longer one with its tokens and all its pages exists.

@@ -20,7 +20,7 @@ class ReferenceSequence:
     __slots__ = (
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
         "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
-        "peak_capacity", "num_matched", "uses_scratch", "beams",
+        "peak_capacity", "num_matched", "uses_scratch", "beams", "commit_snapshots",
     )  # fmt: skip
 
     name: Final[int]
@@ -37,6 +37,7 @@ class ReferenceSequence:
     shared_private: dict[int, int]
     has_state: bool  # it was active once, and has had slots of recurrent state since
     snapshot_node: int | None  # the block whose snapshot its recurrent state starts from; None: zeros
+    commit_snapshots: Final[set[tuple[int, int]]]  # pages of snapshots that its commits left where none was planned: it may replace them
     num_matched: int  # tokens that it started with
     peak_capacity: int  # the largest capacity so far
     beams: "Final[list[ReferenceSequence]]"  # beams 1 and up
@@ -60,6 +61,7 @@ class ReferenceSequence:
         self.snapshot_node = None
         self.peak_capacity = 0
         self.num_matched = 0
+        self.commit_snapshots = set()
         self.uses_scratch = False
         self.beams = []
         self.scratch = [(0, 0)] * num_groups

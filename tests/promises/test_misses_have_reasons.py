@@ -93,7 +93,7 @@ def test_a_tier_that_was_made_smaller():
 
 
 def test_no_snapshot_of_the_recurrent_state():
-    policy = SnapshotPolicy(at_prompt_end=False, at_branches=False)
+    policy = SnapshotPolicy(at_prompt_end=False, at_branches=False, at_commits=False)
     with Rig(snapshot_policy=policy) as rig:
         rig.prefill(list(range(8))).close()
         assert misses_of(rig.manager, list(range(8))) == {MissCause.NO_SNAPSHOT: 8}

@@ -10,6 +10,7 @@ from kv_cache_manager_v2 import (
     KVCacheManager,
     LayerId,
     LogicError,
+    SnapshotPolicy,
     SsmLayerConfig,
 )
 from kv_cache_manager_v2.device.host_device import HostDevice
@@ -26,7 +27,7 @@ def state_statistics(rig: Rig):
 
 
 def test_fresh_state_is_zeros_even_in_a_slot_that_was_used() -> None:
-    with Rig() as rig:
+    with Rig(snapshot_policy=SnapshotPolicy(at_commits=False)) as rig:
         for _ in range(3):
             kv_cache = rig.create(TEXT)
             assert rig.read_state(kv_cache, FIRST_STATE_LAYER, "conv") == bytes(STATE_BYTES // 4)

@@ -20,7 +20,7 @@ from kv_cache_manager_v2.device.host_device import HostDevice
 from kv_cache_manager_v2.replay.rerun import rerun
 from kv_cache_manager_v2.testing import SimulatedDevice
 
-ONLY_EXPLICIT = SnapshotPolicy(at_prompt_end=False, at_branches=False)
+ONLY_EXPLICIT = SnapshotPolicy(at_prompt_end=False, at_branches=False, at_commits=False)
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -40,7 +40,7 @@ def test_longest_prefix_with_a_snapshot_wins() -> None:
 
 def test_a_snapshot_after_the_fork_is_never_used() -> None:
     """5 tokens per block, the first snapshot at 20: a text that leaves at 15 begins from nothing."""
-    with Rig(tokens_per_block=5, snapshot_policy=SnapshotPolicy(every_num_blocks=4, at_branches=False)) as rig:
+    with Rig(tokens_per_block=5, snapshot_policy=SnapshotPolicy(every_num_blocks=4, at_branches=False, at_commits=False)) as rig:
         tokens = text(1, 40)
         rig.prefill(tokens, stops=[20]).close()
         assert rig.manager.probe_reuse(None, tokens) == 40
@@ -152,7 +152,7 @@ def test_backoff_and_state() -> None:
 
 
 def test_a_grid_of_snapshots_with_generation() -> None:
-    with Rig(snapshot_policy=SnapshotPolicy(every_num_blocks=2, at_prompt_end=False)) as rig:
+    with Rig(snapshot_policy=SnapshotPolicy(every_num_blocks=2, at_prompt_end=False, at_commits=False)) as rig:
         tokens = text(1, 30)
         kv_cache = rig.create(tokens[:5])
         stops = []
@@ -346,7 +346,7 @@ def test_states_and_snapshots_go_down_and_come_up_again() -> None:
 @pytest.mark.parametrize("end", [16, 18])
 def test_a_closed_chat_leaves_its_own_state_where_the_next_turn_begins(end: int) -> None:
     """On a whole block, or inside one; without a copy, and not a slot more."""
-    with Rig(snapshot_policy=SnapshotPolicy(at_prompt_end=False, at_close=True)) as rig:
+    with Rig(snapshot_policy=SnapshotPolicy(at_prompt_end=False, at_close=True, at_commits=False)) as rig:
         tokens = text(1, end + 6)
         kv_cache = rig.prefill(tokens[:10])
         for position in range(10, end):
@@ -371,7 +371,7 @@ def test_a_closed_chat_leaves_its_own_state_where_the_next_turn_begins(end: int)
 
 def test_a_replayed_match_that_is_closed_at_once_leaves_nothing() -> None:
     """Its state is behind its tokens still."""
-    policy = SnapshotPolicy(at_prompt_end=False, at_close=True)
+    policy = SnapshotPolicy(at_prompt_end=False, at_close=True, at_commits=False)
     with Rig(tokens_per_block=8, max_state_replay_tokens=16, snapshot_policy=policy) as rig:
         tokens = text(1, 64)
         kv_cache = rig.prefill(tokens, stops=[32], snapshot_positions=[32])

@@ -253,7 +253,7 @@ def test_the_end_of_a_prompt_can_be_said() -> None:
 
 
 def test_hybrid_models_reuse_their_state() -> None:
-    """A prompt whose last chunk but one ends where its tokens for reuse end leaves a snapshot there, from which the next turn starts."""
+    """Each chunk of a prompt leaves a snapshot at its end: the next turn starts from the last one, an equal prompt from the one before."""
     adapter = Adapter([attention_layer(0, 4), state_layer(1)], quota=1 << 16)
     request = adapter.prefill(Request(1, PROMPT), 36)
     group = adapter.impl.get_layer_group_id(runtime.LayerId(1))
@@ -263,11 +263,14 @@ def test_hybrid_models_reuse_their_state() -> None:
     adapter.free_resources(request)
     second = Request(2, [*PROMPT, 9, 9, 9])
     adapter.prepare_context(second)
-    assert second.position == 36 and second.kv_cache._get_num_reusable_tokens_before_hybrid_pruning() == 37
+    assert second.position == 37 and second.kv_cache._get_num_reusable_tokens_before_hybrid_pruning() == 37
     assert second.kv_cache._get_num_reusable_tokens_before_pruning() == 37
     adapter.context_chunk(second, 4)
     found = adapter.impl.get_and_reset_ssm_snapshot_iteration_stats()
-    assert list(found) == [group] and found[group].iter_snapshot_hits == 1 and found[group].iter_reused_tokens == 36
+    assert list(found) == [group] and found[group].iter_snapshot_hits == 1 and found[group].iter_reused_tokens == 37
+    again = Request(3, PROMPT)
+    adapter.prepare_context(again)
+    assert again.position == 36
     adapter.end()
 
 

@@ -203,12 +203,12 @@ class KVCache(Handle):
         beam_search_indices: Sequence[SupportsIndex] | None = None,
         is_end: Given[bool] = False,
     ) -> None:
-        """The tokens are final. ``is_end``: nothing will be committed after them, and the partial last block is published."""
+        """The tokens are final. ``is_end``: nothing will be committed after them, and the partial last block is published; of
+        recurrent layers the state is kept for reuse.
+        """
         ends = to_bool(is_end, "is_end")
         tokens = self._names.to_plain_tokens(accepted_input_tokens) if has_items(accepted_input_tokens) else accepted_input_tokens
-        self._core.commit(tokens, beam_search_indices)
-        if ends:
-            self._core.stop_committing()
+        self._core.commit(tokens, beam_search_indices, is_end=ends)
 
     def stop_committing(self) -> None:
         """What follows is never reused; the partial last block is published now. Twice is fine."""

@@ -97,7 +97,9 @@ def commit_of_beams(
     snapshot = NO_SNAPSHOT
     if model.state.group >= 0:
         count = keep_off(config, sequence, count)
-        snapshot = expect_snapshot(config, sequence, count, judge.has_room(model.state.group))
+        snapshot = expect_snapshot(
+            config, sequence, count, judge.has_room(model.state.group), judge.has_free_slot(manager, model.state.group)
+        )
     agrees = all([other[: begin + count] == text[: begin + count] for other in all_texts])
     if not agrees and begin + count < len(text):
         return  # the following tokens of other beams have another prefix

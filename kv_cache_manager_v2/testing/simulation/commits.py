@@ -17,6 +17,7 @@ from .text_source import TextSource, draw_token_container
 
 
 _SHARE_OF_TREES: Final = 0.15
+_SHARE_OF_ENDS: Final = 0.05
 
 
 def commit_some(
@@ -34,14 +35,21 @@ def commit_some(
     if random.random() < 0.3:
         count = int(random.random() * (count + 1))
     snapshot = NO_SNAPSHOT
+    is_end = False
     if model.state.group >= 0:
         count = keep_off(config, sequence, count)
-        snapshot = expect_snapshot(config, sequence, count, judge.has_room(model.state.group))
+        is_end = Random(begin * 1000 + count + 1).random() < _SHARE_OF_ENDS
+        has_free_slot = judge.has_free_slot(manager, model.state.group)
+        snapshot = expect_snapshot(config, sequence, count, judge.has_room(model.state.group), has_free_slot, is_end)
     tokens: list[TokenIdExt] = sequence.text[begin : begin + count]
     is_tree = Random(begin * 1000 + count).random() < _SHARE_OF_TREES
-    if not is_tree or not _commit_as_tree(manager, sequence, tokens, begin):
+    if is_end:
+        sequence.handle.commit(draw_token_container(random, tuple(tokens)), is_end=True)
+    elif not is_tree or not _commit_as_tree(manager, sequence, tokens, begin):
         sequence.handle.commit(draw_token_container(random, tuple(tokens)))
     model.commit(sequence.model, tokens, snapshot)
+    if is_end:
+        model.stop_committing(sequence.model, manager.describe())
     texts.keep(random, tuple(sequence.model.committed))
 
 

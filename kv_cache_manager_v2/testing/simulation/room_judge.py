@@ -77,6 +77,10 @@ class RoomJudge:
         locked = sum([self._model.num_locked_slots(other) for other in self._groups(pool_group)])
         return self._num_all_slots[pool_group] > needed and self._num_slots[pool_group] > locked
 
+    def has_free_slot(self, manager: KVCacheManager, group: int) -> bool:
+        """Whether a slot of level 0 is free now."""
+        return manager.get_storage_statistics(0)[self._pool_group_of[group]].free > 0
+
     def judge_turns(self, call: str, needs: Sequence[SlotNeed], passed: bool) -> None:
         """Judge a call on several beams, one after another: ``needs`` of the first, of the first two, and so on."""
         if passed:

@@ -3,7 +3,7 @@
 from random import Random
 
 from ...config.manager_config import KVCacheManagerConfig
-from ..reference_model import MAY_SNAPSHOT, MUST_SNAPSHOT, NO_SNAPSHOT
+from ..reference_model import MAY_REPLACE, MAY_SNAPSHOT, MUST_SNAPSHOT, NO_SNAPSHOT, TAKES_FREE
 from .simulated_sequence import SimulatedSequence
 
 
@@ -33,13 +33,22 @@ def keep_off(config: KVCacheManagerConfig, sequence: SimulatedSequence, count: i
     return count
 
 
-def expect_snapshot(config: KVCacheManagerConfig, sequence: SimulatedSequence, count: int, has_room: bool) -> str:
-    """The effect of committing so many tokens: a snapshot is certain only if all capacity is committed and there is a slot."""
-    end = len(sequence.model.committed) + count
+def expect_snapshot(
+    config: KVCacheManagerConfig, sequence: SimulatedSequence, count: int, has_room: bool, has_free_slot: bool, is_end: bool = False
+) -> str:
+    """The effect of committing so many tokens: a snapshot is certain only if all capacity is committed and there is a slot.
+
+    ``has_free_slot``: now, on level 0: without one, where none is planned, only the sequence's own last snapshot may go for it.
+    """
+    begin = len(sequence.model.committed)
+    end = begin + count
     planned = is_planned(config, sequence, end) if count > 0 and end > 0 else NO_SNAPSHOT
     is_certain = sequence.model.peak_capacity - end <= config.state_checkpoints
     if not is_certain and end > sequence.prompt_length:
         return NO_SNAPSHOT
+    if planned == NO_SNAPSHOT and config.snapshot_policy.at_commits and is_certain and count > 0:
+        if begin < sequence.prompt_length or is_end:
+            return TAKES_FREE if has_free_slot else MAY_REPLACE
     return MAY_SNAPSHOT if planned == MUST_SNAPSHOT and not (is_certain and has_room) else planned
 
 

@@ -49,5 +49,6 @@ def add_state(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
             at_branches=random.random() < 0.8,
             at_close=random.random() < 0.5,
             max_per_path=random.choice((None, None, 2, 3)),
+            at_commits=random.random() < 0.7,
         ),
     )
