@@ -293,6 +293,10 @@ CALLS: dict[str, Callable[[World], Example]] = {
         w.manager.resize_batch,
         {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
     ),
+    "KVCacheManager.find_refusal": lambda w: (
+        w.manager.find_refusal,
+        {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
+    ),
     "KVCacheManager.commit_batch": lambda w: (w.manager.commit_batch, {"kv_caches": [w.active], "tokens": [7]}),
     "KVCacheManager.probe_reuse": lambda w: (w.manager.probe_reuse, {"reuse_scope": None, "input_tokens": [1, 2, 3]}),
     "KVCacheManager.retain": lambda w: (
@@ -350,6 +354,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "KVCache.prefetch": lambda w: (w.suspended.prefetch, {"target_level": 0}),
     "KVCache.fork": lambda w: (w.active.fork, {"id": 5}),
     "KVCache.resize": lambda w: (w.active.resize, {"capacity": 33, "history_length": 7}),
+    "KVCache.find_refusal": lambda w: (w.active.find_refusal, {"capacity": 33, "history_length": 7}),
     "KVCache.capacity=": lambda w: (set_property(w.active, "capacity"), {"capacity": 33}),
     "KVCache.history_length=": lambda w: (set_property(w.active, "history_length"), {"history_length": 7}),
     "KVCache.cuda_stream=": lambda w: (set_property(w.active, "cuda_stream"), {"cuda_stream": 0}),

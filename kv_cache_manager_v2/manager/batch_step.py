@@ -17,10 +17,12 @@ from ..sequence.disk_arrivals import wait_for_reads
 from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.page_arrivals import settle_arrivals
 from ..sequence.resize import try_resize
+from ..sequence.room_question import RoomQuestion
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.small_step import is_small_commit, is_small_resize, make_small_commit
 from ..sequence.step_validation import validate_next_token, validate_resize
+from ..storage.refusal import Refusal
 from .kv_cache import KVCache
 
 
@@ -64,11 +66,7 @@ class BatchStep:
         has_histories = history_lengths is not None
         new_histories = to_counts(history_lengths, "one of history_lengths") if has_histories else vec[i64]()
         count: i64 = len(self._kv_caches)
-        if len(new_capacities) != count or (has_histories and len(new_histories) != count):
-            raise ValueError(
-                f"{self._call}: kv_caches has {count} sequences, capacities {len(new_capacities)} numbers"
-                + (f", history_lengths {len(new_histories)}" if has_histories else "")
-            )
+        self._require_one_each(new_capacities, new_histories, has_histories)
         done: i64 = 0
         try:
             self._take_small_steps(new_capacities, new_histories)
@@ -86,6 +84,29 @@ class BatchStep:
             if done < count:
                 self._take_back(done)
         return count
+
+    def find_refusal(self, capacities: object, history_lengths: object) -> Refusal | None:
+        """Why `resize` would stop; None if all of it would pass. Changes nothing."""
+        new_capacities = to_counts(capacities, "one of capacities")
+        has_histories = history_lengths is not None
+        new_histories = to_counts(history_lengths, "one of history_lengths") if has_histories else vec[i64]()
+        self._require_one_each(new_capacities, new_histories, has_histories)
+        position: i64 = 0
+        for item in self._kv_caches:
+            state = self._enlist(item, position)
+            validate_resize(state, new_capacities[position], new_histories[position] if has_histories else state.history)
+            self._set_aside(state, position)
+            position += 1
+        question = RoomQuestion(self._shared)
+        position = 0
+        for state in self._others:
+            history = new_histories[position] if has_histories else state.history
+            refusal = question.find(state, new_capacities[position], history)
+            if refusal is not None:
+                return refusal
+            question.take()
+            position += 1
+        return None
 
     def commit(self, tokens: object) -> None:
         """One token id each."""
@@ -115,6 +136,14 @@ class BatchStep:
         self._append_tokens(done, count, packed)
 
     # -- before anything changes --------------------------------------------------------------------------------------
+
+    def _require_one_each(self, capacities: vec[i64], histories: vec[i64], has_histories: bool) -> None:
+        count: i64 = len(self._kv_caches)
+        if len(capacities) != count or (has_histories and len(histories) != count):
+            raise ValueError(
+                f"{self._call}: kv_caches has {count} sequences, capacities {len(capacities)} numbers"
+                + (f", history_lengths {len(histories)}" if has_histories else "")
+            )
 
     def _enlist(self, item: object, position: i64) -> SequenceState:
         if not isinstance(item, KVCache):

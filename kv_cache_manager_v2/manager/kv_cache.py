@@ -41,11 +41,13 @@ from ..sequence.matched_tokens import MatchedTokens
 from ..sequence.page_table import PageTable, to_index_buffer
 from ..sequence.recurrent_state import live_block
 from ..sequence.resize import try_resize
+from ..sequence.room_question import RoomQuestion
 from ..sequence.sequence_state import ACTIVE, CLOSED, SUSPENDED, SequenceState
 from ..sequence.small_step import try_small_commit, try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize, validate_scratch_switch
 from ..sequence.stream_handle import to_stream
 from ..sequence.usage_recorder import record_fork
+from ..storage.refusal import Refusal
 from ..stats.usage_snapshot import compute_usage
 from ..stats.usage_statistics import UsageStatistics
 from .committed_block_drop import CommittedBlockDrop, plan_drop
@@ -283,6 +285,19 @@ class KVCache(Handle):
             result = try_resize(state, new_capacity, new_history)
             journal.resize(state.serial, new_capacity, new_history, old_history, result)
             return result
+
+    def find_refusal(self, capacity: SupportsIndex | None = None, history_length: SupportsIndex | None = None) -> Refusal | None:
+        """Why `resize` with these numbers would be refused now; None if there is room for it. Changes nothing, and waits for nothing.
+
+        No callback of the user's is called, and nothing is counted, recorded or evicted. What a device may still refuse is not
+        foreseen. `ValueError` and `LogicError` as for `resize`.
+        """
+        state = self._state
+        with state.shared.guard:
+            new_capacity = state.capacity if capacity is None else to_count(capacity, "capacity")
+            new_history = state.history if history_length is None else to_count(history_length, "history_length")
+            validate_resize(state, new_capacity, new_history)
+            return RoomQuestion(state.shared).find(state, new_capacity, new_history)
 
     @property
     def capacity(self) -> int:

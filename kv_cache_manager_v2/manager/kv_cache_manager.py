@@ -430,6 +430,23 @@ class KVCacheManager(Handle):
             step = BatchStep(self._shared, "resize_batch", self._batch_number, kv_caches)
             return step.resize(capacities, history_lengths)
 
+    def find_refusal(
+        self,
+        kv_caches: Sequence[KVCache],
+        capacities: Sequence[int],
+        history_lengths: Sequence[int] | None = None,
+    ) -> Refusal | None:
+        """Why `resize_batch` with these arguments would stop midway now; None if all of them find room. Changes nothing.
+
+        As `KVCache.find_refusal`; ``asked`` counts the slots for all sequences up to the refused one, ``free`` and ``evictable`` are those
+        of now.
+        """
+        with self._shared.guard:
+            self._require_open()
+            self._batch_number += 1
+            step = BatchStep(self._shared, "find_refusal", self._batch_number, kv_caches)
+            return step.find_refusal(capacities, history_lengths)
+
     def commit_batch(self, kv_caches: Sequence[KVCache], tokens: Tokens) -> None:
         """`KVCache.commit` of one token id for each of many sequences, in order: the end of a decode step.
 

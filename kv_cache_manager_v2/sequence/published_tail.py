@@ -8,14 +8,22 @@ from .sequence_state import SequenceState
 
 def can_take_tail_back(state: SequenceState) -> bool:
     """Whether no other sequence could miss the shared last block if this sequence took it out of the tree."""
+    return is_tail_its_own(state, {}, {})
+
+
+def is_tail_its_own(state: SequenceState, num_released: dict[int, int], num_left: dict[int, int]) -> bool:
+    """The same once others have released pages, counted by page, and left blocks, counted by first page."""
     block = state.blocks[state.num_published]
-    if block.num_pins > 1 or block.only_child is not None or block.children is not None:
+    num_pins = int(block.num_pins) - num_left.get(int(block.first_page), 0)
+    if num_pins > 1 or block.only_child is not None or block.children is not None:
         return False
     rows = state.shared.storage.rows
     for life_cycle in range(state.shared.num_life_cycles):
         page = block.first_page + life_cycle
-        if rows.has_page(page) and (not state.holds_page(life_cycle, state.num_published) or rows.num_holds(page) > 1):
-            return False
+        if rows.has_page(page):
+            num_holds = int(rows.num_holds(page)) - num_released.get(int(page), 0)
+            if num_holds > 1 or not state.holds_page(life_cycle, state.num_published):
+                return False
     return True
 
 

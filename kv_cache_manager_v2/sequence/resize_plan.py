@@ -141,9 +141,7 @@ def _leave_out_last_owned(beams: list[SequenceState], position: i64, copies: lis
 def _plan_without_copy(plan: ResizePlan, turn: TurnPlan) -> ResizePlan | None:
     """There is no slot for the copy of the published tail; where no other sequence uses the tail, it can be withdrawn instead."""
     state = turn.state
-    # The one block to be copied may be another one, which a fork or a lease has: only the tail can be withdrawn.
-    is_tail = len(turn.copies) == 1 and state.tail_is_shared and turn.copies[0] == state.num_published
-    if not is_tail or not can_take_tail_back(state):
+    if not is_copy_of_tail(turn) or not can_take_tail_back(state):
         return None
     withdrawn = plan_turn(state, NO_ORDINALS, turn.first_written, plan)
     if state.shared.room_count.find_refusal(withdrawn.needed, withdrawn.released):
@@ -151,6 +149,11 @@ def _plan_without_copy(plan: ResizePlan, turn: TurnPlan) -> ResizePlan | None:
     plan.way = CopyWay.WITHDRAWN
     plan.turns.append(withdrawn)
     return plan
+
+
+def is_copy_of_tail(turn: TurnPlan) -> bool:
+    """Whether the published tail is all that is copied. Another block, which a fork or a lease has, cannot be withdrawn."""
+    return len(turn.copies) == 1 and turn.state.tail_is_shared and turn.copies[0] == turn.state.num_published
 
 
 def plan_turn(state: SequenceState, copies: list[int], first_written: i64, plan: ResizePlan) -> TurnPlan:

@@ -8,6 +8,7 @@ from . import failures
 from .beams import commit_of_beams
 from .commits import commit_batch, commit_some
 from .draft_trees import grow_tree, may_grow_tree
+from .refusal_questions import ask_before_batch, ask_before_resize, judge_answer, judge_answer_of_batch
 from .room_changes import fits_buffers, least_history, least_state_capacity
 from .run_state import RunState
 from .simulated_sequence import SimulatedSequence
@@ -18,7 +19,9 @@ def step(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
     if not fits_buffers(run, sequence, capacity, history):
         return
     needs = run.model.slots_of_beams_to_resize(sequence.model, capacity, history)
+    question = ask_before_resize(run, sequence, capacity, history)
     passed = sequence.handle.resize(capacity, history)
+    judge_answer(run, question, passed)
     run.judge.judge_turns(f"resize of sequence {sequence.name} to ({capacity}, {history})", needs, passed)
     if not passed:
         run.num_refused += 1
@@ -48,6 +51,7 @@ def step_batch(run: RunState, random: Random) -> None:
     run.num_performed += 1
     capacities, histories = [draw[1] for draw in draws], [draw[2] for draw in draws]
     failure: Exception | None = None
+    question = ask_before_batch(run, [sequence.handle for sequence in batch], capacities, histories)
     try:
         count = run.manager.resize_batch([sequence.handle for sequence in batch], capacities, histories)
     except failures.FAILURES as error:
@@ -55,6 +59,8 @@ def step_batch(run: RunState, random: Random) -> None:
             raise
         failure = error
         count = failures.count_resized([sequence.handle for sequence in batch], capacities, histories)
+    if failure is None:
+        judge_answer_of_batch(run, question, count == len(batch))
     dump = run.manager.describe()
     for position in range(count if failure is not None else min(count + 1, len(batch))):
         sequence = batch[position]
