@@ -1,4 +1,4 @@
-"""Builds the package: its modules through mypyc, as one unit for the core and one for the workbench, and the C extension `rawref`.
+"""Builds the package: its modules through mypyc, as one unit, and the C extension `rawref`.
 
 The core is what an engine imports. The workbench, the folders `testing` and `replay`, is what one measures and tests with; it needs the
 core, and nothing in the core needs it.
@@ -47,8 +47,8 @@ HERE: Final = Path(__file__).resolve().parent
 CORE: Final = "core"
 WORKBENCH: Final = "workbench"
 WORKBENCH_FOLDERS: Final = ("testing", "replay")
-UNIT_NAMES: Final = {CORE: "_native", WORKBENCH: "_native_workbench"}
-"""Modules that hold the code of each part; mypyc puts `__mypyc` behind them."""
+UNIT_NAME: Final = "_native"
+"""The module that holds all compiled code; mypyc puts `__mypyc` behind it."""
 
 UNCOMPILED: Final = {
     "__init__.py": "holds imports or a docstring: nothing to speed up, and folders stay importable from either build",
@@ -135,7 +135,11 @@ def compiled_files(package: str, part: str) -> list[str]:
 
 
 def compiled_extensions(package: str, parts: tuple[str, ...], opt_level: str) -> list[Extension]:
-    """One shared library for each part, inside the package, and a small shim for each module."""
+    """One shared library for all parts, inside the package, and a small shim for each module.
+
+    One, not one for each part: where units are separate mypyc cannot know all subclasses of a class, and looks at every use of an
+    attribute whether it is set; that is 4 to 12 % more instructions, everywhere.
+    """
     from mypyc.build import mypycify  # not at the top: interpreted builds need no mypy
 
     os.environ["MYPYPATH"] = os.pathsep.join(filter(None, [".", str(HERE), os.environ.get("MYPYPATH", "")]))
@@ -151,17 +155,13 @@ def compiled_extensions(package: str, parts: tuple[str, ...], opt_level: str) ->
         # An isolated build has neither numpy nor cuda-python. mypyc treats their values as plain objects in any case.
         "--ignore-missing-imports",
     ]
-    units: list[tuple[list[str], str | None]] = []
-    for part in parts:
-        if files_of_part := compiled_files(package, part):
-            units.append((files_of_part, f"{package}.{UNIT_NAMES[part]}"))
-    files = [file for unit in units for file in unit[0]]
+    files = [file for part in parts for file in compiled_files(package, part)]
     with progress(f"translating {len(files)} modules to C"):
         extensions: list[Extension] = mypycify(
             [*options, *files],
             opt_level=opt_level,
             debug_level="1" if keeps_symbols() else "0",
-            separate=units,
+            group_name=f"{package}.{UNIT_NAME}",
             target_dir=target_folder,
         )
         # Shims hold no tables, and mypyc's own C files are not ours to write.

@@ -5,7 +5,15 @@ from mypy_extensions import i64
 
 from ..base.ids import TokenIdExt
 from ..events.page_events import PageEventSink
-from ..storage.page_rows import NO_PAGE, PageRows, level_and_priority_of, level_of_place, place_at, priority_of_place
+from ..storage.page_rows import (
+    NO_PAGE,
+    PLACE,
+    ROW_WORDS,
+    PageRows,
+    level_and_priority_of,
+    level_of_place,
+    priority_of_place,
+)
 
 
 def list_levels_and_priorities(rows: PageRows, first_pages: vec[i64]) -> vec[i64]:
@@ -16,7 +24,7 @@ def list_levels_and_priorities(rows: PageRows, first_pages: vec[i64]) -> vec[i64
     position: i64 = 0
     for first_page in first_pages:
         for page in range(first_page, first_page + width):
-            levels_and_priorities[position] = level_and_priority_of(words[place_at(page)])
+            levels_and_priorities[position] = level_and_priority_of(words[page * ROW_WORDS + PLACE])
             position += 1
     return levels_and_priorities
 
@@ -28,6 +36,6 @@ def announce_block(
     sink.on_block_published(first_page, parent, key, mixed)
     words = rows.words
     for page in range(first_page, first_page + rows.num_life_cycles):
-        place = words[place_at(page)]
+        place = words[page * ROW_WORDS + PLACE]
         if place != NO_PAGE:
             sink.on_page_published(page, level_of_place(place), priority_of_place(place))

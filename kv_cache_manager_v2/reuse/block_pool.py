@@ -9,7 +9,7 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 from rawref import untrack
 
-from ..storage.page_rows import NO_PAGE, PageRows, place_at
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
 from ..storage.page_storage import PageStorage
 from .block import Block
 
@@ -93,7 +93,7 @@ class BlockPool:
     def has_any_page(self, block: Block) -> bool:
         words = self._rows.words
         for page in range(block.first_page, block.first_page + self._rows.num_life_cycles):
-            if words[place_at(page)] != NO_PAGE:
+            if words[page * ROW_WORDS + PLACE] != NO_PAGE:
                 return True
         return False
 

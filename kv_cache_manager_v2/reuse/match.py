@@ -18,7 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
-from ..storage.page_rows import NO_PAGE, PageRows, place_at
+from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
 from .block import Block, Children
 from .block_tokens import count_equal_bytes
 from .radix_tree import RadixTree
@@ -269,7 +269,7 @@ class Matcher:
 def has_pages(words: vec[i64], first_page: i64, life_cycles: vec[i64]) -> bool:
     """Whether the block whose rows begin at ``first_page`` has a page for each of the life cycles."""
     for life_cycle in life_cycles:
-        if words[place_at(first_page + life_cycle)] == NO_PAGE:
+        if words[(first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
             return False
     return True
 

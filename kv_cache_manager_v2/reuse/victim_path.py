@@ -16,7 +16,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..storage.page_rows import NO_PAGE, ONE_HOLD, level_of_place, place_at
+from ..storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, level_of_place
 from ..storage.page_storage import PageStorage
 from .block import Block
 
@@ -92,7 +92,7 @@ class VictimPath:
         count += 1
         end = first_page + storage.rows.num_life_cycles
         for page in range(first_page, end):
-            place = words[place_at(page)]
+            place = words[page * ROW_WORDS + PLACE]
             if place != NO_PAGE and page != victim:
                 if place >= ONE_HOLD:
                     return False

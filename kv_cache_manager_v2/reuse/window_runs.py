@@ -18,7 +18,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
-from ..storage.page_rows import NO_PAGE, ONE_HOLD, PageRows, place_at
+from ..storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows
 from ..storage.victim_queue import VictimQueue
 from .block import Block
 
@@ -87,7 +87,7 @@ class WindowRuns:
             above = top.parent
             if above is None or above.first_page < 0:
                 break
-            if words[place_at(above.first_page + life_cycle)] == NO_PAGE:
+            if words[(above.first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
                 self._next_block = None
                 return False
             top = above
@@ -104,7 +104,7 @@ class WindowRuns:
             return 0
         child = block.only_child
         words = self._rows.words
-        if child is None or words[place_at(child.first_page + life_cycle)] != NO_PAGE:
+        if child is None or words[(child.first_page + life_cycle) * ROW_WORDS + PLACE] != NO_PAGE:
             return 0
         page = block.first_page + life_cycle
         count: i64 = 0
@@ -112,7 +112,7 @@ class WindowRuns:
         while count < most:
             above = None if top is None else top.parent
             if above is not None and above.first_page >= 0:
-                if words[place_at(above.first_page + life_cycle)] == NO_PAGE:
+                if words[(above.first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
                     break
                 top = above
             pages[count] = page
@@ -166,7 +166,7 @@ class WindowRuns:
         block = top
         while True:
             page = block.first_page + life_cycle
-            place = words[place_at(page)]
+            place = words[page * ROW_WORDS + PLACE]
             if place == NO_PAGE:
                 self._pages = pages
                 return

@@ -9,7 +9,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .page_rows import LOW_MASK, NOT_QUEUED, PageRows, links_at, place_at, priority_of_place
+from .page_rows import LINKS, LOW_MASK, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, priority_of_place
 from .victim_queue import NO_VICTIM, NUM_PRIORITIES, VictimQueue
 
 
@@ -29,21 +29,21 @@ class EvictionQueue(VictimQueue):
         self.num_pages = 0
         words = rows.words
         for sentinel in range(first_sentinel, first_sentinel + NUM_PRIORITIES):
-            words[links_at(sentinel)] = sentinel | (sentinel << 32)
+            words[sentinel * ROW_WORDS + LINKS] = sentinel | (sentinel << 32)
 
     def push(self, page: i64) -> None:
         """At the MRU end of its priority."""
         words = self._rows.words
-        priority = priority_of_place(words[place_at(page)])
+        priority = priority_of_place(words[page * ROW_WORDS + PLACE])
         if priority < self._lowest:
             self._lowest = priority
         sentinel = self._first_sentinel + priority
-        at_sentinel = links_at(sentinel)
+        at_sentinel = sentinel * ROW_WORDS + LINKS
         links = words[at_sentinel]
         last = links >> 32
-        words[links_at(page)] = sentinel | (last << 32)
+        words[page * ROW_WORDS + LINKS] = sentinel | (last << 32)
         words[at_sentinel] = (links & LOW_MASK) | (page << 32)
-        at_last = links_at(last)
+        at_last = last * ROW_WORDS + LINKS
         words[at_last] = page | ((words[at_last] >> 32) << 32)
         self.num_pages += 1
 
@@ -53,7 +53,7 @@ class EvictionQueue(VictimQueue):
 
     def _sentinel_of(self, page: i64) -> i64:
         """The sentinel of the priority of a page that is about to be queued."""
-        priority = priority_of_place(self._rows.words[place_at(page)])
+        priority = priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])
         if priority < self._lowest:
             self._lowest = priority
         return self._first_sentinel + priority
@@ -78,11 +78,11 @@ class EvictionQueue(VictimQueue):
     def insert_behind(self, page: i64, other: i64) -> None:
         """Right behind another page of the same priority: the next victim after it."""
         words = self._rows.words
-        links = words[links_at(other)]
+        links = words[other * ROW_WORDS + LINKS]
         following = links & LOW_MASK
-        words[links_at(page)] = following | (other << 32)
-        words[links_at(other)] = page | ((links >> 32) << 32)
-        words[links_at(following)] = (words[links_at(following)] & LOW_MASK) | (page << 32)
+        words[page * ROW_WORDS + LINKS] = following | (other << 32)
+        words[other * ROW_WORDS + LINKS] = page | ((links >> 32) << 32)
+        words[following * ROW_WORDS + LINKS] = (words[following * ROW_WORDS + LINKS] & LOW_MASK) | (page << 32)
         self.num_pages += 1
 
     def set_capacity(self, num_slots: i64) -> None:
@@ -100,26 +100,26 @@ class EvictionQueue(VictimQueue):
         position: i64 = 0
         while position < count:
             page = pages[position]
-            priority = priority_of_place(words[place_at(page)])
+            priority = priority_of_place(words[page * ROW_WORDS + PLACE])
             if priority < self._lowest:
                 self._lowest = priority
             sentinel = self._first_sentinel + priority
-            links = words[links_at(sentinel)]
+            links = words[sentinel * ROW_WORDS + LINKS]
             before = links & LOW_MASK if goes_first else links >> 32
-            links = words[links_at(before)]
-            words[links_at(before)] = (links & LOW_MASK) | (page << 32) if goes_first else page | ((links >> 32) << 32)
+            links = words[before * ROW_WORDS + LINKS]
+            words[before * ROW_WORDS + LINKS] = (links & LOW_MASK) | (page << 32) if goes_first else page | ((links >> 32) << 32)
             position += 1
             while position < count:
                 following = pages[position]
-                if priority_of_place(words[place_at(following)]) != priority:
+                if priority_of_place(words[following * ROW_WORDS + PLACE]) != priority:
                     break
-                words[links_at(page)] = before | (following << 32) if goes_first else following | (before << 32)
+                words[page * ROW_WORDS + LINKS] = before | (following << 32) if goes_first else following | (before << 32)
                 before = page
                 page = following
                 position += 1
-            words[links_at(page)] = before | (sentinel << 32) if goes_first else sentinel | (before << 32)
-            links = words[links_at(sentinel)]
-            words[links_at(sentinel)] = page | ((links >> 32) << 32) if goes_first else (links & LOW_MASK) | (page << 32)
+            words[page * ROW_WORDS + LINKS] = before | (sentinel << 32) if goes_first else sentinel | (before << 32)
+            links = words[sentinel * ROW_WORDS + LINKS]
+            words[sentinel * ROW_WORDS + LINKS] = page | ((links >> 32) << 32) if goes_first else (links & LOW_MASK) | (page << 32)
         self.num_pages += count
 
     def use_run(self, pages: vec[i64], count: i64) -> None:
@@ -135,44 +135,44 @@ class EvictionQueue(VictimQueue):
         position: i64 = 0
         while position < count:
             page = pages[position]
-            links = words[links_at(page)]
+            links = words[page * ROW_WORDS + LINKS]
             assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
-            words[links_at(page)] = NOT_QUEUED
+            words[page * ROW_WORDS + LINKS] = NOT_QUEUED
             following = links & LOW_MASK
             previous = links >> 32
             position += 1
             while position < count:
                 page = pages[position]
                 if page == following:
-                    following = words[links_at(page)] & LOW_MASK
+                    following = words[page * ROW_WORDS + LINKS] & LOW_MASK
                 elif page == previous:
-                    previous = words[links_at(page)] >> 32
+                    previous = words[page * ROW_WORDS + LINKS] >> 32
                 else:
                     break
-                words[links_at(page)] = NOT_QUEUED
+                words[page * ROW_WORDS + LINKS] = NOT_QUEUED
                 position += 1
-            at_previous = links_at(previous)
+            at_previous = previous * ROW_WORDS + LINKS
             words[at_previous] = following | ((words[at_previous] >> 32) << 32)
-            at_following = links_at(following)
+            at_following = following * ROW_WORDS + LINKS
             words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
         self.num_pages -= count
 
     def remove(self, page: i64) -> None:
         words = self._rows.words
-        at_page = links_at(page)
+        at_page = page * ROW_WORDS + LINKS
         links = words[at_page]
         assert links != NOT_QUEUED, "a page left an eviction queue that it was not in"
         following = links & LOW_MASK
         previous = links >> 32
-        at_previous = links_at(previous)
+        at_previous = previous * ROW_WORDS + LINKS
         words[at_previous] = following | ((words[at_previous] >> 32) << 32)
-        at_following = links_at(following)
+        at_following = following * ROW_WORDS + LINKS
         words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)
         words[at_page] = NOT_QUEUED
         self.num_pages -= 1
 
     def following(self, page: i64) -> i64:
-        following = self._rows.words[links_at(page)] & LOW_MASK
+        following = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
         if following < self._rows.first_page_of_blocks:
             # A sentinel: behind the last page of a priority.
             return NO_VICTIM
@@ -185,7 +185,7 @@ class EvictionQueue(VictimQueue):
         words = self._rows.words
         while True:
             sentinel = self._first_sentinel + self._lowest
-            page = words[links_at(sentinel)] & LOW_MASK
+            page = words[sentinel * ROW_WORDS + LINKS] & LOW_MASK
             if page != sentinel:
                 return page
             self._lowest += 1
@@ -195,8 +195,8 @@ class EvictionQueue(VictimQueue):
         words = self._rows.words
         pages: list[int] = []
         for sentinel in range(self._first_sentinel, self._first_sentinel + NUM_PRIORITIES):
-            page = words[links_at(sentinel)] & LOW_MASK
+            page = words[sentinel * ROW_WORDS + LINKS] & LOW_MASK
             while page != sentinel:
                 pages.append(page)
-                page = words[links_at(page)] & LOW_MASK
+                page = words[page * ROW_WORDS + LINKS] & LOW_MASK
         return pages

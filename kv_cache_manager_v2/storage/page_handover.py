@@ -4,16 +4,17 @@ from mypy_extensions import i64
 
 from .eviction_queue import EvictionQueue
 from .page_rows import (
+    LINKS,
     LOW_MASK,
     MOST_HOLDS,
-    NOT_QUEUED,
     NO_PAGE,
+    NOT_QUEUED,
     ONE_HOLD,
+    PLACE,
+    ROW_WORDS,
     holds_of_place,
     level_of_place,
-    links_at,
     moved_place,
-    place_at,
 )
 from .page_storage import GPU, PageStorage
 
@@ -21,17 +22,17 @@ from .page_storage import GPU, PageStorage
 def move_page(storage: PageStorage, source: i64, target: i64) -> None:
     """A private page goes on under a row of the published block that lacked it; nothing is copied."""
     words = storage.rows.words
-    assert words[place_at(target)] == NO_PAGE, "a page was moved onto another"
-    place = words[place_at(source)]
+    assert words[target * ROW_WORDS + PLACE] == NO_PAGE, "a page was moved onto another"
+    place = words[source * ROW_WORDS + PLACE]
     queue: EvictionQueue | None = None
-    if words[links_at(source)] > NOT_QUEUED:
+    if words[source * ROW_WORDS + LINKS] > NOT_QUEUED:
         # A suspended sequence publishes its tail.
         queue = storage.held_queues[level_of_place(place) * storage.num_pool_groups + storage.pool_group_of_page(source)]
         queue.remove(source)
-    words[place_at(target)] = place
-    words[links_at(target)] = words[links_at(source)]
-    words[place_at(source)] = NO_PAGE
-    words[links_at(source)] = NOT_QUEUED
+    words[target * ROW_WORDS + PLACE] = place
+    words[target * ROW_WORDS + LINKS] = words[source * ROW_WORDS + LINKS]
+    words[source * ROW_WORDS + PLACE] = NO_PAGE
+    words[source * ROW_WORDS + LINKS] = NOT_QUEUED
     storage.reads.record_copy(source, target)
     storage.reads.forget(source)
     if queue is not None:
@@ -45,22 +46,22 @@ def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) 
     """A published page that lies on a lower level goes on in the slot of an equal locked page on level 0."""
     words = storage.rows.words
     storage.copies.forget(theirs)
-    place = words[place_at(theirs)]
-    our_place = words[place_at(ours)]
+    place = words[theirs * ROW_WORDS + PLACE]
+    our_place = words[ours * ROW_WORDS + PLACE]
     num_our_holds = holds_of_place(our_place)
     level = level_of_place(place)
     index = level * storage.num_pool_groups + pool_group
-    assert words[links_at(theirs)] >= NOT_QUEUED and level > 0, "a page was replaced that is in use"
-    assert words[links_at(ours)] < NOT_QUEUED, "a page was replaced by one that is not locked"
+    assert words[theirs * ROW_WORDS + LINKS] >= NOT_QUEUED and level > 0, "a page was replaced that is in use"
+    assert words[ours * ROW_WORDS + LINKS] < NOT_QUEUED, "a page was replaced by one that is not locked"
     assert holds_of_place(place) + num_our_holds <= MOST_HOLDS, "a page has more users than its row can count"
-    if words[links_at(theirs)] != NOT_QUEUED:
+    if words[theirs * ROW_WORDS + LINKS] != NOT_QUEUED:
         (storage.queues[index] if place < ONE_HOLD else storage.held_queues[index]).remove(theirs)
     slot = place & LOW_MASK
     storage.slots.free_slot(index, slot, storage.allocators[index].ready[slot])
-    words[place_at(theirs)] = moved_place(place, GPU, our_place & LOW_MASK) + num_our_holds * ONE_HOLD
-    words[links_at(theirs)] = words[links_at(ours)]
-    words[place_at(ours)] = NO_PAGE
-    words[links_at(ours)] = NOT_QUEUED
+    words[theirs * ROW_WORDS + PLACE] = moved_place(place, GPU, our_place & LOW_MASK) + num_our_holds * ONE_HOLD
+    words[theirs * ROW_WORDS + LINKS] = words[ours * ROW_WORDS + LINKS]
+    words[ours * ROW_WORDS + PLACE] = NO_PAGE
+    words[ours * ROW_WORDS + LINKS] = NOT_QUEUED
     storage.reads.forget(theirs)
     storage.reads.record_copy(ours, theirs)
     storage.reads.forget(ours)

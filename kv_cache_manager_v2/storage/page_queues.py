@@ -6,15 +6,15 @@ the held pages of that level (`PageStorage.held_queues`), which may be offloaded
 
 from mypy_extensions import i64
 
-from .page_rows import NOT_QUEUED, ONE_HOLD, add_priority, level_of_place, links_at, place_at, priority_of_place
+from .page_rows import LINKS, NOT_QUEUED, ONE_HOLD, PLACE, ROW_WORDS, add_priority, level_of_place, priority_of_place
 from .page_storage import PageStorage
 
 
 def take_out(storage: PageStorage, page: i64, pool_group: i64) -> None:
     """Take a page out of its queue, if it is in one: it cannot be chosen as a victim until `put_back`."""
     words = storage.rows.words
-    if words[links_at(page)] > NOT_QUEUED:
-        place = words[place_at(page)]
+    if words[page * ROW_WORDS + LINKS] > NOT_QUEUED:
+        place = words[page * ROW_WORDS + PLACE]
         index = level_of_place(place) * storage.num_pool_groups + pool_group
         (storage.queues[index] if place < ONE_HOLD else storage.held_queues[index]).remove(page)
 
@@ -56,10 +56,10 @@ def put_back_first(storage: PageStorage, page: i64, pool_group: i64) -> None:
 def defer(storage: PageStorage, index: i64, page: i64, below: i64) -> None:
     """The next victim of a queue goes behind ``below``, with a priority that is not lower."""
     words = storage.rows.words
-    priority = priority_of_place(words[place_at(below)])
-    old = priority_of_place(words[place_at(page)])
+    priority = priority_of_place(words[below * ROW_WORDS + PLACE])
+    old = priority_of_place(words[page * ROW_WORDS + PLACE])
     if priority > old:
-        words[place_at(page)] = add_priority(words[place_at(page)], priority - old)
+        words[page * ROW_WORDS + PLACE] = add_priority(words[page * ROW_WORDS + PLACE], priority - old)
         if storage.sink is not None:
             storage.sink.on_priority_changed(page, old, priority)
     storage.queues[index].defer(page, below)

@@ -7,15 +7,15 @@ from mypy_extensions import i64
 
 from ..events.removal_cause import CAPACITY, FAILURE, SHRUNK, UNREACHABLE
 from ..stats.page_counters import PageCounters
-from .page_rows import LOW_MASK, NO_PAGE, ONE_HOLD, level_of_place, moved_place, place_at
+from .page_rows import LOW_MASK, NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, level_of_place, moved_place
 from .page_storage import PageStorage
 
 
 def place_page(storage: PageStorage, page: i64, level: i64, slot: i64) -> None:
     """The page, in no queue, has moved to that slot."""
     words = storage.rows.words
-    place = words[place_at(page)]
-    words[place_at(page)] = moved_place(place, level, slot)
+    place = words[page * ROW_WORDS + PLACE]
+    words[page * ROW_WORDS + PLACE] = moved_place(place, level, slot)
     storage.queues[level_of_place(place) * storage.num_pool_groups + storage.pool_group_of_page(page)].forget(page)
     if storage.sink is not None:
         # A sink passes over what was never published.
@@ -33,7 +33,7 @@ def count_dropped(storage: PageStorage, level: i64, pool_group: i64, cause: i64,
 def drop(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: PageCounters | None) -> None:
     """A droppable page is gone, for a `removal_cause`; its slot is free. ``account``: of the sequence whose call it is."""
     words = storage.rows.words
-    place = words[place_at(page)]
+    place = words[page * ROW_WORDS + PLACE]
     assert 0 <= place < ONE_HOLD, "a page was dropped that is held"
     if storage.copies.num_copies > 0:
         storage.copies.forget(page)
@@ -44,7 +44,7 @@ def drop(storage: PageStorage, page: i64, pool_group: i64, cause: i64, account: 
         storage.queues[index].evict(page)
     else:
         storage.queues[index].remove(page)
-    words[place_at(page)] = NO_PAGE
+    words[page * ROW_WORDS + PLACE] = NO_PAGE
     if not storage.reads.is_idle:
         storage.reads.forget(page)
     count_dropped(storage, level, pool_group, cause, 1, account)

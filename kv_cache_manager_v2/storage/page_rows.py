@@ -5,8 +5,9 @@ A page is named by its *page id*, ``first_page of its block + life cycle id``. I
     PLACE   slot id (bits 0-31) | cache level (32-36) | priority (37-43) | holds (44-62), or NO_PAGE
     LINKS   in a queue: next page id (bits 0-31) | previous page id (32-62); in none: NOT_QUEUED + locks * ONE_LOCK, below zero
 
-What a row looks like is known here only: other files find a word with `place_at` and `links_at`, and take it apart and put it together
-with the functions below. A hold is one sequence that needs the page; a lock is one such sequence that is active. So ``locks <= holds``, and
+Other files find a word at ``page * ROW_WORDS + PLACE`` or ``+ LINKS`` (written out: compiled, a function's result is compared with the
+number that stands for an exception, also where the function is inlined), and take it apart and put it together with the functions
+below. A hold is one sequence that needs the page; a lock is one such sequence that is active. So ``locks <= holds``, and
 
     status      condition                 guaranteed                                                  its words
     LOCKED      locks > 0                 on level 0, in no queue                                     LINKS < NOT_QUEUED
@@ -46,16 +47,6 @@ MOST_HOLDS: Final = (1 << 19) - 1
 ONE_LOCK: Final = -1
 LOCKED_ONCE: Final = NOT_QUEUED + ONE_LOCK
 NO_SHIFT: Final = -1
-
-
-def place_at(page: i64) -> i64:
-    """Where the PLACE word of a page id stands among `PageRows.words`. Arithmetic alone is inlined: hence no accessors of the words."""
-    return page * ROW_WORDS + PLACE
-
-
-def links_at(page: i64) -> i64:
-    """The same for the LINKS word."""
-    return page * ROW_WORDS + LINKS
 
 
 def pack_place(slot: i64, level: i64, priority: i64) -> i64:

@@ -10,17 +10,18 @@ from mypy_extensions import i64
 from ..device.stream_order import NO_POINT, timeline_of_point
 from .decision_digest import SLOT
 from .page_rows import (
+    LINKS,
     LOCKED_ONCE,
     LOW_MASK,
     MOST_HOLDS,
-    NOT_QUEUED,
     NO_PAGE,
+    NOT_QUEUED,
     ONE_HOLD,
     ONE_LOCK,
+    PLACE,
+    ROW_WORDS,
     holds_of_place,
-    links_at,
     pack_place,
-    place_at,
 )
 from .page_storage import GPU, PageStorage
 
@@ -37,12 +38,12 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
     num_used: i64 = 0
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
-        place = words[place_at(page)]
+        place = words[page * ROW_WORDS + PLACE]
         if place >= ONE_HOLD:
             assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
-            words[place_at(page)] = place + ONE_HOLD
+            words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
         elif is_only_level:
-            words[place_at(page)] = place + ONE_HOLD
+            words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
             used[num_used] = page
             num_used += 1
         else:
@@ -65,12 +66,12 @@ def lock_run(
     position: i64 = 0
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
-        links = words[links_at(page)]
-        place = words[place_at(page)]
+        links = words[page * ROW_WORDS + LINKS]
+        place = words[page * ROW_WORDS + PLACE]
         if links < NOT_QUEUED or is_only_level:
             # Held, and on the last level, so in no queue.
             assert links <= NOT_QUEUED and holds_of_place(place) > NOT_QUEUED - links, "a page was locked that is not held"
-            words[links_at(page)] = links + ONE_LOCK
+            words[page * ROW_WORDS + LINKS] = links + ONE_LOCK
             if links == NOT_QUEUED:
                 num_newly_locked += 1
         else:
@@ -109,9 +110,9 @@ def make_locked_run(
     awaited: i64 = NO_POINT
     for first_page, slot in zip(first_pages[begin:end], slots):
         page = first_page + life_cycle
-        assert words[place_at(page)] == NO_PAGE, "a page was made where there is one"
-        words[place_at(page)] = place_of_slot_0 + slot
-        words[links_at(page)] = LOCKED_ONCE
+        assert words[page * ROW_WORDS + PLACE] == NO_PAGE, "a page was made where there is one"
+        words[page * ROW_WORDS + PLACE] = place_of_slot_0 + slot
+        words[page * ROW_WORDS + LINKS] = LOCKED_ONCE
         point = ready[slot]
         if point != awaited and point != NO_POINT and timeline_of_point(point) != timeline:
             order.wait(timeline, point)
@@ -134,10 +135,10 @@ def drop_run(storage: PageStorage, level: i64, pool_group: i64, pages: vec[i64],
             position += 1
     slots = vec[i64]([0] * count)
     for position in range(count):
-        place = words[place_at(pages[position])]
+        place = words[pages[position] * ROW_WORDS + PLACE]
         assert 0 <= place < ONE_HOLD, "a page was dropped that is held"
         slots[position] = place & LOW_MASK
-        words[place_at(pages[position])] = NO_PAGE
+        words[pages[position] * ROW_WORDS + PLACE] = NO_PAGE
     if storage.slots.filler is not None:
         for slot in slots:
             storage.slots.free_slot(index, slot, allocator.ready[slot])
@@ -150,7 +151,7 @@ def set_ready_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, 
     words = storage.rows.words
     ready = storage.allocators[storage.pool_group_of[life_cycle]].ready
     for first_page in first_pages:
-        place = words[place_at(first_page + life_cycle)]
+        place = words[(first_page + life_cycle) * ROW_WORDS + PLACE]
         if place != NO_PAGE:
             ready[place & LOW_MASK] = point
 
@@ -180,11 +181,11 @@ def release_run(
                 pool_group = storage.pool_group_of[life_cycle]
                 ready = storage.allocators[pool_group].ready
             page = first_page + life_cycle
-            place = words[place_at(page)] - ONE_HOLD
-            links = words[links_at(page)] - ONE_LOCK
+            place = words[page * ROW_WORDS + PLACE] - ONE_HOLD
+            links = words[page * ROW_WORDS + LINKS] - ONE_LOCK
             assert place >= 0 and links <= NOT_QUEUED, "a hold was released twice"
-            words[place_at(page)] = place
-            words[links_at(page)] = links
+            words[page * ROW_WORDS + PLACE] = place
+            words[page * ROW_WORDS + LINKS] = links
             slot = place & LOW_MASK
             point = ready[slot]
             ready[slot] = mark if timeline_of_point(point) == timeline and point <= mark else order.advance(point, timeline, mark)
@@ -214,10 +215,10 @@ def release_run_evict_first(
     num_unlocked: i64 = 0
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
-        place = words[place_at(page)]
-        if holds_of_place(place) == 1 and words[links_at(page)] == LOCKED_ONCE:
-            words[place_at(page)] = place - ONE_HOLD
-            words[links_at(page)] = NOT_QUEUED
+        place = words[page * ROW_WORDS + PLACE]
+        if holds_of_place(place) == 1 and words[page * ROW_WORDS + LINKS] == LOCKED_ONCE:
+            words[page * ROW_WORDS + PLACE] = place - ONE_HOLD
+            words[page * ROW_WORDS + LINKS] = NOT_QUEUED
             num_unlocked += 1
             slot = place & LOW_MASK
             point = ready[slot]

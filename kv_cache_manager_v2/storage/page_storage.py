@@ -43,21 +43,22 @@ from .level_slots import LevelSlots
 from .page_fill import clear_at_start
 from .page_owner import OwnerKeys, PageOwner
 from .page_rows import (
+    LINKS,
     LOCKED_ONCE,
     LOW_MASK,
     MOST_HOLDS,
-    NOT_QUEUED,
     NO_PAGE,
+    NOT_QUEUED,
     ONE_HOLD,
     ONE_LOCK,
+    PLACE,
+    ROW_WORDS,
     PageRows,
     add_priority,
     holds_of_place,
     level_of_place,
-    links_at,
     locks_of_links,
     pack_place,
-    place_at,
     priority_of_place,
 )
 from .refusal import Refusal
@@ -201,12 +202,12 @@ class PageStorage:
         """Give the row a free slot, held and locked once; returns the slot id. Room has been made before."""
         allocator = self.allocators[pool_group]
         words = self.rows.words
-        assert words[place_at(page)] == NO_PAGE, "a page was made where there is one"
+        assert words[page * ROW_WORDS + PLACE] == NO_PAGE, "a page was made where there is one"
         slot = allocator.allocate()
         self.digest.record(SLOT, slot)
         # Before the device is asked for anything: the undo finds the page in its row.
-        words[place_at(page)] = pack_place(slot, GPU, priority) + ONE_HOLD
-        words[links_at(page)] = LOCKED_ONCE
+        words[page * ROW_WORDS + PLACE] = pack_place(slot, GPU, priority) + ONE_HOLD
+        words[page * ROW_WORDS + LINKS] = LOCKED_ONCE
         self.num_locked[pool_group] += 1
         ready = allocator.ready[slot]
         if ready != NO_POINT:
@@ -219,21 +220,21 @@ class PageStorage:
     def make_locked_page_at(self, page: i64, pool_group: i64, slot: i64, priority: i64) -> None:
         """The same in a slot that was taken before, and that the owner's stream has waited for."""
         words = self.rows.words
-        assert words[place_at(page)] == NO_PAGE, "a page was made where there is one"
+        assert words[page * ROW_WORDS + PLACE] == NO_PAGE, "a page was made where there is one"
         self.digest.record(SLOT, slot)
-        words[place_at(page)] = pack_place(slot, GPU, priority) + ONE_HOLD
-        words[links_at(page)] = LOCKED_ONCE
+        words[page * ROW_WORDS + PLACE] = pack_place(slot, GPU, priority) + ONE_HOLD
+        words[page * ROW_WORDS + LINKS] = LOCKED_ONCE
         self.num_locked[pool_group] += 1
 
     def free_page(self, page: i64, pool_group: i64, mark: i64) -> None:
         """A locked page that only its one user knew is gone; its slot may be touched after ``mark``."""
         words = self.rows.words
-        place = words[place_at(page)]
-        assert holds_of_place(place) == 1 and words[links_at(page)] == LOCKED_ONCE, "a page was freed that others hold"
+        place = words[page * ROW_WORDS + PLACE]
+        assert holds_of_place(place) == 1 and words[page * ROW_WORDS + LINKS] == LOCKED_ONCE, "a page was freed that others hold"
         self.num_locked[pool_group] -= 1
         slot = place & LOW_MASK
-        words[place_at(page)] = NO_PAGE
-        words[links_at(page)] = NOT_QUEUED
+        words[page * ROW_WORDS + PLACE] = NO_PAGE
+        words[page * ROW_WORDS + LINKS] = NOT_QUEUED
         self.reads.forget(page)
         self.slots.free_slot(pool_group, slot, mark)
 
@@ -245,14 +246,14 @@ class PageStorage:
     def free_unlocked_page(self, page: i64, pool_group: i64) -> None:
         """The same for a page that is not locked: all that used its slot is in the slot's own point already."""
         words = self.rows.words
-        place = words[place_at(page)]
-        links = words[links_at(page)]
+        place = words[page * ROW_WORDS + PLACE]
+        links = words[page * ROW_WORDS + LINKS]
         assert holds_of_place(place) == 1 and links >= NOT_QUEUED, "a page was freed that others need"
         index = level_of_place(place) * self.num_pool_groups + pool_group
         if links != NOT_QUEUED:
             self.held_queues[index].remove(page)
         slot = place & LOW_MASK
-        words[place_at(page)] = NO_PAGE
+        words[page * ROW_WORDS + PLACE] = NO_PAGE
         self.reads.forget(page)
         self.slots.free_slot(index, slot, self.allocators[index].ready[slot])
 
@@ -265,9 +266,9 @@ class PageStorage:
     def hold(self, page: i64, pool_group: i64) -> None:
         """One more sequence needs the page."""
         words = self.rows.words
-        place = words[place_at(page)]
+        place = words[page * ROW_WORDS + PLACE]
         assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
-        words[place_at(page)] = place + ONE_HOLD
+        words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
         if place < ONE_HOLD:
             level = level_of_place(place)
             index = level * self.num_pool_groups + pool_group
@@ -288,10 +289,10 @@ class PageStorage:
     def _take_hold_off(self, page: i64, pool_group: i64) -> bool:
         """Whether it was the last one; then the page is in no queue."""
         words = self.rows.words
-        place = words[place_at(page)] - ONE_HOLD
-        links = words[links_at(page)]
+        place = words[page * ROW_WORDS + PLACE] - ONE_HOLD
+        links = words[page * ROW_WORDS + LINKS]
         assert place >= 0 and holds_of_place(place) >= locks_of_links(links), "a hold was released twice"
-        words[place_at(page)] = place
+        words[page * ROW_WORDS + PLACE] = place
         if place >= ONE_HOLD:
             return False
         if links != NOT_QUEUED:
@@ -309,17 +310,17 @@ class PageStorage:
     def lock_without_wait(self, page: i64, pool_group: i64) -> i64:
         """The same, where the caller makes sure that the bytes are not touched before they are there."""
         words = self.rows.words
-        place = words[place_at(page)]
-        links = words[links_at(page)]
+        place = words[page * ROW_WORDS + PLACE]
+        links = words[page * ROW_WORDS + LINKS]
         assert holds_of_place(place) > locks_of_links(links), "a page was locked that is not held"
         if links < NOT_QUEUED:
-            words[links_at(page)] = links + ONE_LOCK
+            words[page * ROW_WORDS + LINKS] = links + ONE_LOCK
             return place & LOW_MASK
         assert level_of_place(place) == GPU, "a page was locked that is not on level 0"
         self.num_locked[pool_group] += 1
         if links != NOT_QUEUED:
             self.held_queues[pool_group].remove(page)
-        words[links_at(page)] = LOCKED_ONCE
+        words[page * ROW_WORDS + LINKS] = LOCKED_ONCE
         return place & LOW_MASK
 
     def unlock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
@@ -331,9 +332,9 @@ class PageStorage:
         """Drop a lock and the hold that goes with it, of a published page."""
         is_unlocked = self._drop_lock(page, pool_group, timeline, mark)
         words = self.rows.words
-        place = words[place_at(page)] - ONE_HOLD
+        place = words[page * ROW_WORDS + PLACE] - ONE_HOLD
         assert place >= 0, "a hold was released twice"
-        words[place_at(page)] = place
+        words[page * ROW_WORDS + PLACE] = place
         if place < ONE_HOLD:
             self.queues[pool_group].push(page)
         elif is_unlocked and self.last_level > 0:
@@ -342,10 +343,10 @@ class PageStorage:
     def _drop_lock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> bool:
         """Whether it was the last one; then the page is in no queue."""
         words = self.rows.words
-        links = words[links_at(page)] - ONE_LOCK
+        links = words[page * ROW_WORDS + LINKS] - ONE_LOCK
         assert links <= NOT_QUEUED, "a page was unlocked twice"
-        words[links_at(page)] = links
-        slot = words[place_at(page)] & LOW_MASK
+        words[page * ROW_WORDS + LINKS] = links
+        slot = words[page * ROW_WORDS + PLACE] & LOW_MASK
         ready = self.allocators[pool_group].ready
         ready[slot] = self.order.advance(ready[slot], timeline, mark)
         if links == NOT_QUEUED:
@@ -356,12 +357,12 @@ class PageStorage:
     def share_locked_page(self, page: i64) -> i64:
         """One more hold and lock, for a sequence on the stream of one that has the page locked; returns the slot id."""
         words = self.rows.words
-        place = words[place_at(page)]
-        links = words[links_at(page)]
+        place = words[page * ROW_WORDS + PLACE]
+        links = words[page * ROW_WORDS + LINKS]
         assert links < NOT_QUEUED, "a page was shared as locked that is not"
         assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
-        words[place_at(page)] = place + ONE_HOLD
-        words[links_at(page)] = links + ONE_LOCK
+        words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
+        words[page * ROW_WORDS + LINKS] = links + ONE_LOCK
         return place & LOW_MASK
 
     def drop_hold(self, page: i64, pool_group: i64) -> None:
@@ -369,17 +370,17 @@ class PageStorage:
         if self._take_hold_off(page, pool_group):
             words = self.rows.words
             index = self.rows.level(page) * self.num_pool_groups + pool_group
-            slot = words[place_at(page)] & LOW_MASK
-            words[place_at(page)] = NO_PAGE
+            slot = words[page * ROW_WORDS + PLACE] & LOW_MASK
+            words[page * ROW_WORDS + PLACE] = NO_PAGE
             self.reads.forget(page)
             self.slots.free_slot(index, slot, self.allocators[index].ready[slot])
 
     def unlock_at_rest(self, page: i64, pool_group: i64) -> None:
         """Drop a lock whose owner does nothing with the bytes any more."""
         words = self.rows.words
-        links = words[links_at(page)] - ONE_LOCK
+        links = words[page * ROW_WORDS + LINKS] - ONE_LOCK
         assert links <= NOT_QUEUED, "a page was unlocked twice"
-        words[links_at(page)] = links
+        words[page * ROW_WORDS + LINKS] = links
         if links == NOT_QUEUED:
             self.num_locked[pool_group] -= 1
             if self.last_level > 0:
@@ -387,11 +388,11 @@ class PageStorage:
 
     def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """The next user of the slot waits for ``mark``, a fresh mark of ``timeline``, too."""
-        self.slots.advance_ready(self.rows.words[place_at(page)] & LOW_MASK, pool_group, timeline, mark)
+        self.slots.advance_ready(self.rows.words[page * ROW_WORDS + PLACE] & LOW_MASK, pool_group, timeline, mark)
 
     def set_ready(self, page: i64, pool_group: i64, point: i64) -> None:
         """The bytes of a page on level 0 are there after ``point``."""
-        self.allocators[pool_group].ready[self.rows.words[place_at(page)] & LOW_MASK] = point
+        self.allocators[pool_group].ready[self.rows.words[page * ROW_WORDS + PLACE] & LOW_MASK] = point
 
     def raise_priority(self, page: i64, pool_group: i64, priority: i64) -> None:
         """A reused page keeps the higher of its priorities."""
@@ -401,9 +402,9 @@ class PageStorage:
     def set_priority(self, page: i64, pool_group: i64, priority: i64) -> None:
         """A queued page becomes the most recently used of its new priority."""
         words = self.rows.words
-        place = words[place_at(page)]
-        words[place_at(page)] = add_priority(place, priority - priority_of_place(place))
-        if words[links_at(page)] > NOT_QUEUED:
+        place = words[page * ROW_WORDS + PLACE]
+        words[page * ROW_WORDS + PLACE] = add_priority(place, priority - priority_of_place(place))
+        if words[page * ROW_WORDS + LINKS] > NOT_QUEUED:
             index = level_of_place(place) * self.num_pool_groups + pool_group
             (self.queues[index] if place < ONE_HOLD else self.held_queues[index]).requeue(page)
         if self.sink is not None:

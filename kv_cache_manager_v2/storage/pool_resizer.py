@@ -13,7 +13,7 @@ from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import SHRUNK
 from .page_mover import PageMover, describe_lost_copies
-from .page_rows import LOW_MASK, place_at
+from .page_rows import LOW_MASK, PLACE, ROW_WORDS
 from .page_storage import PageStorage
 from .room_count import RoomCount
 from .slot_reclaimer import SlotReclaimer
@@ -108,7 +108,7 @@ class PoolResizer:
             target = targets[position]
             source = sources[position]
             words = storage.rows.words
-            words[place_at(pages[position])] = (words[place_at(pages[position])] & ~LOW_MASK) | target
+            words[pages[position] * ROW_WORDS + PLACE] = (words[pages[position] * ROW_WORDS + PLACE] & ~LOW_MASK) | target
             allocator.ready[target] = point
             allocator.ready[source] = point
             self.moved_to[source - limit] = target

@@ -26,7 +26,7 @@ def check_modules(package_name: str, build: str) -> None:
     folder = Path(package.__file__).parent
     suffixes = {"compiled": (".so", ".pyd"), "interpreted": (".py",)}[build]
     for module in pkgutil.walk_packages(package.__path__, prefix=f"{package_name}."):
-        if module.name.endswith(("__main__", "_native__mypyc", "_native_workbench__mypyc")):
+        if module.name.endswith(("__main__", "_native__mypyc")):
             continue
         try:
             file = Path(importlib.import_module(module.name).__file__ or "")

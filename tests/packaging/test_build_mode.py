@@ -16,7 +16,7 @@ SUFFIXES = (".so", ".pyd") if build_mode.is_compiled() else (".py",)
 
 def module_names() -> list[str]:
     modules = pkgutil.walk_packages(kv_cache_manager_v2.__path__, prefix="kv_cache_manager_v2.")
-    return [module.name for module in modules if not module.name.endswith(("__main__", "_native__mypyc", "_native_workbench__mypyc"))]
+    return [module.name for module in modules if not module.name.endswith(("__main__", "_native__mypyc"))]
 
 
 @pytest.mark.parametrize("name", module_names())

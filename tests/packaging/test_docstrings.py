@@ -16,7 +16,7 @@ DocumentedNode = ast.ClassDef | ast.FunctionDef
 
 def module_names() -> list[str]:
     modules = pkgutil.walk_packages(kv_cache_manager_v2.__path__, prefix="kv_cache_manager_v2.")
-    return [module.name for module in modules if not module.name.endswith(("__main__", "_native__mypyc", "_native_workbench__mypyc"))]
+    return [module.name for module in modules if not module.name.endswith(("__main__", "_native__mypyc"))]
 
 
 def documented(body: list[ast.stmt], names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -169,8 +169,8 @@ CANARIES = (
         "moved page loses its users",
         "storage/page_handover.py",
         "move_page",
-        "words[place_at(target)] = place",
-        "words[place_at(target)] = place % ONE_HOLD",
+        "words[target * ROW_WORDS + PLACE] = place",
+        "words[target * ROW_WORDS + PLACE] = place % ONE_HOLD",
     ),
     Canary(
         "block is pruned under an open sequence",
