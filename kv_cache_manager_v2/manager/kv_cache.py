@@ -52,7 +52,7 @@ from ..stats.usage_snapshot import compute_usage
 from ..stats.usage_statistics import UsageStatistics
 from .committed_block_drop import CommittedBlockDrop, plan_drop
 from .open_sequences import AbandonedSequence, OpenSequences
-from .token_commits import ONE_HEAD, commit_any, commit_last, commit_nodes, commit_of_beams, to_heads
+from .token_commits import ALL_LEFT, ONE_HEAD, commit_any, commit_given, commit_last, commit_nodes, commit_of_beams, to_heads
 from .transfer_lease import TransferLease
 
 if TYPE_CHECKING:
@@ -416,6 +416,27 @@ class KVCache(Handle):
                     page_arrivals.settle_arrivals(state)
                 commit_last(state, tokens)
             commit_steps.stop_committing(state, False)
+
+    def commit_input(self, num_tokens: SupportsIndex | None = None) -> None:
+        """`commit` of the tokens that `create_kv_cache` was given: they are neither read nor packed again.
+
+        The next ``num_tokens`` of them, from the matched ones on, as a prefill has computed them; None: all that are left. What
+        follows from it is what `commit` of the same tokens does.
+
+        `ValueError` if there are not so many left, or no capacity for them; `LogicError` as for `commit`, with beams, without input
+        tokens, or where another call has committed tokens since. Then nothing has changed.
+        """
+        state = self._state
+        with state.shared.guard:
+            self._require_committing("commit_input")
+            count = ALL_LEFT if num_tokens is None else to_count(num_tokens, "num_tokens")
+            if state.has_beams:
+                raise LogicError(
+                    f"sequence {state.id}: commit_input() with {len(state.beams) + 1} beams; commit() says which beam has a token"
+                )
+            if len(state.arrivals) > 0:
+                page_arrivals.settle_arrivals(state)
+            commit_given(state, count)
 
     def commit_tree(self, tokens: Tokens, accepted_positions: Sequence[SupportsIndex], num_heads: SupportsIndex = 1) -> None:
         """Commit the accepted nodes of a flattened tree of drafts: ``tokens[i]`` was computed at ``accepted_positions[i]``.

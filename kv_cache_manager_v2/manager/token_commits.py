@@ -13,6 +13,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from ..base.checks import to_count, to_counts, to_list
+from ..base.errors import LogicError
 from ..journal.journal_format import COMMIT_BEAMS, COMMIT_TREE
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import commit as commit_steps
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..reuse.token_forms import Tokens
 
 
+ALL_LEFT: Final = -1
 ONE_HEAD: Final[SupportsIndex] = 1
 """The default of ``num_heads``, which needs no second look."""
 
@@ -40,6 +42,8 @@ def to_heads(num_heads: SupportsIndex) -> i64:
 
 def commit_any(state: SequenceState, tokens: Tokens) -> None:
     packed = _pack(state, tokens)
+    if len(packed) > 0:
+        state.given = None
     begin = state.num_committed
     commit_steps.commit_packed(state, packed)
     state.shared.journal.commit(state.serial, begin, packed)
@@ -50,6 +54,37 @@ def commit_last(state: SequenceState, tokens: Tokens) -> None:
     packed = _pack(state, tokens)
     commit_steps.commit_packed(state, packed, True)
     state.shared.journal.commit_last(state.serial, packed)
+
+
+def commit_given(state: SequenceState, num_tokens: i64) -> None:
+    """The next so many of the tokens that the sequence was made with; ALL_LEFT: all that are left."""
+    if state.num_committed != state.given_end:
+        raise LogicError(
+            f"sequence {state.id}: commit_input() where "
+            + ("create_kv_cache had no input_tokens" if state.given_end < 0 else "another call has committed tokens since create_kv_cache")
+            + "; use commit()"
+        )
+    given = state.given
+    begin = state.num_committed
+    left: i64 = 0
+    if given is not None:
+        left = given.num_tokens - begin
+    count = left if num_tokens == ALL_LEFT else num_tokens
+    if count > left:
+        raise ValueError(f"sequence {state.id}: num_tokens is {count}; {left} input tokens are left after {begin} committed ones")
+    if begin + count > state.capacity:
+        raise ValueError(
+            f"sequence {state.id}: {count} input tokens after {begin} committed ones exceed the capacity of {state.capacity}; "
+            f"resize() first, or give num_tokens"
+        )
+    tree = state.shared.tree
+    packed = b"" if given is None else given.pack(begin, begin + count, tree.digests)
+    _validate_for_forks(state, packed)
+    commit_steps.commit_packed(state, packed)
+    state.given_end = begin + count
+    if count == left:
+        state.given = None
+    state.shared.journal.commit(state.serial, begin, packed)
 
 
 def commit_of_beams(
@@ -128,6 +163,13 @@ def _pack(state: SequenceState, tokens: Tokens) -> bytes:
     if len(packed) // TOKEN_BYTES != num_tokens:
         tree.digests.release(packed)
         raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")
+    _validate_for_forks(state, packed)
+    return packed
+
+
+def _validate_for_forks(state: SequenceState, packed: bytes) -> None:
+    """Forks that share a block have committed no other tokens for it; if some have, the digests count no more."""
+    tree = state.shared.tree
     if state.forked_end > state.num_published:
         try:
             validate_same_tokens(state, packed)
@@ -136,4 +178,3 @@ def _pack(state: SequenceState, tokens: Tokens) -> bytes:
             raise
     if len(tree.digests) > 0:
         tree.has_digests = True
-    return packed

@@ -110,6 +110,8 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
         child.counters = state.counters.make_fork()
     child.arrivals = state.arrivals[:]
     child.awaits_reads = state.awaits_reads
+    child.given = state.given
+    child.given_end = state.given_end
     child.retention = state.retention
     child.branch_end = state.branch_end
     child.prompt_length = state.prompt_length

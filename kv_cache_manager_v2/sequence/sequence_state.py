@@ -24,6 +24,7 @@ from ..reuse.block import Block
 from ..reuse.reuse_scope import ReuseScope
 from ..stats.usage_counters import SequenceCounters
 from ..storage.page_rows import PageRows
+from .given_tokens import GivenTokens
 from .page_table import PageTable
 from .priority_callback import PriorityCallback
 from .retention_plan import RetentionPlan
@@ -85,6 +86,8 @@ class SequenceState:
         "branch_end",
         "prompt_length",
         "awaits_reads",
+        "given",
+        "given_end",
     )
 
     # What a step inside a block looks at comes first: compiled, it lies together, in two or three cache lines.
@@ -149,6 +152,11 @@ class SequenceState:
     """As given when the sequence was made, in tokens; what comes behind is generated."""
     retention: RetentionPlan | None
     """None unless some of its blocks keep their priority for a while only."""
+    given: GivenTokens | None
+    """The tokens that the sequence was made with, until all of them are committed, or others are."""
+    given_end: i64
+    """How many of them were matched or committed by `commit_input`, -1 if there were none; not `num_committed` where another call has
+    committed tokens."""
     awaits_reads: bool
     """Some of its pages come from a disk, and it is not known that they came; `arrivals` is not empty then."""
 
@@ -202,6 +210,8 @@ class SequenceState:
         self.branch_end = 0
         self.prompt_length = 0
         self.awaits_reads = False
+        self.given = None
+        self.given_end = -1
         self.record_next_window_move()
 
     def record_next_window_move(self) -> None:

@@ -1,0 +1,43 @@
+"""The tokens that a sequence was made with, packed once, for the match and for its commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..reuse.digest_table import DigestTable
+from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
+
+if TYPE_CHECKING:
+    from ..reuse.token_forms import Tokens
+
+
+@final
+@mypyc_attr(native_class=True)
+class GivenTokens:
+    __slots__ = ("num_tokens", "_packed", "_mixed")
+
+    num_tokens: Final[i64]
+    _packed: Final[bytes]
+    _mixed: Final[list[object] | None]
+    """The tokens as they were given, where digests are among them: a digest is counted once for each commit, and may be new."""
+
+    def __init__(self, tokens: Tokens, packed: bytes) -> None:
+        """``packed``: what ``tokens`` are; unknown digests are in no table yet."""
+        self.num_tokens = len(packed) // TOKEN_BYTES
+        self._packed = packed
+        mixed: list[object] | None = None
+        if isinstance(tokens, Sequence) and has_digest(packed):
+            mixed = list(tokens)
+        self._mixed = mixed
+
+    def pack(self, begin: i64, end: i64, digests: DigestTable) -> bytes:
+        """Those from ``begin`` to ``end``, for a commit."""
+        mixed = self._mixed
+        if mixed is not None:
+            return pack_tokens(mixed[int(begin) : int(end)], digests, True)
+        if begin == 0 and end == self.num_tokens:
+            return self._packed
+        return self._packed[begin * TOKEN_BYTES : end * TOKEN_BYTES]
