@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from .kernels.batch_page_table import BatchPageTable
     from .kernels.block_table import BlockTable
     from .kernels.csr_table import CsrTable
+    from .kernels.decode_batch import DecodeBatch
     from .kernels.device_page_indices import DevicePageIndices
     from .kernels.offset_table import OffsetTable
     from .kernels.page_family import DensePages, PageFamily, StridedPages
@@ -131,6 +132,7 @@ _ON_FIRST_USE: Final = {
     "BlockStored": "publishing.wire_event",
     "BlockTable": "kernels.block_table",
     "CsrTable": "kernels.csr_table",
+    "DecodeBatch": "kernels.decode_batch",
     "DensePages": "kernels.page_family",
     "DevicePageIndices": "kernels.device_page_indices",
     "KVCacheEventPublisher": "publishing.event_publisher",
@@ -194,6 +196,7 @@ __all__ = [
     "DEFAULT_BEAM_INDEX",
     "DataRole",
     "DebugFill",
+    "DecodeBatch",
     "DensePages",
     "Device",
     "DevicePageIndices",

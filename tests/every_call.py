@@ -14,6 +14,7 @@ from small_models import BYTES_PER_TOKEN, attention_layers
 
 from kv_cache_manager_v2 import (
     CacheTierConfig,
+    DecodeBatch,
     DiskCacheTierConfig,
     EvictionPolicy,
     GpuCacheTierConfig,
@@ -232,7 +233,13 @@ class EveryCall:
         elif kv_cache.beam_width > 1 and kind < 0.6:
             kv_cache.commit(tokens, [self.random.randrange(kv_cache.beam_width)] * len(tokens))
         elif kv_cache.beam_width == 1 and kind < 0.3 and isinstance(tokens[0], int):
-            self.manager.commit_batch([kv_cache], tokens[:1])
+            if len(tokens) % 2 == 0:
+                self.manager.commit_batch([kv_cache], tokens[:1])
+            else:
+                batch = DecodeBatch(self.manager, 1, 64)
+                batch.join(kv_cache)
+                if batch.step(tokens[:1]):
+                    self.preempt(kv_cache)
         else:
             kv_cache.commit(tokens)
         return None

@@ -25,6 +25,7 @@ from kv_cache_manager_v2 import (
     BufferConfig,
     BufferId,
     DataRole,
+    DecodeBatch,
     DensePages,
     GpuCacheTierConfig,
     HostCacheTierConfig,
@@ -226,6 +227,18 @@ def _config_fields(world: World, **changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
+def _with_input(world: World) -> KVCache:
+    kv_cache = world.manager.create_kv_cache(input_tokens=[31, 32, 33])
+    assert kv_cache.resume() and kv_cache.resize(8)
+    return kv_cache
+
+
+def _decode_batch(world: World) -> DecodeBatch:
+    batch = DecodeBatch(world.manager, 4, 16)
+    batch.join(world.active)
+    return batch
+
+
 _SHARED = PageIndexMode.SHARED
 _KEY = DataRole("key")
 _GROUP = {"layer_group_id": 0, "beam_id": 0}
@@ -368,6 +381,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
         w.active.commit,
         {"accepted_input_tokens": [7], "beam_search_indices": [0], "num_heads": 1, "is_end": True},
     ),
+    "KVCache.commit_input": lambda w: (_with_input(w).commit_input, {"num_tokens": 2}),
     "KVCache.commit_tree": lambda w: (
         w.active.commit_tree,
         {"tokens": [7], "accepted_positions": [6], "num_heads": 1},
@@ -429,6 +443,10 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "BatchPageTable.row_of": lambda w: (w.table.row_of, {"kv_cache": w.active, "beam_id": 0}),
     "BatchPageTable.swap_rows": lambda w: (w.table.swap_rows, {"first": 0, "second": 0}),
     "BatchPageTable.update": lambda w: (w.table.update, {"num_input_tokens": [2]}),
+    "DecodeBatch": lambda w: (DecodeBatch, {"manager": w.manager, "max_num_sequences": 4, "max_num_blocks": 16}),
+    "DecodeBatch.join": lambda w: (DecodeBatch(w.manager, 4, 16).join, {"kv_cache": w.active}),
+    "DecodeBatch.leave": lambda w: (_decode_batch(w).leave, {"kv_cache": w.active}),
+    "DecodeBatch.step": lambda w: (_decode_batch(w).step, {"tokens": [7], "num_inputs": 1}),
     "StridedPages": lambda w: (StridedPages, {"layer_group_id": 0}),
     "DensePages": lambda w: (DensePages, _LAYER | {"index_mode": _SHARED}),
     "PageIndexConverter.convert_into": lambda w: (

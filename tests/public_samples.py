@@ -18,6 +18,7 @@ from public_classes import find_public_classes, load_class, package_modules
 
 from kv_cache_manager_v2 import (
     BatchPageTable,
+    DecodeBatch,
     BlockTimes,
     CopyBatch,
     DensePages,
@@ -202,6 +203,7 @@ class Samples:
         plan = other.plan_committed_block_drop()
         lease = sequence.reserve_transfer(0, 2)
         batch = BatchPageTable(manager, 4, 16)
+        decoding = DecodeBatch(manager, 4, 16)
         engine_config = config_of_every_kind(False, self._folder.name)
         simulated = SimulatedDevice(1)
         publisher = KVCacheEventPublisher(events, endpoint="inproc://samples")
@@ -211,7 +213,7 @@ class Samples:
         workload = ListedWorkload("listed", [])
         tiers = load_class("CacheTier", PUBLIC["CacheTier"])
         handles = [
-            events, device, manager, sequence, plan, lease, batch, simulated, publisher, clock,
+            events, device, manager, sequence, plan, lease, batch, decoding, simulated, publisher, clock,
             times if times is not None else BlockTimes(clock),
             manager.pool_view(LayerId(0), "key"),
             manager.time_transfers(),

@@ -42,6 +42,8 @@ from .slot_mapping import SlotMapping
 from .table_output import TableOutput
 
 _INT32_MAX: Final = 2**31 - 1
+_MOST_SEQUENCES: Final = 2**20
+"""More than any batch has; a number that was meant for something else would fill the memory."""
 
 
 @final
@@ -96,6 +98,8 @@ class BatchPageTable(Handle):
                 f"max_num_sequences is {num_rows} and max_num_blocks {num_blocks}; both must be at least 1, tokens are "
                 f"counted in int32"
             )
+        if num_rows > _MOST_SEQUENCES:
+            raise ValueError(f"max_num_sequences is {num_rows}; a table has at most {_MOST_SEQUENCES} rows, each of which takes memory")
         self.seq_lens = to_output_array(seq_lens, "seq_lens", (num_rows,), INT32)
         self.query_start_loc = to_output_array(query_start_loc, "query_start_loc", (num_rows + 1,), INT32)
         self.kv_start_loc = to_output_array(kv_start_loc, "kv_start_loc", (num_rows + 1,), INT32)
@@ -213,6 +217,7 @@ class BatchPageTable(Handle):
         """Add the sequence, or one of its beams; returns its row. `ValueError` if all rows are taken, if it is in the
         table already, belongs to another manager, or has no such beam."""
         joining = to_instance(kv_cache, KVCache, "kv_cache")
+        self._rows.require_idle("add")
         state = joining._state_for_batch()
         beam = to_int(beam_id, "beam_id")
         if joining.manager is not self._manager:
@@ -232,17 +237,20 @@ class BatchPageTable(Handle):
     def remove(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
         """Remove the sequence or beam, open or closed; returns its row, into which the last row's sequence has moved."""
         row = self.row_of(kv_cache, beam_id)
+        self._rows.require_idle("remove")
+        self._remove_row(row)
+        return row
+
+    def _remove_row(self, row: int) -> None:
         self._rows.remove(row)
         for output in self._outputs:
             output.clear_row(len(self._rows))
-        return row
 
     def clear(self) -> None:
         """Remove all sequences."""
+        self._rows.require_idle("clear")
         while len(self._rows) > 0:
-            self._rows.remove(len(self._rows) - 1)
-            for output in self._outputs:
-                output.clear_row(len(self._rows))
+            self._remove_row(len(self._rows) - 1)
 
     def row_of(self, kv_cache: Given[KVCache], beam_id: SupportsIndex = DEFAULT_BEAM_INDEX) -> int:
         """The sequence's row; it changes when another one leaves. `ValueError` if it is not in the table."""
@@ -254,6 +262,7 @@ class BatchPageTable(Handle):
 
     def swap_rows(self, first: SupportsIndex, second: SupportsIndex) -> None:
         """Exchange two rows, for kernels that want prefills and decodes apart."""
+        self._rows.require_idle("swap_rows")
         self._rows.swap(self._to_row(first, "first"), self._to_row(second, "second"))
 
     def _to_row(self, number: SupportsIndex, name: str) -> int:
@@ -271,11 +280,22 @@ class BatchPageTable(Handle):
         `LogicError` if a sequence is not active (a suspended or closed one has no pages: `remove` it); `ValueError` if
         the step does not fit, or if a sequence has scratch blocks that an output cannot address.
         """
+        self._rows.require_idle("update")
+        self._take_lengths(num_input_tokens)
+        self._validate_outputs()
+        self._write_step()
+
+    def _rows_for_step(self) -> BatchRows:
+        return self._rows
+
+    def _validate_outputs(self) -> None:
+        for output in self._outputs:
+            output.validate(self._rows)
+
+    def _write_step(self) -> None:
+        """Lengths and inputs of all rows are those of the step, and validated."""
         rows = self._rows
         count: i64 = len(rows.states)
-        self._take_lengths(num_input_tokens)
-        for output in self._outputs:
-            output.validate(rows)
         for row in range(count):
             state = rows.states[row]
             readers = rows.changed[row]

@@ -9,6 +9,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import LogicError
 from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.sequence_state import SequenceState
 
@@ -16,7 +17,7 @@ from ..sequence.sequence_state import SequenceState
 @final
 @mypyc_attr(native_class=True)
 class BatchRows:
-    __slots__ = ("states", "owners", "beams", "changed", "layer_groups", "histories", "num_inputs")
+    __slots__ = ("states", "owners", "beams", "changed", "layer_groups", "histories", "num_inputs", "is_stepping")
 
     states: Final[list[SequenceState]]
     """By row: the state of the sequence or beam."""
@@ -28,6 +29,8 @@ class BatchRows:
     layer_groups: Final[list[int]]
     histories: Final[vec[i64]]
     num_inputs: Final[vec[i64]]
+    is_stepping: bool
+    """Whether a step of a `DecodeBatch` is under way: rows stay where they are."""
 
     def __init__(self, max_num_rows: i64) -> None:
         self.states = []
@@ -37,6 +40,7 @@ class BatchRows:
         self.layer_groups = []
         self.histories = vec[i64]([0] * max_num_rows)
         self.num_inputs = vec[i64]([0] * max_num_rows)
+        self.is_stepping = False
 
     def __len__(self) -> int:
         return len(self.states)
@@ -49,6 +53,10 @@ class BatchRows:
                 self.changed[row].append(_register(state, layer_group))
         for readers in self.changed:
             readers[self.layer_groups.index(layer_group)].record_all()
+
+    def require_idle(self, call: str) -> None:
+        if self.is_stepping:
+            raise LogicError(f"{call}() from inside a step of the batch, by a callback; members join and leave between steps")
 
     def find(self, owner: SequenceState, beam: int) -> int:
         """The row of that beam of a sequence, or -1."""

@@ -26,6 +26,9 @@ from ..storage.refusal import Refusal
 from .kv_cache import KVCache
 
 
+NO_TOKEN: Final = -1
+
+
 @final
 @mypyc_attr(native_class=True)
 class BatchStep:
@@ -76,7 +79,7 @@ class BatchStep:
                 self._record_small_steps(done, position)
                 done = position + 1
                 history = new_histories[position] if has_histories else other.history
-                if not self._resize_other(other, new_capacities[position], history):
+                if not resize_in_batch(other, new_capacities[position], history):
                     return position
             self._record_small_steps(done, count)
             done = count
@@ -123,7 +126,7 @@ class BatchStep:
             if not is_small_commit(state):
                 validate_next_token(state, self._call)
                 if state.forked_end > state.num_published:
-                    self._validate_shared_block(state, position, packed)
+                    validate_shared_block(state, position, packed, self._others, self._other_positions, self._call)
                 self._set_aside(state, position)
             position += 1
         self._wait_for_reads()
@@ -131,7 +134,7 @@ class BatchStep:
         for index, other in enumerate(self._others):
             position = self._other_positions[index]
             self._append_tokens(done, position, packed)
-            self._commit_other(other, position, packed)
+            commit_in_batch(other, packed, position)
             done = position + 1
         self._append_tokens(done, count, packed)
 
@@ -164,20 +167,6 @@ class BatchStep:
         for other in self._others:
             if other.awaits_reads:
                 wait_for_reads(other)
-
-    def _validate_shared_block(self, state: SequenceState, position: i64, packed: bytes) -> None:
-        """Other owners of the block have the same token: committed before, or by this call."""
-        validate_same_tokens(state, _piece(packed, position))
-        ordinal = state.num_committed // self._shared.tokens_per_block
-        token = _token_at(packed, position)
-        block = state.blocks[ordinal]
-        for index, other in enumerate(self._others):
-            is_same = other.num_committed == state.num_committed and other.blocks[ordinal] is block
-            if is_same and _token_at(packed, self._other_positions[index]) != token:
-                raise ValueError(
-                    f"{self._call}: sequences {other.id} and {state.id} share block {ordinal}, and there are different tokens "
-                    f"for the same bytes; a step that computes tokens of its own begins with a resize"
-                )
 
     # -- the changes --------------------------------------------------------------------------------------------------
 
@@ -234,41 +223,62 @@ class BatchStep:
                 journal.move(state.serial, state.capacity, state.history)
             position += 1
 
-    def _resize_other(self, state: SequenceState, capacity: i64, history: i64) -> bool:
-        if len(state.arrivals) > 0:
-            settle_arrivals(state)
-        old_history = state.history
-        result = try_resize(state, capacity, history)
-        self._shared.journal.resize(state.serial, capacity, history, old_history, result)
-        return result
-
     def _append_tokens(self, begin: i64, end: i64, packed: bytes) -> None:
         journal = self._shared.journal
         is_recording = self._shared.is_recording
         position = begin
         while position < end:
             state = self._state_at(position)
-            token = _token_at(packed, position)
+            token = token_at(packed, position)
             make_small_commit(state, token)
             if is_recording:
                 journal.commit_one(state.serial, i64(token))
             position += 1
 
-    def _commit_other(self, state: SequenceState, position: i64, packed: bytes) -> None:
-        token = _token_at(packed, position)
-        if len(state.arrivals) > 0:
-            settle_arrivals(state)
-        if state.forked_end > state.num_published:
-            commit_packed(state, _piece(packed, position))
-        else:
-            commit_token(state, token)
-        self._shared.journal.commit_one(state.serial, i64(token))
+
+def resize_in_batch(state: SequenceState, capacity: i64, history: i64) -> bool:
+    """A validated resize of a batch call that is not small, recorded."""
+    if len(state.arrivals) > 0:
+        settle_arrivals(state)
+    old_history = state.history
+    result = try_resize(state, capacity, history)
+    state.shared.journal.resize(state.serial, capacity, history, old_history, result)
+    return result
 
 
-def _token_at(packed: bytes, position: i64) -> i32:
+def commit_in_batch(state: SequenceState, packed: bytes, position: i64) -> None:
+    """A validated commit of the token at ``position``, recorded."""
+    token = token_at(packed, position)
+    if len(state.arrivals) > 0:
+        settle_arrivals(state)
+    if state.forked_end > state.num_published:
+        commit_packed(state, piece_at(packed, position))
+    else:
+        commit_token(state, token)
+    state.shared.journal.commit_one(state.serial, i64(token))
+
+
+def validate_shared_block(
+    state: SequenceState, position: i64, packed: bytes, others: list[SequenceState], positions: vec[i64], call: str
+) -> None:
+    """Other owners of the block have the same token: committed before, or by this call, as one of ``others`` that commit theirs."""
+    validate_same_tokens(state, piece_at(packed, position))
+    ordinal = state.num_committed // state.shared.tokens_per_block
+    token = token_at(packed, position)
+    block = state.blocks[ordinal]
+    for index, other in enumerate(others):
+        is_same = other.num_committed == state.num_committed and other.blocks[ordinal] is block
+        if is_same and token_at(packed, positions[index]) not in (token, NO_TOKEN):
+            raise ValueError(
+                f"{call}: sequences {other.id} and {state.id} share block {ordinal}, and there are different tokens "
+                f"for the same bytes; a step that computes tokens of its own begins with a resize"
+            )
+
+
+def token_at(packed: bytes, position: i64) -> i32:
     return read_i32_le(packed, position * TOKEN_BYTES)
 
 
-def _piece(packed: bytes, position: i64) -> bytes:
+def piece_at(packed: bytes, position: i64) -> bytes:
     begin = position * TOKEN_BYTES
     return packed[begin : begin + TOKEN_BYTES]

@@ -77,6 +77,7 @@ from ..reuse.reuse_scope import ReuseScope, to_scope
 from ..reuse.state_match import StateMatch
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import residency
+from ..sequence.given_tokens import GivenTokens
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
 from ..sequence.retention_plan import FOR_EVER, RetentionPlan
@@ -388,6 +389,9 @@ class KVCacheManager(Handle):
             self._levels.sample_demand()
             state.prompt_length = prompt_length
             residency.hold_match(state, match)
+            if input_tokens is not None and packed is not None:
+                state.given = GivenTokens(input_tokens, packed)
+                state.given_end = state.num_committed
             if state_match is not None:
                 begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)
             usage = self._usage.recorder
@@ -837,6 +841,9 @@ class KVCacheManager(Handle):
             return describe(self._shared, self._open_sequences.states())
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _shared_for_batch(self) -> SharedState:
+        return self._shared
 
     def _require_open(self) -> None:
         if not self._is_open:

@@ -30,6 +30,13 @@ class TokenTail:
         self._packed.write(packed)
         self.count += len(packed) // TOKEN_BYTES
 
+    def take_back(self) -> None:
+        """The last token was not appended."""
+        kept = self._packed.getvalue()
+        self._packed = BytesWriter()
+        self._packed.write(kept[: len(kept) - TOKEN_BYTES])
+        self.count -= 1
+
     def packed(self) -> bytes:
         return self._packed.getvalue()
 

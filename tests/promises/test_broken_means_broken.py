@@ -11,7 +11,7 @@ import pytest
 from small_models import config_of, manager_of, run_prompt
 from tiered_models import tiered_config
 
-from kv_cache_manager_v2 import CorruptedError, KVCacheManager
+from kv_cache_manager_v2 import CorruptedError, DecodeBatch, KVCacheManager
 from kv_cache_manager_v2.storage.page_rows import LINKS, NOT_QUEUED, ONE_HOLD, PLACE, ROW_WORDS
 from kv_cache_manager_v2.testing import SimulatedDevice
 
@@ -189,6 +189,9 @@ class Stage:
         self.suspended.suspend()
         self.drafting = self.prompt([50, 51], 1)
         assert self.drafting.resize(4, 2)
+        self.decoding = DecodeBatch(self.manager, 4, 16)
+        self.decoding.join(self.active)
+        self.decoding.join(self.drafting)
         self.stopped = self.prompt([60], 1)
         self.stopped.stop_committing()
         self.lease = self.active.reserve_transfer()
@@ -205,6 +208,7 @@ CALLS: dict[str, Callable[[Stage], Any]] = {
     "probe_reuse": lambda stage: stage.manager.probe_reuse(None, TEXT),
     "resize_batch": lambda stage: stage.manager.resize_batch([stage.active], [20], [6]),
     "commit_batch": lambda stage: stage.manager.commit_batch([stage.active, stage.drafting], [26, 52]),
+    "step of a batch": lambda stage: stage.decoding.step([26, 52]),
     "retain": lambda stage: stage.manager.retain(TEXT, None, 80),
     "release": lambda stage: stage.manager.release(TEXT),
     "demote": lambda stage: stage.manager.demote(TEXT),
@@ -221,6 +225,7 @@ CALLS: dict[str, Callable[[Stage], Any]] = {
     "resize": lambda stage: stage.active.resize(20, 6),
     "capacity": lambda stage: setattr(stage.active, "capacity", 20),
     "commit": lambda stage: stage.active.commit([26, 27]),
+    "commit_input": lambda stage: stage.active.commit_input(),
     "commit_tree": lambda stage: stage.drafting.commit_tree([52], [3]),
     "commit of beams": lambda stage: stage.wide.commit([42, 43], [1, 0]),
     "stop_committing": lambda stage: stage.active.stop_committing(),

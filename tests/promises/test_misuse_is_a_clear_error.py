@@ -11,6 +11,7 @@ from small_models import config_of, manager_of, run_prompt
 from kv_cache_manager_v2 import (
     AttentionLayerConfig,
     BatchPageTable,
+    DecodeBatch,
     BufferConfig,
     BufferId,
     GpuCacheTierConfig,
@@ -114,6 +115,7 @@ ON_SUSPENDED: list[tuple[str, Call]] = [
     ("commit", lambda m, s: s.commit([7])),
     ("batch", lambda m, s: m.resize_batch([s], [8])),
     ("batch of tokens", lambda m, s: m.commit_batch([s], [8])),
+    ("input", lambda m, s: s.commit_input()),
 ]
 
 
@@ -141,6 +143,8 @@ ON_CLOSED: list[tuple[str, Call]] = [
     ("room", lambda m, s: setattr(s, "capacity", 8)),
     ("batch", lambda m, s: m.resize_batch([s], [8])),
     ("batch of tokens", lambda m, s: m.commit_batch([s], [8])),
+    ("input", lambda m, s: s.commit_input()),
+    ("joining", lambda m, s: DecodeBatch(m, 2, 8).join(s)),
 ]
 
 

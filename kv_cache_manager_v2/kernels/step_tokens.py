@@ -1,0 +1,64 @@
+"""The tokens of a batch's step, one for each row, packed; from a list, or any array of one dimension."""
+
+from typing import Any
+
+import numpy as np
+from mypy_extensions import i64
+
+from ..base.checks import to_int, to_list
+from ..reuse.token_packing import MAX_TOKEN_ID, TOKEN_BYTES
+
+
+def pack_step_tokens(tokens: object, num_rows: i64) -> bytes:
+    """As native int32, not looked at where they are int32 already; nothing for None.
+
+    `TypeError` if they are no integers, `ValueError` unless there is one for each row, each from -1 to 2**31 - 1.
+    """
+    if tokens is None:
+        return b""
+    packed = _pack_list(tokens) if isinstance(tokens, (list, tuple)) else _pack_array(tokens)
+    if len(packed) // TOKEN_BYTES != num_rows:
+        raise ValueError(f"step: tokens has {len(packed) // TOKEN_BYTES} ids for {num_rows} members; give -1 where there is none")
+    return packed
+
+
+def _pack_list(tokens: object) -> bytes:
+    numbers = [to_int(token, "one of tokens") for token in to_list(tokens, "tokens")]
+    for position, number in enumerate(numbers):
+        if not -1 <= number <= MAX_TOKEN_ID:
+            raise ValueError(_out_of_range(position, number))
+    return np.array(numbers, np.int32).tobytes()
+
+
+def _pack_array(tokens: object) -> bytes:
+    if isinstance(tokens, (str, bytes, bytearray)) or not (hasattr(tokens, "__array__") or _has_buffer(tokens)):
+        raise TypeError(f"tokens must be a sequence of ids or an array of integers, not {type(tokens).__name__}")
+    array: Any = np.asarray(tokens)
+    if array.ndim == 0:
+        raise TypeError(f"tokens must be a sequence of ids or an array of integers, not {tokens!r}")
+    if array.ndim != 1:
+        raise ValueError(f"tokens must have one dimension, not {array.ndim}")
+    if array.dtype == np.int32:
+        packed: bytes = array.tobytes()
+        return packed
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"tokens must be integers, not {array.dtype}")
+    wrong = (array < -1) | (array > MAX_TOKEN_ID)
+    if wrong.any():
+        position = int(wrong.argmax())
+        raise ValueError(_out_of_range(position, int(array[position])))
+    converted: bytes = array.astype(np.int32).tobytes()
+    return converted
+
+
+def _has_buffer(tokens: object) -> bool:
+    buffer: Any = tokens
+    try:
+        memoryview(buffer)
+    except TypeError:
+        return False
+    return True
+
+
+def _out_of_range(position: int, number: int) -> str:
+    return f"step: tokens[{position}] is {number}; ids are 0 <= id < 2**31, -1 says that there is none"
