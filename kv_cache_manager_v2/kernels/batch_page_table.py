@@ -68,6 +68,12 @@ class BatchPageTable(Handle):
         "_rules",
         "_max_num_sequences",
         "_max_num_blocks",
+        "_has_scratch",
+        "_lengths",
+        "_queries",
+        "_keys",
+        "_sources",
+        "_targets",
     )
 
     seq_lens: Final[npt.NDArray[np.int32]]
@@ -79,6 +85,14 @@ class BatchPageTable(Handle):
     _rules: Final[list[PageRule]]
     _max_num_sequences: Final[int]
     _max_num_blocks: Final[int]
+    _has_scratch: Final[bool]
+    """Whether sequences may have scratch blocks, of which their page tables do not tell."""
+    _lengths: Final[vec[i32]]
+    """What `seq_lens` gets in the next update; then the same for the other two arrays, and all three as views of numpy."""
+    _queries: Final[vec[i32]]
+    _keys: Final[vec[i32]]
+    _sources: Final[list[Any]]
+    _targets: Final[list[Any]]
 
     def __init__(
         self,
@@ -111,6 +125,12 @@ class BatchPageTable(Handle):
         self._rules = []
         self._max_num_sequences = num_rows
         self._max_num_blocks = num_blocks
+        self._has_scratch = manager.init_config.enable_swa_scratch_reuse
+        self._lengths = vec[i32]([0] * num_rows)
+        self._queries = vec[i32]([0] * (num_rows + 1))
+        self._keys = vec[i32]([0] * (num_rows + 1))
+        self._sources = [np.asarray(memoryview(self._lengths)), np.asarray(memoryview(self._queries)), np.asarray(memoryview(self._keys))]
+        self._targets = [self.seq_lens, self.query_start_loc, self.kv_start_loc]
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
@@ -223,7 +243,7 @@ class BatchPageTable(Handle):
         if joining.manager is not self._manager:
             raise ValueError(f"kv_cache is {joining!r}, which belongs to another manager")
         if state.status == CLOSED:
-            raise LogicError(f"sequence {state.id} is closed; it cannot join a batch")
+            raise LogicError(f"sequence {state.id}: it cannot join a batch after close(); make a new sequence with create_kv_cache()")
         row = len(self._rows)
         if row >= self._max_num_sequences:
             raise ValueError(f"all {row} rows are taken; make the table with a larger max_num_sequences")
@@ -295,27 +315,35 @@ class BatchPageTable(Handle):
     def _write_step(self) -> None:
         """Lengths and inputs of all rows are those of the step, and validated."""
         rows = self._rows
-        count: i64 = len(rows.states)
-        for row in range(count):
-            state = rows.states[row]
-            readers = rows.changed[row]
-            position: i64 = 0
-            for layer_group in rows.layer_groups:
-                group: i64 = layer_group
-                changed = readers[position]
-                scratch = state.scratch
-                has_scratch = scratch.begins[group] < scratch.ends[group]
-                if has_scratch or not changed.is_empty:
-                    for output in self._outputs:
-                        output.update_row(row, state, group, changed)
-                    changed.clear()
-                    if has_scratch:
-                        # The page table never had these blocks, so it cannot tell when they are gone.
-                        changed.record_all()
-                position += 1
+        has_scratch = self._has_scratch
+        row: i64 = 0
+        for mark in rows.marks:
+            if mark.is_set or has_scratch:
+                mark.is_set = False
+                self._write_row(row)
+            row += 1
         for output in self._outputs:
             output.finish(rows)
-        self._publish_lengths(count)
+        self._publish_lengths(len(rows.states))
+
+    def _write_row(self, row: i64) -> None:
+        rows = self._rows
+        state = rows.states[row]
+        readers = rows.changed[row]
+        position: i64 = 0
+        for layer_group in rows.layer_groups:
+            group: i64 = layer_group
+            changed = readers[position]
+            scratch = state.scratch
+            has_scratch = scratch.begins[group] < scratch.ends[group]
+            if has_scratch or not changed.is_empty:
+                for output in self._outputs:
+                    output.update_row(row, state, group, changed)
+                changed.clear()
+                if has_scratch:
+                    # The page table never had these blocks, so it cannot tell when they are gone.
+                    changed.record_all()
+            position += 1
 
     def _take_lengths(self, num_input_tokens: Sequence[int] | None) -> None:
         """Validate the rows, and store the step's lengths."""
@@ -360,26 +388,31 @@ class BatchPageTable(Handle):
                 )
 
     def _publish_lengths(self, count: i64) -> None:
-        rows = self._rows
-        total = self._max_num_sequences + 1
-        lengths = vec[i32]([0] * total)
-        queries = vec[i32]([0] * total)
-        keys = vec[i32]([0] * total)
+        histories = self._rows.histories
+        inputs = self._rows.num_inputs
+        lengths = self._lengths
+        queries = self._queries
+        keys = self._keys
         num_queries: i64 = 0
         num_keys: i64 = 0
-        row: i64
-        for row in range(self._max_num_sequences):
-            if row < count:
-                length = rows.histories[row] + rows.num_inputs[row]
-                num_queries += rows.num_inputs[row]
-                num_keys += length
-                lengths[row] = i32(length)
-            queries[row + 1] = i32(num_queries)
-            keys[row + 1] = i32(num_keys)
-        _copy(self.seq_lens, lengths)
-        _copy(self.query_start_loc, queries)
-        _copy(self.kv_start_loc, keys)
-
-
-def _copy(target: Any, source: vec[i32]) -> None:
-    target[:] = np.asarray(memoryview(source))[: len(target)]
+        row: i64 = 0
+        while row < count:
+            num_inputs = inputs[row]
+            length = histories[row] + num_inputs
+            num_queries += num_inputs
+            num_keys += length
+            lengths[row] = i32(length)
+            row += 1
+            queries[row] = i32(num_queries)
+            keys[row] = i32(num_keys)
+        no_length: i32 = 0
+        last_query = i32(num_queries)
+        last_key = i32(num_keys)
+        while row < self._max_num_sequences:
+            lengths[row] = no_length
+            row += 1
+            queries[row] = last_query
+            keys[row] = last_key
+        self._targets[0][:] = self._sources[0]
+        self._targets[1][:] = self._sources[1]
+        self._targets[2][:] = self._sources[2]

@@ -10,14 +10,14 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import LogicError
-from ..sequence.changed_blocks import ChangedBlocks
+from ..sequence.changed_blocks import ChangedBlocks, ChangeMark
 from ..sequence.sequence_state import SequenceState
 
 
 @final
 @mypyc_attr(native_class=True)
 class BatchRows:
-    __slots__ = ("states", "owners", "beams", "changed", "layer_groups", "histories", "num_inputs", "is_stepping")
+    __slots__ = ("states", "owners", "beams", "changed", "marks", "layer_groups", "histories", "num_inputs", "is_stepping")
 
     states: Final[list[SequenceState]]
     """By row: the state of the sequence or beam."""
@@ -26,6 +26,8 @@ class BatchRows:
     beams: Final[list[int]]
     changed: Final[list[list[ChangedBlocks]]]
     """By row, then in the order of `layer_groups`."""
+    marks: Final[list[ChangeMark]]
+    """By row: set if one of its `ChangedBlocks` may not be empty."""
     layer_groups: Final[list[int]]
     histories: Final[vec[i64]]
     num_inputs: Final[vec[i64]]
@@ -37,6 +39,7 @@ class BatchRows:
         self.owners = []
         self.beams = []
         self.changed = []
+        self.marks = []
         self.layer_groups = []
         self.histories = vec[i64]([0] * max_num_rows)
         self.num_inputs = vec[i64]([0] * max_num_rows)
@@ -50,7 +53,7 @@ class BatchRows:
         if layer_group not in self.layer_groups:
             self.layer_groups.append(layer_group)
             for row, state in enumerate(self.states):
-                self.changed[row].append(_register(state, layer_group))
+                self.changed[row].append(_register(state, layer_group, self.marks[row]))
         for readers in self.changed:
             readers[self.layer_groups.index(layer_group)].record_all()
 
@@ -70,7 +73,9 @@ class BatchRows:
         self.states.append(state)
         self.owners.append(owner)
         self.beams.append(beam)
-        self.changed.append([_register(state, group) for group in self.layer_groups])
+        mark = ChangeMark()
+        self.marks.append(mark)
+        self.changed.append([_register(state, group, mark) for group in self.layer_groups])
 
     def remove(self, row: int) -> None:
         """Move the last sequence into the row; all its entries count as changed."""
@@ -81,11 +86,13 @@ class BatchRows:
         last_owner = self.owners.pop()
         last_beam = self.beams.pop()
         last_changed = self.changed.pop()
+        last_mark = self.marks.pop()
         if row < len(self.states):
             self.states[row] = last_state
             self.owners[row] = last_owner
             self.beams[row] = last_beam
             self.changed[row] = last_changed
+            self.marks[row] = last_mark
             _record_all(last_changed)
 
     def swap(self, first: int, second: int) -> None:
@@ -95,12 +102,13 @@ class BatchRows:
         self.owners[first], self.owners[second] = self.owners[second], self.owners[first]
         self.beams[first], self.beams[second] = self.beams[second], self.beams[first]
         changed[first], changed[second] = changed[second], changed[first]
+        self.marks[first], self.marks[second] = self.marks[second], self.marks[first]
         _record_all(changed[first])
         _record_all(changed[second])
 
 
-def _register(state: SequenceState, layer_group: int) -> ChangedBlocks:
-    reader = ChangedBlocks()
+def _register(state: SequenceState, layer_group: int, mark: ChangeMark) -> ChangedBlocks:
+    reader = ChangedBlocks(mark)
     reader.record_all()
     state.tables[layer_group].add_reader(reader)
     return reader

@@ -74,6 +74,9 @@ class CsrTable(TableOutput):
         "_window_begins",
         "_changes",
         "_max_num_pages",
+        "_last_lens",
+        "_last_view",
+        "_num_published",
     )
 
     indptr: Final[npt.NDArray[np.int32]]
@@ -92,6 +95,11 @@ class CsrTable(TableOutput):
     _changes: Final[vec[i64]]
     """By row: the kind of change of its page table since the last step."""
     _max_num_pages: Final[i64]
+    _last_lens: Final[vec[i32]]
+    """By row: what `last_page_len` gets; and the same as a view of numpy."""
+    _last_view: Final[npt.NDArray[np.int32]]
+    _num_published: i64
+    """Rows at the last update."""
 
     def __init__(
         self,
@@ -116,6 +124,9 @@ class CsrTable(TableOutput):
         self._window_begins = vec[i64]([0] * max_num_rows)
         self._changes = vec[i64]([_UNCHANGED] * max_num_rows)
         self._max_num_pages = max_num_pages
+        self._last_lens = vec[i32]([1] * max_num_rows)
+        self._last_view = np.asarray(memoryview(self._last_lens))
+        self._num_published = 0
 
     @property
     def num_pages(self) -> int:
@@ -168,10 +179,12 @@ class CsrTable(TableOutput):
         edits: list[RowEdit] = []
         count: i64 = len(rows.states)
         page_tokens = self._rule.page_tokens
-        last = vec[i32]([1] * count)
+        last = self._last_lens
+        no_tokens: i32 = 1
         for row in range(count):
             num_tokens = rows.histories[row] + rows.num_inputs[row]
             num_pages = ceil_div(num_tokens, page_tokens)
+            last[row] = no_tokens
             if num_tokens > 0:
                 tail: i64 = num_tokens - (num_pages - 1) * page_tokens
                 last[row] = i32(tail)
@@ -186,10 +199,11 @@ class CsrTable(TableOutput):
                 self._changes[row] = _UNCHANGED
                 self._num_pages[row] = num_pages
                 self._window_begins[row] = window_begin
-        self.last_page_len[:count] = np.asarray(memoryview(last))
+        self.last_page_len[:count] = self._last_view[:count]
         if len(edits) > 0:
             self._apply_edits(count, edits)
-        self._publish(count)
+        if len(edits) > 0 or count != self._num_published:
+            self._publish(count)
 
     def _plan_edit(self, row: i64, state: SequenceState, num_pages: i64) -> RowEdit:
         known = self._num_pages[row]
@@ -290,6 +304,7 @@ class CsrTable(TableOutput):
     def _publish(self, count: i64) -> None:
         starts = self._starts
         total = starts[count]
+        self._num_published = count
         for row in range(count + 1, len(starts)):
             starts[row] = total
         self.indptr[:] = np.asarray(memoryview(starts))

@@ -30,12 +30,16 @@ class SlotMapping(TableOutput):
     token slots.
     """
 
-    __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens")
+    __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens", "_collected", "_view")
 
     array: Final[npt.NDArray[np.int64]]
     _rule: Final[PageRule]
     _max_num_tokens: Final[i64]
     _num_tokens: i64
+    _collected: Final[vec[i64]]
+    """Tokens of rows with few inputs, until they are written, all at once."""
+    _view: Final[npt.NDArray[np.int64]]
+    """Of ``_collected``."""
 
     def __init__(self, rule: PageRule, max_num_tokens: int, out: object) -> None:
         self.array = to_output_array(out, "out", (max_num_tokens,), INT64)
@@ -43,6 +47,8 @@ class SlotMapping(TableOutput):
         self._rule = rule
         self._max_num_tokens = max_num_tokens
         self._num_tokens = 0
+        self._collected = vec[i64]([0] * max_num_tokens)
+        self._view = np.asarray(memoryview(self._collected))
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
@@ -73,14 +79,13 @@ class SlotMapping(TableOutput):
         array = self.array
         count: i64 = len(rows.states)
         first: i64 = 0
-        # Tokens of rows with few inputs are collected here and written at once.
-        collected = vec[i64]([0] * (count * _FEW))
+        collected = self._collected
         num_collected: i64 = 0
         for row in range(count):
             num_inputs = rows.num_inputs[row]
             state = rows.states[row]
             if num_inputs > _FEW:
-                array[first : first + num_collected] = np.asarray(memoryview(collected))[:num_collected]
+                array[first : first + num_collected] = self._view[:num_collected]
                 first += num_collected
                 num_collected = 0
                 array[first : first + num_inputs] = self._long_row(state, rows.histories[row], num_inputs)
@@ -98,7 +103,7 @@ class SlotMapping(TableOutput):
                         collected[num_collected] = self._scratch_token(state, block, token % block_tokens)
                     num_collected += 1
                     token += 1
-        array[first : first + num_collected] = np.asarray(memoryview(collected))[:num_collected]
+        array[first : first + num_collected] = self._view[:num_collected]
         first += num_collected
         if first < self._num_tokens:
             array[first : self._num_tokens] = -1

@@ -15,10 +15,23 @@ _NOTHING: Final = 1 << 60
 
 @final
 @mypyc_attr(native_class=True)
+class ChangeMark:
+    """Whether one of the readers that share it was told of a change since the mark was cleared."""
+
+    __slots__ = ("is_set",)
+
+    is_set: bool
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+
+@final
+@mypyc_attr(native_class=True)
 class ChangedBlocks:
     """Both ranges are half-open, and empty while ``begin >= end``."""
 
-    __slots__ = ("filled_begin", "filled_end", "erased_begin", "erased_end", "following")
+    __slots__ = ("filled_begin", "filled_end", "erased_begin", "erased_end", "following", "mark")
 
     filled_begin: i64
     filled_end: i64
@@ -26,8 +39,10 @@ class ChangedBlocks:
     erased_end: i64
     following: "ChangedBlocks | None"
     """The next reader of the same table."""
+    mark: Final[ChangeMark]
 
-    def __init__(self) -> None:
+    def __init__(self, mark: ChangeMark) -> None:
+        self.mark = mark
         self.filled_begin = _NOTHING
         self.filled_end = 0
         self.erased_begin = _NOTHING
@@ -35,6 +50,7 @@ class ChangedBlocks:
         self.following = None
 
     def record(self, ordinal: i64, slot: int) -> None:
+        self.mark.is_set = True
         if slot >= 0:
             if ordinal < self.filled_begin:
                 self.filled_begin = ordinal
@@ -58,5 +74,6 @@ class ChangedBlocks:
 
     def record_all(self) -> None:
         """As if every entry had been set."""
+        self.mark.is_set = True
         self.filled_begin = 0
         self.filled_end = _NOTHING
