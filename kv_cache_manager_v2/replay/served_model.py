@@ -17,7 +17,7 @@ MIN_BYTES_PER_TOKEN: Final = 8
 """Per buffer."""
 
 
-@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+@mypyc_attr(native_class=True)
 class ServedModel(Value, metaclass=ABCMeta):
     """A named model."""
 
