@@ -387,6 +387,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
         {"tokens": [7], "accepted_positions": [6], "num_heads": 1},
     ),
     "KVCache.reserve_transfer": lambda w: (w.active.reserve_transfer, {"begin_block": 0, "end_block": 1}),
+    "KVCache.take_changed_blocks": lambda w: (w.active.take_changed_blocks, _GROUP),
     "KVCache.get_base_page_indices": lambda w: (w.active.get_base_page_indices, _GROUP),
     "KVCache.set_base_page_index_buf": lambda w: (
         w.active.set_base_page_index_buf,

@@ -27,6 +27,7 @@ from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
 from ..base.handle import Handle
 from ..base.ids import DEFAULT_BEAM_INDEX, GPU_LEVEL, PageIndexMode, TokenIdExt
+from ..base.ranges import HalfOpenRange
 from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, RESERVE, SCRATCH, STOP, STREAM, SUSPEND
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
@@ -601,6 +602,16 @@ class KVCache(Handle):
         Valid until the next call that changes the sequence. All bad while SUSPENDED. `LogicError` once closed.
         """
         return self._table(layer_group_id, beam_id).view()
+
+    def take_changed_blocks(
+        self, layer_group_id: SupportsIndex, beam_id: SupportsIndex = DEFAULT_BEAM_INDEX
+    ) -> list[HalfOpenRange]:
+        """Blocks whose base page index differs from what it was at the last such call, in order; the first time, all blocks.
+
+        Costs what was changed since. Blocks behind those of the last call count as changed, also where their index is bad; those that are
+        gone (`num_blocks`) do not. Asking is of no consequence for anything else. `LogicError` once closed.
+        """
+        return self._table(layer_group_id, beam_id).take_changes()
 
     def set_base_page_index_buf(
         self, beam_id: SupportsIndex, layer_group_id: SupportsIndex, buf: object

@@ -3,12 +3,14 @@
 A reader registers one of these with each table that it copies from (`PageTable.add_reader`), looks, and calls `clear`.
 Two ranges, because one step of a windowed layer changes both ends of its window and nothing between. Entries past the
 table's last block may be in a range; a reader cuts there. Entries that a growing table gets, and that are never set,
-are in neither: a reader knows how many blocks it has seen.
+are in neither: a reader knows how many blocks it has seen. A reader for which two ranges are too coarse adds `IndexChanges`.
 """
 
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
+
+from .index_changes import IndexChanges
 
 _NOTHING: Final = 1 << 60
 
@@ -31,7 +33,7 @@ class ChangeMark:
 class ChangedBlocks:
     """Both ranges are half-open, and empty while ``begin >= end``."""
 
-    __slots__ = ("filled_begin", "filled_end", "erased_begin", "erased_end", "following", "mark")
+    __slots__ = ("filled_begin", "filled_end", "erased_begin", "erased_end", "following", "mark", "exact")
 
     filled_begin: i64
     filled_end: i64
@@ -40,6 +42,7 @@ class ChangedBlocks:
     following: "ChangedBlocks | None"
     """The next reader of the same table."""
     mark: Final[ChangeMark]
+    exact: IndexChanges | None
 
     def __init__(self, mark: ChangeMark) -> None:
         self.mark = mark
@@ -48,9 +51,12 @@ class ChangedBlocks:
         self.erased_begin = _NOTHING
         self.erased_end = 0
         self.following = None
+        self.exact = None
 
     def record(self, ordinal: i64, slot: int) -> None:
         self.mark.is_set = True
+        if self.exact is not None:
+            self.exact.record(ordinal)
         if slot >= 0:
             if ordinal < self.filled_begin:
                 self.filled_begin = ordinal

@@ -11,7 +11,9 @@ from librt.vecs import extend, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
 from ..base.ids import BAD_PAGE_INDEX
-from .changed_blocks import ChangedBlocks
+from ..base.ranges import HalfOpenRange
+from .changed_blocks import ChangedBlocks, ChangeMark
+from .index_changes import IndexChanges
 
 _LEAST_SPARE: Final = 16
 _INT32_FORMATS: Final = ("i", "l", "=i", "<i", "@i")
@@ -20,18 +22,21 @@ _INT32_FORMATS: Final = ("i", "l", "=i", "<i", "@i")
 @final
 @mypyc_attr(native_class=True)
 class PageTable:
-    __slots__ = ("entries", "num_blocks", "_buffer", "_reader")
+    __slots__ = ("entries", "num_blocks", "_buffer", "_reader", "_exact")
 
     entries: vec[i32]
     num_blocks: i64
     _buffer: memoryview | None
     _reader: ChangedBlocks | None
+    _exact: IndexChanges | None
+    """What the user has not been told of yet; None before the user asks for the first time."""
 
     def __init__(self) -> None:
         self.entries = vec[i32]()
         self.num_blocks = 0
         self._buffer = None
         self._reader = None
+        self._exact = None
 
     @property
     def has_buffer(self) -> bool:
@@ -109,6 +114,17 @@ class PageTable:
     def clear(self) -> None:
         """Every entry is bad: the sequence is not on the device."""
         self.set_bad_run(0, self.num_blocks)
+
+    def take_changes(self) -> list[HalfOpenRange]:
+        """Ranges of blocks whose entry differs from what it was the last time; the first time, all of them."""
+        exact = self._exact
+        if exact is None:
+            exact = IndexChanges()
+            self._exact = exact
+            reader = ChangedBlocks(ChangeMark())
+            reader.exact = exact
+            self.add_reader(reader)
+        return exact.take(self.entries, self.num_blocks)
 
     def view(self) -> memoryview:
         """A read-only int32 view of the entries of the present blocks, no copy."""

@@ -21,7 +21,7 @@ class SimulatedSequence:
 
     __slots__ = (
         "name", "model", "max_committed", "text", "to_compute", "buffers", "num_computed", "state_tokens", "prompt_length",
-        "snapshot_positions", "other_texts", "_handle",
+        "snapshot_positions", "other_texts", "told_indices", "_handle",
     )  # fmt: skip
 
     name: Final[int]
@@ -39,6 +39,8 @@ class SimulatedSequence:
     prompt_length: int
     snapshot_positions: list[int]
     """Lengths at which the user asked for a snapshot of the recurrent state."""
+    told_indices: dict[int, list[int]]
+    """By layer group, the base page indices when `take_changed_blocks` was asked last."""
     _handle: KVCache | None
 
     def __init__(
@@ -62,6 +64,7 @@ class SimulatedSequence:
         self.prompt_length = 0
         self.snapshot_positions = []
         self.other_texts = []
+        self.told_indices = {}
 
     @property
     def handle(self) -> KVCache:

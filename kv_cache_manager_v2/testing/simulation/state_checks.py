@@ -38,6 +38,7 @@ def check_state(
             _check_entries(model, expected, group, entries)
             if beam == 0:
                 _check_buffer(sequence, group, entries)
+                _check_changes(sequence, group, entries)
             for ordinal, slot in enumerate(entries):
                 if slot != BAD_PAGE_INDEX:
                     page = _name_page(expected, group, ordinal)
@@ -112,6 +113,19 @@ def _check_buffer(sequence: SimulatedSequence, group: int, entries: list[int]) -
         found: list[int] = buffer.tolist()
         if found != entries + [BAD_PAGE_INDEX] * rest:
             raise ModelDisagreement(f"the user's index buffer of group {group} has {found}, the library's {entries}")
+
+
+def _check_changes(sequence: SimulatedSequence, group: int, entries: list[int]) -> None:
+    """Not each time, so that changes add up in between."""
+    if (sum(entries) + len(entries)) % 3 == 0:
+        return
+    known = sequence.told_indices.get(group, [])
+    expected = [at for at, entry in enumerate(entries) if at >= len(known) or known[at] != entry]
+    ranges = sequence.handle.take_changed_blocks(group)
+    found = [at for changed in ranges for at in changed]
+    if found != expected or any([before.end >= after.beg for before, after in zip(ranges, ranges[1:])]):
+        raise ModelDisagreement(f"indices of group {group} changed at {expected}, take_changed_blocks says {ranges}")
+    sequence.told_indices[group] = entries
 
 
 def _check_scratch(model: ReferenceModel, sequence: SimulatedSequence, group: int) -> list[int]:
