@@ -46,12 +46,12 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
     ids: dict[tuple[int, int | bytes], int] = {}
     parents: list[int] = []
     requests: list[BlockIds] = []
-    is_trace = isinstance(workload, TraceWorkload)
+    has_block_ids = isinstance(workload, TraceWorkload) and workload.has_block_ids
     for request in workload.requests():
         parent = _ROOT
         blocks: BlockIds = []
         contents: list[int | bytes] = []
-        if is_trace:
+        if has_block_ids:
             contents.extend(request.segment_codes.tolist())
         else:
             tokens = make_tokens(request.segment_codes, request.segment_lengths)

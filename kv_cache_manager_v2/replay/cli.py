@@ -13,6 +13,7 @@ from typing import Final
 from .. import __version__
 from .bad_input import BadInputError
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
+from .convert_command import CONVERT_HELP, add_convert_options, run_convert_command
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from .inspect_command import INSPECT_HELP, add_inspect_options, run_inspect_command
 from .plan_command import PLAN_HELP, add_plan_options, run_plan_command
@@ -21,7 +22,7 @@ from .replayer import PlanError
 from .rerun_command import RERUN_HELP, add_rerun_options, run_rerun_command
 
 _REPLAY_HELP = "serve a trace or a made workload through the manager, and report"
-_COMMANDS: Final = ("replay", "rerun", "plan", "inspect", "compare-policies")
+_COMMANDS: Final = ("replay", "convert", "rerun", "plan", "inspect", "compare-policies")
 _EXIT_CODES = (
     "exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 bad lines in the trace "
     "(without --skip-bad), or a file that cannot be read or written; 130 ended by Ctrl-C, with the report so far"
@@ -60,8 +61,14 @@ def _run(argv: Sequence[str] | None) -> int:
         epilog=_EXIT_CODES,
     )  # fmt: skip
     add_compare_options(compare_parser)
+    convert_parser = commands.add_parser(
+        "convert", usage="kvcm convert [OPTION ...] IN OUT", help=CONVERT_HELP, description=CONVERT_HELP, epilog=_EXIT_CODES
+    )
+    add_convert_options(convert_parser)
     try:
         options = parser.parse_args(argv)
+        if options.command == "convert":
+            return run_convert_command(options, convert_parser)
         if options.command == "plan":
             return run_plan_command(options, plan_parser)
         if options.command == "inspect":

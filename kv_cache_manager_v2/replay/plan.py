@@ -63,6 +63,8 @@ class ReplayPlan:
     seed: int | None = None
     """Of the workload, for the report."""
     skipped_lines: int = 0
+    notes: tuple[str, ...] = ()
+    """What the report must say of the requests: what was made up, assumed, left out."""
     pool_ratio: tuple[float, ...] | None = None
     """Shares of the bytes of each tier, by pool group; None: the manager's default."""
     adjusts: bool = True

@@ -10,10 +10,12 @@ from .console import Console, make_console, make_live_console
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
+from .log_option import add_log_options, given_log_option, make_log_options
 from .model_option import add_model_options, find_model
 from .option_values import parse_size, require_writable, to_positive, to_ratio, to_share, to_sizes
 from .other_sizes import DEFAULT_SIZES, MeasuredCurve, serve_other_sizes, was_interrupted
 from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
+from .read_progress import ReadProgress
 from .replayer import run_replay
 from .report import ReplayReport
 from .report_file import require_plots, write_html_report
@@ -22,7 +24,7 @@ from .scheduler import ServingLimits
 from .served_model import ServedModel
 from .tier_option import TierSizes, parse_tiers
 from .timeline import Timeline
-from .trace import BLOCK_TOKENS, TraceWorkload
+from .trace import TraceWorkload
 from .trace_option import scan_usable
 from .workload import Workload
 
@@ -36,7 +38,8 @@ def add_replay_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_source_options(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("what to serve")
-    source.add_argument("trace", nargs="?", metavar="TRACE", help="a trace in the Mooncake format (JSON lines)")
+    source.add_argument("trace", nargs="?", metavar="TRACE",
+        help="a log of requests: its format is recognised; - is the standard input (docs/logs.md)")
     source.add_argument("--workload", choices=WORKLOAD_NAMES, help="make one instead (default: mix)")
     source.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
     source.add_argument(
@@ -44,9 +47,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
         help=f"serve the first N requests (default: all of a trace, {DEFAULT_NUM_REQUESTS} of a workload)",
     )  # fmt: skip
     source.add_argument("--skip-bad", action="store_true", help="report bad lines of a trace and serve the others")
-    source.add_argument(
-        "--trace-block", type=to_positive, metavar="TOKENS", help=f"tokens per hash id of the trace (default: {BLOCK_TOKENS})"
-    )  # fmt: skip
+    add_log_options(source)
 
 
 def _add_machine_options(parser: argparse.ArgumentParser) -> None:
@@ -152,24 +153,28 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error("--skip-bad is about the lines of a TRACE, and none is given")
     if options.report is None and options.report_sizes is not DEFAULT_SIZES:
         parser.error("--report-sizes is about the page of plots; name one with --report FILE")
-    if options.trace_block is not None and options.trace is None:
-        parser.error("--trace-block is about the hash ids of a TRACE, and none is given")
+    log_option = given_log_option(options)
+    if log_option is not None and options.trace is None:
+        parser.error(f"{log_option} is about a TRACE, and none is given")
     model = find_model(options, parser, options.model)
     skipped_lines = 0
+    notes: list[str] = []
     workload: Workload
     if options.trace is not None:
-        trace = TraceWorkload(options.trace, options.limit, options.trace_block or BLOCK_TOKENS)
+        progress = ReadProgress(sys.stderr, options.quiet)
+        trace = TraceWorkload(options.trace, options.limit, options.trace_block, make_log_options(options), progress)
         scan = scan_usable(trace, options.skip_bad)
         if scan is None:
             return EXIT_BAD_INPUT
         skipped_lines = scan.num_bad_lines
+        notes = trace.notes()
         workload = trace
     else:
         workload = make_workload(
             options.workload or WORKLOAD_NAMES[0], options.seed, options.limit or DEFAULT_NUM_REQUESTS
         )
     try:
-        plan = _plan(options, model, workload, skipped_lines)
+        plan = _plan(options, model, workload, skipped_lines, tuple(notes))
     except ValueError as error:
         parser.error(str(error))
     require_writable(parser, "--json", options.json)
@@ -212,7 +217,7 @@ def exit_code(report: ReplayReport) -> int:
     return EXIT_INTERRUPTED if report.interrupted else EXIT_OK
 
 
-def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, skipped_lines: int) -> ReplayPlan:
+def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, skipped_lines: int, notes: tuple[str, ...]) -> ReplayPlan:
     shrink: int = options.shrink if options.shrink is not None else 1
     if shrink == 0 or shrink > model.max_shrink or (options.shrink is None and options.verify):
         shrink = model.max_shrink
@@ -245,6 +250,7 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         scratch=options.scratch,
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
+        notes=notes,
         pool_ratio=options.pool_ratio,
         adjusts=not options.no_adjust,
     )

@@ -243,6 +243,7 @@ class _Replayer:
             missed_tokens=dict(tally.missed_tokens),
             checked_bytes=0 if engine is None else engine.num_checked_bytes,
             pool_ratio=plan.pool_ratio,
+            notes=plan.notes,
             adjustments=num_adjustments if plan.adjusts else None,
             last_refusal=None if self._manager.last_refusal is None else self._manager.last_refusal.text,
         )

@@ -107,6 +107,8 @@ class ReplayReport(Value):
     """Shares of the bytes by pool group that were asked for; None: the manager's default."""
     adjustments: int | None = None
     """How often the quota was divided between the pool groups anew; None: that was disabled."""
+    notes: tuple[str, ...] = ()
+    """Of the workload: what was made up, assumed, left out."""
     last_refusal: str | None = None
     """The last refusal's reason."""
 

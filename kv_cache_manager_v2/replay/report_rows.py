@@ -50,6 +50,8 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         rows.append(("skipped lines", f"{report.skipped_lines:,}"))
     if report.invariants_checked:
         rows.append(("invariants", "hold after every step" if report.failure is None else report.failure))
+    for note in report.notes:
+        rows.append(("note", note))
     for text in report.first_mismatches[:3]:
         rows.append(("mismatch", text))
     return rows

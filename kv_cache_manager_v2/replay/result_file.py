@@ -5,7 +5,10 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import IO, Final, final
+
+from mypy_extensions import mypyc_attr
 
 _NO_ROOM: Final = frozenset([errno.ENOSPC, errno.EDQUOT])
 _NOT_OPENED: Final = frozenset([errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG])
@@ -30,6 +33,41 @@ def write_result(path: str, text: str) -> None:
         if failure.errno in _NOT_OPENED:
             raise OSError(failure.errno, failure.strerror, path) from failure
         raise OSError(failure.errno, f"{failure.strerror}; {_explain(target, failure.errno, len(data))}", path) from failure
+
+
+@final
+@mypyc_attr(native_class=True)
+class StreamedResult:
+    """A file that takes its name when it is whole; after an error nothing has changed. For results too large to be made at once."""
+
+    __slots__ = ("_target", "_beside", "_file")
+
+    def __init__(self, path: str) -> None:
+        self._target: Final = Path(path)
+        self._beside: Final = Path(path).resolve().with_name(f".{Path(path).name}.{os.getpid()}.part")
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> IO[bytes]:
+        # A device is written to directly.
+        opened = open(self._beside if self._is_file() else self._target, "wb")
+        self._file = opened
+        return opened
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._file is not None
+        try:
+            self._file.close()
+            if kind is None and self._is_file():
+                if self._target.exists():
+                    shutil.copymode(self._target, self._beside)
+                os.replace(self._beside, self._target.resolve())
+        finally:
+            if self._is_file():
+                with suppress(OSError):
+                    self._beside.unlink(missing_ok=True)
+
+    def _is_file(self) -> bool:
+        return self._target.is_file() or not self._target.exists()
 
 
 def _replace(target: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 
+from .logs.log_file import FORMATS
 from .trace import TraceScan, TraceWorkload
 
 
@@ -17,7 +18,7 @@ def scan_usable(trace: TraceWorkload, skip_bad: bool) -> TraceScan | None:
     if scan.num_bad_lines > len(scan.bad_lines):
         sys.stderr.write(f"... and {scan.num_bad_lines - len(scan.bad_lines)} more bad lines\n")
     if scan.num_bad_lines > 0 and not skip_bad:
-        sys.stderr.write("nothing was done; --skip-bad goes on without these lines\n")
+        sys.stderr.write(f"nothing was done; --skip-bad goes on without these lines. Read as {trace.format_name}; accepted are {FORMATS}\n")
         return None
     if scan.summary.num_requests == 0:
         sys.stderr.write(f"{trace.path}: there is no request in it\n")

@@ -23,12 +23,12 @@ class Request(Value):
     """One prompt and the number of tokens that the model generates for it.
 
     ``after`` names the request that must have finished before this one starts (an earlier turn), and ``pause_steps``
-    how many steps of the engine pass in between (a person reads, a tool runs).
+    how many steps of the engine pass in between (a person reads, a tool runs), or how many milliseconds of recorded time.
     """
 
     __slots__ = (
         "id", "arrival_ms", "segment_codes", "segment_lengths", "num_prompt_tokens", "num_output_tokens", "after",
-        "pause_steps",
+        "pause_steps", "delay_ms",
     )  # fmt: skip
 
     id: Final[int]
@@ -39,10 +39,11 @@ class Request(Value):
     num_output_tokens: Final[int]
     after: Final[int | None]
     pause_steps: Final[int]
+    delay_ms: Final[float]
 
     def __init__(
         self, id: int, arrival_ms: float, segment_codes: SegmentArray, segment_lengths: SegmentArray,
-        num_output_tokens: int, after: int | None = None, pause_steps: int = 0,
+        num_output_tokens: int, after: int | None = None, pause_steps: int = 0, delay_ms: float = 0.0,
     ) -> None:  # fmt: skip
         self.id = id
         self.arrival_ms = arrival_ms
@@ -52,11 +53,12 @@ class Request(Value):
         self.num_output_tokens = num_output_tokens
         self.after = after
         self.pause_steps = pause_steps
+        self.delay_ms = delay_ms
 
     def _arguments(self) -> tuple[object, ...]:
         return (
             self.id, self.arrival_ms, self.segment_codes, self.segment_lengths, self.num_output_tokens, self.after,
-            self.pause_steps,
+            self.pause_steps, self.delay_ms,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -36,7 +36,10 @@ from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
 from kv_cache_manager_v2.journal.journal_reader import JournalError
 from kv_cache_manager_v2.publishing.wire_reader import read_batch
 from kv_cache_manager_v2.replay.rerun import RerunMismatch, rerun
-from kv_cache_manager_v2.replay.trace import TraceWorkload, parse_request
+from kv_cache_manager_v2.replay.bad_input import BadInputError
+from kv_cache_manager_v2.replay.logs.hash_readers import IdTable, request_of_record
+from kv_cache_manager_v2.replay.logs.recognise import parse_line, require_record
+from kv_cache_manager_v2.replay.trace import TraceWorkload
 
 REFUSALS: Final = (ValueError, TypeError, KVCacheManagerError, RerunMismatch, JournalError)
 MAX_QUOTA: Final = 1 << 22
@@ -135,11 +138,14 @@ def fuzz_trace(data: bytes) -> None:
         path = Path(folder) / "trace.jsonl"
         path.write_bytes(data)
         trace = TraceWorkload(str(path), limit=50, block_tokens=16)
-        scan = trace.scan()
+        try:
+            scan = trace.scan()
+        except BadInputError:
+            return
         assert len(scan.bad_lines) <= scan.MAX_KEPT
         for request in trace.requests():
             assert request.num_prompt_tokens > 0
-    parse_request(data, 0, 16)
+    request_of_record(require_record(parse_line(1, data)), 0, 16, IdTable(False))
 
 
 def fuzz_tokens(data: bytes) -> None:

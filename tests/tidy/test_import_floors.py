@@ -33,7 +33,8 @@ FLOORS: Final = (
 LEVEL_OF_FOLDER: Final = {folder: level for level, row in enumerate(FLOORS) for folder in row}
 
 THIRD_PARTY: Final = {
-    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers"
+    "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
+    "zstandard", "tokenizers",
 }  # fmt: skip
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -47,6 +48,8 @@ DOORS: Final = {
     "torch": {"integrations"},
     "transformers": {"integrations"},
     "prometheus_client": {"metrics"},
+    "zstandard": {"replay"},
+    "tokenizers": {"replay"},
     "argparse": {"replay", "testing"},
     "zmq": {"publishing"},
     "msgspec": {"publishing"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
-OPTIONAL = {"prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda"}
+OPTIONAL = {"prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers"}
 
 # Modules that need their package from the first line on: nothing but a module with a guarded import may import them.
 NEED_IT_AT_ONCE = {"replay/plots.py", "replay/html_report.py", "replay/rich_console.py", "replay/live_console.py"}
@@ -40,6 +40,18 @@ manager = make_manager(events)
 library.KVCacheEventPublisher(events, endpoint="tcp://127.0.0.1:*")
 """
 REPLAY = "kvcm('replay', '--limit', '2', '--device', 'host'{})"
+ZST = """
+import tempfile
+with tempfile.NamedTemporaryFile() as file:
+    file.write(bytes.fromhex("28b52ffd20031900006162630a"))
+    file.flush()
+    kvcm("{0}", file.name, *(["-"] if "{0}" == "convert" else []))
+"""
+TOKENIZER = """
+import tempfile
+with tempfile.NamedTemporaryFile() as file:
+    kvcm("replay", file.name, "--tokenizer", "tokenizer.json")
+"""
 NVRTC = "from kv_cache_manager_v2.device.cuda_kernel import load_nvrtc_module; load_nvrtc_module()"
 
 
@@ -60,6 +72,9 @@ def run_without(absent: str, program: str) -> str:
         ("plotly", REPLAY.format(", '--report', '/dev/null'"), "kvcm: --report needs the package plotly: pip install plotly"),
         ("rich", REPLAY.format(", '--live'"), "error: --live needs the package rich: pip install rich"),
         ("cuda", "kvcm('replay', '--limit', '2', '--device', 'cuda')", "pip install cuda-python"),
+        ("zstandard", ZST.format("replay"), "a .zst file needs the package zstandard: pip install zstandard"),
+        ("zstandard", ZST.format("convert"), "a .zst file needs the package zstandard: pip install zstandard"),
+        ("tokenizers", TOKENIZER, "--tokenizer needs the package tokenizers: pip install tokenizers"),
         ("cuda", NVRTC, "pip install cuda-python nvidia-cuda-nvrtc"),
     ],
     ids=lambda value: value if value in OPTIONAL else "",

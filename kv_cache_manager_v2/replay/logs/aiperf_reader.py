@@ -1,0 +1,98 @@
+"""AIPerf's variants of Mooncake's format: sessions with delays, texts, messages, and lengths alone.
+
+Rows of one `session_id` are turns. A row with `messages` (unless `message_mode` is "delta") or of `kvcm convert` has its whole prompt;
+a row with `hash_ids` too, if it begins with the same id as the turn before; any other continues it: prompt, answer, and what the row has.
+"""
+
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..workload import Request
+from .hash_readers import MOONCAKE_BLOCK_TOKENS, IdTable, block_tokens_of, lengths_of_blocks
+from .log_error import LineError, count_of, list_of, required, shown, text_of, time_of
+from .log_reader import LogOptions, LogReader, MadePrefixes, SessionTable
+from .messages import text_of_messages
+from .token_runs import Segments, TextCoder
+
+_CONTENT: Final = ("hash_ids", "text_input", "messages", "input_length")
+
+
+@final
+@mypyc_attr(native_class=True)
+class AiperfReader(LogReader):
+    """See the module."""
+
+    __slots__ = ("_options", "_coder", "_ids", "_sessions", "_made", "_has_text", "_has_made", "_assumed", "_first_ids")
+
+    def __init__(self, options: LogOptions) -> None:
+        self._options: Final = options
+        self._coder: Final[TextCoder] = options.make_coder()
+        self._ids: Final = IdTable(True, self._coder.table)
+        self._sessions: Final = SessionTable()
+        self._made: Final = MadePrefixes(options.shared_prefix, self._coder.table)
+        self._has_text = False
+        self._has_made = False
+        self._assumed = 0
+        self._first_ids: Final[dict[object, Any]] = {}
+
+    def requests_of(self, record: dict[str, Any], first_id: int) -> list[Request]:
+        session = record.get("session_id")
+        if session is not None and type(session) not in (int, str):
+            raise LineError(f"session_id is {shown(session)}, not an int or a string")
+        context = None if session is None else self._sessions.context(session)
+        arrival_ms = self._sessions.arrival_ms(session)
+        if record.get("timestamp") is not None:
+            arrival_ms = time_of(record["timestamp"], "timestamp")
+        delay_ms = 0.0
+        if record.get("delay") is not None:
+            delay_ms = time_of(record["delay"], "delay")
+        given = record.get("output_length")
+        if given is None:
+            self._assumed += 1
+        output_tokens = self._options.output_tokens if given is None else count_of(given, "output_length", 0)
+        prompt, is_whole = self._read_prompt(record, session, first_id)
+        if context is not None and not is_whole:
+            whole = Segments(context.codes, context.lengths)
+            whole.extend(prompt)
+            prompt = whole
+        return [self._sessions.make_request(session, first_id, arrival_ms, prompt, output_tokens, delay_ms)]
+
+    def notes(self) -> list[str]:
+        notes: list[str] = []
+        if self._has_text:
+            notes.append(self._options.describe_tokens())
+        if self._has_made:
+            notes.append(self._made.describe())
+        if self._assumed > 0:
+            notes.append(f"{self._assumed} answers of unknown length count {self._options.output_tokens} tokens (--output-tokens)")
+        return notes
+
+    def _read_prompt(self, record: dict[str, Any], session: object, number: int) -> tuple[Segments, bool]:
+        """What the row has, and whether that is the whole prompt."""
+        if record.get("text_input") is not None:
+            self._has_text = True
+            return self._text(text_of(record["text_input"], "text_input"), "text_input"), False
+        if record.get("messages") is not None:
+            self._has_text = True
+            text = text_of_messages(list_of(record["messages"], "messages"))
+            return self._text(text, "messages"), record.get("message_mode") != "delta"
+        if record.get("input_length") is None:
+            raise LineError(f"no {', '.join(_CONTENT[:-1])} or {_CONTENT[-1]}; it has {shown(', '.join(sorted(record)))}")
+        input_tokens = count_of(required(record, "input_length"), "input_length", 1)
+        if record.get("hash_ids") is None:
+            self._has_made = True
+            return self._made.make_prompt(number, input_tokens), False
+        hash_ids = list_of(record["hash_ids"], "hash_ids")
+        block_tokens = block_tokens_of(record, self._options.block_tokens or MOONCAKE_BLOCK_TOKENS)
+        lengths = lengths_of_blocks(input_tokens, len(hash_ids), block_tokens)
+        codes = self._ids.codes_of(hash_ids)
+        is_whole = record.get("block_tokens") is not None or self._first_ids.get(session) == hash_ids[0]
+        if session is not None:
+            self._first_ids.setdefault(session, hash_ids[0])
+        return Segments(codes, lengths), is_whole
+
+    def _text(self, text: str, name: str) -> Segments:
+        if text == "":
+            raise LineError(f"{name} is empty")
+        return self._coder.segments_of_text(text)
