@@ -247,8 +247,14 @@ _LAYER = {"layer_id": 0, "data_role": _KEY}
 CALLS: dict[str, Callable[[World], Example]] = {
     # -- configuration ------------------------------------------------------------------------------------------------
     "KVCacheManagerConfig": lambda w: (KVCacheManagerConfig, _config_fields(w)),
-    "GpuCacheTierConfig": lambda w: (GpuCacheTierConfig, {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU}),
-    "HostCacheTierConfig": lambda w: (HostCacheTierConfig, {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU}),
+    "GpuCacheTierConfig": lambda w: (
+        GpuCacheTierConfig,
+        {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192},
+    ),
+    "HostCacheTierConfig": lambda w: (
+        HostCacheTierConfig,
+        {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192},
+    ),
     "DiskCacheTierConfig": lambda w: (
         library.DiskCacheTierConfig,
         {"quota": 4096, "path": "/tmp", "eviction_policy": library.EvictionPolicy.LRU},

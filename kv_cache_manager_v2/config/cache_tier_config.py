@@ -1,16 +1,22 @@
 """The cache tiers: kind, size and eviction policy of each cache level, warmest first.
 
-``eviction_policy`` orders pages of equal priority for eviction.
+``eviction_policy`` orders pages of equal priority for eviction. ``max_quota`` is the largest quota that `KVCacheManager.resize` may give
+the tier: addresses for it are reserved at the start, for each pool group, memory only for the quota. None: `DEFAULT_GROWTH` times the
+quota, or `LEAST_MAX_QUOTA` if that is more, but no more than the device has, and at least the quota.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
-from .config_value import ConfigValue, given, take_int, validate_text
+from .config_value import ConfigValue, given, take_int, take_optional_int, validate_text
 from .eviction_policy import EvictionPolicy, validate_eviction_policy
+
+
+DEFAULT_GROWTH: Final = 8
+LEAST_MAX_QUOTA: Final = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -20,10 +26,12 @@ class GpuCacheTierConfig(ConfigValue):
 
     quota: int
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
+    max_quota: int | None = None
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "GpuCacheTierConfig.quota", 1)
         validate_eviction_policy(given(self, "eviction_policy"), "GpuCacheTierConfig.eviction_policy")
+        take_optional_int(self, "max_quota", "GpuCacheTierConfig.max_quota", self.quota)
 
     @property
     def tier(self) -> CacheTier:
@@ -38,10 +46,12 @@ class HostCacheTierConfig(ConfigValue):
 
     quota: int
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
+    max_quota: int | None = None
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "HostCacheTierConfig.quota", 1)
         validate_eviction_policy(given(self, "eviction_policy"), "HostCacheTierConfig.eviction_policy")
+        take_optional_int(self, "max_quota", "HostCacheTierConfig.max_quota", self.quota)
 
     @property
     def tier(self) -> CacheTier:
@@ -70,3 +80,12 @@ class DiskCacheTierConfig(ConfigValue):
 
 
 CacheTierConfig: TypeAlias = GpuCacheTierConfig | HostCacheTierConfig | DiskCacheTierConfig
+
+
+def compute_max_quota(tier: CacheTierConfig, total_bytes: int) -> int:
+    """The largest quota that the tier may get, on a device with so many bytes of its kind. A disk's files may take all that there is."""
+    if isinstance(tier, DiskCacheTierConfig):
+        return max(tier.quota, total_bytes)
+    if tier.max_quota is not None:
+        return tier.max_quota
+    return max(tier.quota, min(max(DEFAULT_GROWTH * tier.quota, LEAST_MAX_QUOTA), total_bytes))

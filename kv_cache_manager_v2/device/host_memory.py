@@ -11,6 +11,7 @@ Plain functions on raw addresses, without state: `RangeTable` has what is reserv
 import ctypes
 import errno
 import os
+import resource
 from typing import Final
 
 from ..base.errors import OutOfMemoryError
@@ -84,13 +85,20 @@ def decommit_memory(address: int, num_bytes: int) -> None:
 def _mmap_anywhere(num_bytes: int) -> int:
     mapping: int = _mmap(None, num_bytes, _PROT_NONE, _MAP_FLAGS, -1, 0)
     if mapping == _MAP_FAILED:
-        raise _make_error(f"cannot reserve {num_bytes} bytes of addresses")
+        raise _make_error(f"cannot reserve {num_bytes} bytes of addresses", _describe_address_limit())
     return mapping
 
 
-def _make_error(what: str) -> Exception:
+def _describe_address_limit() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return "lower the tier's quota or max_quota"
+    return f"RLIMIT_AS allows this process {limit} bytes of addresses: raise it (`ulimit -v`), or lower the tier's quota or max_quota"
+
+
+def _make_error(what: str, way_out: str = "lower the tier's quota") -> Exception:
     number = ctypes.get_errno()
     reason = os.strerror(number)
     if number == errno.ENOMEM or number == errno.EAGAIN:
-        return OutOfMemoryError(f"{what}: {reason}; lower the tier's quota, or see `ulimit -a` and vm.max_map_count")
+        return OutOfMemoryError(f"{what}: {reason}; {way_out}, or see `ulimit -a` and vm.max_map_count")
     return OSError(number, f"{what}: {reason}")

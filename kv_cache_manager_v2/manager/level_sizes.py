@@ -6,6 +6,7 @@ from typing import Final, SupportsIndex, final
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_int
+from ..config.cache_tier_config import compute_max_quota
 from ..config.manager_config import KVCacheManagerConfig
 from ..layout.sizing import compute_slots_bytes, describe_slots, plan_new_slot_counts
 from ..layout.slot_layout import SlotLayout
@@ -58,6 +59,15 @@ class LevelSizes:
 
     def resize(self, level: int, quota: int, best_efforts: bool) -> bool:
         """False, and nothing has changed, if what must stay does not fit."""
+        tier = self._config.cache_tiers[level]
+        most = compute_max_quota(tier, self._shared.device.total_bytes(tier.tier))
+        if quota > most:
+            if not best_efforts:
+                raise ValueError(
+                    f"quota is {quota}; level {level} was made with {tier.quota} bytes and can grow to {most}, for which it has addresses: "
+                    f"set max_quota in its {type(tier).__name__}, or give best_efforts=True"
+                )
+            quota = most
         return self._resize(level, quota, best_efforts, None)
 
     @property

@@ -18,7 +18,7 @@ def plan_levels(layout: SlotLayout, config: KVCacheManagerConfig) -> list[LevelS
     for level, tier in enumerate(config.cache_tiers):
         path = tier.path if isinstance(tier, DiskCacheTierConfig) else None
         counts = plan_slot_counts(layout, config, tier.quota, level)
-        levels.append(LevelSlots(tier.tier, path, counts, tier.eviction_policy))
+        levels.append(LevelSlots(tier.tier, path, counts, tier.eviction_policy, tier))
     return levels
 
 

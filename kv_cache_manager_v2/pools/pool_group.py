@@ -34,10 +34,12 @@ class PoolGroup:
         num_slots: int,
         num_null_slots: int,
         path: str | None = None,
+        max_slots: int = 0,
     ) -> None:
         """Reserves and maps ``num_slots + num_null_slots`` slots; `OutOfMemoryError` leaves nothing behind.
 
-        ``path``: the folder of the pools' files, for the DISK tier.
+        ``path``: the folder of the pools' files, for the DISK tier. ``max_slots``: what there may be later, if more than now: addresses
+        for them are reserved.
         """
         self.tier = tier
         self.slot_bytes = vec[i64](slot_bytes)
@@ -46,8 +48,7 @@ class PoolGroup:
         all_slots = num_slots + num_null_slots
         try:
             for num_bytes in slot_bytes:
-                # Room to grow: up to all the memory that the machine has of this kind.
-                max_bytes = max(all_slots * num_bytes, device.total_bytes(tier))
+                max_bytes = (max(num_slots, max_slots) + num_null_slots) * num_bytes
                 memory = MemoryRange(device, tier, max_bytes, path)
                 self._ranges.append(memory)
                 memory.resize(all_slots * num_bytes)

@@ -5,7 +5,9 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
+from ..config.cache_tier_config import CacheTierConfig, compute_max_quota
 from ..config.eviction_policy import EvictionPolicy
+from ..device.port import Device
 
 
 @final
@@ -13,12 +15,13 @@ from ..config.eviction_policy import EvictionPolicy
 class LevelSlots:
     """``path``: the folder of a disk level's files. ``num_slots`` by pool group."""
 
-    __slots__ = ("tier", "path", "num_slots", "eviction_policy")
+    __slots__ = ("tier", "path", "num_slots", "eviction_policy", "_config")
 
     tier: Final[CacheTier]
     path: Final[str | None]
     num_slots: Final[tuple[int, ...]]
     eviction_policy: Final[EvictionPolicy]
+    _config: Final[CacheTierConfig | None]
 
     def __init__(
         self,
@@ -26,8 +29,14 @@ class LevelSlots:
         path: str | None,
         num_slots: tuple[int, ...],
         eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED,
+        config: CacheTierConfig | None = None,
     ) -> None:
         self.tier = tier
         self.path = path
         self.num_slots = num_slots
         self.eviction_policy = eviction_policy
+        self._config = config
+
+    def compute_max_bytes(self, device: Device) -> int:
+        """What its slots may take at most, later."""
+        return 0 if self._config is None else compute_max_quota(self._config, device.total_bytes(self.tier))

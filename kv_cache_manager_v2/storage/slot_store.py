@@ -47,9 +47,11 @@ class SlotStore:
         self._digest = digest
 
     def add_level(self, level: LevelSlots, num_null_slots: int) -> None:
+        max_bytes = level.compute_max_bytes(self._device)
         for index in range(self._layout.num_pool_groups):
             slot_bytes = self._layout.slot_bytes(index)
-            group = PoolGroup(self._device, level.tier, slot_bytes, level.num_slots[index], num_null_slots, level.path)
+            most = max(level.num_slots[index], max_bytes // sum(slot_bytes))
+            group = PoolGroup(self._device, level.tier, slot_bytes, level.num_slots[index], num_null_slots, level.path, most)
             self.pool_groups.append(group)
             self.allocators.append(group.allocator)
 

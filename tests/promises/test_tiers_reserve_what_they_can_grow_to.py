@@ -1,0 +1,102 @@
+"""A manager takes addresses for what its tiers can be asked to grow to (`max_quota`), not for all of the machine's memory."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forwarding_device import ForwardingDevice
+from small_models import config_of, run_prompt
+
+from kv_cache_manager_v2 import CacheTier, GpuCacheTierConfig, HostCacheTierConfig, KVCacheManager
+from kv_cache_manager_v2.config.cache_tier_config import DEFAULT_GROWTH, LEAST_MAX_QUOTA
+from kv_cache_manager_v2.config.config_codec import decode_config, encode_config
+
+MEGABYTE = 1 << 20
+
+
+class CountingDevice(ForwardingDevice):
+    """A host device that knows how many bytes of addresses were asked of it."""
+
+    reserved = 0
+
+    def reserve_range(self, tier: CacheTier, num_bytes: int) -> int:
+        self.reserved += num_bytes
+        return super().reserve_range(tier, num_bytes)
+
+
+def config_with(quota: int, max_quota: int | None = None) -> Any:
+    tiers = (GpuCacheTierConfig(quota, max_quota=max_quota), HostCacheTierConfig(2 * quota, max_quota=max_quota))
+    return dataclasses.replace(config_of(), cache_tiers=tiers)
+
+
+def reserved_by(quota: int, max_quota: int | None = None) -> int:
+    device = CountingDevice()
+    with KVCacheManager(config_with(quota, max_quota), device=device):
+        return device.reserved
+
+
+def test_a_small_tier_reserves_a_multiple_of_its_quota() -> None:
+    """One pool a level, the second level twice as large as the first."""
+    assert reserved_by(24 * MEGABYTE) - reserved_by(16 * MEGABYTE) == 3 * 8 * MEGABYTE * DEFAULT_GROWTH
+    assert reserved_by(MEGABYTE) < 3 * LEAST_MAX_QUOTA, "small tiers have room for a little more"
+
+
+def test_a_tier_that_says_how_far_it_grows_reserves_that() -> None:
+    assert reserved_by(MEGABYTE, 9 * MEGABYTE) - reserved_by(MEGABYTE, 5 * MEGABYTE) == 2 * 4 * MEGABYTE
+
+
+def test_a_tier_grows_up_to_its_max_quota_and_no_further() -> None:
+    with KVCacheManager(config_with(MEGABYTE, 4 * MEGABYTE), device=CountingDevice()) as manager:
+        with run_prompt(manager, [1, 2, 3, 4, 5]):
+            assert manager.resize(0, 4 * MEGABYTE) and manager.get_quota(0) == 4 * MEGABYTE
+            before = manager.describe()
+            with pytest.raises(ValueError, match="max_quota") as caught:
+                manager.resize(0, 4 * MEGABYTE + 1)
+            assert str(4 * MEGABYTE + 1) in str(caught.value) and str(4 * MEGABYTE) in str(caught.value)
+            assert manager.describe() == before
+            assert manager.resize(0, MEGABYTE)
+            assert manager.resize(0, 9 * MEGABYTE, best_efforts=True) and manager.get_quota(0) == 4 * MEGABYTE
+            manager.check_invariants()
+
+
+def test_a_default_is_named_as_such() -> None:
+    with KVCacheManager(config_with(MEGABYTE), device=CountingDevice()) as manager:
+        assert manager.resize(0, LEAST_MAX_QUOTA)
+        with pytest.raises(ValueError, match="max_quota"):
+            manager.resize(0, LEAST_MAX_QUOTA + 1)
+
+
+def test_it_is_part_of_the_configuration() -> None:
+    config = config_with(MEGABYTE, 4 * MEGABYTE)
+    assert decode_config(encode_config(config)) == config
+    for tier in (GpuCacheTierConfig, HostCacheTierConfig):
+        with pytest.raises(ValueError, match="max_quota"):
+            tier(MEGABYTE, max_quota=MEGABYTE - 1)
+
+
+PROGRAM = """
+import resource, sys
+sys.path[:0] = {path!r}
+from test_tiers_reserve_what_they_can_grow_to import MEGABYTE, config_with
+from kv_cache_manager_v2 import HostDevice, KVCacheManager, OutOfMemoryError
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 1000 * MEGABYTE,) * 2)
+with KVCacheManager(config_with(5 * MEGABYTE // 2), device=HostDevice()):
+    print("a manager")
+try:
+    KVCacheManager(config_with(5 * MEGABYTE // 2, 1 << 40), device=HostDevice())
+except OutOfMemoryError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_with_few_addresses_has_room_for_a_small_tier_and_is_told_the_limit() -> None:
+    program = PROGRAM.format(path=[str(Path(__file__).parent), *filter(None, sys.path)])
+    output = subprocess.run([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout
+    first, second = output.splitlines()
+    assert first == "a manager"
+    assert "RLIMIT_AS" in second and "max_quota" in second
