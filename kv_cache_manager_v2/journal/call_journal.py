@@ -86,6 +86,7 @@ class CallJournal(CallRecords):
         prompt_length: int | None,
         snapshot_positions: list[int],
         retention: RetentionConfig | None,
+        is_counted: bool,
     ) -> None:
         writer = self._writer
         if packed is not None and len(packed) > 0 and not _is_mixed(tokens, packed):
@@ -97,6 +98,7 @@ class CallJournal(CallRecords):
         writer.number(0 if prompt_length is None else prompt_length + 1)
         self._numbers(snapshot_positions)
         writer.scope_part("" if retention is None else encode_value(retention))
+        writer.number(1 if is_counted else 0)
         writer.end_record()
 
     def probe(self, scope: ReuseScope, tokens: Tokens | None, packed: bytes | None) -> None:

@@ -45,6 +45,7 @@ class CallRecords:
         prompt_length: int | None,
         snapshot_positions: list[int],
         retention: RetentionConfig | None,
+        is_counted: bool,
     ) -> None:
         """``packed``: what ``tokens`` are."""
 

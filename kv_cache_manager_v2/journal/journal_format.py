@@ -15,7 +15,8 @@ present ones where it said to keep them.
                 [tokens], has priority callback (0 / 1),
                 expected prompt length + 1 or 0,
                 count of snapshot positions, each of them,
-                retention as JSON text, or an empty text
+                retention as JSON text, or an empty text,
+                counted (0 / 1)
     RESUME      serial, priorities, stream, result (0 / 1)       returned True or False
     SUSPEND     serial                                           returned
     CLOSE       serial                                           returned, or a forgotten handle was closed
@@ -63,7 +64,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 22
+VERSION: Final = 23
 
 CREATE: Final = 1
 RESUME: Final = 2

@@ -245,6 +245,7 @@ class KVCache(Handle):
             child = SequenceState(
                 state.shared, serial, sequence_id, state.scope, state.stream, state.priority_callback
             )
+            child.is_counted = state.is_counted
             if not try_fork(state, child):
                 raise OutOfPagesError(self._refusal_text())
             record_fork(child)

@@ -345,7 +345,8 @@ class KVCacheManager(Handle):
         it. ``id`` is for messages and pictures only; default: a running number. ``custom_priority_callback(block_ordinal,
         life_cycle)`` gives each page a priority from 0 to 100 when it is made or reused (default 35).
         ``expected_prompt_length``: tokens from here on count as generated, in the statistics and for snapshots; default: the length
-        of ``input_tokens``. ``count_in_statistics=False``: for dummy sequences, which no total should show.
+        of ``input_tokens``. ``count_in_statistics=False``: for dummy sequences, which no total should show and which should not steer
+        `adjust`.
         ``snapshot_positions``: lengths at which the recurrent state, if there is any, is to be kept for reuse, beside those
         of the manager's `SnapshotPolicy`. ``retention``: priorities, and how long they hold, for ranges of the prompt and for what is
         generated; where the callback has a say as well, the higher priority counts.
@@ -386,7 +387,9 @@ class KVCacheManager(Handle):
             priorities: list[int] | None = None
             if callback is not None:
                 priorities = residency.ask_matched_priorities(state, match)
-            self._levels.sample_demand()
+            state.is_counted = is_counted
+            if is_counted:
+                self._levels.sample_demand()
             state.prompt_length = prompt_length
             residency.hold_match(state, match)
             if input_tokens is not None and packed is not None:
@@ -404,7 +407,7 @@ class KVCacheManager(Handle):
             kv_cache = KVCache(state, self, self._open_sequences)
             length = None if expected_prompt_length is None else int(prompt_length)
             asks = custom_priority_callback is not None
-            journal.create(serial, scope, input_tokens, packed, asks, length, positions, terms)
+            journal.create(serial, scope, input_tokens, packed, asks, length, positions, terms, is_counted)
             return kv_cache
 
     @property

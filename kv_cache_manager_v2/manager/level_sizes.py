@@ -12,6 +12,7 @@ from ..layout.sizing import compute_slots_bytes, describe_slots, plan_new_slot_c
 from ..layout.slot_layout import SlotLayout
 from ..sequence.level_resizing import find_leased_beyond, resize_level
 from ..sequence.shared_state import SharedState
+from ..sequence.used_slots import count_slots_of
 from ..stats.demand import Demand
 from ..storage.decision_digest import NUM_SLOTS
 from ..storage.pool_resizer import PoolResizer
@@ -112,8 +113,10 @@ class LevelSizes:
             return False
 
     def sample_demand(self) -> None:
-        """Record the slots that sequences need now: all that are neither free nor droppable."""
+        """Record the slots that counted sequences need now: all that are neither free, nor droppable, nor used by others alone."""
         storage = self._shared.storage
+        not_counted = self._open_sequences.not_counted()
+        others = count_slots_of(self._shared, not_counted) if len(not_counted) > 0 else None
         pool_group: i64 = 0
         while pool_group < storage.num_pool_groups:
             needed: i64 = 0
@@ -121,6 +124,8 @@ class LevelSizes:
             while index < len(storage.allocators):
                 needed += storage.allocators[index].num_used - storage.queues[index].num_pages
                 index += storage.num_pool_groups
+            if others is not None:
+                needed -= others[pool_group]
             self._demand.add(pool_group, needed)
             pool_group += 1
         self._demand.end_sample()

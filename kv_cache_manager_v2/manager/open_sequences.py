@@ -20,16 +20,19 @@ from ..sequence.usage_recorder import record_close
 @final
 @mypyc_attr(native_class=True)
 class OpenSequences:
-    __slots__ = ("_states", "_handles", "_next_serial")
+    __slots__ = ("_states", "_handles", "_next_serial", "_not_counted")
 
     _states: Final[dict[int, SequenceState]]
     _handles: Final[dict[int, rawref.ref[object]]]
     _next_serial: int
+    _not_counted: Final[list[SequenceState]]
+    """Open sequences that do not steer `adjust`."""
 
     def __init__(self) -> None:
         self._states = {}
         self._handles = {}
         self._next_serial = 0
+        self._not_counted = []
 
     def __len__(self) -> int:
         return len(self._states)
@@ -42,6 +45,8 @@ class OpenSequences:
     def add(self, state: SequenceState, handle: object) -> None:
         self._next_serial = state.serial + 1
         self._states[state.serial] = state
+        if not state.is_counted:
+            self._not_counted.append(state)
         self._handles[state.serial] = rawref.ref(handle)
 
     def close(self, state: SequenceState) -> None:
@@ -61,6 +66,8 @@ class OpenSequences:
         residency.close(state)
         self._states.pop(state.serial, None)
         self._handles.pop(state.serial, None)
+        if not state.is_counted and state in self._not_counted:
+            self._not_counted.remove(state)
         state.shared.journal.close(state.serial)
 
     def close_forgotten(self) -> None:
@@ -69,6 +76,10 @@ class OpenSequences:
             reference = self._handles.get(serial)
             if reference is None or not reference.is_valid:
                 self.close(state)
+
+    def not_counted(self) -> list[SequenceState]:
+        """Those that do not steer `adjust`."""
+        return self._not_counted
 
     def states(self) -> list[SequenceState]:
         """In the order of creation."""

@@ -86,6 +86,7 @@ class SequenceState:
         "branch_end",
         "prompt_length",
         "awaits_reads",
+        "is_counted",
         "given",
         "given_end",
     )
@@ -150,6 +151,8 @@ class SequenceState:
     """Where the latest match ended or the path left that of others, in blocks: prompts part there, so windows before it are kept."""
     prompt_length: i64
     """As given when the sequence was made, in tokens; what comes behind is generated."""
+    is_counted: bool
+    """Whether what it needs is part of the mix by which `adjust` divides quotas; not for dummies."""
     retention: RetentionPlan | None
     """None unless some of its blocks keep their priority for a while only."""
     given: GivenTokens | None
@@ -210,6 +213,7 @@ class SequenceState:
         self.branch_end = 0
         self.prompt_length = 0
         self.awaits_reads = False
+        self.is_counted = True
         self.given = None
         self.given_end = -1
         self.record_next_window_move()

@@ -203,9 +203,17 @@ def record_close(state: SequenceState) -> None:
 
 
 def record_growth(state: SequenceState, counters: SequenceCounters, old_num_blocks: i64) -> None:
-    """A resize has added blocks: their pages were missed if they begin in the prompt, else generated."""
+    """A resize has added blocks: their pages were missed if they begin in the prompt, else generated.
+
+    Blocks that were there before, and were taken back, have been counted.
+    """
     if state.num_blocks <= old_num_blocks:
         return
+    if counters.num_counted_blocks > old_num_blocks:
+        old_num_blocks = counters.num_counted_blocks
+        if state.num_blocks <= old_num_blocks:
+            return
+    counters.num_counted_blocks = state.num_blocks
     shared = state.shared
     prompt_blocks = (counters.prompt_length + shared.tokens_per_block - 1) // shared.tokens_per_block
     middle = prompt_blocks if prompt_blocks > old_num_blocks else old_num_blocks

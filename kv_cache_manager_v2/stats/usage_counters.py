@@ -97,7 +97,7 @@ class SequenceCounters:
     not count as a request.
     """
 
-    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "missed_samples")
+    __slots__ = ("usage", "total", "prompt_length", "is_in_total", "has_asked", "missed_samples", "num_counted_blocks")
 
     usage: Final[UsageCounters]
     total: Final[UsageCounters | None]
@@ -107,6 +107,8 @@ class SequenceCounters:
     is_in_total: bool
     has_asked: bool
     """Whether the block sample knows that this sequence uses its path."""
+    num_counted_blocks: i64
+    """The most blocks that were ever counted: those of a step that is taken back and done again count once."""
     missed_samples: list[int]
     """Keys of sampled blocks that the prompt looked up and that are gone; until the first resume."""
 
@@ -116,6 +118,7 @@ class SequenceCounters:
         self.prompt_length = prompt_length
         self.is_in_total = False
         self.has_asked = False
+        self.num_counted_blocks = 0
         self.missed_samples = []
 
     def make_fork(self) -> SequenceCounters:

@@ -291,6 +291,7 @@ class _Rerun:
         prompt_length = self.reader.number()
         positions = [self.reader.number() for _ in range(self.reader.number())]
         retention = str(self.reader.scope_part())
+        is_counted = bool(self.reader.number())
         self.sequences[self.num_created] = self.manager.create_kv_cache(
             scope,
             tokens,
@@ -298,6 +299,7 @@ class _Rerun:
             expected_prompt_length=None if prompt_length == 0 else prompt_length - 1,
             snapshot_positions=positions,
             retention=decode_retention(retention) if retention else None,
+            count_in_statistics=is_counted,
         )
         if tokens is not None:
             self.prompts[self.num_created] = tokens

@@ -92,6 +92,39 @@ def test_refused_and_excluded_calls_do_not_count():
         dummy.close()
 
 
+def test_a_step_that_is_taken_back_and_done_again_counts_once() -> None:
+    """4 tokens a block: 8 tokens of the prompt, drafts up to 20 that are taken back twice, then 16 accepted: 4 blocks, never fewer."""
+    with manager_of() as manager:
+        kv_cache = manager.create_kv_cache(input_tokens=list(range(8)))
+        assert kv_cache.resume()
+        found = []
+        for capacity in (8, 20, 8, 20, 9, 16):
+            assert kv_cache.resize(capacity)
+            found.append(manager.get_statistics().allocated)
+            assert blocks_of(kv_cache.statistics)[0] == found[-1]
+        assert found == [2, 5, 5, 5, 5, 5]
+        kv_cache.commit(list(range(16)))
+        fork = kv_cache.fork()
+        for capacity in (20, 16, 20, 28):
+            assert fork.resize(capacity)
+        # The committed blocks are shared and full, so nothing is copied: of the fork's own are blocks 4, 5 and 6.
+        assert manager.get_statistics().allocated == 5 + 3
+        fork.close()
+        kv_cache.close()
+
+
+def test_a_prompt_that_is_prefilled_again_after_a_rewind_is_missed_once() -> None:
+    with manager_of() as manager:
+        kv_cache = manager.create_kv_cache(input_tokens=list(range(16)))
+        assert kv_cache.resume()
+        for capacity in (16, 0, 8, 16):
+            assert kv_cache.resize(capacity)
+        kv_cache.commit(list(range(16)))
+        assert kv_cache.resize(17)
+        assert blocks_of(manager.get_statistics()) == (5, 0, 0, 4, 1)
+        kv_cache.close()
+
+
 def test_an_iteration_in_which_a_tier_shrinks_has_its_peak_too() -> None:
     with manager_of(num_slots=16) as manager:
         run_prompt(manager, list(range(40))).close()

@@ -172,6 +172,64 @@ def test_the_quota_moves_to_where_it_is_needed() -> None:
         kv_cache.close()
 
 
+@pytest.mark.parametrize("with_stats", [True, False])
+@pytest.mark.parametrize("forks", [False, True])
+def test_sequences_that_are_not_counted_do_not_steer(with_stats: bool, forks: bool) -> None:
+    """Dummies of a warm-up have 40 pages of the second group and 2 of the first; the shares are those without them."""
+    layers = [
+        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
+        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
+    ]
+    config = KVCacheManagerConfig(
+        4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5], enable_stats=with_stats,
+        rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
+    )  # fmt: skip
+    shares: list[list[int]] = []
+    for has_dummy in (False, True):
+        with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
+            dummies = []
+            if has_dummy:
+                dummies.append(manager.create_kv_cache(count_in_statistics=False))
+                assert dummies[0].resume() and dummies[0].resize(160, 159)
+                dummies += [dummies[0].fork()] if forks else []
+                for _look in range(5):
+                    manager.create_kv_cache(count_in_statistics=False).close()
+                assert not manager.need_adjustment and not manager.adjust(), "there was no look at the mix"
+            counted = manager.create_kv_cache()
+            assert counted.resume() and counted.resize(8)
+            for _look in range(9):
+                manager.create_kv_cache().close()
+            for kv_cache in dummies:
+                kv_cache.close()
+            assert manager.need_adjustment == manager.adjust()
+            shares.append([group.total for group in manager.get_storage_statistics()])
+            manager.check_invariants()
+            counted.close()
+    assert shares[0] == shares[1]
+
+
+def test_a_page_that_a_counted_sequence_needs_too_is_seen() -> None:
+    layers = [
+        AttentionLayerConfig(LayerId(0), [BufferConfig("key", 64)], 5),
+        AttentionLayerConfig(LayerId(1), [BufferConfig("key", 128)]),
+    ]
+    config = KVCacheManagerConfig(
+        4, [GpuCacheTierConfig(200 * 64)], layers, initial_pool_ratio=[0.5, 0.5],
+        rebalance=RebalanceConfig(threshold=0.1, cool_down_seconds=0, min_samples=2, smoothing=0.5),
+    )  # fmt: skip
+    with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
+        first = manager.create_kv_cache(count_in_statistics=False)
+        assert first.resume() and first.resize(160)
+        first.commit(range(160))
+        second = manager.create_kv_cache(input_tokens=range(160))
+        assert second.num_committed_tokens == 160
+        for _sample in range(5):
+            manager.create_kv_cache().close()
+        assert manager.need_adjustment
+        first.close()
+        second.close()
+
+
 def test_calls_that_were_refused_are_no_look_at_the_mix() -> None:
     """Two looks are wanted. The second `create_kv_cache` fails, by a token, an id or the user's callback: so there was one look."""
     layers = [
