@@ -35,6 +35,17 @@ def to_share(text: str) -> float:
     return share
 
 
+def to_rate(text: str) -> float:
+    """A number of requests a second, over 0."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 1e-6 <= rate <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate between 0.000001 and 1000000 a second")
+    return rate
+
+
 def to_ratio(text: str) -> tuple[float, ...]:
     """Numbers above 0, one for each pool group."""
     shares: list[float] = []

@@ -25,9 +25,12 @@ from .bookkeeping_device import BookkeepingDevice
 from .decoding import Decoding
 from .scheduler import ServingLimits
 from .served_model import ServedModel
+from .service_clock import StepTime
 from .tier_option import LowerTier
 from .workload import Workload, WorkloadSummary
 
+RECORDED: Final = "recorded"
+AS_FAST: Final = "as-fast"
 DEVICE_NAMES: Final = ("auto", "host", "cuda", "none")
 TRACE_MEMORY_BYTES: Final = 40 << 30
 """Of a model in full size: about what an 80 GB GPU has left beside the weights."""
@@ -63,6 +66,9 @@ class ReplayPlan:
     seed: int | None = None
     """Of the workload, for the report."""
     skipped_lines: int = 0
+    step_time: StepTime = StepTime()
+    arrivals: str = AS_FAST
+    """`RECORDED`: requests come at their time stamps, in simulated time. `AS_FAST`: as soon as there is room."""
     notes: tuple[str, ...] = ()
     """What the report must say of the requests: what was made up, assumed, left out."""
     pool_ratio: tuple[float, ...] | None = None

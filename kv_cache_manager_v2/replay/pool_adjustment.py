@@ -1,7 +1,7 @@
 """Adjustment of the pool groups while serving, as a server does: between steps, when the manager asks for it.
 
-The manager's cool-down counts seconds, and a replay reads no clock. So a step is assumed to last as long as on a fast GPU,
-`STEP_MICROSECONDS` and `TOKEN_NANOSECONDS` for each of its inputs: the same requests are adjusted at the same steps everywhere.
+The manager's cool-down counts seconds, and a replay reads no clock. So a step lasts as long as `StepTime` says: the same requests are
+adjusted at the same steps everywhere.
 """
 
 from typing import Final, final
@@ -9,9 +9,8 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from .. import KVCacheManager
+from .service_clock import StepTime
 
-STEP_MICROSECONDS: Final = 20_000
-TOKEN_NANOSECONDS: Final = 50_000
 _MICROSECONDS_BETWEEN_LOOKS: Final = 1_000_000
 """Each check counts the pages that must stay, which takes as long as a step of the manager."""
 
@@ -21,21 +20,22 @@ _MICROSECONDS_BETWEEN_LOOKS: Final = 1_000_000
 class PoolAdjustment:
     """Call `end_step` after each step. Counts the adjustments that have changed a pool group."""
 
-    __slots__ = ("num_adjustments", "_managers", "_waiting_microseconds")
+    __slots__ = ("num_adjustments", "_managers", "_step_time", "_waiting_microseconds")
 
     num_adjustments: int
     _managers: Final[list[KVCacheManager]]
     _waiting_microseconds: int
     """Since the last look."""
 
-    def __init__(self, managers: list[KVCacheManager]) -> None:
+    def __init__(self, managers: list[KVCacheManager], step_time: StepTime | None = None) -> None:
         self.num_adjustments = 0
         self._managers = managers
+        self._step_time: Final[StepTime] = StepTime() if step_time is None else step_time
         self._waiting_microseconds = 0
 
     def end_step(self, num_inputs: int) -> bool:
         """End a step; returns whether pages may have moved, and slots may be free where there were none."""
-        self._waiting_microseconds += STEP_MICROSECONDS + num_inputs * TOKEN_NANOSECONDS // 1000
+        self._waiting_microseconds += self._step_time.microseconds(num_inputs)
         if self._waiting_microseconds < _MICROSECONDS_BETWEEN_LOOKS:
             return False
         has_changed = False

@@ -12,9 +12,9 @@ from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
 from .log_option import add_log_options, given_log_option, make_log_options
 from .model_option import add_model_options, find_model
-from .option_values import parse_size, require_writable, to_positive, to_ratio, to_share, to_sizes
+from .option_values import parse_size, require_writable, to_positive, to_rate, to_ratio, to_share, to_sizes
 from .other_sizes import DEFAULT_SIZES, MeasuredCurve, serve_other_sizes, was_interrupted
-from .plan import DEVICE_NAMES, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
+from .plan import AS_FAST, DEVICE_NAMES, RECORDED, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
 from .read_progress import ReadProgress
 from .replayer import run_replay
 from .report import ReplayReport
@@ -22,6 +22,8 @@ from .report_file import require_plots, write_html_report
 from .result_file import write_result
 from .scheduler import ServingLimits
 from .served_model import ServedModel
+from .service_clock import StepTime, parse_step_time
+from .spaced_workload import SpacedWorkload
 from .tier_option import TierSizes, parse_tiers
 from .timeline import Timeline
 from .trace import TraceWorkload
@@ -104,6 +106,17 @@ def _add_serving_options(parser: argparse.ArgumentParser) -> None:
         "--disaggregate", action="store_true",
         help="compute prompts on one manager and decode on a second one of the same size, pages copied between them",
     )  # fmt: skip
+    serving.add_argument(
+        "--arrivals", choices=(RECORDED, AS_FAST), default=AS_FAST,
+        help="recorded: requests come at their time stamps, in simulated time; as-fast: as soon as there is room (default: %(default)s)",
+    )  # fmt: skip
+    serving.add_argument(
+        "--rate", type=to_rate, metavar="N", help="with recorded arrivals: N new sessions a second instead of the log's time stamps"
+    )
+    serving.add_argument(
+        "--step-time", type=_step_time, default=StepTime(), metavar="TIME",
+        help="of a step and of each input, 20ms+50us; or two measured steps, inputs=ms: 1=20,2048=122 (default: 20ms+50us)",
+    )  # fmt: skip
     serving.add_argument("--max-running", type=to_positive, default=64, metavar="N", help="default: %(default)s")
     serving.add_argument(
         "--token-budget", type=to_positive, default=8192, metavar="N", help="input tokens per step (default: %(default)s)"
@@ -173,6 +186,13 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         workload = make_workload(
             options.workload or WORKLOAD_NAMES[0], options.seed, options.limit or DEFAULT_NUM_REQUESTS
         )
+    if options.rate is not None:
+        if options.arrivals != RECORDED:
+            parser.error("--rate is about --arrivals recorded")
+        workload = SpacedWorkload(workload, options.rate)
+        notes.append(f"arrivals are made up: {options.rate:g} new sessions a second (--rate)")
+    elif options.arrivals == RECORDED and options.trace is not None and not workload.has_times():
+        parser.error(f"--arrivals recorded: {workload.name} has no time stamps; say --rate N, or --arrivals as-fast")
     try:
         plan = _plan(options, model, workload, skipped_lines, tuple(notes))
     except ValueError as error:
@@ -251,6 +271,8 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
         notes=notes,
+        arrivals=options.arrivals,
+        step_time=options.step_time,
         pool_ratio=options.pool_ratio,
         adjusts=not options.no_adjust,
     )
@@ -280,6 +302,13 @@ def _memory(text: str) -> int:
 def _tiers(text: str) -> TierSizes:
     try:
         return parse_tiers(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _step_time(text: str) -> StepTime:
+    try:
+        return parse_step_time(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -27,11 +27,12 @@ from ..testing import FakeEngine
 from .console import Console
 from .handover import Handover
 from .interrupt import InterruptFlag
-from .plan import ReplayPlan
+from .plan import RECORDED, ReplayPlan
 from .pool_adjustment import PoolAdjustment
 from .recorder import CallRecorder
 from .report import LayerGroupFigures, PoolGroupFigures, ReplayReport, call_figures
 from .scheduler import Scheduler
+from .service_clock import ServiceClock
 from .tier_figures import tier_figures, transfer_figures
 from .timed_calls import TimedCalls
 from .timeline import Timeline, take_point, tier_names
@@ -132,19 +133,20 @@ class _Replayer:
 
     def serve(self, engine: FakeEngine | None) -> ReplayReport:
         recorder = CallRecorder()
-        queue = WaitingQueue(self.plan.workload.requests())
+        clock = ServiceClock(self.plan.step_time) if self.plan.arrivals == RECORDED else None
+        queue = WaitingQueue(self.plan.workload.requests(), clock is not None)
         calls = TimedCalls(self._manager, recorder)
         handover: Handover | None = None
         if self._decode_manager is not None:
             handover = Handover(TimedCalls(self._decode_manager, recorder))
-        scheduler = Scheduler(calls, queue, self.plan.limits, engine, self.plan.decoding, handover)
+        scheduler = Scheduler(calls, queue, self.plan.limits, engine, self.plan.decoding, handover, clock)
         failure: str | None = None
         interrupted = False
         self._console.start(self.plan.workload.summary().num_requests)
         if self._timeline is not None:
             self._timeline.begin(self._manager)
         managers = [self._manager] if self._decode_manager is None else [self._manager, self._decode_manager]
-        adjustment = PoolAdjustment(managers if self.plan.adjusts else [])
+        adjustment = PoolAdjustment(managers if self.plan.adjusts else [], self.plan.step_time)
         begin = perf_counter()
         try:
             with InterruptFlag() as flag:
@@ -159,7 +161,7 @@ class _Replayer:
         wall_seconds = perf_counter() - begin
         if engine is not None:
             engine.synchronize()
-        return self._report(scheduler, recorder, engine, wall_seconds, interrupted, failure, adjustment.num_adjustments)
+        return self._report(scheduler, recorder, engine, wall_seconds, interrupted, failure, adjustment.num_adjustments, clock)
 
     def _serve_steps(self, scheduler: Scheduler, adjustment: PoolAdjustment, flag: InterruptFlag) -> bool:
         """True if Ctrl-C ended it."""
@@ -193,7 +195,7 @@ class _Replayer:
 
     def _report(
         self, scheduler: Scheduler, recorder: CallRecorder, engine: FakeEngine | None, wall_seconds: float, interrupted: bool,
-        failure: str | None, num_adjustments: int,
+        failure: str | None, num_adjustments: int, clock: ServiceClock | None,
     ) -> ReplayReport:  # fmt: skip
         plan = self.plan
         tally = scheduler.tally
@@ -244,6 +246,8 @@ class _Replayer:
             checked_bytes=0 if engine is None else engine.num_checked_bytes,
             pool_ratio=plan.pool_ratio,
             notes=plan.notes,
+            arrivals=plan.arrivals,
+            service=None if clock is None else clock.figures(),
             adjustments=num_adjustments if plan.adjusts else None,
             last_refusal=None if self._manager.last_refusal is None else self._manager.last_refusal.text,
         )

@@ -107,6 +107,10 @@ class ReplayReport(Value):
     """Shares of the bytes by pool group that were asked for; None: the manager's default."""
     adjustments: int | None = None
     """How often the quota was divided between the pool groups anew; None: that was disabled."""
+    arrivals: str = "as-fast"
+    """When requests came: at their time stamps in simulated time (recorded), or as soon as there was room."""
+    service: dict[str, Any] | None = None
+    """With recorded arrivals: simulated seconds, and how long requests waited, by `ServiceClock.figures`."""
     notes: tuple[str, ...] = ()
     """Of the workload: what was made up, assumed, left out."""
     last_refusal: str | None = None

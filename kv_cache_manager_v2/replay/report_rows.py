@@ -50,10 +50,23 @@ def figure_rows(report: ReplayReport) -> list[Row]:
         rows.append(("skipped lines", f"{report.skipped_lines:,}"))
     if report.invariants_checked:
         rows.append(("invariants", "hold after every step" if report.failure is None else report.failure))
+    rows += _service_rows(report)
     for note in report.notes:
         rows.append(("note", note))
     for text in report.first_mismatches[:3]:
         rows.append(("mismatch", text))
+    return rows
+
+
+def _service_rows(report: ReplayReport) -> list[Row]:
+    """How long requests waited in simulated time."""
+    service = report.service
+    if service is None:
+        return []
+    rows = [("arrivals", f"recorded: {service['simulated_seconds']:,.1f} s of simulated time, a step takes {service['step_time']}")]
+    for name, key in (("waiting", "waiting_ms"), ("first token", "first_token_ms"), ("between tokens", "between_tokens_ms")):
+        if len(service[key]) > 0:
+            rows.append((name, ", ".join([f"{what} {milliseconds:,.1f} ms" for what, milliseconds in service[key].items()])))
     return rows
 
 

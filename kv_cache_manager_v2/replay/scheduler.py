@@ -10,7 +10,8 @@ the youngest waits, suspended; and one that is refused while no other is open is
 advances or is rejected, and every replay ends. After any refusal no request is admitted or resumed until another one has finished
 or been suspended for other reasons.
 
-Nothing here reads a clock: the same requests on the same configuration are served in the same order.
+With a `ServiceClock` requests come at their times and steps take time, both simulated. Nothing here reads a clock: the same requests on
+the same configuration are served in the same order.
 """
 
 from bisect import insort
@@ -27,6 +28,7 @@ from .handover import Handover
 from .prefix_ledger import PrefixLedger
 from .prompt_misses import count_misses
 from .served_request import ServedRequest
+from .service_clock import ServiceClock
 from .slot_census import SlotCensus
 from .tally import Tally
 from .timed_calls import TimedCalls
@@ -83,7 +85,7 @@ class Scheduler:
     __slots__ = (
         "tally", "census", "_calls", "_queue", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers", "_has_state",
         "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step", "_pauses",
-        "_decoding", "_handover",
+        "_decoding", "_handover", "_clock",
     )  # fmt: skip
 
     tally: Final[Tally]
@@ -97,8 +99,12 @@ class Scheduler:
         engine: FakeEngine | None = None,
         decoding: Decoding | None = None,
         handover: Handover | None = None,
+        clock: ServiceClock | None = None,
     ) -> None:
-        """``decoding``: None for one token a step. ``handover``: None to decode where the prompt was computed."""
+        """``decoding``: None for one token a step. ``handover``: None to decode where the prompt was computed.
+
+        ``clock``: simulated time, with a timed queue; None to count steps.
+        """
         self.tally = Tally(len(calls.manager.cache_tier_list))
         self.census = SlotCensus(calls.manager)
         self._calls: Final = calls
@@ -122,6 +128,7 @@ class Scheduler:
         self._pauses: Final = ForcedPauses(limits.preempt_share)
         self._decoding: Final[Decoding | None] = None if decoding is None or decoding.is_plain else decoding
         self._handover: Final[Handover | None] = handover
+        self._clock: Final[ServiceClock | None] = clock
 
     def step(self) -> bool:
         """One step of the engine; False when there is nothing left to serve."""
@@ -158,6 +165,10 @@ class Scheduler:
             self.census.leave(served.ticket)
         self._running.clear()
         self._preempted.clear()
+
+    def _now(self) -> float:
+        """The step, or the simulated time: what the queue counts."""
+        return float(self._step) if self._clock is None else self._clock.now_ms
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -217,15 +228,20 @@ class Scheduler:
         if self._num_waiting_for_room() < len(self._preempted):
             # Some are resumed later, and may hold the slots that the others need.
             self._step += 1
+            if self._clock is not None:
+                self._clock.end_step(0)
             return True
         if len(self._running) > 0 or len(self._preempted) > 0:
             # The blocking request has just been closed or rejected; the others continue in the next step.
             return True
-        if self._queue.peek(self._step) is not None:
+        if self._queue.peek(self._now()) is not None:
             return True
-        ready_step = self._queue.next_ready_step()
-        if ready_step is not None:
-            self._step = max(self._step, ready_step)
+        ready = self._queue.next_ready()
+        if ready is not None:
+            if self._clock is not None:
+                self._clock.now_ms = max(self._clock.now_ms, ready)
+            else:
+                self._step = max(self._step, int(ready))
             return True
         assert self._queue.is_empty, "requests wait for one that never came"
         return False
@@ -239,7 +255,7 @@ class Scheduler:
             self._budget > 0 and self._room_may_exist and not self._has_partial_prompt
             and len(self._running) < self._limits.max_running and self._num_waiting_for_room() == 0
         ):  # fmt: skip
-            served = self._queue.peek(self._step)
+            served = self._queue.peek(self._now())
             if served is None:
                 return
             if self._try_admit(served):
@@ -276,6 +292,8 @@ class Scheduler:
         insort(self._running, served, key=_ticket)
         if not served.was_admitted:
             served.was_admitted = True
+            if self._clock is not None:
+                self._clock.record_admission(served)
             found = kv_cache.statistics.prompts
             missed = count_misses(found, served.num_prompt_tokens, reusable)
             self.tally.add_prompt(served.num_prompt_tokens, found.hit_tokens, missed, reusable)
@@ -436,6 +454,8 @@ class Scheduler:
 
     def _commit(self) -> None:
         tally = self.tally
+        if self._clock is not None:
+            self._clock.end_step(sum([served.num_inputs + served.num_drafts for served in self._batch]))
         for served in self._batch:
             if self._decoding is not None:
                 self._commit_decoded(self._decoding, served)
@@ -446,6 +466,8 @@ class Scheduler:
             if served.position == served.num_known:
                 if served.request.num_output_tokens > 0:
                     tally.num_generated_tokens += 1
+                    if self._clock is not None:
+                        self._clock.record_tokens(served, 1)
                 if served.position == served.num_tokens:
                     self._finish(served)
                 else:
@@ -459,6 +481,8 @@ class Scheduler:
             return
         if served.request.num_output_tokens > 0:
             tally.num_generated_tokens += 1 + num_generated
+            if self._clock is not None:
+                self._clock.record_tokens(served, 1 + num_generated)
         if served.position == served.num_tokens:
             self._finish(served)
         else:
@@ -477,12 +501,12 @@ class Scheduler:
         self.census.leave(served.ticket)
         self._running.remove(served)
         self._close_kv_cache(served)
-        self._queue.finish(served.request.id, self._step)
+        self._queue.finish(served.request.id, self._now())
         self._room_may_exist = True
         self.tally.num_requests_done += 1
 
     def _refuse(self, served: ServedRequest) -> None:
-        self._queue.finish(served.request.id, self._step)
+        self._queue.finish(served.request.id, self._now())
         self.tally.num_requests_refused += 1
 
     def _close_kv_cache(self, served: ServedRequest) -> None:

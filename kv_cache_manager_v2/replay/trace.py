@@ -52,7 +52,7 @@ class BadLine(Value):
 class TraceScan(Value):
     """What a whole trace holds: totals of the good lines, the first bad ones in full, whether it is in time order."""
 
-    __slots__ = ("summary", "num_bad_lines", "bad_lines", "is_sorted")
+    __slots__ = ("summary", "num_bad_lines", "bad_lines", "is_sorted", "has_times")
 
     MAX_KEPT: Final = 20
 
@@ -60,6 +60,8 @@ class TraceScan(Value):
     num_bad_lines: int
     bad_lines: Final[list[BadLine]]
     is_sorted: bool
+    has_times: bool
+    """Some request has another time than the first one."""
 
     def __init__(
         self,
@@ -67,14 +69,16 @@ class TraceScan(Value):
         num_bad_lines: int = 0,
         bad_lines: Sequence[BadLine] = (),
         is_sorted: bool = True,
+        has_times: bool = False,
     ) -> None:
         self.summary = WorkloadSummary() if summary is None else summary
         self.num_bad_lines = num_bad_lines
         self.bad_lines = list(bad_lines)
         self.is_sorted = is_sorted
+        self.has_times = has_times
 
     def _arguments(self) -> tuple[object, ...]:
-        return (self.summary, self.num_bad_lines, self.bad_lines, self.is_sorted)
+        return (self.summary, self.num_bad_lines, self.bad_lines, self.is_sorted, self.has_times)
 
     def add_bad_line(self, bad_line: BadLine) -> None:
         self.num_bad_lines += 1
@@ -121,6 +125,10 @@ class TraceWorkload(Workload):
     def format_name(self) -> str:
         return self._open_log().format_name
 
+    def has_times(self) -> bool:
+        """Whether some two requests have different times."""
+        return self.scan().has_times
+
     @property
     def has_block_ids(self) -> bool:
         """Whether a segment of a prompt is a block of the log, with a hash id."""
@@ -136,6 +144,7 @@ class TraceWorkload(Workload):
         if self._scan is None:
             scan = TraceScan()
             previous_ms = 0.0
+            first_ms = -1.0
             keeps = self.format_name != MOONCAKE
             requests: list[Request] = []
             for item in self._lines(False):
@@ -145,6 +154,8 @@ class TraceWorkload(Workload):
                     scan.summary.add(item.num_prompt_tokens, item.num_output_tokens)
                     scan.is_sorted = scan.is_sorted and item.arrival_ms >= previous_ms
                     previous_ms = item.arrival_ms
+                    first_ms = previous_ms if first_ms < 0.0 else first_ms
+                    scan.has_times = scan.has_times or previous_ms != first_ms
                     if keeps:
                         requests.append(item)
             if keeps:

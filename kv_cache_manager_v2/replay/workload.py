@@ -138,6 +138,10 @@ class Workload(Handle, metaclass=ABCMeta):
     def summary(self) -> WorkloadSummary:
         raise NotImplementedError("Workload.summary is for subclasses to define")
 
+    def has_times(self) -> bool:
+        """Whether the requests' times are those of a record, or of a model of arrivals."""
+        return True
+
     @abstractmethod
     def requests(self) -> Iterator[Request]:
         """In the order of arrival, each after the one that it names in ``after``."""

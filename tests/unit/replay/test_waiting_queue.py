@@ -34,9 +34,9 @@ def test_a_turn_waits_for_the_one_before_and_for_its_pause() -> None:
     assert take(line, 1) == 2
     assert take(line, 2) is None
     assert not line.is_empty
-    assert line.next_ready_step() is None
+    assert line.next_ready() is None
     line.finish(0, 7)
-    assert line.next_ready_step() == 17
+    assert line.next_ready() == 17
     assert take(line, 16) is None
     assert take(line, 17) == 1
     assert take(line, 17) is None
