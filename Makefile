@@ -99,6 +99,11 @@ bench-compare: compiled ## Measure this tree against a git reference, pair by pa
 	@test -n "$(BASE)" || { echo "say what to compare with: make bench-compare BASE=main"; exit 1; }
 	$(VENV_PYTHON) -P benchmarks/compare.py --base $(BASE) --compiled $(CURDIR)/build/compiled $(BENCH)
 
+PEERS ?=
+.PHONY: bench-peers
+bench-peers: compiled ## The same work through vLLM's and SGLang's cache managers, installed for it (10 GB): docs/comparison.md (PEERS="--rounds 3").
+	$(VENV_PYTHON) -P benchmarks/peers/run_peers.py --compiled $(CURDIR)/build/compiled $(PEERS)
+
 SEEDS ?= 200
 SIMULATE := $(VENV_PYTHON) -P -m kv_cache_manager_v2.testing.simulation --seeds 0:$(SEEDS) --digest
 .PHONY: sim canary digests soak

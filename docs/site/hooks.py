@@ -29,6 +29,7 @@ TOP_PAGES = {
 PARTS = {
     "manager": "Manager and sequences",
     "config": "Configuration",
+    "models": "Models",
     "kernels": "Page tables for kernels",
     "layout": "Layout of pools and slots",
     "stats": "Statistics",
@@ -41,7 +42,7 @@ PARTS = {
     "storage": "What storage reports",
     "base": "Ids, levels, errors",
 }
-"""Folders of the package in the order of the pages; a folder that exports names and is not here is a KeyError."""
+"""Folders of the package in the order of their pages; others that export names follow under their own names."""
 MODULES = {
     "testing": ("Test tools", [f"{PACKAGE}.testing"]),
     "integrations": ("torch and transformers", [f"{PACKAGE}.integrations.torch", f"{PACKAGE}.integrations.transformers"]),
@@ -69,6 +70,7 @@ def exported() -> dict[str, str]:
 
 
 NAMES = exported()
+PARTS |= {folder: folder.capitalize() for folder in sorted(set(NAMES.values()) - PARTS.keys())}
 
 
 def example_pages() -> dict[str, str]:
@@ -136,9 +138,6 @@ def generated_pages() -> dict[str, str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    unknown = set(NAMES.values()) - PARTS.keys()
-    if unknown:
-        raise PluginError(f"hooks.py has no title for the folders {sorted(unknown)}, which export names")
     for entry in config.nav or []:
         if "Examples" in entry:
             entry["Examples"] = ["examples/index.md", *example_pages().values()]
