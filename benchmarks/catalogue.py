@@ -4,10 +4,12 @@ from typing import Final
 
 import decode_workloads
 import feature_workloads
+import filling_workloads
 import memory_workloads
 import prompts_workloads
 import scale_workloads
 import start_workloads
+import step_workloads
 import tail_workloads
 import trace_workload
 from workload import Workload
@@ -15,11 +17,13 @@ from workload import Workload
 WORKLOADS: Final[list[Workload]] = [
     *prompts_workloads.WORKLOADS,
     *decode_workloads.WORKLOADS,
+    *step_workloads.WORKLOADS,
     *feature_workloads.WORKLOADS,
     *trace_workload.WORKLOADS,
     *memory_workloads.WORKLOADS,
     *start_workloads.WORKLOADS,
     *tail_workloads.WORKLOADS,
+    *filling_workloads.WORKLOADS,
     *scale_workloads.WORKLOADS,
 ]
 

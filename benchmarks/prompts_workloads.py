@@ -33,10 +33,13 @@ def time_cold(manager: KVCacheManager, prompts: list[Any]) -> tuple[float, float
     return (opening.ns + closing.ns) / num_blocks, closing.ns / num_blocks
 
 
-def _measure_cold(size: Size, windows: tuple[int | None, ...], as_list: bool) -> tuple[float, float]:
+def _measure_cold(
+    size: Size, windows: tuple[int | None, ...], as_list: bool, with_defaults: bool = False
+) -> tuple[float, float]:
     count = size.of(64, 4)
     prompts = Prompts()
-    with make_manager((count + 1) * PROMPT // BLOCK, windows) as manager:
+    policy = EvictionPolicy.LEARNED if with_defaults else EvictionPolicy.LRU
+    with make_manager((count + 1) * PROMPT // BLOCK, windows, with_defaults, policy=policy) as manager:
         # Once for nothing: the pools have their first blocks made, the memory is touched.
         time_cold(manager, prompts.make_many(count))
         manager.clear_reusable_blocks()
@@ -48,7 +51,8 @@ def _measure_cold(size: Size, windows: tuple[int | None, ...], as_list: bool) ->
 def cold_prefill(size: Size) -> dict[str, float]:
     whole, closing = _measure_cold(size, FULL_AND_WINDOW, as_list=False)
     whole_of_list, _ = _measure_cold(size, FULL_AND_WINDOW, as_list=True)
-    return {"numpy": whole, "list": whole_of_list, "close": closing}
+    with_defaults, _ = _measure_cold(size, FULL_AND_WINDOW, as_list=False, with_defaults=True)
+    return {"numpy": whole, "list": whole_of_list, "close": closing, "defaults": with_defaults}
 
 
 def first_touch(size: Size) -> dict[str, float]:
@@ -106,13 +110,14 @@ def full_pool(size: Size) -> dict[str, float]:
     return {
         "numpy": _measure_full_pool(size, EvictionPolicy.LRU),
         "learned": _measure_full_pool(size, EvictionPolicy.LEARNED),
+        "defaults": _measure_full_pool(size, EvictionPolicy.LEARNED, True),
     }
 
 
-def _measure_full_pool(size: Size, policy: EvictionPolicy) -> float:
+def _measure_full_pool(size: Size, policy: EvictionPolicy, enable_stats: bool = False) -> float:
     num_prompts = size.of(64, 4)
     prompts = Prompts()
-    with make_manager(num_prompts * PROMPT // BLOCK, policy=policy) as manager:
+    with make_manager(num_prompts * PROMPT // BLOCK, enable_stats=enable_stats, policy=policy) as manager:
         for tokens in prompts.make_many(2 * num_prompts):
             prefill(manager, tokens).close()
         evicted = sum(group.evicted for group in manager.get_storage_statistics())
@@ -181,6 +186,7 @@ WORKLOADS = [
             "numpy": Row("W1 cold prefill, numpy", _PER_BLOCK, 90),
             "list": Row("W1 cold prefill, list", _PER_BLOCK, 220),
             "close": Row("close", _PER_BLOCK, 20),
+            "defaults": Row("W1 with the defaults: LEARNED, statistics on", _PER_BLOCK, 150),
         },
     ),
     Workload("first_touch", first_touch, {"numpy": Row("W1 in a pool never used", _PER_BLOCK)}),
@@ -200,6 +206,7 @@ WORKLOADS = [
         {
             "numpy": Row("W4 full pool, numpy", _PER_BLOCK, 150),
             "learned": Row("W4 with the default policy, LEARNED", _PER_BLOCK),
+            "defaults": Row("W4 with the defaults: LEARNED, statistics on", _PER_BLOCK, 260),
         },
     ),
     Workload(
