@@ -1,10 +1,11 @@
 """W1, W2, W4, W5 and close: what a prompt costs, by block."""
 
 import gc
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-from kv_cache_manager_v2 import EvictionPolicy, KVCacheManager
+from kv_cache_manager_v2 import EvictionPolicy, KVCache, KVCacheManager
 from measure import Stopwatch
 from models import BLOCK, FULL_AND_WINDOW, PROMPT, WINDOWS_OF_8, Prompts, Tokens, fill, make_manager, prefill
 from workload import Row, Size, Workload
@@ -17,7 +18,22 @@ def _as_given(prompts: list[Tokens], as_list: bool) -> list[Any]:
 OPEN_AT_ONCE: Final = 4
 
 
-def time_cold(manager: KVCacheManager, prompts: list[Any]) -> tuple[float, float]:
+def prefill_once_packed(manager: KVCacheManager, tokens: Any) -> KVCache:
+    """As `prefill`, with `commit_input` where the library has it."""
+    kv_cache: Any = manager.create_kv_cache(None, tokens)
+    if not hasattr(kv_cache, "commit_input"):
+        kv_cache.close()
+        return prefill(manager, tokens)
+    if not (kv_cache.resume() and kv_cache.resize(len(tokens))):
+        raise RuntimeError(f"the benchmark's pool is too small: {manager.last_refusal}")
+    kv_cache.commit_input()
+    prefilled: KVCache = kv_cache
+    return prefilled
+
+
+def time_cold(
+    manager: KVCacheManager, prompts: list[Any], make: Callable[[KVCacheManager, Any], KVCache] = prefill
+) -> tuple[float, float]:
     """ns per block of whole prompts nobody has seen, a few open at once, and of the close alone."""
     opening = Stopwatch()
     closing = Stopwatch()
@@ -25,7 +41,7 @@ def time_cold(manager: KVCacheManager, prompts: list[Any]) -> tuple[float, float
     for first in range(0, len(prompts), OPEN_AT_ONCE):
         batch = prompts[first : first + OPEN_AT_ONCE]
         with opening:
-            kv_caches = [prefill(manager, tokens) for tokens in batch]
+            kv_caches = [make(manager, tokens) for tokens in batch]
         with closing:
             for kv_cache in kv_caches:
                 kv_cache.close()
@@ -34,7 +50,11 @@ def time_cold(manager: KVCacheManager, prompts: list[Any]) -> tuple[float, float
 
 
 def _measure_cold(
-    size: Size, windows: tuple[int | None, ...], as_list: bool, with_defaults: bool = False
+    size: Size,
+    windows: tuple[int | None, ...],
+    as_list: bool,
+    with_defaults: bool = False,
+    make: Callable[[KVCacheManager, Any], KVCache] = prefill,
 ) -> tuple[float, float]:
     count = size.of(64, 4)
     prompts = Prompts()
@@ -45,14 +65,15 @@ def _measure_cold(
         manager.clear_reusable_blocks()
         given = _as_given(prompts.make_many(count), as_list)
         gc.collect()
-        return time_cold(manager, given)
+        return time_cold(manager, given, make)
 
 
 def cold_prefill(size: Size) -> dict[str, float]:
     whole, closing = _measure_cold(size, FULL_AND_WINDOW, as_list=False)
     whole_of_list, _ = _measure_cold(size, FULL_AND_WINDOW, as_list=True)
     with_defaults, _ = _measure_cold(size, FULL_AND_WINDOW, as_list=False, with_defaults=True)
-    return {"numpy": whole, "list": whole_of_list, "close": closing, "defaults": with_defaults}
+    once_packed, _ = _measure_cold(size, FULL_AND_WINDOW, as_list=True, make=prefill_once_packed)
+    return {"numpy": whole, "list": whole_of_list, "close": closing, "defaults": with_defaults, "list_input": once_packed}
 
 
 def first_touch(size: Size) -> dict[str, float]:
@@ -88,7 +109,12 @@ def warm_prompt(size: Size) -> dict[str, float]:
         with probing:
             for _ in range(rounds):
                 assert manager.probe_reuse(None, tokens) == num_tokens
-    return {"numpy": numpy_ns, "list": list_ns, "match_only": probing.ns / (rounds * num_tokens // BLOCK)}
+    with make_manager(2 * num_tokens // BLOCK, enable_stats=True, policy=EvictionPolicy.LEARNED) as manager:
+        prefill(manager, tokens).close()
+        _time_warm(manager, tokens, 2, 1)
+        defaults_ns = _time_warm(manager, tokens, 2, rounds)
+    match_ns = probing.ns / (rounds * num_tokens // BLOCK)
+    return {"numpy": numpy_ns, "list": list_ns, "match_only": match_ns, "defaults": defaults_ns}
 
 
 def short_warm_prompt(size: Size) -> dict[str, float]:
@@ -187,6 +213,7 @@ WORKLOADS = [
             "list": Row("W1 cold prefill, list", _PER_BLOCK, 220),
             "close": Row("close", _PER_BLOCK, 20),
             "defaults": Row("W1 with the defaults: LEARNED, statistics on", _PER_BLOCK, 150),
+            "list_input": Row("W1 cold prefill, list, with commit_input", _PER_BLOCK, 280),
         },
     ),
     Workload("first_touch", first_touch, {"numpy": Row("W1 in a pool never used", _PER_BLOCK)}),
@@ -197,6 +224,7 @@ WORKLOADS = [
             "numpy": Row("W2 warm 128k, numpy", _PER_BLOCK, 35),
             "list": Row("W2 warm 128k, list", _PER_BLOCK, 120),
             "match_only": Row("W2 the match alone, numpy", _PER_BLOCK),
+            "defaults": Row("W2 with the defaults: LEARNED, statistics on", _PER_BLOCK, 55),
         },
     ),
     Workload("short_warm_prompt", short_warm_prompt, {"call": Row("create, resume, close; 4 blocks", "ns")}),
