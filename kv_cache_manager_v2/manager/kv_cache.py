@@ -426,7 +426,7 @@ class KVCache(Handle):
         follows from it is what `commit` of the same tokens does.
 
         `ValueError` if there are not so many left, or no capacity for them; `LogicError` as for `commit`, with beams, without input
-        tokens, or where another call has committed tokens since. Then nothing has changed.
+        tokens, or once `commit` was called, also in vain. Then nothing has changed.
         """
         state = self._state
         with state.shared.guard:

@@ -393,8 +393,10 @@ class KVCacheManager(Handle):
             state.prompt_length = prompt_length
             residency.hold_match(state, match)
             if input_tokens is not None and packed is not None:
-                state.given = GivenTokens(input_tokens, packed)
                 state.given_end = state.num_committed
+                if state.num_committed < num_input_tokens:
+                    # A long prompt's tokens, kept, are memory that the next request's would otherwise get without a page fault.
+                    state.given = GivenTokens(input_tokens, packed)
             if state_match is not None:
                 begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)
             usage = self._usage.recorder

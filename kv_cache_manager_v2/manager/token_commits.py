@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 ALL_LEFT: Final = -1
+NO_INPUT: Final = -1
 ONE_HEAD: Final[SupportsIndex] = 1
 """The default of ``num_heads``, which needs no second look."""
 
@@ -41,9 +42,11 @@ def to_heads(num_heads: SupportsIndex) -> i64:
 
 
 def commit_any(state: SequenceState, tokens: Tokens) -> None:
-    packed = _pack(state, tokens)
-    if len(packed) > 0:
+    if state.given is not None:
+        # Before the tokens are packed, which then takes the same memory, and finds it in the caches.
         state.given = None
+        state.given_end = NO_INPUT
+    packed = _pack(state, tokens)
     begin = state.num_committed
     commit_steps.commit_packed(state, packed)
     state.shared.journal.commit(state.serial, begin, packed)
@@ -60,9 +63,8 @@ def commit_given(state: SequenceState, num_tokens: i64) -> None:
     """The next so many of the tokens that the sequence was made with; ALL_LEFT: all that are left."""
     if state.num_committed != state.given_end:
         raise LogicError(
-            f"sequence {state.id}: commit_input() where "
-            + ("create_kv_cache had no input_tokens" if state.given_end < 0 else "another call has committed tokens since create_kv_cache")
-            + "; use commit()"
+            f"sequence {state.id}: commit_input() after {state.num_committed} committed tokens: create_kv_cache had no input_tokens, or "
+            f"commit() was called since; use commit()"
         )
     given = state.given
     begin = state.num_committed

@@ -158,7 +158,7 @@ class SequenceState:
     given: GivenTokens | None
     """The tokens that the sequence was made with, until all of them are committed, or others are."""
     given_end: i64
-    """How many of them were matched or committed by `commit_input`, -1 if there were none; not `num_committed` where another call has
+    """How many of them were matched or committed by `commit_input`; -1, or not `num_committed`, if there were none or another call has
     committed tokens."""
     awaits_reads: bool
     """Some of its pages come from a disk, and it is not known that they came; `arrivals` is not empty then."""

@@ -118,6 +118,17 @@ def test_what_cannot_be_committed_is_refused() -> None:
         with pytest.raises(LogicError):
             kv_cache.commit_input()
 
+        # It ends with the first commit(), also one of nothing: what is left would not follow what is there.
+        for nothing in ([], [-1]):
+            kv_cache = make(manager, [7, 8, 9, 10])
+            try:
+                kv_cache.commit(nothing)
+            except ValueError:
+                pass
+            with pytest.raises(LogicError, match="commit"):
+                kv_cache.commit_input()
+            kv_cache.close()
+
         # Other tokens stand where the input's would.
         kv_cache = make(manager, [7, 8, 9, 10])
         kv_cache.commit([1])
