@@ -119,6 +119,7 @@ if TYPE_CHECKING:
     from .kernels.offset_table import OffsetTable
     from .kernels.page_family import DensePages, PageFamily, StridedPages
     from .kernels.slot_mapping import SlotMapping
+    from .models.config_file import load_config
     from .models.model_description import config_from_model
     from .publishing.event_publisher import KVCacheEventPublisher
     from .reuse.token_forms import Tokens
@@ -144,6 +145,7 @@ _ON_FIRST_USE: Final = {
     "WireBatch": "publishing.wire_reader",
     "WireEvent": "publishing.wire_event",
     "config_from_model": "models.model_description",
+    "load_config": "models.config_file",
     "read_batch": "publishing.wire_reader",
 }
 """Where names are that serving does without, and that take longer to import than all the rest (numpy, for one)."""
@@ -301,6 +303,7 @@ __all__ = [
     "TransferLease",
     "gen_multimodal_cache_key_tokens",
     "is_compiled",
+    "load_config",
     "plan_capacity",
     "read_batch",
 ]

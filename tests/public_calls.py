@@ -50,6 +50,7 @@ from kv_cache_manager_v2 import (
     compute_scratch_range,
     gen_multimodal_cache_key_tokens,
     config_from_model,
+    load_config,
     plan_capacity,
     read_batch,
 )
@@ -505,6 +506,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
             "pipeline_stage": None, "family": None, "num_sink_tokens": 0,
         },
     ),
+    "load_config": lambda w: (load_config, {"path": str(Path(__file__).with_name("small_config.json"))}),
     "plan_capacity": lambda w: (plan_capacity, {"config": w.config, "batch": BatchDesc([KVCacheDesc(4, 0)])}),
     "CapacityPlan.max_batch_size": lambda w: (
         plan_capacity(w.config).max_batch_size,

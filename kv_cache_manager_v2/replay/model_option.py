@@ -4,6 +4,8 @@ import argparse
 import os
 from typing import Final
 
+from .. import KVCacheManagerConfig
+from ..models.config_file import YAML_ENDINGS, config_from_content, is_config_content, read_content
 from ..models.layer_maker import DTYPES
 from ..models.model_description import read_model
 from ..models.model_fields import ModelConfigError
@@ -13,8 +15,12 @@ from .presets import DEFAULT_MODEL, PRESETS
 from .served_model import ConfiguredModel, ServedModel
 
 MODEL_HELP: Final = (
-    f"a preset ({', '.join(PRESETS)}), or a Hugging Face config.json, or a folder that has one (default: {DEFAULT_MODEL})"
+    f"a preset ({', '.join(PRESETS)}), a Hugging Face config.json or a folder that has one, or a configuration of this library as JSON or "
+    f"YAML (default: {DEFAULT_MODEL})"
 )
+
+
+DEFAULT_TOKENS_PER_BLOCK: Final = 32
 
 
 def add_model_options(group: "argparse._ActionsContainer") -> None:
@@ -44,6 +50,11 @@ def find_model(options: argparse.Namespace, parser: argparse.ArgumentParser, nam
         return PRESETS[name or DEFAULT_MODEL]
     if not os.path.exists(name):
         parser.error(f"--model {name}: neither a file nor a preset; presets are {', '.join(PRESETS)}")
+    config = _read_config(name)
+    if config is not None:
+        if len(given) > 0:
+            parser.error(f"{given[0]} is about a config.json; {name} is a configuration of this library, whose layers are exact")
+        return ConfiguredModel(os.path.basename(name), config.layers, config.tokens_per_block, config)
     try:
         model = read_model(name, options.dtype or "bf16", options.tp or 1, options.pp or 1, options.stage, options.family,
             options.sinks or 0)
@@ -51,6 +62,36 @@ def find_model(options: argparse.Namespace, parser: argparse.ArgumentParser, nam
         text = str(error)
         raise BadInputError(text if text.startswith(name) else f"{name}: {text}") from None
     return ConfiguredModel(_title(name, options, model.stage), model.layers)
+
+
+def config_of(model: ServedModel) -> KVCacheManagerConfig | None:
+    """The whole configuration of a file that has one."""
+    return model.config if isinstance(model, ConfiguredModel) else None
+
+
+def tokens_per_block_of(options: argparse.Namespace, model: ServedModel) -> int:
+    """What ``--tokens-per-block`` says, or the configuration, or `DEFAULT_TOKENS_PER_BLOCK`."""
+    given: int | None = options.tokens_per_block
+    config = config_of(model)
+    if given is not None:
+        return given
+    return DEFAULT_TOKENS_PER_BLOCK if config is None else config.tokens_per_block
+
+
+def _read_config(name: str) -> KVCacheManagerConfig | None:
+    """The configuration in that file; None for a folder, or another file of JSON, which may be a config.json."""
+    if os.path.isdir(name):
+        return None
+    try:
+        content = read_content(name)
+        if not is_config_content(content) and not name.endswith(YAML_ENDINGS):
+            return None
+        return config_from_content(content)
+    except (ModelConfigError, TypeError, ValueError) as error:
+        text = str(error).removeprefix(f"path {name}: ")
+        raise BadInputError(f"{name}: {text}") from None
+    except ImportError as missing:
+        raise BadInputError(f"{name}: {missing}") from None
 
 
 def _title(path: str, options: argparse.Namespace, stage: int) -> str:

@@ -4,12 +4,13 @@ Without `verify` nothing reads bytes, so the device is a bookkeeping one unless 
 default device is used.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from .. import (
     BatchDesc,
     CacheTier,
+    CacheTierConfig,
     Device,
     EvictionPolicy,
     GpuCacheTierConfig,
@@ -77,6 +78,8 @@ class ReplayPlan:
     """Whether the quota is divided between the pool groups anew when the manager asks for it."""
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
     """Of every tier."""
+    base: KVCacheManagerConfig | None = None
+    """A whole configuration, of which all is taken that the plan does not say."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICE_NAMES:
@@ -105,20 +108,36 @@ class ReplayPlan:
         summary = self.workload.summary()
         num_bytes, constraints = self._memory(summary, device)
         policy = self.eviction_policy
+        tiers: list[CacheTierConfig] = [GpuCacheTierConfig(quota=num_bytes, eviction_policy=policy)]
+        tiers.extend([tier.tier_config(temporary_folder, policy) for tier in self.lower_tiers])
+        layers = self.model.layer_configs(self.tokens_per_block, self.shrink)
+        scratch = SwaScratchReuseConfig() if self.scratch else None
+        num_checkpoints = self.decoding.num_drafts if self.model.bytes_per_state(self.shrink) > 0 else 0
+        longest = summary.longest_tokens if summary.longest_tokens > 0 else None
+        base = self.base
+        if base is not None:
+            return replace(
+                base,
+                cache_tiers=tiers,
+                layers=layers,
+                constraints=(*base.constraints, *constraints),
+                initial_pool_ratio=self.pool_ratio,
+                swa_scratch_reuse=base.swa_scratch_reuse if base.swa_scratch_reuse is not None else scratch,
+                write_policy=self.write_policy,
+                state_checkpoints=max(base.state_checkpoints, num_checkpoints),
+                max_sequence_length=longest if base.max_sequence_length is None else base.max_sequence_length,
+            )
         return KVCacheManagerConfig(
             tokens_per_block=self.tokens_per_block,
-            cache_tiers=[
-                GpuCacheTierConfig(quota=num_bytes, eviction_policy=policy),
-                *[tier.tier_config(temporary_folder, policy) for tier in self.lower_tiers],
-            ],
-            layers=self.model.layer_configs(self.tokens_per_block, self.shrink),
+            cache_tiers=tiers,
+            layers=layers,
             constraints=constraints,
             initial_pool_ratio=self.pool_ratio,
-            max_sequence_length=summary.longest_tokens if summary.longest_tokens > 0 else None,
-            swa_scratch_reuse=SwaScratchReuseConfig() if self.scratch else None,
+            max_sequence_length=longest,
+            swa_scratch_reuse=scratch,
             write_policy=self.write_policy,
             snapshot_policy=SnapshotPolicy(at_close=True),
-            state_checkpoints=self.decoding.num_drafts if self.model.bytes_per_state(self.shrink) > 0 else 0,
+            state_checkpoints=num_checkpoints,
         )
 
     def _memory(self, summary: WorkloadSummary, device: Device) -> tuple[int, list[BatchDesc]]:

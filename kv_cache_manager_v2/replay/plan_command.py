@@ -7,6 +7,7 @@ takes.
 import argparse
 import json
 import sys
+from dataclasses import replace
 from typing import Any, Final
 
 from .. import (
@@ -20,8 +21,10 @@ from .. import (
     SwaScratchReuseConfig,
     plan_capacity,
 )
+from ..models.config_file import YAML_ENDINGS, config_text
+from .bad_input import BadInputError
 from .exit_codes import EXIT_OK
-from .model_option import MODEL_HELP, add_model_options, find_model
+from .model_option import DEFAULT_TOKENS_PER_BLOCK, MODEL_HELP, add_model_options, config_of, find_model, tokens_per_block_of
 from .option_values import require_writable, to_count, to_positive, to_size
 from .result_file import write_result
 from .served_model import ServedModel
@@ -37,10 +40,10 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_name", nargs="?", metavar="MODEL", help=MODEL_HELP)
     add_model_options(parser)
     parser.add_argument(
-        "--gpu-memory", type=to_size, required=True, metavar="BYTES", help="of the GPU tier: 40g, 512MiB"
+        "--gpu-memory", type=to_size, metavar="BYTES", help="of the GPU tier: 40g, 512MiB (default: as the MODEL's configuration says)"
     )
     parser.add_argument("--host-memory", type=to_size, metavar="BYTES", help="of a host tier (default: none)")
-    parser.add_argument("--tokens-per-block", type=to_positive, default=32, metavar="T", help="default: %(default)s")
+    parser.add_argument("--tokens-per-block", type=to_positive, metavar="T", help=f"default: {DEFAULT_TOKENS_PER_BLOCK}")
     parser.add_argument("--scratch", action="store_true", help="windowed layers share scratch slots while they prefill")
     parser.add_argument(
         "--length", type=to_positive, default=8192, metavar="N",
@@ -58,6 +61,9 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--typical-length", type=to_positive, metavar="N",
         help="divide the memory between pool groups for sequences of this length (default: --length)",
     )  # fmt: skip
+    parser.add_argument(
+        "--save", metavar="FILE", help="write the configuration there: JSON, or YAML if it ends in .yaml; MODEL and load_config take it"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is the output, without the table")
 
 
@@ -74,18 +80,28 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
         parser.error("give MODEL or --model, not both")
     require_writable(parser, "--json", options.json)
     model = find_model(options, parser, options.model_name if options.model is None else options.model)
+    if options.gpu_memory is None and config_of(model) is None:
+        parser.error("give --gpu-memory BYTES, as in --gpu-memory 40g")
+    require_writable(parser, "--save", options.save)
     sequence = KVCacheDesc(length, history)
     batch = None if options.batch is None else BatchDesc([sequence] * options.batch, prompt)
     try:
-        plan = plan_capacity(_config(options, model), batch)
+        config = _config(options, model)
+        plan = plan_capacity(config, batch)
     except ValueError as error:
         parser.error(str(error))
+    if options.save is not None:
+        try:
+            saved = config_text(config, options.save.endswith(YAML_ENDINGS))
+        except ImportError as missing:
+            raise BadInputError(f"--save {options.save}: {missing}") from None
+        write_result(options.save, saved)
     most = plan.max_batch_size(length, history, prompt)
     figures = _to_json(options, model, plan, most)
     if options.json == "-":
         sys.stdout.write(figures)
     else:
-        sys.stdout.write(f"{model.title}, {options.tokens_per_block} tokens per block{', scratch slots' * options.scratch}\n")
+        sys.stdout.write(f"{model.title}, {config.tokens_per_block} tokens per block{', scratch slots' * options.scratch}\n")
         sys.stdout.write(f"{model.bytes_per_token():,} bytes per token{_states(model)}\n\n")
         sys.stdout.write(plan.table())
         sys.stdout.write(_largest_batch(most, length, history, prompt))
@@ -95,16 +111,24 @@ def run_plan_command(options: argparse.Namespace, parser: argparse.ArgumentParse
 
 
 def _config(options: argparse.Namespace, model: ServedModel) -> KVCacheManagerConfig:
-    tiers: list[CacheTierConfig] = [GpuCacheTierConfig(options.gpu_memory)]
+    given = config_of(model)
+    tiers: list[CacheTierConfig] = [] if given is None else list(given.cache_tiers)
+    if options.gpu_memory is not None:
+        tiers[:1] = [GpuCacheTierConfig(options.gpu_memory)]
     if options.host_memory is not None:
-        tiers.append(HostCacheTierConfig(options.host_memory))
+        tiers = [*tiers[:1], HostCacheTierConfig(options.host_memory)]
     typical: int = options.typical_length or options.length
-    return KVCacheManagerConfig(
-        tokens_per_block=options.tokens_per_block,
+    step = BatchDesc([KVCacheDesc(typical, typical - 1)])
+    tokens_per_block = tokens_per_block_of(options, model)
+    layers = model.layer_configs(tokens_per_block)
+    scratch = SwaScratchReuseConfig() if options.scratch else None
+    if given is None:
+        return KVCacheManagerConfig(tokens_per_block, tiers, layers, typical_step=step, swa_scratch_reuse=scratch)
+    return replace(
+        given,
         cache_tiers=tiers,
-        layers=model.layer_configs(options.tokens_per_block),
-        typical_step=BatchDesc([KVCacheDesc(typical, typical - 1)]),
-        swa_scratch_reuse=SwaScratchReuseConfig() if options.scratch else None,
+        typical_step=given.typical_step if options.typical_length is None else step,
+        swa_scratch_reuse=given.swa_scratch_reuse if scratch is None else scratch,
     )
 
 

@@ -5,13 +5,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from .. import CacheTierConfig, DiskCacheTierConfig, EvictionPolicy, KVCacheManagerConfig
 from ..base.missing_package import missing_package
 from .console import Console, make_console, make_live_console
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
 from .log_option import add_log_options, given_log_option, make_log_options
-from .model_option import add_model_options, find_model
+from .model_option import DEFAULT_TOKENS_PER_BLOCK, add_model_options, config_of, find_model, tokens_per_block_of
 from .option_values import parse_size, require_writable, to_positive, to_rate, to_ratio, to_share, to_sizes
 from .other_sizes import DEFAULT_SIZES, MeasuredCurve, serve_other_sizes, was_interrupted
 from .plan import AS_FAST, DEVICE_NAMES, RECORDED, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
@@ -24,7 +25,7 @@ from .scheduler import ServingLimits
 from .served_model import ServedModel
 from .service_clock import StepTime, parse_step_time
 from .spaced_workload import SpacedWorkload
-from .tier_option import TierSizes, parse_tiers
+from .tier_option import LowerTier, TierSizes, parse_tiers
 from .timeline import Timeline
 from .trace import TraceWorkload
 from .trace_option import scan_usable
@@ -55,7 +56,7 @@ def _add_source_options(parser: argparse.ArgumentParser) -> None:
 def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("the model and the machine")
     add_model_options(machine)
-    machine.add_argument("--tokens-per-block", type=to_positive, default=32, metavar="T", help="default: %(default)s")
+    machine.add_argument("--tokens-per-block", type=to_positive, metavar="T", help=f"default: {DEFAULT_TOKENS_PER_BLOCK}")
     memory = machine.add_mutually_exclusive_group()
     memory.add_argument(
         "--memory", type=_memory, metavar="BYTES",
@@ -243,18 +244,21 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         shrink = model.max_shrink
     tiers: TierSizes | None = options.tiers
     memory_bytes: int | None = options.memory if tiers is None else tiers.gpu_bytes
-    if memory_bytes is None:
+    base = config_of(model)
+    lower = () if tiers is None else tiers.lower
+    if memory_bytes is None and base is not None:
+        memory_bytes = _shrunk_bytes(base.cache_tiers[0].quota, model, shrink)
+        lower = tuple([_to_lower_tier(tier, _shrunk_bytes(tier.quota, model, shrink)) for tier in base.cache_tiers[1:]])
+    elif memory_bytes is None:
         full_bytes = WORKLOAD_MEMORY_BYTES if options.trace is None else TRACE_MEMORY_BYTES
-        if model.bytes_per_token(1) > 0:
-            memory_bytes = full_bytes * model.bytes_per_token(shrink) // model.bytes_per_token(1)
-        else:
-            memory_bytes = full_bytes * model.bytes_per_state(shrink) // model.bytes_per_state(1)
+        memory_bytes = _shrunk_bytes(full_bytes, model, shrink)
     elif memory_bytes == 0:
         memory_bytes = None
     return ReplayPlan(
         workload=workload,
         model=model,
-        tokens_per_block=options.tokens_per_block,
+        tokens_per_block=tokens_per_block_of(options, model),
+        base=base,
         memory_bytes=memory_bytes,
         shrink=shrink,
         verify=options.verify,
@@ -263,19 +267,37 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
             options.max_running, options.token_budget, options.chunk, options.preempt, not options.no_wait, options.prefetch
         ),
         device=options.device,
-        lower_tiers=() if tiers is None else tiers.lower,
-        write_policy=options.write_policy or "back",
+        lower_tiers=lower,
+        write_policy=options.write_policy or ("back" if base is None else base.write_policy),
         decoding=Decoding(options.speculate or 0, options.beams or 1),
         disaggregate=options.disaggregate,
-        scratch=options.scratch,
+        scratch=options.scratch or (base is not None and base.enable_swa_scratch_reuse),
         seed=None if options.trace is not None else options.seed,
         skipped_lines=skipped_lines,
         notes=notes,
+        eviction_policy=EvictionPolicy.LEARNED if base is None else base.cache_tiers[0].eviction_policy,
         arrivals=options.arrivals,
         step_time=options.step_time,
-        pool_ratio=options.pool_ratio,
+        pool_ratio=options.pool_ratio if base is None or options.pool_ratio is not None else _ratio_of(base),
         adjusts=not options.no_adjust,
     )
+
+
+def _shrunk_bytes(num_bytes: int, model: ServedModel, shrink: int) -> int:
+    """As many bytes as keep what a tier holds, of a model that is shrunk."""
+    if model.bytes_per_token(1) > 0:
+        return num_bytes * model.bytes_per_token(shrink) // model.bytes_per_token(1)
+    return num_bytes * model.bytes_per_state(shrink) // model.bytes_per_state(1)
+
+
+def _to_lower_tier(tier: CacheTierConfig, num_bytes: int) -> LowerTier:
+    if isinstance(tier, DiskCacheTierConfig):
+        return LowerTier("disk", num_bytes, tier.path)
+    return LowerTier("host", num_bytes)
+
+
+def _ratio_of(config: KVCacheManagerConfig) -> tuple[float, ...] | None:
+    return None if config.initial_pool_ratio is None else tuple(config.initial_pool_ratio)
 
 
 def _make_console(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Console:

@@ -10,7 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
+from .. import AttentionLayerConfig, BufferConfig, KVCacheManagerConfig, LayerConfig, SsmLayerConfig
 from ..base.value import Value
 
 MIN_BYTES_PER_TOKEN: Final = 8
@@ -53,21 +53,25 @@ class ServedModel(Value, metaclass=ABCMeta):
 @final
 @mypyc_attr(native_class=True)
 class ConfiguredModel(ServedModel):
-    """A model given by its layers, whose blocks are ``base_tokens`` long."""
+    """A model given by its layers, whose blocks are ``base_tokens`` long. ``config``: the whole configuration, where a file has one."""
 
-    __slots__ = ("name", "layers", "base_tokens")
+    __slots__ = ("name", "layers", "base_tokens", "config")
 
     name: Final[str]
     layers: Final[tuple[LayerConfig, ...]]
     base_tokens: Final[int]
+    config: Final[KVCacheManagerConfig | None]
 
-    def __init__(self, name: str, layers: Sequence[LayerConfig], base_tokens: int = 1) -> None:
+    def __init__(
+        self, name: str, layers: Sequence[LayerConfig], base_tokens: int = 1, config: KVCacheManagerConfig | None = None
+    ) -> None:  # fmt: skip
         self.name = name
         self.layers = tuple(layers)
         self.base_tokens = base_tokens
+        self.config = config
 
     def _arguments(self) -> tuple[object, ...]:
-        return (self.name, self.layers, self.base_tokens)
+        return (self.name, self.layers, self.base_tokens, self.config)
 
     @property
     def title(self) -> str:
@@ -91,7 +95,7 @@ class ConfiguredModel(ServedModel):
     def layer_configs(self, tokens_per_block: int, shrink: int = 1) -> list[LayerConfig]:
         if shrink < 1:
             raise ValueError(f"shrink is {shrink}; 1 is the full size, larger is smaller")
-        if self.base_tokens > 1 and tokens_per_block != self.base_tokens:
+        if (self.base_tokens > 1 or self.config is not None) and tokens_per_block != self.base_tokens:
             raise ValueError(f"{self.name} has blocks of {self.base_tokens} tokens, not of {tokens_per_block}; leave tokens_per_block out")
         configs: list[LayerConfig] = []
         for layer in self.layers:

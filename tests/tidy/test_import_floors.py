@@ -52,7 +52,7 @@ DOORS: Final = {
     "tokenizers": {"replay"},
     "argparse": {"replay", "testing"},
     "zmq": {"publishing"},
-    "msgspec": {"publishing"},
+    "msgspec": {"models", "publishing"},
     "time": {"device", "metrics", "publishing", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
