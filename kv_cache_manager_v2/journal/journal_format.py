@@ -64,7 +64,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 23
+VERSION: Final = 24
 
 CREATE: Final = 1
 RESUME: Final = 2

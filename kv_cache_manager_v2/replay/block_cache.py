@@ -13,6 +13,8 @@ from mypy_extensions import i64, mypyc_attr
 
 from .. import EvictionPolicy
 from ..storage.eviction.make_queue import MOST_SENTINELS, make_queue
+from ..storage.eviction.request_facts import RequestFacts
+from ..storage.eviction.segment_records import Learning, SegmentRecords
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .block_requests import BlockIds, BlockRequests
@@ -40,7 +42,10 @@ class _BlockKeys(ContentKeys):
 class BlockCache:
     """The cache: ``num_cached`` blocks have a slot, never more than ``num_slots``."""
 
-    __slots__ = ("num_slots", "num_cached", "num_hits", "num_evicted", "queue", "_rows", "_parents", "_children", "_num_below", "_run")
+    __slots__ = (
+        "num_slots", "num_cached", "num_hits", "num_evicted", "queue", "_rows", "_parents", "_children", "_num_below", "_run",
+        "_request",
+    )  # fmt: skip
 
     num_slots: Final[i64]
     num_cached: i64
@@ -53,13 +58,17 @@ class BlockCache:
     """By block: its cached children."""
     _run: vec[i64]
 
+    _request: Final[RequestFacts]
+
     def __init__(self, policy: EvictionPolicy, num_slots: int, blocks: BlockRequests) -> None:
         self.num_slots = num_slots
         self.num_cached = 0
         self.num_hits = 0
         self.num_evicted = 0
         self._rows = PageRows(1, MOST_SENTINELS)
-        self.queue = make_queue(policy, self._rows, 0, _BlockKeys(), num_slots)
+        learning = Learning()
+        self._request = learning.request
+        self.queue = make_queue(policy, self._rows, 0, _BlockKeys(), num_slots, SegmentRecords(learning, 1))
         self._parents = blocks.parents
         self._children: Final[list[list[int]]] = [[] for _ in blocks.parents]
         for block, parent in enumerate(blocks.parents):
@@ -69,7 +78,7 @@ class BlockCache:
         self._num_below = vec[i64]([0] * blocks.num_blocks)
         self._run = vec[i64]()
 
-    def serve(self, blocks: BlockIds) -> None:
+    def serve(self, blocks: BlockIds, num_generated: int = 0) -> None:
         words = self._rows.words
         queue = self.queue
         num_kept: i64 = min(len(blocks), int(self.num_slots))
@@ -98,7 +107,9 @@ class BlockCache:
                 words[page * ROW_WORDS + PLACE] = pack_place(0, 0, _PRIORITY)
                 self._count_below(block, 1)
             run[num_kept - 1 - place] = page
+        self._request.begin(num_kept, 0, num_generated)
         queue.push_run(run, num_kept)
+        self._request.end()
         self.num_cached += num_new
 
     def _make_room(self, num_new: i64) -> None:

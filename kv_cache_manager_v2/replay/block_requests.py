@@ -20,20 +20,23 @@ _ROOT: Final = -1
 @final
 @mypyc_attr(native_class=True)
 class BlockRequests:
-    """``requests[i]``: the blocks of the i-th prompt. ``parents[b]``: the block before block ``b``, or -1."""
+    """``requests[i]``: the blocks of the i-th prompt; ``num_generated[i]``: the tokens that were generated for it.
+    ``parents[b]``: the block before block ``b``, or -1."""
 
-    __slots__ = ("name", "requests", "parents", "num_accesses")
+    __slots__ = ("name", "requests", "parents", "num_accesses", "num_generated")
 
     name: Final[str]
     requests: Final[list[BlockIds]]
     parents: Final[list[int]]
     num_accesses: Final[int]
+    num_generated: Final[list[int]]
 
-    def __init__(self, name: str, requests: list[BlockIds], parents: list[int]) -> None:
+    def __init__(self, name: str, requests: list[BlockIds], parents: list[int], num_generated: list[int] | None = None) -> None:
         self.name = name
         self.requests = requests
         self.parents = parents
         self.num_accesses = sum([len(blocks) for blocks in requests])
+        self.num_generated = [0] * len(requests) if num_generated is None else num_generated
 
     @property
     def num_blocks(self) -> int:
@@ -46,6 +49,7 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
     ids: dict[tuple[int, int | bytes], int] = {}
     parents: list[int] = []
     requests: list[BlockIds] = []
+    num_generated: list[int] = []
     has_block_ids = isinstance(workload, TraceWorkload) and workload.has_block_ids
     for request in workload.requests():
         parent = _ROOT
@@ -64,4 +68,5 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
             blocks.append(block)
             parent = block
         requests.append(blocks)
-    return BlockRequests(workload.name, requests, parents)
+        num_generated.append(request.num_output_tokens)
+    return BlockRequests(workload.name, requests, parents, num_generated)

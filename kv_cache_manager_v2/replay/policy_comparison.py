@@ -57,8 +57,8 @@ def compare_source(
         for policy in policies:
             progress.begin(blocks.name, num_slots, policy.value)
             cache = BlockCache(policy, num_slots, blocks)
-            for request in blocks.requests:
-                cache.serve(request)
+            for request, num_generated in zip(blocks.requests, blocks.num_generated, strict=True):
+                cache.serve(request, num_generated)
             rates[policy.value] = int(cache.num_hits) / total
         progress.begin(blocks.name, num_slots, OPTIMUM)
         rates[REUSED_ONLY] = count_hits_of_reused(blocks, uses, num_slots) / total

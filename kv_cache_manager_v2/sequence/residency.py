@@ -418,6 +418,7 @@ def close(state: SequenceState) -> None:
     if shared.early_copies is not None:
         offload_published(state, 0)
     free_state(state, mark)
+    _describe_request(state)
     goes_by_runs = state.timeline != NO_TIMELINE and state.scratch.num_blocks == 0
     ordinal = state.num_blocks - 1
     while ordinal >= (state.num_published if goes_by_runs else 0):
@@ -429,6 +430,7 @@ def close(state: SequenceState) -> None:
         ordinal -= 1
     if goes_by_runs:
         release_published(state, mark)
+    shared.storage.learning.request.end()
     if tree.has_digests and state.tail.count > 0:
         tree.digests.release(state.tail.packed())
     leave_family(state)
@@ -445,6 +447,21 @@ def close(state: SequenceState) -> None:
     state.status = CLOSED
     state.next_slow_capacity = 0
     shared.guard.end_change()
+
+
+def _describe_request(state: SequenceState) -> None:
+    """Tell the learned policies whose pages are about to go back."""
+    num_blocks = state.num_published
+    num_generated_blocks: i64 = 0
+    num_generated_tokens: i64 = 0
+    # A sequence that was made without a prompt may have got one since.
+    if 0 < state.prompt_length < state.num_committed:
+        tokens_per_block = state.shared.tokens_per_block
+        num_generated_tokens = state.num_committed - state.prompt_length
+        num_generated_blocks = num_blocks - (state.prompt_length + tokens_per_block - 1) // tokens_per_block
+        if num_generated_blocks < 0:
+            num_generated_blocks = 0
+    state.shared.storage.learning.request.begin(num_blocks, num_generated_blocks, num_generated_tokens)
 
 
 def close_beams(state: SequenceState, width: i64) -> None:

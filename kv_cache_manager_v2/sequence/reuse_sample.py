@@ -152,7 +152,7 @@ class ReuseSample(Handle):
         known = self._hits.get((policy, num_slots))
         if known is not None:
             return known
-        cache = MiniatureCache(self._blocks, policy, num_slots, round(num_blocks))
+        cache = MiniatureCache(self._blocks, policy, num_slots)
         end = len(self._blocks.kinds)
         # What comes first finds an empty cache that the manager's was not.
         num_first = end // 2 if self._figures.has_lost else 0

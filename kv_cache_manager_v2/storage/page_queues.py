@@ -16,14 +16,14 @@ def take_out(storage: PageStorage, page: i64, pool_group: i64) -> None:
     if words[page * ROW_WORDS + LINKS] > NOT_QUEUED:
         place = words[page * ROW_WORDS + PLACE]
         index = level_of_place(place) * storage.num_pool_groups + pool_group
-        (storage.queues[index] if place < ONE_HOLD else storage.held_queues[index]).remove(page)
+        (storage.queues[index] if place < ONE_HOLD else storage.held_queues[index]).take_out(page)
 
 
 def take_out_victim(storage: PageStorage, page: i64, pool_group: i64) -> None:
     """The same for the next victim, which is offloaded or dropped: the policy of its level may remember it."""
     index = storage.rows.level(page) * storage.num_pool_groups + pool_group
     if storage.rows.num_holds(page) == 0:
-        storage.queues[index].evict(page)
+        storage.queues[index].take_victim(page)
     else:
         storage.held_queues[index].remove(page)
 

@@ -4,7 +4,7 @@ A run is given by the first page ids of its blocks and a life cycle; which steps
 page by page. Callers use these where all blocks of a prompt go through at once: a call per page costs ten times its work.
 """
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
 from ..device.stream_order import NO_POINT, timeline_of_point
@@ -21,6 +21,7 @@ from .page_rows import (
     PLACE,
     ROW_WORDS,
     holds_of_place,
+    level_of_place,
     pack_place,
 )
 from .page_storage import GPU, PageStorage
@@ -32,23 +33,32 @@ def hold_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, begin
         return
     words = storage.rows.words
     pool_group = storage.pool_group_of[life_cycle]
-    queue = storage.queues[pool_group]
-    is_only_level = storage.last_level == 0
     used = vec[i64]([0] * (end - begin))
     num_used: i64 = 0
+    level: i64 = GPU
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
         place = words[page * ROW_WORDS + PLACE]
         if place >= ONE_HOLD:
             assert holds_of_place(place) < MOST_HOLDS, "a page has more users than its row can count"
             words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
-        elif is_only_level:
-            words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
-            used[num_used] = page
-            num_used += 1
-        else:
-            storage.hold(page, pool_group)
-    queue.use_run(used, num_used)
+            continue
+        if level_of_place(place) != level:
+            _use_run(storage, pool_group, level, used, num_used)
+            num_used = 0
+            level = level_of_place(place)
+        words[page * ROW_WORDS + PLACE] = place + ONE_HOLD
+        used[num_used] = page
+        num_used += 1
+    _use_run(storage, pool_group, level, used, num_used)
+
+
+def _use_run(storage: PageStorage, pool_group: i64, level: i64, pages: vec[i64], count: i64) -> None:
+    """The first ``count`` pages, of that level, have just got their first hold."""
+    index = level * storage.num_pool_groups + pool_group
+    storage.queues[index].use_run(pages, count)
+    if level < storage.last_level:
+        storage.held_queues[index].push_run(pages, count)
 
 
 def lock_run(
@@ -159,7 +169,29 @@ def set_ready_run(storage: PageStorage, first_pages: vec[i64], life_cycle: i64, 
 def release_run(
     storage: PageStorage, first_pages: vec[i64], life_cycles: vec[i64], begin: i64, end: i64, timeline: i64, mark: i64
 ) -> None:
-    """`unlock_and_release` all pages of published blocks, the last block first."""
+    """`unlock_and_release` all pages of published blocks, the last block first, one pool group after the other."""
+    if storage.num_pool_groups > 1:
+        group: i64 = 0
+        while group < storage.num_pool_groups:
+            some = _of_pool_group(storage, life_cycles, group)
+            if len(some) > 0:
+                _release_group(storage, first_pages, some, begin, end, timeline, mark)
+            group += 1
+    else:
+        _release_group(storage, first_pages, life_cycles, begin, end, timeline, mark)
+
+
+def _of_pool_group(storage: PageStorage, life_cycles: vec[i64], pool_group: i64) -> vec[i64]:
+    some = vec[i64]()
+    for life_cycle in life_cycles:
+        if storage.pool_group_of[life_cycle] == pool_group:
+            some = append(some, life_cycle)
+    return some
+
+
+def _release_group(
+    storage: PageStorage, first_pages: vec[i64], life_cycles: vec[i64], begin: i64, end: i64, timeline: i64, mark: i64
+) -> None:
     order = storage.order
     words = storage.rows.words
     has_lower_levels = storage.last_level > 0
@@ -168,18 +200,10 @@ def release_run(
     released = vec[i64]([0] * ((end - begin) * len(life_cycles)))
     num_released: i64 = 0
     num_unlocked: i64 = 0
-    has_several_groups = storage.num_pool_groups > 1
     position = end - 1
     while position >= begin:
         first_page = first_pages[position]
         for life_cycle in life_cycles:
-            if has_several_groups and storage.pool_group_of[life_cycle] != pool_group:
-                storage.queues[pool_group].push_run(released, num_released)
-                storage.num_locked[pool_group] -= num_unlocked
-                num_released = 0
-                num_unlocked = 0
-                pool_group = storage.pool_group_of[life_cycle]
-                ready = storage.allocators[pool_group].ready
             page = first_page + life_cycle
             place = words[page * ROW_WORDS + PLACE] - ONE_HOLD
             links = words[page * ROW_WORDS + LINKS] - ONE_LOCK

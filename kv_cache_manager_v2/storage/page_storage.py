@@ -37,7 +37,7 @@ from .debug_fill import DebugFill
 from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
 from .eviction.make_queue import count_sentinels, make_queue
-from .eviction.page_notes import PageNotes
+from .eviction.segment_records import Learning, SegmentRecords
 from .eviction_queue import EvictionQueue
 from .level_slots import LevelSlots
 from .page_fill import clear_at_start
@@ -74,7 +74,8 @@ class PageStorage:
     __slots__ = (
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
-        "last_refusal", "num_refusals", "sink", "reads", "copies", "closed", "changes", "_keys", "_notes", "_num_sentinels_used",
+        "last_refusal", "num_refusals", "sink", "reads", "copies", "closed", "changes", "learning", "_keys", "_records",
+        "_num_sentinels_used",
     )  # fmt: skip
 
     device: Final[Device]
@@ -112,7 +113,10 @@ class PageStorage:
     changes: Final[ChangeCount]
     """Changes that cannot be undone, with which a call may be busy: the storage's own are drops, of several pages that go together."""
     _keys: Final[OwnerKeys]
-    _notes: Final[PageNotes]
+    learning: Final[Learning]
+    """What the learned queues of all levels share."""
+    _records: Final[list[SegmentRecords]]
+    """By pool group."""
     _num_sentinels_used: int
 
     def __init__(
@@ -152,7 +156,9 @@ class PageStorage:
         self.reads = DiskReads(device, order, self.changes)
         self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups)
         self._keys = OwnerKeys()
-        self._notes = PageNotes()
+        self.learning = Learning()
+        pages = [layout.pool_group_indices.count(index) for index in range(layout.num_pool_groups)]
+        self._records = [SegmentRecords(self.learning, count) for count in pages]
         self._num_sentinels_used = 0
         try:
             self._add_level(levels[0], num_null_slots)
@@ -173,7 +179,7 @@ class PageStorage:
             sentinel = self._num_sentinels_used
             self.held_queues.append(EvictionQueue(self.rows, sentinel))
             sentinel += NUM_PRIORITIES
-            self.queues.append(make_queue(level.eviction_policy, self.rows, sentinel, self._keys, num_slots, self._notes))
+            self.queues.append(make_queue(level.eviction_policy, self.rows, sentinel, self._keys, num_slots, self._records[index]))
             self._num_sentinels_used = sentinel + count_sentinels(level.eviction_policy)
 
     def set_owner(self, owner: PageOwner) -> None:

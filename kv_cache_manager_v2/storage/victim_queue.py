@@ -6,7 +6,8 @@ A page is in the queue from when its last user releases it until a sequence need
     elsewhere  queued     push, push_first
     queued     queued     requeue (its priority is another one), defer (another page must go before it)
     queued     in use     use: a sequence reuses it; it will be pushed again
-    queued     gone       remove (dropped, or moved away), evict (for another page: a policy may remember its content)
+    queued     gone       remove (dropped), evict (dropped for another page: a policy may remember its content)
+    queued     moving     take_out (to another level), take_victim (offloaded for another page); it is pushed again when it has arrived
 
 Lower priorities (`PageRows`) go first whatever the policy; the policy decides among pages of one priority. All calls cost
 O(1), whatever is queued, and allocate nothing once the columns have grown to the number of pages.
@@ -75,6 +76,14 @@ class VictimQueue(metaclass=ABCMeta):
         while position < count:
             self.evict(pages[position])
             position += 1
+
+    def take_out(self, page: i64) -> None:
+        """The page leaves its slot, mostly for one on another level; pushed again, it is as old as it was."""
+        self.remove(page)
+
+    def take_victim(self, page: i64) -> None:
+        """The page is offloaded to the next level for another page."""
+        self.evict(page)
 
     @abstractmethod
     def forget(self, page: i64) -> None:

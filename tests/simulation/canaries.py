@@ -190,9 +190,9 @@ CANARIES = (
         "refused resize moves the history",
         "sequence/resize_plan.py",
         "_plan_without_copy",
-        "if not is_copy_of_tail(turn) or not can_take_tail_back(state):\n"
+        "if not is_tail or not can_take_tail_back(state):\n"
         "    return None",
-        "if not is_copy_of_tail(turn) or not can_take_tail_back(state):\n"
+        "if not is_tail or not can_take_tail_back(state):\n"
         "    state.history = plan.history\n"
         "    return None",
     ),
@@ -481,7 +481,7 @@ CANARIES = (
     Canary(
         "snapshot is taken from the wrong slot",
         "sequence/snapshots.py",
-        "_copy_state",
+        "stage_snapshot",
         "copy_page(storage, live_block(state, position).first_page + life_cycle, page, pool_group, state.stream)",
         "copy_page(storage, live_block(state, position + 1).first_page + life_cycle, page, pool_group, state.stream)",
     ),
@@ -581,7 +581,7 @@ CANARIES = (
     Canary(
         "LEARNED goes on counting a page that is in use",
         "storage/eviction/learned.py",
-        "LearnedQueue.use",
+        "LearnedQueue._leave",
         "self.num_pages -= 1",
         "pass",
     ),
@@ -600,13 +600,11 @@ CANARIES = (
         "target_slot != BAD_PAGE_INDEX and position < 0",
     ),
     Canary(
-        "a smaller cache stays in a part that is longer than its own",
-        "storage/eviction/reuse_rates.py",
-        "ReuseRates.set_capacity",
-        "self._end_part()\n"
-        "return True",
-        "return False",
-        worlds="large",
+        "ghosts are not counted where they come",
+        "storage/eviction/segment_records.py",
+        "SegmentRecords.add_ghosts",
+        "table.num_ghosts += count",
+        "pass",
     ),
     # -- failures of the device ---------------------------------------------------------------------------------------
     Canary(

@@ -1,19 +1,14 @@
-"""Pages by their worth: what keeping them can be expected to yield, learned from what came back (`ReuseRates`).
+"""Pages by what keeping them can be expected to yield, learned from what came back (`HazardModel`).
 
-An admission rule comes out of it: content that has just come for the first time is worth little where such content seldom comes back
-soon, and then goes before older content of which more is expected, so that a stream of one-time content passes through.
+Pages that a request gives back become *segments* (`segment_table`): runs of equal priority and use class, its last block one of its own.
+The next victim is the first page, the one farthest from the root, of the segment of least priority and then least value.
+Pages that are to go before all others of their priority stand in a line of their own, and nothing is learned of them.
 
-Lines, each by recency (`LearnedLines`): ONCE and AGAIN, content of kind 0 and 1; FIRST, pages that are to go before all others. ONCE is
-old content and then young content, of the first bucket of age. The next victim is the page with the least worth of three: the longest
-unused old one of ONCE, the longest unused of AGAIN, and the longest unused young one. Where recency would have done better
-(`RecencyShadow`), it is the longest unused of these.
+What is gone is remembered as the ghosts of its segment (`SegmentRecords`), for eight times as many pages as there are slots. Of a run,
+they are asked for from the first new block of the path on, until several in a row are unknown: what lies below content that was
+never there was never there either.
 
-Content that is gone is remembered with its kind and age, for several times as many pages as there are slots (`GhostTable`): if it
-comes back, that is learned, and it comes back as the next kind. Of pages that are to go first nothing is learned.
-
-A prompt's pages come and go together, with one stamp or a few, so that what depends on the stamp is done once for all of them. What lies
-below content that was never there was never there either, and what is gone went from the far end of its path on: of a run, ghosts
-are asked for from the first block of the path on, until several in a row are unknown.
+A page's place in its segment costs nothing beside its row: rows are linked in a circle.
 """
 
 from typing import Final, final
@@ -21,346 +16,569 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import PageRows
+from ..eviction_queue import EvictionQueue
+from ..page_rows import LINKS, LOW_MASK, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
-from .ghost_table import NOT_THERE, GhostTable, pack_entry
-from .learned_lines import AGAIN, FIRST, ONCE, LearnedLines
+from .hazard_model import NUM_BUCKETS
 from .page_notes import (
-    KIND_BIT,
-    KNOWN,
-    LINE_BITS,
-    LINE_SHIFT,
-    STAMP_SHIFT,
+    AGE_MASK,
+    AGE_SHIFT,
+    CLASS_MASK,
+    FIRST_BIT,
+    IN_SEGMENT,
+    IN_USE,
+    MOVING,
+    STATUS_MASK,
+    UNKNOWN,
     PageNotes,
-    kind_of_note,
-    line_of_note,
-    pack_note,
-    stamp_of_note,
+    in_segment,
+    in_use,
+    segment_of_note,
+    uses_of_note,
 )
-from .recency_shadow import RecencyShadow
-from .reuse_rates import ReuseRates
+from .pushing_request import PushingRequest
+from .request_facts import NO_REQUEST, RequestFacts
+from .segment_records import SegmentRecords
+from .segment_heap import NOTHING, SegmentHeap
+from .segment_pages import SegmentPages
+from .segment_table import (
+    BOTTOM,
+    COUNTS,
+    KEY,
+    LOW,
+    MOST_PARTS,
+    NO_SEGMENT,
+    PLACE as SEGMENT_PLACE,
+    PRIORITY_SHIFT,
+    SEGMENT_WORDS,
+    STAMP,
+    STAMP_SHIFT,
+    STATE,
+    TRAITS_MASK,
+    SegmentTable,
+    count_all,
+    queue_of_state,
+)
+from .segment_traits import (
+    AGE_SHIFT as AGE_TRAIT,
+    DEPTH_SHIFT,
+    GENERATED_SHIFT,
+    LAST_SHIFT,
+    LENGTH_SHIFT,
+    MOST_USES,
+    NEW_SHIFT,
+    PATH_SHIFT,
+    TEXT_SHIFT,
+    least_uses,
+    level_of_count,
+    level_of_uses,
+)
 
-_IN_USE: Final = KNOWN | KIND_BIT
-"""The note of a page that came back: it is in no line now."""
-_IN_FIRST: Final = KNOWN | ((FIRST + 1) << LINE_SHIFT)
 _MOST_UNKNOWN: Final = 8
 """Of a run, in a row: single ghosts may have been forgotten early, and not every block has a page of each life cycle."""
+_JOIN_SHIFT: Final = 6
+"""Single pages without a request join a segment that is younger than a 64th of what there is room for."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class LearnedQueue(VictimQueue):
-    __slots__ = ("rates", "shadow", "_rows", "_keys", "_ghosts", "_lines", "_pages", "_page_keys", "_entries")
+    __slots__ = (
+        "records", "first_pages", "_rows", "_keys", "_notes", "_table", "_heap", "_circles", "_number", "_request", "_capacity",
+        "_num_in_segments", "_one", "_pushing", "_num_parts", "_current", "_current_class", "_latest", "_returned", "_returned_traits",
+        "_returned_stamp", "_returned_bucket", "_returned_part", "_num_returned",
+    )  # fmt: skip
 
-    rates: Final[ReuseRates]
-    shadow: Final[RecencyShadow]
+    records: Final[SegmentRecords]
+    first_pages: Final[EvictionQueue]
+    """Pages that go before all others of their priority."""
     _rows: Final[PageRows]
-    _pages: vec[i64]
-    """Room for the pages of a run that is given up, for their keys and for what ghosts remember of them."""
-    _page_keys: vec[i64]
-    _entries: vec[i64]
+    _notes: Final[PageNotes]
+    _table: Final[SegmentTable]
+    _heap: Final[SegmentHeap]
+    _circles: Final[SegmentPages]
+    _number: Final[i64]
+    """Of this queue in the records."""
+    _request: Final[RequestFacts]
+    _capacity: i64
+    _num_in_segments: i64
+    _one: Final[vec[i64]]
+    _pushing: Final[PushingRequest]
+    _num_parts: i64
+    """Segments that the latest run became."""
+    _current: i64
+    """The segment that more of its pages may join."""
+    _current_class: i64
+    _latest: Final[vec[i64]]
+    """By priority: the segment that got pages last."""
+    # Pages that are taken into use one after the other return together.
+    _returned: i64
+    _returned_traits: i64
+    _returned_stamp: i64
+    _returned_bucket: i64
+    _returned_part: i64
+    _num_returned: i64
 
-    def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, notes: PageNotes) -> None:
+    def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, records: SegmentRecords) -> None:
+        """``first_sentinel``: of a row per priority."""
         self.num_pages = 0
-        self.rates = ReuseRates()
-        self.shadow = RecencyShadow()
+        self.records = records
+        self.first_pages = EvictionQueue(rows, first_sentinel)
         self._rows = rows
         self._keys: Final = keys
-        self._ghosts: Final = GhostTable()
-        self._lines: Final = LearnedLines(rows, first_sentinel, notes)
-        self._pages = vec[i64]()
-        self._page_keys = vec[i64]()
-        self._entries = vec[i64]()
+        self._notes = records.notes
+        self._table = records.table
+        self._number = records.add_level(True)
+        self._heap = records.heaps[self._number]
+        self._circles = SegmentPages(rows, records.table, self._heap)
+        self._request = records.request
+        self._capacity = 0
+        self._num_in_segments = 0
+        self._one = vec[i64]([0])
+        self._pushing = PushingRequest(rows, records)
+        self._num_parts = 0
+        self._current = NO_SEGMENT
+        self._current_class = 0
+        self._latest = vec[i64]([NO_SEGMENT] * NUM_PRIORITIES)
+        self._returned = NO_SEGMENT
+        self._returned_traits = 0
+        self._returned_stamp = 0
+        self._returned_bucket = 0
+        self._returned_part = 0
+        self._num_returned = 0
 
     # -- coming -------------------------------------------------------------------------------------------------------
 
     def push(self, page: i64) -> None:
-        note = self._lines.note(page)
-        kind: i64 = ONCE
-        if note != 0:
-            kind = kind_of_note(note)
-        elif not self._ghosts.is_empty:
-            kind = self._ask_ghosts(self._keys.content_key(page))
-        self._lines.enter(page, pack_note(kind, kind, self.rates.clock))
-        self.num_pages += 1
-        self._count_pushes(1, kind)
+        note = self._notes.get(page)
+        if note & STATUS_MASK == MOVING:
+            self._arrive(page, note)
+            return
+        self._one[0] = page
+        self.push_run(self._one, 1)
 
     def push_run(self, pages: vec[i64], count: i64) -> None:
-        if not self._ghosts.is_empty:
-            self._note_known(pages, count)
-        num_known: i64 = 0
+        if count == 0:
+            return
+        self._learn_returned()
+        notes = self._notes
+        highest: i64 = 0
+        position: i64 = 0
+        while position < count:
+            if pages[position] > highest:
+                highest = pages[position]
+            position += 1
+        if highest >= len(notes.notes):
+            notes.reach(highest)
+        if self.records.ghosts.num_runs > 0:
+            self._ask_ghosts(pages, count)
+        if self._pushing.see(pages, count):
+            self._current = NO_SEGMENT
+        self.records.note_pushed(count)
+        self.records.num_pages += count
+        self._num_parts = 0
         begin: i64 = 0
         while begin < count:
-            end = begin + self.rates.num_left_in_part
-            if end > count:
-                end = count
-            some = self._note_pushes(pages, begin, end)
-            self._count_pushes(end - begin, some)
-            num_known += some
-            begin = end
-        self._lines.enter_run(pages, count, count - num_known)
+            begin = self._push_part(pages, begin, count)
         self.num_pages += count
+        self._num_in_segments += count
 
-    def _count_pushes(self, count: i64, num_known: i64) -> None:
-        stamp = self.rates.note_pushes(count, num_known)
-        self.shadow.is_behind = True
-        if self.rates.num_in_part == 0:
-            self.shadow.end_part(stamp, self.rates.num_pushed)
-
-    def _note_known(self, pages: vec[i64], count: i64) -> None:
-        """Pages of a run, the first of the path last, are noted as having come back where ghosts say so."""
-        lines = self._lines
-        notes = lines.notes.notes
-        num_unknown: i64 = 0
-        position = count
-        while position > 0:
-            position -= 1
-            page = pages[position]
-            if page < len(notes) and notes[page] != 0:
-                continue
-            if self._ask_ghosts(self._keys.content_key(page)) == AGAIN:
-                lines.set_note(page, _IN_USE)
-                notes = lines.notes.notes
-                num_unknown = 0
-            else:
-                num_unknown += 1
-                if num_unknown == _MOST_UNKNOWN:
-                    return
-
-    def _note_pushes(self, pages: vec[i64], begin: i64, end: i64) -> i64:
-        """Make the notes of pages that get the stamp of now; how many are of kind 1."""
-        lines = self._lines
-        clock = self.rates.clock
-        once: int = pack_note(ONCE, ONCE, clock)
-        again: int = pack_note(AGAIN, AGAIN, clock)
-        notes = lines.notes.notes
-        num_known: i64 = 0
+    def _push_part(self, pages: vec[i64], begin: i64, count: i64) -> i64:
+        """Into one segment, as far as pages are of one class; where the next one begins."""
+        rows = self._rows
+        words = rows.words
+        notes = self._notes.notes
+        page = pages[begin]
+        note = i64(notes[page])
+        note_class = note & CLASS_MASK
+        priority = priority_of_place(words[page * ROW_WORDS + PLACE])
+        block = rows.block_number(page)
+        is_last = block == self._pushing.last_block
+        num_generated = self._request.num_generated_blocks
+        num_blocks = self._pushing.num_blocks
+        block_before = self._pushing.block_before
+        is_generated = num_blocks + (1 if block != block_before else 0) <= num_generated
+        end = begin
+        while end < count:
+            page = pages[end]
+            if i64(notes[page]) != note and i64(notes[page]) & CLASS_MASK != note_class:
+                break
+            if priority_of_place(words[page * ROW_WORDS + PLACE]) != priority:
+                break
+            block = rows.block_number(page)
+            if block != block_before:
+                if is_last != (block == self._pushing.last_block) or is_generated != (num_blocks < num_generated):
+                    break
+                num_blocks += 1
+                block_before = block
+            end += 1
+        first_block = self._pushing.num_blocks
+        self._pushing.num_blocks = num_blocks
+        self._pushing.block_before = block_before
+        uses = uses_of_note(note)
+        if uses == 0:
+            uses = 1
+        age = (note >> AGE_SHIFT) & AGE_MASK if note != UNKNOWN else 0
+        segment_class = level_of_uses(uses) | (age << AGE_TRAIT)
+        if is_last:
+            segment_class |= 1 << LAST_SHIFT
+        if is_generated:
+            segment_class |= 1 << TEXT_SHIFT
+        segment = self._find_segment(segment_class, priority, first_block)
+        self._circles.add(segment, pages, begin, end)
+        entry: int = in_segment(segment, uses)
         position = begin
         while position < end:
-            page = pages[position]
-            if page >= len(notes):
-                lines.notes.reach(page)
-                notes = lines.notes.notes
-            if notes[page] & KIND_BIT != 0:
-                notes[page] = again
-                num_known += 1
-            else:
-                notes[page] = once
+            notes[pages[position]] = entry
             position += 1
-        return num_known
+        return end
 
-    def _ask_ghosts(self, key: i64) -> i64:
-        """The kind of new content; what its ghost says, if there is one, is learned."""
-        ghost = self._ghosts.take(key, self.rates.clock)
-        if ghost == NOT_THERE:
-            return ONCE
-        stamp = ghost >> 1
-        self.rates.note_return(ghost & 1, stamp)
-        self.shadow.note_miss(stamp)
-        return AGAIN
+    def _find_segment(self, segment_class: i64, priority: i64, first_block: i64) -> i64:
+        """Where pages of that class go that are pushed now: to those before them, or into a segment of their own."""
+        records = self.records
+        table = self._table
+        current = self._current
+        if current != NO_SEGMENT and self._current_class == segment_class and self._may_join(current, priority):
+            return current
+        request = self._request
+        length = self._pushing.length if request.num_blocks == 0 else request.num_blocks
+        depth = length - first_block
+        traits = (
+            segment_class
+            | (level_of_count(request.num_generated_tokens) << GENERATED_SHIFT)
+            | (level_of_count(self._pushing.num_new) << NEW_SHIFT)
+            | (level_of_count(length) << LENGTH_SHIFT)
+            | (level_of_count(depth) << DEPTH_SHIFT)
+            | (self._pushing.path << PATH_SHIFT)
+        )
+        part = self._num_parts if self._num_parts < MOST_PARTS else MOST_PARTS
+        self._num_parts += 1
+        segment = records.add_segment(self._number, traits, priority, part)
+        if segment == NO_SEGMENT:
+            latest = self._latest[priority]
+            if latest != NO_SEGMENT and self._is_mine(latest, priority):
+                return latest
+            segment = records.add_segment_anyway(self._number, traits, priority, part)
+        self._current = segment
+        self._current_class = segment_class
+        self._latest[priority] = segment
+        records.go_on()
+        assert table.is_used(segment), "a segment was forgotten before it had pages"
+        return segment
 
-    def _reserve(self, count: i64) -> None:
-        if len(self._pages) < count:
-            self._pages = vec[i64]([0] * count)
-            self._page_keys = vec[i64]([0] * count)
-            self._entries = vec[i64]([0] * count)
+    def _is_mine(self, segment: i64, priority: i64) -> bool:
+        """A segment of this queue and priority that has pages."""
+        table = self._table
+        if not table.is_used(segment):
+            return False
+        words = table.words
+        at = segment * SEGMENT_WORDS
+        return (
+            words[at + COUNTS] & LOW > 0 and queue_of_state(words[at + STATE]) == self._number
+            and words[at + KEY] >> PRIORITY_SHIFT == priority
+        )  # fmt: skip
+
+    def _may_join(self, segment: i64, priority: i64) -> bool:
+        if not self._is_mine(segment, priority):
+            return False
+        age = self.records.clock - (self._table.words[segment * SEGMENT_WORDS + STAMP] >> STAMP_SHIFT)
+        return age <= 1 + (self._capacity >> _JOIN_SHIFT) or (
+            self._pushing.serial != NO_REQUEST
+        )
+
+    def _ask_ghosts(self, pages: vec[i64], count: i64) -> None:
+        """New pages of a run, the first of the path last, are noted as having come back where ghosts say so."""
+        records = self.records
+        notes = self._notes.notes
+        num_unknown: i64 = 0
+        position = count
+        while position > 0 and num_unknown < _MOST_UNKNOWN:
+            position -= 1
+            page = pages[position]
+            if i64(notes[page]) != UNKNOWN:
+                num_unknown = 0
+                continue
+            segment = records.ghosts.find(self._keys.content_key(page))
+            if segment == NO_SEGMENT:
+                num_unknown += 1
+                continue
+            num_back = records.num_ghosts_of(segment)
+            is_branch = False
+            if num_back > position + 1:
+                num_back = position + 1
+                is_branch = True
+            elif num_back > 1:
+                last = pages[position - num_back + 1]
+                if self._keys.content_key(last) != self._table.words[segment * SEGMENT_WORDS + BOTTOM]:
+                    # The path leaves that of the ghosts somewhere among them.
+                    num_back = (num_back + 1) >> 1
+                    is_branch = True
+            uses = least_uses(self._table.words[segment * SEGMENT_WORDS + STATE]) + 1
+            bucket = records.learn_return(segment, num_back)
+            records.take_ghosts(segment)
+            entry: int = in_use(uses if uses < MOST_USES else MOST_USES, bucket + 1, is_branch)
+            # What is above on the path was there as well, since no ghost of it is known.
+            upper = position + num_unknown
+            position -= num_back - 1
+            while upper >= position:
+                if i64(notes[pages[upper]]) == UNKNOWN:
+                    notes[pages[upper]] = entry
+                upper -= 1
+            num_unknown = 0
 
     def push_first(self, page: i64) -> None:
-        self._lines.set_note(page, _IN_FIRST | (self._lines.note(page) & KIND_BIT))
-        self._lines.first.push_first(page)
+        self._note_first(page)
+        self.first_pages.push_first(page)
         self.num_pages += 1
 
     def push_run_first(self, pages: vec[i64], count: i64) -> None:
-        self._lines.enter_first(pages, count, _IN_FIRST)
+        position: i64 = 0
+        while position < count:
+            self._note_first(pages[position])
+            position += 1
+        self.first_pages.push_run_first(pages, count)
         self.num_pages += count
+
+    def _note_first(self, page: i64) -> None:
+        note = self._notes.get(page)
+        uses = uses_of_note(note)
+        self._notes.set(page, in_use(uses if uses > 0 else 1, 0, False) | FIRST_BIT)
 
     # -- going --------------------------------------------------------------------------------------------------------
 
-    def use(self, page: i64) -> None:
-        note = self._lines.leave(page)
-        self._learn_use(note, 1)
-        self._lines.set_note(page, _IN_USE)
+    def _leave(self, page: i64, note: i64) -> i64:
+        """Out of its segment, which stays even where that was the last page; the segment. NO_SEGMENT for a page that goes first."""
         self.num_pages -= 1
+        if note & FIRST_BIT != 0 and note & STATUS_MASK == IN_USE:
+            self.first_pages.remove(page)
+            return NO_SEGMENT
+        assert note & STATUS_MASK == IN_SEGMENT, "a page left an eviction queue that it was not in"
+        self._num_in_segments -= 1
+        self.records.num_pages -= 1
+        segment = segment_of_note(note)
+        self._circles.remove(segment, page)
+        return segment
 
-    def use_run(self, pages: vec[i64], count: i64) -> None:
-        notes = self._lines.notes.notes
+    def _free_if_empty(self, segment: i64) -> None:
+        if segment != NO_SEGMENT and self._table.words[segment * SEGMENT_WORDS + COUNTS] == 0:
+            self._table.free(segment)
+
+    def use(self, page: i64) -> None:
+        note = self._notes.get(page)
+        segment = self._leave(page, note)
+        uses = uses_of_note(note) + 1
+        if uses > MOST_USES:
+            uses = MOST_USES
+        if segment == NO_SEGMENT:
+            self._notes.set(page, in_use(uses, 0, False))
+            return
+        words = self._table.words
+        at = segment * SEGMENT_WORDS
+        if segment != self._returned or self._num_returned == 0 or words[at + STAMP] != self._returned_stamp:
+            self._learn_returned()
+            # The page that has left is no example of passing.
+            self.records.pass_buckets(segment)
+            self._returned = segment
+            self._returned_traits = words[at + STATE] & TRAITS_MASK
+            self._returned_stamp = words[at + STAMP]
+            self._returned_bucket = self.records.bucket_of(words[at + STAMP])
+            self._returned_part = self.records.part_of(words[at + STAMP])
+        self._num_returned += 1
+        self.records.shadow.note_hit(self._returned_part, 1)
+        counts = words[at + COUNTS]
+        remaining = count_all(counts)
+        is_branch = remaining > (self.records.pages_per_block - 1) * self._num_returned
+        self._notes.set(page, in_use(uses, self._returned_bucket + 1, is_branch))
+        if counts == 0:
+            self._table.free(segment)
+
+    def _learn_returned(self) -> None:
+        if self._num_returned > 0:
+            if self._returned_bucket < NUM_BUCKETS:
+                self.records.model.learn(self._returned_traits, self._returned_bucket, 1.0, self._num_returned)
+            self._num_returned = 0
+
+    def remove(self, page: i64) -> None:
+        segment = self._leave(page, self._notes.get(page))
+        self._notes.set(page, UNKNOWN)
+        if segment != NO_SEGMENT:
+            self.records.shadow.note_left(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]))
+        self._free_if_empty(segment)
+
+    def evict(self, page: i64) -> None:
+        segment = self._leave(page, self._notes.get(page))
+        self._notes.set(page, UNKNOWN)
+        if segment != NO_SEGMENT:
+            key = self._keys.content_key(page)
+            self.records.add_ghosts(segment, key, key, 1)
+
+    def evict_run(self, pages: vec[i64], count: i64) -> None:
+        notes = self._notes.notes
         begin: i64 = 0
         while begin < count:
             note = i64(notes[pages[begin]])
-            end = begin + 1
-            while end < count and i64(notes[pages[end]]) == note:
-                end += 1
-            self._learn_use(note, end - begin)
-            begin = end
-        self._lines.leave_run(pages, count, _IN_USE, True)
-        self.num_pages -= count
-
-    def _learn_use(self, note: i64, count: i64) -> None:
-        if line_of_note(note) != FIRST:
-            stamp = stamp_of_note(note, self.rates.clock)
-            self.rates.note_return(kind_of_note(note), stamp, count)
-            self.shadow.note_hit(stamp, count)
-
-    def remove(self, page: i64) -> None:
-        note = self._lines.leave(page)
-        if line_of_note(note) != FIRST:
-            self.shadow.note_left(stamp_of_note(note, self.rates.clock))
-        self.num_pages -= 1
-
-    def evict(self, page: i64) -> None:
-        self._trim_shadow()
-        note = self._lines.leave(page)
-        if line_of_note(note) != FIRST:
-            stamp = stamp_of_note(note, self.rates.clock)
-            self.shadow.note_gone(stamp)
-            self._ghosts.add(self._keys.content_key(page), kind_of_note(note), stamp)
-        self.num_pages -= 1
-
-    def evict_run(self, pages: vec[i64], count: i64) -> None:
-        self._trim_shadow()
-        self._reserve(count)
-        gone = self._pages
-        entries = self._entries
-        notes = self._lines.notes.notes
-        clock = self.rates.clock
-        num_gone: i64 = 0
-        num_noted: i64 = 0
-        note_before: i64 = 0
-        entry: i64 = 0
-        position: i64 = 0
-        while position < count:
-            page = pages[position]
-            position += 1
-            note = i64(notes[page])
-            if note & LINE_BITS == _IN_FIRST & LINE_BITS:
+            if note & STATUS_MASK != IN_SEGMENT:
+                self.evict(pages[begin])
+                begin += 1
                 continue
-            if note != note_before:
-                # Mostly all of them came together.
-                if num_gone > num_noted:
-                    self.shadow.note_gone(stamp_of_note(note_before, clock), num_gone - num_noted)
-                    num_noted = num_gone
-                note_before = note
-                entry = pack_entry(kind_of_note(note), note >> STAMP_SHIFT)
-            gone[num_gone] = page
-            entries[num_gone] = entry
-            num_gone += 1
-        if num_gone > 0:
-            self.shadow.note_gone(stamp_of_note(note_before, clock), num_gone - num_noted)
-            self._keys.fill_keys(gone, num_gone, self._page_keys)
-            self._ghosts.add_run(self._page_keys, entries, num_gone)
-        self._lines.leave_run(pages, count, 0, False)
-        self.num_pages -= count
+            segment = segment_of_note(note)
+            end = begin
+            while end < count and i64(notes[pages[end]]) >> 8 == segment and i64(notes[pages[end]]) & STATUS_MASK == IN_SEGMENT:
+                end += 1
+            position = begin
+            while position < end:
+                self._leave(pages[position], i64(notes[pages[position]]))
+                notes[pages[position]] = 0
+                position += 1
+            key = self._keys.content_key(pages[begin])
+            top_key = key if end - begin == 1 else self._keys.content_key(pages[end - 1])
+            self.records.add_ghosts(segment, key, top_key, end - begin)
+            begin = end
 
-    def _trim_shadow(self) -> None:
-        shadow = self.shadow
-        if shadow.is_behind:
-            rates = self.rates
-            shadow.trim(self.num_pages - self._lines.first.num_pages - rates.num_in_part, rates.clock)
+    def take_victim(self, page: i64) -> None:
+        if self.records.learns_below(self._number):
+            self._set_out(page)
+        else:
+            self.evict(page)
+
+    def take_out(self, page: i64) -> None:
+        if self.records.all_learn:
+            self._set_out(page)
+        else:
+            self.remove(page)
+
+    def _set_out(self, page: i64) -> None:
+        """To another slot: its segment is left as it is, so that the page finds it when it arrives."""
+        note = self._notes.get(page)
+        segment = self._leave(page, note)
+        if segment == NO_SEGMENT:
+            self._notes.set(page, note & ~FIRST_BIT)
+        else:
+            self._notes.set(page, note - IN_SEGMENT + MOVING)
+
+    def _arrive(self, page: i64, note: i64) -> None:
+        """From another queue, or this one: nobody has used it, and it is as old as it was."""
+        self._learn_returned()
+        source = segment_of_note(note)
+        uses = uses_of_note(note)
+        if not self._table.is_used(source):
+            # Forgotten meanwhile.
+            self._one[0] = page
+            self._notes.set(page, in_use(uses, 0, False))
+            self.push_run(self._one, 1)
+            return
+        segment = self.records.find_copy(source, self._number, self._rows.priority(page))
+        self._one[0] = page
+        self._circles.add(segment, self._one, 0, 1)
+        self._notes.set(page, in_segment(segment, uses))
+        self.num_pages += 1
+        self._num_in_segments += 1
+        self.records.num_pages += 1
 
     def forget(self, page: i64) -> None:
-        self._lines.set_note(page, 0)
+        if not self.records.all_learn:
+            # It may be dropped from a queue that has no such notes.
+            self._notes.set(page, UNKNOWN)
 
     # -- changing places ----------------------------------------------------------------------------------------------
 
     def requeue(self, page: i64) -> None:
-        """As if it were pushed now, but nothing is learned of it."""
-        self._lines.forget_priority(page)
-        note = self._lines.leave(page)
-        if line_of_note(note) == FIRST:
-            self._lines.enter(page, note)
+        """As old as it was, and with the same value."""
+        note = self._notes.get(page)
+        if note & STATUS_MASK != IN_SEGMENT:
+            self.first_pages.requeue(page)
             return
-        clock = self.rates.clock
-        self.shadow.note_left(stamp_of_note(note, clock))
-        kind = kind_of_note(note)
-        self._lines.enter(page, pack_note(kind, kind, clock))
-        self.shadow.note_come(clock)
+        segment = self._leave(page, note)
+        self._arrive(page, note - IN_SEGMENT + MOVING)
+        self._free_if_empty(segment)
 
     def defer(self, page: i64, below: i64) -> None:
-        """It takes over when the other was pushed, and keeps its kind."""
-        lines = self._lines
-        clock = self.rates.clock
-        lines.forget_priority(page)
-        note = lines.leave(page)
-        line = line_of_note(note)
-        if line != FIRST:
-            self.shadow.note_left(stamp_of_note(note, clock))
-        below_note = lines.note(below)
-        stamp = clock if line_of_note(below_note) < 0 else stamp_of_note(below_note, clock)
-        lines.put_behind(page, below, pack_note(kind_of_note(note), line, stamp))
-        if line_of_note(lines.note(page)) != FIRST:
-            self.shadow.note_come(stamp)
+        """It takes over the segment of the other, or its place in the line of those that go first."""
+        note = self._notes.get(page)
+        segment = self._leave(page, note)
+        uses = uses_of_note(note)
+        below_note = self._notes.get(below)
+        priority = self._rows.priority(page)
+        if below_note & STATUS_MASK == IN_SEGMENT:
+            other = segment_of_note(below_note)
+            if self._is_mine(other, priority):
+                self._circles.insert_behind(other, page, below)
+                self._notes.set(page, in_segment(other, uses))
+                self.num_pages += 1
+                self._num_in_segments += 1
+                self.records.num_pages += 1
+                self._free_if_empty(segment)
+                return
+        elif below_note & FIRST_BIT != 0 and self._rows.priority(below) == priority:
+            self.first_pages.insert_behind(page, below)
+            self._notes.set(page, in_use(uses, 0, False) | FIRST_BIT)
+            self.num_pages += 1
+            self._free_if_empty(segment)
+            return
+        if segment == NO_SEGMENT:
+            self.first_pages.push(page)
+            self.num_pages += 1
+        else:
+            self._arrive(page, note - IN_SEGMENT + MOVING)
+            self._free_if_empty(segment)
 
     def stands_first(self, page: i64) -> bool:
-        return line_of_note(self._lines.note(page)) == FIRST
+        return self._notes.get(page) & (FIRST_BIT | STATUS_MASK) == FIRST_BIT | IN_USE
 
     def count_first(self) -> i64:
-        return self._lines.first.num_pages
+        return self.first_pages.num_pages
 
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def first(self) -> i64:
-        if self.num_pages == 0:
-            return NO_VICTIM
-        # Before the choice: all victims until the next push are chosen by one rule, so that a run of them is known in advance.
-        self._trim_shadow()
-        lines = self._lines
-        before_all = lines.first.first()
-        once = lines.once.first()
-        again = lines.again.first()
-        priority_of_once = NUM_PRIORITIES if once == NO_VICTIM else lines.priority(once)
-        priority_of_again = NUM_PRIORITIES if again == NO_VICTIM else lines.priority(again)
-        priority = priority_of_once if priority_of_once < priority_of_again else priority_of_again
-        if before_all != NO_VICTIM and lines.priority(before_all) <= priority:
-            return before_all
-        page = self._find_least(
-            priority, once if priority_of_once == priority else NO_VICTIM, again if priority_of_again == priority else NO_VICTIM
-        )
-        lines.begin_run(page, self.rates.clock, self.rates.last_old)
-        return page
-
-    def _find_least(self, priority: i64, once: i64, again: i64) -> i64:
-        """``once`` and ``again`` are at the head of their lines, of that priority, or NO_VICTIM."""
-        rates = self.rates
-        young = self._lines.age(priority, rates.clock, rates.last_old)
-        best: i64 = NO_VICTIM
-        least: i64 = 0
-        if once != NO_VICTIM and once != young:
-            best = once
-            least = self._weigh(once, ONCE)
-        if again != NO_VICTIM:
-            worth = self._weigh(again, AGAIN)
-            if best == NO_VICTIM or worth < least:
-                best = again
-                least = worth
-        if young != NO_VICTIM and (best == NO_VICTIM or self._weigh(young, ONCE) < least):
-            return young
-        return best
-
-    def _weigh(self, page: i64, kind: i64) -> i64:
-        stamp = stamp_of_note(self._lines.note(page), self.rates.clock)
-        return stamp if self.shadow.rules else self.rates.worth(kind, stamp)
+        segment = self._heap.first()
+        page = self.first_pages.first()
+        if segment == NOTHING:
+            return page
+        words = self._table.words
+        at = segment * SEGMENT_WORDS
+        if page != NO_VICTIM and self._rows.priority(page) <= words[at + KEY] >> PRIORITY_SHIFT:
+            return page
+        oldest = self.records.find_oldest(self._number)
+        if oldest != NO_SEGMENT and words[oldest * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == words[at + KEY] >> PRIORITY_SHIFT:
+            at = oldest * SEGMENT_WORDS
+        return words[at + SEGMENT_PLACE] & LOW
 
     def following(self, page: i64) -> i64:
-        return self._lines.following(page)
+        note = self._notes.get(page)
+        if note & STATUS_MASK != IN_SEGMENT:
+            return self.first_pages.following(page)
+        following = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
+        return NO_VICTIM if following == self._table.words[segment_of_note(note) * SEGMENT_WORDS + SEGMENT_PLACE] & LOW else following
 
     def reserve_capacity(self, num_slots: i64) -> None:
-        self._ghosts.reserve_buckets(num_slots)
+        self.records.reserve(self._number, num_slots)
 
     def set_capacity(self, num_slots: i64) -> None:
-        stamp = self.rates.clock
-        is_part_over = self.rates.set_capacity(num_slots)
-        self.shadow.set_capacity(num_slots)
-        if is_part_over:
-            self.shadow.end_part(stamp, self.rates.num_pushed)
-            self.shadow.is_behind = True
-        self._ghosts.set_num_buckets(num_slots)
+        self._capacity = num_slots
+        self.records.set_capacity(self._number, num_slots)
+
+    # -- for checks ---------------------------------------------------------------------------------------------------
 
     def collect(self) -> list[int]:
-        return self._lines.collect()
+        """By priority; those that go first before the others, then by value."""
+        by_priority: list[list[int]] = [[] for _ in range(NUM_PRIORITIES)]
+        for page in self.first_pages.collect():
+            by_priority[self._rows.priority(page)].append(page)
+        words = self._table.words
+        for segment in self._heap.collect():
+            at: i64 = segment * SEGMENT_WORDS
+            first = words[at + SEGMENT_PLACE] & LOW
+            line = by_priority[words[at + KEY] >> PRIORITY_SHIFT]
+            page = first
+            while True:
+                line.append(int(page))
+                page = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
+                if page == first:
+                    break
+        return [page for line in by_priority for page in line]
 
     def check(self) -> None:
-        lines = self._lines
-        in_line = lines.once.num_pages + lines.again.num_pages + lines.first.num_pages
-        assert in_line == self.num_pages, f"{in_line} pages in line, counted {self.num_pages}"
-        self.rates.check()
-        self.shadow.check(self.rates.clock)
+        counted = self._num_in_segments + self.first_pages.num_pages
+        assert counted == self.num_pages, f"{counted} pages in segments and first in line, counted {self.num_pages}"
+        self.records.check_count()

@@ -10,19 +10,16 @@ from ..page_rows import PageRows
 from ..victim_queue import NUM_PRIORITIES, ContentKeys, VictimQueue
 from .arc import ArcQueue
 from .learned import LearnedQueue
-from .learned_lines import NUM_SENTINELS
 from .lfu import LfuQueue
-from .page_notes import PageNotes
 from .s3_fifo import S3FifoQueue
+from .segment_records import Learning, SegmentRecords
 
-MOST_SENTINELS: Final = NUM_SENTINELS
+MOST_SENTINELS: Final = NUM_PRIORITIES
 
 
 def count_sentinels(policy: EvictionPolicy) -> int:
     """The rows that a queue threads its lines through."""
-    if policy is EvictionPolicy.LEARNED:
-        return NUM_SENTINELS
-    return NUM_PRIORITIES if policy is EvictionPolicy.LRU else 0
+    return NUM_PRIORITIES if policy is EvictionPolicy.LRU or policy is EvictionPolicy.LEARNED else 0
 
 
 def make_queue(
@@ -31,9 +28,11 @@ def make_queue(
     first_sentinel: i64,
     keys: ContentKeys,
     num_slots: i64,
-    notes: PageNotes | None = None,
+    records: SegmentRecords | None = None,
 ) -> VictimQueue:
-    """``first_sentinel``: of as many rows of ``rows`` as `count_sentinels` says. ``notes``: of all queues that share the rows."""
+    """``first_sentinel``: of as many rows of ``rows`` as `count_sentinels` says. ``records``: of the pool group, for the queues of its
+    levels in their order, whatever their policies; None for a queue alone.
+    """
     queue: VictimQueue
     if policy is EvictionPolicy.LRU:
         queue = EvictionQueue(rows, first_sentinel)
@@ -45,6 +44,8 @@ def make_queue(
         queue = S3FifoQueue(rows, keys)
     else:
         assert policy is EvictionPolicy.LEARNED, f"no queue for {policy}"
-        queue = LearnedQueue(rows, first_sentinel, keys, PageNotes() if notes is None else notes)
+        queue = LearnedQueue(rows, first_sentinel, keys, SegmentRecords(Learning(), 1) if records is None else records)
+    if records is not None and policy is not EvictionPolicy.LEARNED:
+        records.add_level(False)
     queue.set_capacity(num_slots)
     return queue

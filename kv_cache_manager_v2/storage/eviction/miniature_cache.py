@@ -21,13 +21,12 @@ from ...stats.reuse_log import (
 )
 from ..page_rows import LINKS, NO_PAGE, NOT_QUEUED, PLACE, ROW_WORDS, PageRows, pack_place
 from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
-from .learned import LearnedQueue
 from .make_queue import MOST_SENTINELS, make_queue
 
 _PRIORITY: Final = 35
 NOBODY: Final = -1
-_LEAST_ACCOUNT: Final = 256
-"""Slots, of which LEARNED allows recency 3 of 128: 6 pages."""
+_IN_RUN: Final = -1
+"""Instead of the number of its holders: the block goes back with others, and a log that says so twice is wrong."""
 
 
 @final
@@ -103,7 +102,7 @@ class MiniatureCache:
 
     __slots__ = (
         "num_queries", "num_hits", "num_cached", "_num_slots", "_sample", "_rows", "_queue", "_num_holders", "_num_below",
-        "_num_held_below", "_held", "_first_held",
+        "_num_held_below", "_held", "_first_held", "_run", "_num_in_run",
     )  # fmt: skip
 
     num_queries: i64
@@ -120,20 +119,19 @@ class MiniatureCache:
     _held: vec[i64]
     """Blocks in the order in which somebody began to hold them; many are given back by now."""
     _first_held: i64
+    _run: vec[i64]
+    """Pages that are about to go back together, the first ``_num_in_run``."""
+    _num_in_run: i64
 
-    def __init__(self, sample: SampledBlocks, policy: EvictionPolicy, num_slots: i64, num_real_slots: i64 = 0) -> None:
-        """``num_slots`` is at least 1. ``num_real_slots``: of the cache that this one stands for, if it is larger."""
+    def __init__(self, sample: SampledBlocks, policy: EvictionPolicy, num_slots: i64) -> None:
+        """``num_slots`` is at least 1."""
         self.num_queries = 0
         self.num_hits = 0
         self.num_cached = 0
         self._num_slots = num_slots
         self._sample = sample
         self._rows = PageRows(1, MOST_SENTINELS)
-        queue = make_queue(policy, self._rows, 0, _SampledKeys(sample.keys), int(num_slots))
-        if isinstance(queue, LearnedQueue) and num_slots < num_real_slots and num_slots < _LEAST_ACCOUNT:
-            # Of so few pages that is used up by chance, where the real cache's is not.
-            queue.shadow.set_capacity(_LEAST_ACCOUNT if _LEAST_ACCOUNT < num_real_slots else num_real_slots)
-        self._queue = queue
+        self._queue = make_queue(policy, self._rows, 0, _SampledKeys(sample.keys), int(num_slots))
         num_blocks: i64 = len(sample.keys)
         number: i64 = 0
         while number < num_blocks:
@@ -144,6 +142,8 @@ class MiniatureCache:
         self._num_held_below = vec[i64]([0] * num_blocks)
         self._held = vec[i64]()
         self._first_held = 0
+        self._run = vec[i64]()
+        self._num_in_run = 0
 
     def play(self, begin: i64, end: i64) -> None:
         """What happened from ``begin`` up to ``end``; the calls follow on each other."""
@@ -153,6 +153,8 @@ class MiniatureCache:
         while position < end:
             kind = kinds[position]
             block = blocks[position]
+            if kind != RELEASED and self._num_in_run > 0:
+                self._push_run()
             if kind == ASKED:
                 self.num_queries += 1
                 if self._is_cached(block):
@@ -165,7 +167,7 @@ class MiniatureCache:
                 if self._num_holders[block] > 0:
                     self._num_holders[block] -= 1
                 if self._num_holders[block] == 0 and self._is_cached(block) and not self._is_queued(block):
-                    self._give_back(block)
+                    self._add_to_run(block)
             else:
                 if not self._is_cached(block):
                     self._bring_in(block)
@@ -188,6 +190,26 @@ class MiniatureCache:
         parent = self._sample.parents[block]
         if parent != NOBODY:
             self._num_held_below[parent] += 1
+
+    def _add_to_run(self, block: i64) -> None:
+        """What goes back without anything in between goes back together, as a request's blocks do."""
+        if self._num_in_run == len(self._run):
+            self._run = append(self._run, 0)
+        self._num_holders[block] = _IN_RUN
+        self._run[self._num_in_run] = block + MOST_SENTINELS
+        self._num_in_run += 1
+
+    def _push_run(self) -> None:
+        self._queue.push_run(self._run, self._num_in_run)
+        position: i64 = 0
+        while position < self._num_in_run:
+            block = self._run[position] - MOST_SENTINELS
+            self._num_holders[block] = 0
+            parent = self._sample.parents[block]
+            if parent != NOBODY:
+                self._num_held_below[parent] -= 1
+            position += 1
+        self._num_in_run = 0
 
     def _give_back(self, block: i64) -> None:
         self._queue.push(block + MOST_SENTINELS)

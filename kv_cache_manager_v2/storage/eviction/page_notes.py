@@ -1,9 +1,12 @@
-"""What a policy knows of each page, in four bytes: its kind, which line it is in, and when it was pushed last.
+"""What LEARNED knows of each page, in four bytes: how often it was used, and the segment that it is in.
 
 A page is in one place, so all queues of a storage share these notes; they grow to the highest page that any of them has seen.
 
     note  0 where nothing is known: the page is new, or has left its slot; else
-          KNOWN (bit 0) | kind of its content (1) | line + 1, or 0 while it is in no line (2-3) | stamp, modulo 2**27 (4-30)
+          status (bits 0-1) | uses (2-7) | by status, bits 8-30:
+          IN_SEGMENT, MOVING   the segment; MOVING pages are between two queues
+          IN_USE               bucket of age when it came back, plus 1, 0 for none (8-11) | whether it was a branching point (12)
+                               | in the line of pages that go before all others (13)
 """
 
 from typing import Final, final
@@ -11,14 +14,21 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
-KNOWN: Final = 1
-KIND_SHIFT: Final = 1
-KIND_BIT: Final = 1 << KIND_SHIFT
-LINE_SHIFT: Final = 2
-LINE_MASK: Final = 3
-LINE_BITS: Final = LINE_MASK << LINE_SHIFT
-STAMP_SHIFT: Final = 4
-STAMP_MASK: Final = (1 << 27) - 1
+UNKNOWN: Final = 0
+IN_SEGMENT: Final = 1
+MOVING: Final = 2
+IN_USE: Final = 3
+STATUS_MASK: Final = 3
+USES_SHIFT: Final = 2
+USES_MASK: Final = 63
+SEGMENT_SHIFT: Final = 8
+MOST_SEGMENTS: Final = (1 << 23) - 1
+AGE_SHIFT: Final = 8
+AGE_MASK: Final = 15
+BRANCH_BIT: Final = 1 << 12
+FIRST_BIT: Final = 1 << 13
+"""With IN_USE, though nobody uses it: so is the note of a page in the line of those that go before all others."""
+CLASS_MASK: Final = (USES_MASK << USES_SHIFT) | (AGE_MASK << AGE_SHIFT)
 
 
 @final
@@ -42,21 +52,30 @@ class PageNotes:
             known += 1
         self.notes = notes
 
+    def get(self, page: i64) -> i64:
+        notes = self.notes
+        return i64(notes[page]) if page < len(notes) else UNKNOWN
 
-def pack_note(kind: i64, line: i64, stamp: i64) -> i64:
-    """Of a page in a line."""
-    return ((stamp & STAMP_MASK) << STAMP_SHIFT) | ((line + 1) << LINE_SHIFT) | (kind << KIND_SHIFT) | KNOWN
-
-
-def kind_of_note(note: i64) -> i64:
-    return (note >> KIND_SHIFT) & 1
-
-
-def line_of_note(note: i64) -> i64:
-    """-1 for none."""
-    return ((note >> LINE_SHIFT) & LINE_MASK) - 1
+    def set(self, page: i64, note: i64) -> None:
+        if page >= len(self.notes):
+            self.reach(page)
+        notes = self.notes
+        entry: int = note
+        notes[page] = entry
 
 
-def stamp_of_note(note: i64, now: i64) -> i64:
-    """Of a page in a line, at a clock of ``now``."""
-    return now - ((now - (note >> STAMP_SHIFT)) & STAMP_MASK)
+def in_segment(segment: i64, uses: i64) -> i64:
+    return (segment << SEGMENT_SHIFT) | (uses << USES_SHIFT) | IN_SEGMENT
+
+
+def in_use(uses: i64, age: i64, is_branch: bool) -> i64:
+    """``age``: the bucket plus 1, or 0."""
+    return (BRANCH_BIT if is_branch else 0) | (age << AGE_SHIFT) | (uses << USES_SHIFT) | IN_USE
+
+
+def uses_of_note(note: i64) -> i64:
+    return (note >> USES_SHIFT) & USES_MASK
+
+
+def segment_of_note(note: i64) -> i64:
+    return note >> SEGMENT_SHIFT

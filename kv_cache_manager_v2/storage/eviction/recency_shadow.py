@@ -6,13 +6,13 @@ that comes back says when it was pushed last, from its page or from its ghost; i
 
 *The account.* Each hit that recency would not have had is a page of credit, each hit that only it would have had a page of debt:
 
-    every 512 pages pushed  a page of credit: so much may be lost in the long run
+    every 1,024 pushed      a page of credit: so much may be lost in the long run
     credit                  fades by a 4096th each part, and is never more than a quarter of the slots: what was won long ago excuses
                             nothing now
-    debt > allowance        recency rules, until a quarter of that is forgiven; the allowance is three pages per 1024 pushed so far, at
-                            most 3/128 of the slots. With what is saved these are five per 1024: less than half a point of hit rate
+    debt > allowance        recency rules, until a quarter of that is forgiven; the allowance is two pages per 1024 pushed so far, at
+                            most a 64th of the slots. With what is saved these are three per 1024: 0.3 points of hit rate
     pages at risk           are gone, and recency would still have them; if all that comes back from now on were of these, so many
-                            would be lost. More than four times what credit and debt allow: recency rules, until there are fewer
+                            would be lost. More than 16 times what credit and debt allow: recency rules, until there are fewer
 
 So a policy that was right for long may differ from recency as it likes; one that has just begun, or was wrong lately, only in little.
 """
@@ -26,16 +26,16 @@ NUM_PARTS: Final = 4096
 """How far back it knows, a power of two: 64 times what fills the cache."""
 _PAGE: Final = 1024
 """A page, as counted."""
-_SAVED: Final = 2
-"""Per page pushed: one of 512."""
+_SAVED: Final = 1
+"""Per page pushed: one of 1,024."""
 _FADE_SHIFT: Final = 12
 _MOST_CREDIT: Final = 256
 """Per slot: a quarter of a page."""
-_DEBT: Final = 3
+_DEBT: Final = 2
 """Per page pushed so far: who has just begun may owe little."""
-_MOST_DEBT: Final = 24
+_MOST_DEBT: Final = 16
 """Per slot: reached when the cache was filled eight times."""
-_MOST_RISK: Final = 4
+_MOST_RISK: Final = 16
 """Pages at risk for each one that may be lost: that all of them come back is rare."""
 
 
@@ -90,6 +90,17 @@ class RecencyShadow:
         if self._debt_allowed > self._most_debt:
             self._debt_allowed = self._most_debt
 
+    def restart(self, now: i64) -> None:
+        """Parts have another length: nothing is known of what was pushed, and part ``now`` is the current one."""
+        part: i64 = 0
+        while part < NUM_PARTS:
+            self._counts[part] = 0
+            self._gone[part] = 0
+            part += 1
+        self.num_pages = 0
+        self.num_at_risk = 0
+        self._oldest = now - NUM_PARTS + 1 if now >= NUM_PARTS else 0
+
     def end_part(self, stamp: i64, num_pushed: i64) -> None:
         """In that part, which is over, so many pages were pushed."""
         counts = self._counts
@@ -113,11 +124,11 @@ class RecencyShadow:
         debt += self._debt_allowed
         self._debt_allowed = debt if debt < self._most_debt else self._most_debt
 
-    def note_come(self, stamp: i64) -> None:
-        """A page is counted to that part, without a push."""
+    def note_come(self, stamp: i64, count: i64 = 1) -> None:
+        """So many pages are counted to that part, without a push."""
         if stamp >= self._oldest:
-            self._counts[stamp & (NUM_PARTS - 1)] += 1
-            self.num_pages += 1
+            self._counts[stamp & (NUM_PARTS - 1)] += count
+            self.num_pages += count
 
     def note_left(self, stamp: i64, count: i64 = 1) -> bool:
         """So many pages that were pushed then are counted there no more; whether recency would have had them."""
@@ -140,15 +151,17 @@ class RecencyShadow:
             self._gone[stamp & (NUM_PARTS - 1)] = entry
             self.num_at_risk += count
 
-    def note_miss(self, stamp: i64) -> None:
-        """What was pushed then came back, and is gone."""
-        if self.note_left(stamp):
+    def note_miss(self, stamp: i64, count: i64 = 1) -> None:
+        """So many pages that were pushed then came back, and are gone."""
+        if self.note_left(stamp, count):
             at = stamp & (NUM_PARTS - 1)
-            # What was given up and came back in between is known by one of its stamps only.
-            if self._gone[at] > 0:
-                self._gone[at] -= 1
-                self.num_at_risk -= 1
-            self._credit -= _PAGE
+            # What was dropped and came back in between is known by one of its stamps only.
+            gone = i64(self._gone[at])
+            back = count if count < gone else gone
+            entry: int = gone - back
+            self._gone[at] = entry
+            self.num_at_risk -= back
+            self._credit -= count * _PAGE
             if self._credit < -self._debt_allowed:
                 self.is_barred = True
 

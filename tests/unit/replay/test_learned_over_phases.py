@@ -6,11 +6,11 @@ docs/eviction.md says what such searches found. With other seeds, and more of th
 from collections.abc import Iterator
 from random import Random
 
-from kv_cache_manager_v2 import EvictionPolicy
+from kv_cache_manager_v2 import EvictionPolicy, is_compiled
 from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests
 
-SEEDS = range(20)
+SEEDS = range(20) if is_compiled() else range(4)
 SHARES = (0.05, 0.2)
 """Of all blocks."""
 
@@ -80,9 +80,9 @@ def test_learned_is_seldom_half_a_point_under_lru() -> None:
         for share in SHARES:
             num_slots = max(int(blocks.num_blocks * share), 30)
             won = count_hits(EvictionPolicy.LEARNED, num_slots, blocks) - count_hits(EvictionPolicy.LRU, num_slots, blocks)
-            # Five pages per 1,024 pushed may be lost before it is barred. What is at risk then is at most four times a quarter of the
-            # slots and 3/128 of them, 1.1 of the slots, and a run of victims or what ghosts do not know adds little.
-            assert won >= -(5 / 1024 * blocks.num_accesses + 1.2 * num_slots)
+            # Three pages per 1,024 pushed may be lost before it is barred. What is at risk then is more than a small cache holds, so
+            # all of it may be lost once, and a run of victims or what ghosts do not know adds little.
+            assert won >= -(3 / 1024 * blocks.num_accesses + 1.2 * num_slots)
             points.append(100 * won / blocks.num_accesses)
     assert sum(points) > 0
     assert sum([difference < -0.5 for difference in points]) <= len(points) // 20, sorted(points)[:5]

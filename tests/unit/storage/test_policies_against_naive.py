@@ -1,12 +1,12 @@
 """Each eviction policy against itself written down plainly: any history of calls, the same victims in the same order."""
 
 from random import Random
-from typing import Any
 
 import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
-from unit.storage.naive_queues import NaiveArc, NaiveLearned, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
+from unit.storage.naive_learned import NaiveLearned
+from unit.storage.naive_queues import NaiveArc, NaiveLfu, NaiveLru, NaiveQueue, NaiveS3Fifo
 
 from kv_cache_manager_v2 import EvictionPolicy
 from kv_cache_manager_v2.storage.eviction.arc import ArcQueue
@@ -180,8 +180,7 @@ class History:
     def check(self) -> None:
         self.queue.check()
         if isinstance(self.queue, LearnedQueue):
-            shadow: Any = self.queue.shadow
-            assert sum(shadow._counts) == shadow.num_pages and sum(shadow._gone) == shadow.num_at_risk
+            self.queue.records.check()
         assert self.queue.num_pages == len(self.queued)
         assert set(self.queue.collect()) == self.queued == set(self.twin.queued())
         for page in self.pages:

@@ -1,0 +1,155 @@
+"""The model of LEARNED: how likely a segment that reaches an age comes back at that age, learned online.
+
+Age has 14 buckets. For each bucket a logistic model over the one-hot features of `segment_traits`: a weight per bucket and level of
+a feature, plus one that all buckets share. A segment that returns in a bucket is a positive example, one that passes it a
+negative one; the step is Adagrad's, and the shared weights take half of it. An example counts as the square root of its blocks.
+
+The value of a segment is Gittins' index: the most hits to be expected for each slot and time, over all ages to give it up at.
+
+Floats are added, multiplied, divided and rooted only, which all processors do alike, and the logistic function is a table.
+"""
+
+from math import sqrt
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, NUM_FEATURES
+from .sigmoid_table import LEAST_LOGIT, MOST_LOGIT, NUM_ENTRIES, SIGMOID_TABLE, STEPS_PER_UNIT
+
+NUM_BUCKETS: Final = 14
+EDGES: Final = (0, 1, 2, 3, 4, 5, 8, 11, 15, 21, 29, 40, 57, 114, 228)
+"""Where buckets begin and end, in eighths of the capacity."""
+EDGE_UNIT: Final = 8
+_RATE: Final = 0.05
+_SHARED_RATE: Final = 0.025
+_FIRST_SQUARE: Final = 0.125
+_ROW: Final = 128
+"""Weights of a bucket: the bias, then the levels of each feature."""
+_SHARED_ROW: Final = NUM_BUCKETS * _ROW
+_SCALE: Final = 1.0 / 65536.0
+_VALUE_SCALE: Final = 17592186044416.0
+"""A value is an integer with 44 bits behind the point."""
+_LAST_ENTRY: Final = NUM_ENTRIES - 1
+
+
+@final
+@mypyc_attr(native_class=True)
+class HazardModel:
+    __slots__ = (
+        "_weights", "_squares", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of",
+    )  # fmt: skip
+
+    _weights: Final[vec[float]]
+    _squares: Final[vec[float]]
+    """Of each weight: the sum of its squared gradients."""
+    _table: Final[vec[i64]]
+    _widths: Final[vec[float]]
+    _shifts: Final[vec[i64]]
+    _masks: Final[vec[i64]]
+    _bases: Final[vec[i64]]
+    _places: Final[vec[i64]]
+    """Where the weights of the traits looked at last stand in a row."""
+    _places_of: i64
+
+    def __init__(self) -> None:
+        self._weights = vec[float]([0.0] * (_SHARED_ROW + _ROW))
+        self._squares = vec[float]([_FIRST_SQUARE] * (_SHARED_ROW + _ROW))
+        self._table = SIGMOID_TABLE
+        self._widths = vec[float]([float(EDGES[bucket + 1] - EDGES[bucket]) for bucket in range(NUM_BUCKETS)])
+        self._shifts = vec[i64](FEATURE_SHIFTS)
+        masks: list[int] = []
+        bases: list[int] = []
+        base = 1
+        for levels in FEATURE_LEVELS:
+            masks.append((1 << (levels - 1).bit_length()) - 1)
+            bases.append(base)
+            base += levels
+        assert base <= _ROW, "a row is too short for all levels"
+        self._masks = vec[i64](masks)
+        self._bases = vec[i64](bases)
+        self._places = vec[i64]([0] * NUM_FEATURES)
+        self._places_of = -1
+
+    def _find_places(self, traits: i64) -> None:
+        if traits == self._places_of:
+            return
+        self._places_of = traits
+        places = self._places
+        shifts = self._shifts
+        masks = self._masks
+        bases = self._bases
+        feature: i64 = 0
+        while feature < NUM_FEATURES:
+            places[feature] = bases[feature] + ((traits >> shifts[feature]) & masks[feature])
+            feature += 1
+
+    def _sum_row(self, row: i64) -> float:
+        weights = self._weights
+        places = self._places
+        total = weights[row]
+        feature: i64 = 0
+        while feature < NUM_FEATURES:
+            total += weights[row + places[feature]]
+            feature += 1
+        return total
+
+    def _chance(self, logit: float) -> float:
+        if logit >= MOST_LOGIT:
+            return float(self._table[_LAST_ENTRY]) * _SCALE
+        if logit <= LEAST_LOGIT:
+            return float(self._table[0]) * _SCALE
+        entry: i64 = int((logit - LEAST_LOGIT) * STEPS_PER_UNIT)
+        return float(self._table[entry]) * _SCALE
+
+    def chance(self, traits: i64, bucket: i64) -> float:
+        """Of a segment that has reached the bucket: to come back in it."""
+        self._find_places(traits)
+        return self._chance(self._sum_row(bucket * _ROW) + self._sum_row(_SHARED_ROW))
+
+    def learn(self, traits: i64, bucket: i64, returned: float, num_blocks: i64) -> None:
+        """``returned`` is 1 where so many blocks came back in the bucket, 0 where they passed it."""
+        self._find_places(traits)
+        row = bucket * _ROW
+        chance = self._chance(self._sum_row(row) + self._sum_row(_SHARED_ROW))
+        gradient = (chance - returned) * sqrt(float(num_blocks))
+        square = gradient * gradient
+        self._take_step(row, gradient * _RATE, square)
+        self._take_step(_SHARED_ROW, gradient * _SHARED_RATE, square)
+
+    def _take_step(self, row: i64, step: float, square: float) -> None:
+        weights = self._weights
+        squares = self._squares
+        places = self._places
+        squares[row] += square
+        weights[row] -= step / sqrt(squares[row])
+        feature: i64 = 0
+        while feature < NUM_FEATURES:
+            place = row + places[feature]
+            squares[place] += square
+            weights[place] -= step / sqrt(squares[place])
+            feature += 1
+
+    def value(self, traits: i64, bucket: i64) -> i64:
+        """Of a segment at the beginning of the bucket, below 2**46; 0 behind the last one."""
+        if bucket >= NUM_BUCKETS:
+            return 0
+        self._find_places(traits)
+        shared = self._sum_row(_SHARED_ROW)
+        widths = self._widths
+        alive = 1.0
+        hits = 0.0
+        time = 0.0
+        best = 0.0
+        while bucket < NUM_BUCKETS:
+            returning = alive * self._chance(self._sum_row(bucket * _ROW) + shared)
+            hits += returning
+            # What comes back in the bucket does so half way through it.
+            time += (alive - 0.5 * returning) * widths[bucket]
+            alive -= returning
+            ratio = hits / time
+            if ratio > best:
+                best = ratio
+            bucket += 1
+        return int(best * _VALUE_SCALE)

@@ -1,0 +1,94 @@
+"""The pages of the segments of a queue: rows linked in a circle per segment, the next to go first.
+
+A segment with pages is in the heap of its queue; this puts it there with its first page, and takes it out with its last one.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..page_rows import LINKS, LOW_MASK, NOT_QUEUED, ROW_WORDS, PageRows
+from .segment_heap import SegmentHeap
+from .segment_table import COUNTS, HIGH_SHIFT, LOW, PLACE, SEGMENT_WORDS, SegmentTable
+
+
+@final
+@mypyc_attr(native_class=True)
+class SegmentPages:
+    __slots__ = ("_rows", "_table", "_heap")
+
+    _rows: Final[PageRows]
+    _table: Final[SegmentTable]
+    _heap: Final[SegmentHeap]
+
+    def __init__(self, rows: PageRows, table: SegmentTable, heap: SegmentHeap) -> None:
+        self._rows = rows
+        self._table = table
+        self._heap = heap
+
+    def add(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """``pages[begin:end]`` at the end of the segment, the last to go."""
+        words = self._rows.words
+        first = pages[begin]
+        previous = first
+        position = begin + 1
+        while position < end:
+            page = pages[position]
+            words[page * ROW_WORDS + LINKS] = previous << 32
+            at_previous = previous * ROW_WORDS + LINKS
+            words[at_previous] = page | ((words[at_previous] >> 32) << 32) if previous != first else page
+            previous = page
+            position += 1
+        segments = self._table.words
+        at = segment * SEGMENT_WORDS
+        if segments[at + COUNTS] & LOW == 0:
+            segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | first
+            self._join(previous, first)
+            segments[at + COUNTS] += end - begin
+            self._heap.push(segment)
+            self._table.note_queued(segment)
+            return
+        head = segments[at + PLACE] & LOW
+        tail = words[head * ROW_WORDS + LINKS] >> 32
+        if previous == first:
+            words[first * ROW_WORDS + LINKS] = 0
+        self._join(tail, first)
+        self._join(previous, head)
+        segments[at + COUNTS] += end - begin
+
+    def insert_behind(self, segment: i64, page: i64, other: i64) -> None:
+        """Right behind another page of the segment."""
+        words = self._rows.words
+        following = words[other * ROW_WORDS + LINKS] & LOW_MASK
+        words[page * ROW_WORDS + LINKS] = 0
+        self._join(page, following)
+        self._join(other, page)
+        self._table.words[segment * SEGMENT_WORDS + COUNTS] += 1
+
+    def remove(self, segment: i64, page: i64) -> None:
+        segments = self._table.words
+        at = segment * SEGMENT_WORDS
+        words = self._rows.words
+        at_page = page * ROW_WORDS + LINKS
+        links = words[at_page]
+        words[at_page] = NOT_QUEUED
+        segments[at + COUNTS] -= 1
+        if segments[at + COUNTS] & LOW == 0:
+            self._heap.remove(segment)
+            return
+        following = links & LOW_MASK
+        self._join(links >> 32, following)
+        if segments[at + PLACE] & LOW == page:
+            segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | following
+
+    def _join(self, previous: i64, following: i64) -> None:
+        """The one behind the other; a page behind itself is alone in its circle."""
+        words = self._rows.words
+        if previous == following:
+            words[previous * ROW_WORDS + LINKS] = previous | (previous << 32)
+            return
+        at_previous = previous * ROW_WORDS + LINKS
+        words[at_previous] = following | ((words[at_previous] >> 32) << 32)
+        at_following = following * ROW_WORDS + LINKS
+        words[at_following] = (words[at_following] & LOW_MASK) | (previous << 32)

@@ -1,0 +1,437 @@
+"""What LEARNED has learned, and the segments of a pool group, of all its levels: the model, the clock and what was given up.
+
+Pages go from a segment's queue to its *ghosts* when they leave the last level: from then on only their content keys are known, those at
+both ends of the run that they are. If that content comes back, the segment has returned.
+
+    in a queue   -> in another one   a page moves to another level: a copy of the segment goes on there, as old as it was
+    in a queue   -> ghost            it is given up
+    ghost        -> in a queue       its content comes back, in a segment of the request that brings it
+    any          -> forgotten        the oldest ghosts, when there are too many ghosts or segments
+
+The clock counts pages of requests, hits included, on all levels.
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from .ghost_runs import GhostRuns
+from .hazard_model import EDGE_UNIT, EDGES, NUM_BUCKETS, HazardModel
+from .page_notes import MOST_SEGMENTS, PageNotes
+from .recency_shadow import RecencyShadow
+from .request_facts import RequestFacts
+from .segment_heap import NOTHING, SegmentHeap
+from .segment_table import (
+    BOTTOM,
+    BUCKET_SHIFT,
+    COUNTS,
+    HIGH_SHIFT,
+    KEY,
+    LOW,
+    NO_SEGMENT,
+    ONE_BUCKET,
+    ONE_GHOST,
+    PLACE,
+    PRIORITY_SHIFT,
+    QUEUE_SHIFT,
+    SEGMENT_WORDS,
+    STAMP,
+    STAMP_SHIFT,
+    STATE,
+    TOP,
+    TRAITS_MASK,
+    SegmentTable,
+    bucket_of_state,
+    count_all,
+    queue_of_state,
+)
+
+GHOSTS_PER_SLOT: Final = 8
+SPARE_SEGMENTS: Final = 1024
+"""In a small cache of short prompts most segments are a page or two."""
+MOST_CROSSED: Final = 64
+"""Edges that segments cross for each new one; on average it is as many as there are edges."""
+_NUM_REFRESHED: Final = 2
+"""Segments whose value is computed anew for each new one, beside those that cross an edge."""
+_MOST_TWINS: Final = 4
+_PARTS_PER_CACHE: Final = 64
+"""Parts of the clock in which `RecencyShadow` counts."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class Learning:
+    """What all learned queues of a storage share."""
+
+    __slots__ = ("model", "request", "notes")
+
+    model: Final[HazardModel]
+    request: Final[RequestFacts]
+    notes: Final[PageNotes]
+
+    def __init__(self) -> None:
+        self.model = HazardModel()
+        self.request = RequestFacts()
+        self.notes = PageNotes()
+
+
+@final
+@mypyc_attr(native_class=True)
+class SegmentRecords:
+    """``clock``: pages of requests so far. Queues are numbered in the order of their levels."""
+
+    __slots__ = (
+        "model", "request", "notes", "table", "ghosts", "heaps", "clock", "pages_per_block", "all_learn", "shadow", "num_pages",
+        "_learns", "_capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
+    )  # fmt: skip
+
+    model: Final[HazardModel]
+    request: Final[RequestFacts]
+    notes: Final[PageNotes]
+    table: Final[SegmentTable]
+    ghosts: Final[GhostRuns]
+    heaps: Final[list[SegmentHeap]]
+    clock: i64
+    pages_per_block: Final[i64]
+    """At most."""
+    all_learn: bool
+    """Whether all levels have a learned queue."""
+    shadow: Final[RecencyShadow]
+    num_pages: i64
+    """In segments of all queues."""
+    _learns: Final[list[bool]]
+    """By level: whether its queue is a learned one."""
+    _capacities: Final[list[int]]
+    _edges: Final[vec[i64]]
+    """Ages in pages."""
+    _most_segments: i64
+    _most_ghosts: i64
+    _part_length: i64
+    _part: i64
+    """The current one."""
+    _num_in_part: i64
+    """Pages pushed in it so far."""
+
+    def __init__(self, learning: Learning, pages_per_block: i64) -> None:
+        self.model = learning.model
+        self.request = learning.request
+        self.notes = learning.notes
+        self.table = SegmentTable()
+        self.ghosts = GhostRuns(self.table)
+        self.heaps = []
+        self.clock = 0
+        self.pages_per_block = pages_per_block
+        self.all_learn = True
+        self._learns = []
+        self._capacities = []
+        self._edges = vec[i64]([0] * (NUM_BUCKETS + 1))
+        self._most_segments = SPARE_SEGMENTS
+        self._most_ghosts = 0
+        self.shadow = RecencyShadow()
+        self.num_pages = 0
+        self._part_length = 1
+        self._part = 0
+        self._num_in_part = 0
+
+    # -- levels -------------------------------------------------------------------------------------------------------
+
+    def add_level(self, learns: bool) -> i64:
+        """Of the next level; the number of its queue."""
+        self._learns.append(learns)
+        self.all_learn = self.all_learn and learns
+        self.heaps.append(SegmentHeap(self.table))
+        self.table.add_queue()
+        self._capacities.append(0)
+        return len(self._learns) - 1
+
+    def learns_below(self, queue: i64) -> bool:
+        """Whether a page that goes down from there comes into a learned queue."""
+        return queue + 1 < len(self._learns) and self._learns[queue + 1]
+
+    def set_capacity(self, queue: i64, num_slots: i64) -> None:
+        """Moves the edges; what is known of segments stays."""
+        self._capacities[queue] = int(num_slots)
+        total: i64 = sum(self._capacities)
+        edge: i64 = 0
+        while edge <= NUM_BUCKETS:
+            # In a cache of a few pages each bucket still is a page wide.
+            self._edges[edge] = max(EDGES[edge] * total // EDGE_UNIT, edge)
+            edge += 1
+        self._most_ghosts = GHOSTS_PER_SLOT * total
+        self._most_segments = _count_segments(total)
+        self.ghosts.reserve(self._most_segments)
+        self.shadow.set_capacity(total)
+        length = total // _PARTS_PER_CACHE
+        if length < 1:
+            length = 1
+        if length != self._part_length:
+            self._part_length = length
+            self._restart_parts()
+
+    def reserve(self, queue: i64, num_slots: i64) -> None:
+        """Take the memory that `set_capacity` needs."""
+        total: i64 = sum(self._capacities)
+        self.ghosts.reserve(_count_segments(total - self._capacities[queue] + num_slots))
+
+    def _restart_parts(self) -> None:
+        """Parts have another length: count what is known once more."""
+        self._part = self.clock // self._part_length
+        self._num_in_part = 0
+        shadow = self.shadow
+        shadow.restart(self._part)
+        words = self.table.words
+        segment = self.table.newer(NO_SEGMENT)
+        while segment != NO_SEGMENT:
+            at = segment * SEGMENT_WORDS
+            counts = words[at + COUNTS]
+            part = self.part_of(words[at + STAMP])
+            shadow.note_come(part, count_all(counts))
+            shadow.note_gone(part, counts >> HIGH_SHIFT)
+            segment = self.table.newer(segment)
+        shadow.is_behind = True
+
+    # -- recency ------------------------------------------------------------------------------------------------------
+
+    def note_pushed(self, count: i64) -> None:
+        """So many pages of a request come: the clock goes on."""
+        self.clock += count
+        part = self.clock // self._part_length
+        while self._part < part:
+            self.shadow.end_part(self._part, self._num_in_part)
+            self._num_in_part = 0
+            self._part += 1
+        self._num_in_part += count
+        self.shadow.is_behind = True
+        self.table.pass_empty()
+
+    def part_of(self, stamp: i64) -> i64:
+        return (stamp >> STAMP_SHIFT) // self._part_length
+
+    def find_oldest(self, queue: i64) -> i64:
+        """Where recency chooses the victims: the oldest segment of the queue. Else, or if it is not found, NO_SEGMENT.
+
+        Not of a level whose victims stay known below: nothing is lost there, so the account is not concerned.
+        """
+        if self.learns_below(queue):
+            return NO_SEGMENT
+        shadow = self.shadow
+        if shadow.is_behind:
+            shadow.trim(self.num_pages - self._num_in_part, self._part)
+        if not shadow.rules:
+            return NO_SEGMENT
+        return self.table.oldest_queued(queue)
+
+    # -- segments -----------------------------------------------------------------------------------------------------
+
+    def add_segment(self, queue: i64, traits: i64, priority: i64, part: i64) -> i64:
+        """A segment of now, without pages, or NO_SEGMENT where there are as many as there may be. ``part``: its number in the run."""
+        if self.table.num_segments >= self._most_segments and not self._forget_one():
+            return NO_SEGMENT
+        return self.add_segment_anyway(queue, traits, priority, part)
+
+    def add_segment_anyway(self, queue: i64, traits: i64, priority: i64, part: i64) -> i64:
+        table = self.table
+        segment = table.add(table.newest, traits | (queue << QUEUE_SHIFT), (self.clock << STAMP_SHIFT) | part)
+        table.words[segment * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.value(traits, 0)
+        return segment
+
+    def find_copy(self, segment: i64, queue: i64, priority: i64) -> i64:
+        """A segment with pages that differs from this one in queue and priority at most: found beside it, or made."""
+        table = self.table
+        words = table.words
+        at = segment * SEGMENT_WORDS
+        state = words[at + STATE]
+        traits = state & TRAITS_MASK
+        stamp = words[at + STAMP]
+        other = segment
+        num_left: i64 = _MOST_TWINS
+        while num_left > 0 and other != NO_SEGMENT and words[other * SEGMENT_WORDS + STAMP] == stamp:
+            other_state = words[other * SEGMENT_WORDS + STATE]
+            if (
+                other_state & TRAITS_MASK == traits and queue_of_state(other_state) == queue
+                and words[other * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == priority
+            ):  # fmt: skip
+                return other
+            other = table.newer(other)
+            num_left -= 1
+        bucket = bucket_of_state(state)
+        copy = table.add(segment, traits | (bucket << BUCKET_SHIFT) | (queue << QUEUE_SHIFT), stamp)
+        table.words[copy * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.value(traits, bucket)
+        return copy
+
+    def bucket_of(self, stamp: i64) -> i64:
+        """Of a segment with that STAMP; NUM_BUCKETS behind the last one."""
+        age = self.clock - (stamp >> STAMP_SHIFT)
+        edges = self._edges
+        bucket: i64 = 0
+        while bucket < NUM_BUCKETS and age >= edges[bucket + 1]:
+            bucket += 1
+        return bucket
+
+    def pass_buckets(self, segment: i64) -> None:
+        """Learn of the buckets that the segment has passed."""
+        words = self.table.words
+        at = segment * SEGMENT_WORDS
+        counts = words[at + COUNTS]
+        state = words[at + STATE]
+        passed = bucket_of_state(state)
+        bucket = self.bucket_of(words[at + STAMP])
+        if passed >= bucket:
+            return
+        words[at + STATE] = state + (bucket - passed) * ONE_BUCKET
+        count = count_all(counts)
+        if count == 0:
+            return
+        while passed < bucket:
+            self.model.learn(state & TRAITS_MASK, passed, 0.0, count)
+            passed += 1
+
+    def renew_value(self, segment: i64) -> None:
+        """Of a segment with pages."""
+        words = self.table.words
+        at = segment * SEGMENT_WORDS
+        state = words[at + STATE]
+        value = self.model.value(state & TRAITS_MASK, bucket_of_state(state))
+        words[at + KEY] = (words[at + KEY] >> PRIORITY_SHIFT << PRIORITY_SHIFT) | value
+        self.heaps[queue_of_state(state)].renew(segment)
+
+    def go_on(self) -> None:
+        """After a new segment: others have grown older, and some get a new value."""
+        table = self.table
+        marks = table.marks
+        num_left: i64 = MOST_CROSSED
+        edge: i64 = NUM_BUCKETS
+        while edge > 0 and num_left > 0:
+            limit = (self.clock - self._edges[edge] + 1) << STAMP_SHIFT
+            segment = marks[edge]
+            while segment != NO_SEGMENT and num_left > 0 and table.words[segment * SEGMENT_WORDS + STAMP] < limit:
+                following = table.newer(segment)
+                marks[edge] = following
+                self._cross(segment, edge)
+                segment = following
+                num_left -= 1
+            edge -= 1
+        num_left = _NUM_REFRESHED
+        while num_left > 0:
+            num_left -= 1
+            segment = table.next_queued()
+            if segment != NO_SEGMENT:
+                self.renew_value(segment)
+
+    def _cross(self, segment: i64, edge: i64) -> None:
+        self.pass_buckets(segment)
+        if self.table.words[segment * SEGMENT_WORDS + COUNTS] & LOW > 0:
+            self.renew_value(segment)
+        elif edge == NUM_BUCKETS:
+            self.forget(segment)
+
+    # -- what is gone -------------------------------------------------------------------------------------------------
+
+    def add_ghosts(self, segment: i64, bottom_key: i64, top_key: i64, count: i64) -> None:
+        """So many more of its pages are gone, a run that lies above those gone before: the keys of its two ends."""
+        table = self.table
+        words = table.words
+        at = segment * SEGMENT_WORDS
+        other = self.ghosts.find(top_key)
+        if other != NO_SEGMENT and other != segment:
+            # The same content, given up once more: what is younger counts.
+            self._take_ghosts(other)
+            if words[other * SEGMENT_WORDS + COUNTS] & LOW == 0:
+                table.free(other)
+        if words[at + TOP] != 0:
+            self.ghosts.take(segment)
+        else:
+            words[at + BOTTOM] = bottom_key
+        self.ghosts.put(segment, top_key)
+        words[at + COUNTS] += count * ONE_GHOST
+        self.shadow.note_gone(self.part_of(words[at + STAMP]), count)
+        table.num_ghosts += count
+        while table.num_ghosts > self._most_ghosts:
+            if not self._forget_one():
+                return
+
+    def num_ghosts_of(self, segment: i64) -> i64:
+        return self.table.words[segment * SEGMENT_WORDS + COUNTS] >> HIGH_SHIFT
+
+    def learn_return(self, segment: i64, count: i64) -> i64:
+        """So much of its content comes back; the bucket of its age."""
+        self.shadow.note_miss(self.part_of(self.table.words[segment * SEGMENT_WORDS + STAMP]), count)
+        self.pass_buckets(segment)
+        words = self.table.words
+        bucket = self.bucket_of(words[segment * SEGMENT_WORDS + STAMP])
+        if bucket < NUM_BUCKETS:
+            self.model.learn(words[segment * SEGMENT_WORDS + STATE] & TRAITS_MASK, bucket, 1.0, count)
+        return bucket
+
+    def take_ghosts(self, segment: i64) -> None:
+        """They have come back, or cannot be found any more."""
+        self._take_ghosts(segment)
+        if self.table.words[segment * SEGMENT_WORDS + COUNTS] == 0:
+            self.table.free(segment)
+
+    def _take_ghosts(self, segment: i64) -> None:
+        words = self.table.words
+        at = segment * SEGMENT_WORDS
+        counts = words[at + COUNTS]
+        self.table.num_ghosts -= counts >> HIGH_SHIFT
+        words[at + COUNTS] = counts & LOW
+        if words[at + TOP] != 0:
+            self.ghosts.take(segment)
+
+    def forget(self, segment: i64) -> None:
+        """A segment without pages."""
+        self._take_ghosts(segment)
+        self.table.free(segment)
+
+    def _forget_one(self) -> bool:
+        segment = self.table.sweep()
+        if segment == NO_SEGMENT:
+            return False
+        self.forget(segment)
+        return True
+
+    # -- for checks ---------------------------------------------------------------------------------------------------
+
+    def check_count(self) -> None:
+        """Assert the laws of what is counted; O(1)."""
+        table = self.table
+        assert 0 <= table.num_ghosts, f"{table.num_ghosts} ghosts"
+        assert 0 <= self.ghosts.num_runs <= table.num_segments, f"{self.ghosts.num_runs} runs of {table.num_segments} segments"
+        num_queued: i64 = 0
+        for heap in self.heaps:
+            num_queued += heap.num_segments
+        assert self.num_pages >= 0, f"{self.num_pages} pages in segments"
+        self.shadow.check(self._part)
+        assert num_queued <= table.num_segments, f"{num_queued} segments in queues, {table.num_segments} in all"
+
+    def check(self) -> None:
+        """Evaluate the laws from scratch."""
+        self.check_count()
+        words = self.table.words
+        num_ghosts = 0
+        stamp = -1
+        num_queued = 0
+        for segment in self.table.collect():
+            at: i64 = segment * SEGMENT_WORDS
+            assert words[at + STAMP] >= stamp, "segments are not in the order of their age"
+            stamp = int(words[at + STAMP])
+            counts = words[at + COUNTS]
+            num_ghosts += int(counts >> HIGH_SHIFT)
+            assert (counts >> HIGH_SHIFT > 0) == (words[at + TOP] != 0), f"segment {segment} has no key of its ghosts"
+            if words[at + TOP] != 0:
+                assert self.ghosts.find(words[at + TOP]) == segment, f"the ghosts of segment {segment} are not found"
+            place = (words[at + PLACE] >> HIGH_SHIFT) - 1
+            assert (place != NOTHING) == (counts & LOW > 0), f"segment {segment} of {counts & LOW} pages at place {place}"
+            if place != NOTHING:
+                num_queued += 1
+                assert self.heaps[queue_of_state(words[at + STATE])].segment_at(place) == segment, "a place in a heap is wrong"
+        assert num_ghosts == self.table.num_ghosts, f"{num_ghosts} ghosts, counted {self.table.num_ghosts}"
+        in_heaps = sum([int(heap.num_segments) for heap in self.heaps])
+        assert num_queued == in_heaps, f"{num_queued} segments with pages, {in_heaps} in heaps"
+
+
+def _count_segments(num_slots: i64) -> i64:
+    """That there may be for so many slots."""
+    most = num_slots * 7 // 16 + SPARE_SEGMENTS
+    return most if most < MOST_SEGMENTS else MOST_SEGMENTS

@@ -1,0 +1,288 @@
+"""The segments of a pool group: a *segment* is the run of pages that one request touched last and that are of one use class.
+
+Eight words each, in the order of their age:
+
+    KEY     priority (bits 48-54) | value by the model (0-47): what the heap of its queue sorts by
+    STATE   traits (0-26) | buckets passed (27-30) | queue (31-35); FREE where nobody uses the words
+    STAMP   the clock when it was pushed (bits 12-62) | its number among the segments that one run of pages became (0-11)
+    COUNTS  pages in its queue (0-31) | pages that are gone and remembered, its ghosts (32-62)
+    ORDER   the next older segment (0-30) | the next newer one (31-61)
+    PLACE   its first page, the next to go (0-31) | its place in the heap plus 1 (32-62), 0 for none
+    TOP     content key of the ghost nearest to the root, 0 for none
+    BOTTOM  content key of the ghost farthest from it
+
+Segment 0 is the sentinel of the age order. A mark per edge of the model's buckets is the oldest segment that has not crossed it:
+all cross it in the order of their age, so nobody looks at all of them.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from .hazard_model import NUM_BUCKETS
+from .segment_traits import TRAIT_BITS
+
+KEY: Final = 0
+STATE: Final = 1
+STAMP: Final = 2
+COUNTS: Final = 3
+ORDER: Final = 4
+PLACE: Final = 5
+TOP: Final = 6
+BOTTOM: Final = 7
+SEGMENT_WORDS: Final = 8
+NO_SEGMENT: Final = 0
+FREE: Final = -1
+PRIORITY_SHIFT: Final = 48
+TRAITS_MASK: Final = (1 << TRAIT_BITS) - 1
+BUCKET_SHIFT: Final = TRAIT_BITS
+BUCKET_MASK: Final = 15
+ONE_BUCKET: Final = 1 << BUCKET_SHIFT
+QUEUE_SHIFT: Final = TRAIT_BITS + 4
+LOW: Final = (1 << 32) - 1
+HIGH_SHIFT: Final = 32
+ONE_GHOST: Final = 1 << HIGH_SHIFT
+_LINK: Final = (1 << 31) - 1
+_LINK_SHIFT: Final = 31
+STAMP_SHIFT: Final = 12
+MOST_PARTS: Final = 4095
+_MOST_SWEPT: Final = 16
+_MOST_PASSED: Final = 8
+_NUM_OLDEST: Final = 4
+_MOST_LOOKS: Final = 64
+
+
+@final
+@mypyc_attr(native_class=True)
+class SegmentTable:
+    """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, ``num_ghosts`` of all."""
+
+    __slots__ = ("words", "marks", "num_segments", "num_ghosts", "_first_free", "_swept", "_refreshed", "_oldest_queued")
+
+    words: vec[i64]
+    marks: Final[vec[i64]]
+    """By edge, from 1 on: the oldest segment that has not crossed it, NO_SEGMENT where all have."""
+    num_segments: i64
+    num_ghosts: i64
+    _first_free: i64
+    _swept: i64
+    """Where `sweep` goes on."""
+    _refreshed: i64
+    """Where `next_queued` goes on."""
+    _oldest_queued: Final[list[int]]
+    """By queue: all older segments have no pages in it; NO_SEGMENT where none has."""
+
+    def __init__(self) -> None:
+        self.words = vec[i64]([0] * SEGMENT_WORDS)
+        self.words[STATE] = FREE
+        self.marks = vec[i64]([NO_SEGMENT] * (NUM_BUCKETS + 1))
+        self.num_segments = 0
+        self.num_ghosts = 0
+        self._first_free = NO_SEGMENT
+        self._swept = NO_SEGMENT
+        self._refreshed = NO_SEGMENT
+        self._oldest_queued = []
+
+    def add_queue(self) -> None:
+        self._oldest_queued.append(NO_SEGMENT)
+
+    def is_used(self, segment: i64) -> bool:
+        return segment * SEGMENT_WORDS < len(self.words) and self.words[segment * SEGMENT_WORDS + STATE] != FREE
+
+    # -- making and freeing -------------------------------------------------------------------------------------------
+
+    def add(self, older: i64, state: i64, stamp: i64) -> i64:
+        """A segment without pages, right after ``older`` in the order of age; with NO_SEGMENT the oldest, see `newest`."""
+        segment = self._first_free
+        if segment != NO_SEGMENT:
+            self._first_free = self.words[segment * SEGMENT_WORDS + ORDER]
+        else:
+            words = self.words
+            segment = len(words) // SEGMENT_WORDS
+            word: i64 = 0
+            while word < SEGMENT_WORDS:
+                words = append(words, 0)
+                word += 1
+            self.words = words
+        words = self.words
+        at = segment * SEGMENT_WORDS
+        words[at + KEY] = 0
+        words[at + STATE] = state
+        words[at + STAMP] = stamp
+        words[at + COUNTS] = 0
+        words[at + PLACE] = 0
+        words[at + TOP] = 0
+        words[at + BOTTOM] = 0
+        at_older = older * SEGMENT_WORDS + ORDER
+        newer = words[at_older] >> _LINK_SHIFT
+        words[at + ORDER] = older | (newer << _LINK_SHIFT)
+        words[at_older] = (words[at_older] & _LINK) | (segment << _LINK_SHIFT)
+        at_newer = newer * SEGMENT_WORDS + ORDER
+        words[at_newer] = segment | ((words[at_newer] >> _LINK_SHIFT) << _LINK_SHIFT)
+        self.num_segments += 1
+        if newer == NO_SEGMENT:
+            marks = self.marks
+            edge = ((state >> BUCKET_SHIFT) & BUCKET_MASK) + 1
+            while edge <= NUM_BUCKETS:
+                if marks[edge] == NO_SEGMENT:
+                    marks[edge] = segment
+                edge += 1
+        return segment
+
+    def free(self, segment: i64) -> None:
+        """It has no pages and no ghosts, and is in no heap."""
+        words = self.words
+        at = segment * SEGMENT_WORDS
+        assert words[at + COUNTS] == 0, "a segment was freed that has pages"
+        order = words[at + ORDER]
+        older = order & _LINK
+        newer = order >> _LINK_SHIFT
+        marks = self.marks
+        edge: i64 = 1
+        while edge <= NUM_BUCKETS:
+            if marks[edge] == segment:
+                marks[edge] = newer
+            edge += 1
+        if self._swept == segment:
+            self._swept = newer
+        if self._refreshed == segment:
+            self._refreshed = newer
+        queue: i64 = 0
+        while queue < len(self._oldest_queued):
+            if self._oldest_queued[queue] == segment:
+                self._oldest_queued[queue] = newer
+            queue += 1
+        at_older = older * SEGMENT_WORDS + ORDER
+        words[at_older] = (words[at_older] & _LINK) | (newer << _LINK_SHIFT)
+        at_newer = newer * SEGMENT_WORDS + ORDER
+        words[at_newer] = older | ((words[at_newer] >> _LINK_SHIFT) << _LINK_SHIFT)
+        words[at + STATE] = FREE
+        words[at + ORDER] = self._first_free
+        self._first_free = segment
+        self.num_segments -= 1
+
+    # -- the order of age ---------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> i64:
+        return self.words[ORDER] & _LINK
+
+    def newer(self, segment: i64) -> i64:
+        """NO_SEGMENT behind the newest; of NO_SEGMENT the oldest."""
+        return self.words[segment * SEGMENT_WORDS + ORDER] >> _LINK_SHIFT
+
+    def sweep(self) -> i64:
+        """A segment whose pages are all gone, the oldest first as far as a few looks tell, or NO_SEGMENT."""
+        words = self.words
+        segment = self.newer(NO_SEGMENT)
+        num_left: i64 = _NUM_OLDEST
+        while num_left > 0 and segment != NO_SEGMENT:
+            if words[segment * SEGMENT_WORDS + COUNTS] & LOW == 0:
+                return segment
+            segment = self.newer(segment)
+            num_left -= 1
+        segment = self._swept
+        num_left = _MOST_SWEPT
+        while num_left > 0:
+            num_left -= 1
+            if segment == NO_SEGMENT:
+                segment = self.newer(NO_SEGMENT)
+                if segment == NO_SEGMENT:
+                    break
+            if words[segment * SEGMENT_WORDS + COUNTS] & LOW == 0:
+                self._swept = segment
+                return segment
+            segment = self.newer(segment)
+        self._swept = segment
+        return NO_SEGMENT
+
+    def next_queued(self) -> i64:
+        """The next segment with pages, by a few looks, all of them in turn; or NO_SEGMENT."""
+        words = self.words
+        segment = self._refreshed
+        num_left: i64 = _MOST_PASSED
+        while num_left > 0:
+            num_left -= 1
+            if segment == NO_SEGMENT:
+                segment = self.newer(NO_SEGMENT)
+                if segment == NO_SEGMENT:
+                    break
+            following = self.newer(segment)
+            if words[segment * SEGMENT_WORDS + COUNTS] & LOW > 0:
+                self._refreshed = following
+                return segment
+            segment = following
+        self._refreshed = segment
+        return NO_SEGMENT
+
+    # -- the oldest of a queue ----------------------------------------------------------------------------------------
+
+    def note_queued(self, segment: i64) -> None:
+        """It has just got its first page."""
+        words = self.words
+        queue = queue_of_state(words[segment * SEGMENT_WORDS + STATE])
+        stamp = words[segment * SEGMENT_WORDS + STAMP]
+        oldest: i64 = self._oldest_queued[queue]
+        if oldest == NO_SEGMENT:
+            oldest = segment
+        elif words[oldest * SEGMENT_WORDS + STAMP] < stamp:
+            return
+        # Of equal age: whichever stands first.
+        older = words[segment * SEGMENT_WORDS + ORDER] & _LINK
+        while older != NO_SEGMENT and words[older * SEGMENT_WORDS + STAMP] == stamp:
+            segment = older
+            older = words[segment * SEGMENT_WORDS + ORDER] & _LINK
+        self._oldest_queued[queue] = segment
+
+    def oldest_queued(self, queue: i64) -> i64:
+        """The oldest segment with pages there, by a few looks, or NO_SEGMENT: then `pass_empty` has to go on first."""
+        segment = self._pass_empty(queue)
+        if segment == NO_SEGMENT or not self._has_pages(segment, queue):
+            return NO_SEGMENT
+        self._oldest_queued[queue] = int(segment)
+        return segment
+
+    def pass_empty(self) -> None:
+        """Begin to look for the oldest of each queue where the looks so far have ended."""
+        queue: i64 = 0
+        while queue < len(self._oldest_queued):
+            self._oldest_queued[queue] = int(self._pass_empty(queue))
+            queue += 1
+
+    def _pass_empty(self, queue: i64) -> i64:
+        segment: i64 = self._oldest_queued[queue]
+        num_left: i64 = _MOST_LOOKS
+        while num_left > 0 and segment != NO_SEGMENT and not self._has_pages(segment, queue):
+            segment = self.newer(segment)
+            num_left -= 1
+        return segment
+
+    def _has_pages(self, segment: i64, queue: i64) -> bool:
+        words = self.words
+        at = segment * SEGMENT_WORDS
+        return words[at + COUNTS] & LOW > 0 and queue_of_state(words[at + STATE]) == queue
+
+    # -- for checks ---------------------------------------------------------------------------------------------------
+
+    def collect(self) -> list[int]:
+        """All segments, the oldest first."""
+        segments: list[int] = []
+        segment = self.newer(NO_SEGMENT)
+        while segment != NO_SEGMENT:
+            segments.append(segment)
+            segment = self.newer(segment)
+        return segments
+
+
+def bucket_of_state(state: i64) -> i64:
+    return (state >> BUCKET_SHIFT) & BUCKET_MASK
+
+
+def queue_of_state(state: i64) -> i64:
+    return state >> QUEUE_SHIFT
+
+
+def count_all(counts: i64) -> i64:
+    """Pages and ghosts."""
+    return (counts & LOW) + (counts >> HIGH_SHIFT)

@@ -1,0 +1,108 @@
+"""What `HazardModel` learns, with numbers that are the same on every machine."""
+
+from decimal import Decimal, localcontext
+
+import pytest
+
+from kv_cache_manager_v2.storage.eviction.hazard_model import EDGES, NUM_BUCKETS, HazardModel
+from kv_cache_manager_v2.storage.eviction.segment_traits import (
+    FEATURE_LEVELS,
+    FEATURE_SHIFTS,
+    TRAIT_BITS,
+    least_uses,
+    level_of_count,
+    level_of_uses,
+)
+from kv_cache_manager_v2.storage.eviction.sigmoid_table import NUM_ENTRIES, SIGMOID_TABLE
+
+RARE, USED, LATE = 0, 3, 3 | 5 << 3
+
+
+def test_the_table_is_the_logistic_function() -> None:
+    with localcontext() as context:
+        context.prec = 40
+        for entry in range(NUM_ENTRIES):
+            logit = Decimal(entry - 2048) / 128
+            exact = 65536 / (1 + (-logit).exp())
+            # Rounded; never 0, and as far from 65536 on the other side.
+            expected = min(max(int(exact + Decimal("0.5")), 1), 65535)
+            assert abs(SIGMOID_TABLE[entry] - expected) <= (exact % 1 == Decimal("0.5"))
+    assert SIGMOID_TABLE[2048] == 32768
+
+
+def test_features_have_bits_of_their_own() -> None:
+    used = 0
+    for shift, levels in zip(FEATURE_SHIFTS, FEATURE_LEVELS, strict=True):
+        mask = ((1 << (levels - 1).bit_length()) - 1) << shift
+        assert used & mask == 0
+        used |= mask
+    assert used < 1 << TRAIT_BITS
+
+
+def test_levels_of_uses_and_counts() -> None:
+    assert [level_of_uses(uses) for uses in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33)] == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
+    for uses in range(1, 34):
+        assert least_uses(level_of_uses(uses)) <= uses
+        assert level_of_uses(least_uses(level_of_uses(uses))) == level_of_uses(uses)
+    assert [level_of_count(count) for count in (0, 1, 2, 3, 4, 7, 8, 1 << 14, 1 << 40)] == [0, 1, 2, 2, 3, 3, 4, 15, 15]
+
+
+def test_while_nothing_is_known_older_is_worth_less() -> None:
+    model = HazardModel()
+    values = [model.value(RARE, bucket) for bucket in range(NUM_BUCKETS + 1)]
+    # Buckets of equal width are worth the same, wider ones less; behind the last one nothing.
+    widths = [EDGES[bucket + 1] - EDGES[bucket] for bucket in range(NUM_BUCKETS)]
+    for bucket in range(NUM_BUCKETS - 1):
+        assert (values[bucket] > values[bucket + 1]) if widths[bucket] < widths[bucket + 1] else values[bucket] == values[bucket + 1]
+    assert values[-2] > values[-1] == 0
+
+
+def test_what_returns_is_worth_more_than_what_does_not() -> None:
+    model = HazardModel()
+    for _ in range(200):
+        model.learn(RARE, 0, 0.0, 4)
+        model.learn(USED, 0, 1.0, 4)
+    assert model.chance(RARE, 0) < 0.25
+    assert model.chance(USED, 0) > 0.75
+    assert model.value(USED, 0) > 3 * model.value(RARE, 0)
+
+
+def test_the_chance_is_the_share_that_returned() -> None:
+    """Alternating one in four: near a quarter, for examples of any size alike."""
+    for num_blocks in (1, 100):
+        model = HazardModel()
+        for number in range(4000):
+            model.learn(RARE, 2, float(number % 4 == 0), num_blocks)
+        assert abs(model.chance(RARE, 2) - 0.25) < 0.1
+
+
+@pytest.mark.parametrize("bucket", [3, 7, 10])
+def test_what_comes_back_late_is_worth_most_just_before(bucket: int) -> None:
+    model = HazardModel()
+    for _ in range(400):
+        for passed in range(bucket):
+            model.learn(LATE, passed, 0.0, 9)
+        model.learn(LATE, bucket, 1.0, 9)
+        # Another kind passes all: what is shared by buckets does not know which one it is.
+        for passed in range(NUM_BUCKETS):
+            model.learn(RARE, passed, 0.0, 9)
+    values = [model.value(LATE, age) for age in range(NUM_BUCKETS)]
+    assert values.index(max(values)) == bucket
+    assert values[:bucket] == sorted(values[:bucket])
+
+
+def test_values_fit_their_bits() -> None:
+    """Everything returns at once: two hits for each eighth of the capacity, as they come half way through it."""
+    model = HazardModel()
+    for _ in range(3000):
+        for bucket in range(NUM_BUCKETS):
+            model.learn(USED, bucket, 1.0, 10_000)
+    assert 1 << 44 < model.value(USED, 0) <= 1 << 45
+
+
+def test_equal_examples_make_equal_models() -> None:
+    models = [HazardModel(), HazardModel()]
+    for model in models:
+        for number in range(500):
+            model.learn((number * 7919) % 3 | (number % 11) << 3, number % NUM_BUCKETS, float(number % 3 == 0), 1 + number % 17)
+    assert [models[0].value(traits, 0) for traits in range(64)] == [models[1].value(traits, 0) for traits in range(64)]

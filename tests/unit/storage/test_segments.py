@@ -1,0 +1,222 @@
+"""Segments of LEARNED: how requests become segments, what is remembered of those that are gone, and how many bytes that takes."""
+
+from random import Random
+
+import pytest
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from kv_cache_manager_v2 import EvictionPolicy
+from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
+from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
+from kv_cache_manager_v2.storage.eviction.segment_records import GHOSTS_PER_SLOT, SPARE_SEGMENTS, Learning, SegmentRecords
+from kv_cache_manager_v2.storage.eviction.segment_table import COUNTS, LOW, SEGMENT_WORDS, STATE, TRAITS_MASK
+from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
+from kv_cache_manager_v2.storage.victim_queue import ContentKeys
+
+
+class Numbers(ContentKeys):
+    """By number: a page always holds the same."""
+
+    def content_key(self, page: int) -> int:
+        return page * 7919 + 1
+
+
+class Level:
+    """A queue and the pages in it, the root's first in each path."""
+
+    def __init__(self, capacity: int, rows: PageRows | None = None, records: SegmentRecords | None = None, number: int = 0) -> None:
+        self.rows = PageRows(1, 2 * MOST_SENTINELS) if rows is None else rows
+        self.records = SegmentRecords(Learning(), 1) if records is None else records
+        queue = make_queue(EvictionPolicy.LEARNED, self.rows, number * MOST_SENTINELS, Numbers(), capacity, self.records)
+        assert isinstance(queue, LearnedQueue)
+        self.queue = queue
+
+    def make(self, count: int, priority: int = 35) -> list[int]:
+        pages = [self.rows.add_block() for _ in range(count)]
+        for page in pages:
+            self.rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, priority)
+        return pages
+
+    def push(self, path: list[int], num_generated: int = 0) -> None:
+        self.records.request.begin(len(path), num_generated, 10 * num_generated)
+        self.queue.push_run(vec[i64](list(reversed(path))), len(path))
+        self.records.request.end()
+
+    def use(self, path: list[int]) -> None:
+        self.queue.use_run(vec[i64](path), len(path))
+
+    def evict(self, count: int) -> list[int]:
+        victims: list[int] = []
+        for _ in range(count):
+            victims.append(int(self.queue.first()))
+            self.queue.evict(victims[-1])
+        return victims
+
+    def segments(self) -> list[tuple[int, int]]:
+        """The number of pages and the traits of each segment that has some, by age."""
+        words = self.records.table.words
+        found: list[tuple[int, int]] = []
+        for segment in self.records.table.collect():
+            counts = words[segment * SEGMENT_WORDS + COUNTS] & LOW
+            if counts > 0:
+                found.append((int(counts), int(words[segment * SEGMENT_WORDS + STATE] & TRAITS_MASK)))
+        return found
+
+
+def uses(traits: int) -> int:
+    return traits & 7
+
+
+def is_last(traits: int) -> int:
+    return traits >> 19 & 1
+
+
+def path_kind(traits: int) -> int:
+    return traits >> 24 & 3
+
+
+def is_generated(traits: int) -> int:
+    return traits >> 26 & 1
+
+
+def test_the_last_block_of_a_prompt_is_a_segment_of_its_own() -> None:
+    level = Level(100)
+    level.push(level.make(10))
+    assert [(count, is_last(traits)) for count, traits in level.segments()] == [(1, 1), (9, 0)]
+
+
+def test_generated_blocks_are_a_segment_of_their_own() -> None:
+    level = Level(100)
+    level.push(level.make(10), num_generated=4)
+    assert [(count, is_last(traits), is_generated(traits)) for count, traits in level.segments()] == [(1, 1, 1), (3, 0, 1), (6, 0, 0)]
+
+
+def test_a_path_is_new_goes_on_or_branches() -> None:
+    level = Level(100)
+    path = level.make(10)
+    level.push(path)
+    assert {path_kind(traits) for _count, traits in level.segments()} == {0}
+    # All of it, and more.
+    level.use(path)
+    longer = path + level.make(5)
+    level.push(longer)
+    assert [(count, uses(traits), path_kind(traits)) for count, traits in level.segments()] == [(1, 0, 1), (4, 0, 1), (10, 1, 1)]
+    # Its first half, and something else.
+    level.use(longer[:6])
+    level.push(longer[:6] + level.make(3))
+    branched = [(count, uses(traits), path_kind(traits)) for count, traits in level.segments()][-3:]
+    assert branched == [(1, 0, 2), (2, 0, 2), (6, 2, 2)]
+    level.records.check()
+
+
+@pytest.mark.parametrize("num_evicted", [3, 10])
+def test_content_that_comes_back_is_known(num_evicted: int) -> None:
+    """Whether all of it was gone or its end only, found by the two ends of what is gone."""
+    level = Level(100)
+    path = level.make(10)
+    level.push(path)
+    assert level.evict(num_evicted) == path[::-1][:num_evicted]
+    level.records.check()
+    level.use(path[: 10 - num_evicted])
+    level.push(path)
+    assert {uses(traits) for _count, traits in level.segments()} == {1}
+    assert level.records.table.num_ghosts == 0
+    level.records.check()
+
+
+def test_a_path_that_leaves_that_of_the_ghosts_is_known_in_part() -> None:
+    level = Level(100)
+    path = level.make(11)
+    level.push(path)
+    level.evict(11)
+    # The last block and the ten above it were two segments. The path leaves the second one somewhere: half of it counts.
+    level.push(path[:9] + level.make(6))
+    known = [(count, uses(traits), path_kind(traits)) for count, traits in level.segments()]
+    assert known == [(1, 0, 2), (9, 0, 2), (5, 1, 2)]
+    level.records.check()
+
+
+def test_a_page_that_moves_stays_as_old_as_it_was() -> None:
+    rows = PageRows(1, 2 * MOST_SENTINELS)
+    records = SegmentRecords(Learning(), 1)
+    gpu, host = Level(40, rows, records, 0), Level(80, rows, records, 1)
+    path = gpu.make(8)
+    gpu.push(path)
+    before = gpu.segments()
+    clock = records.clock
+    victims: list[int] = []
+    for _ in range(8):
+        page = int(gpu.queue.first())
+        gpu.queue.take_victim(page)
+        victims.append(page)
+    assert gpu.queue.num_pages == 0
+    for page in victims:
+        host.queue.push(page)
+    records.check()
+    assert host.queue.collect() == victims
+    assert (host.segments(), records.clock) == (before, clock)
+    assert records.table.num_ghosts == 0
+    # What goes from there is gone.
+    host.evict(8)
+    assert records.table.num_ghosts == 8
+    records.check()
+
+
+def test_raised_priorities_share_a_segment() -> None:
+    level = Level(100)
+    path = level.make(10)
+    level.push(path)
+    for page in path[:9]:
+        level.rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, 80)
+        level.queue.requeue(page)
+    assert sorted(count for count, _traits in level.segments()) == [1, 9]
+    assert level.queue.first() == path[-1]
+    level.records.check()
+
+
+@pytest.mark.parametrize("most_blocks", [1, 3, 40])
+def test_memory_is_bounded_by_the_slots(most_blocks: int) -> None:
+    """At most 44 bytes a slot, whatever comes: 24 more than the 4 a page and 16 a slot that two kinds of content took."""
+    capacity = 1000
+    level = Level(capacity)
+    random = Random(3)
+    table = level.records.table
+    paths: list[list[int]] = []
+    for _ in range(6000 // most_blocks if most_blocks < 10 else 1000):
+        if paths and random.random() < 0.3:
+            path = random.choice(paths[-150:])
+            cached = [page for page in path if level.rows.is_queued(page)]
+            level.use(cached)
+            missing = len(path) - len(cached)
+        else:
+            path = level.make(random.randint(1, most_blocks))
+            paths.append(path)
+            missing = len(path)
+        num_queued = int(level.queue.num_pages)
+        in_use = len(path) - missing
+        if num_queued + in_use + missing > capacity:
+            level.evict(num_queued + in_use + missing - capacity)
+        level.push(path)
+    level.records.check()
+    assert table.num_ghosts <= GHOSTS_PER_SLOT * capacity
+    assert table.num_segments <= capacity * 7 // 16 + SPARE_SEGMENTS
+    # Words of eight bytes each, heap and ghosts of four; the sentinel and the spare ones are of no slot.
+    ghosts_bytes = 4 * len(level.records.ghosts._segments)
+    segment_bytes = 8 * (len(table.words) - (1 + SPARE_SEGMENTS) * SEGMENT_WORDS)
+    heap_bytes = 4 * (len(level.records.heaps[0]._segments) - SPARE_SEGMENTS)
+    ghosts_of_spare = 4 * 4 * SPARE_SEGMENTS
+    page_notes = 4 * capacity
+    assert segment_bytes + heap_bytes + ghosts_bytes - ghosts_of_spare + page_notes <= 44 * capacity
+
+
+def test_pages_find_a_segment_where_there_are_as_many_as_there_may_be() -> None:
+    """Single blocks of two priorities: each is a segment while there is room for it, and joins another one after that."""
+    level = Level(2400)
+    for number in range(2400):
+        level.push(level.make(1, 35 + number % 2))
+    assert level.queue.num_pages == 2400
+    assert level.records.table.num_segments == 2400 * 7 // 16 + SPARE_SEGMENTS
+    level.records.check()
+    victims = level.evict(2400)
+    assert [level.rows.priority(page) for page in victims] == [35] * 1200 + [36] * 1200
