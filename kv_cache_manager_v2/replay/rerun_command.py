@@ -1,6 +1,7 @@
 """The command ``rerun``: do the calls of a journal again and compare every decision."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ RERUN_HELP: Final = "do the calls of a journal again and compare every decision"
 def add_rerun_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journal", metavar="JOURNAL", help="a file that KVCacheManager(..., journal=FILE) wrote")
     parser.add_argument("--check-invariants", action="store_true", help="after every call (slow)")
+    parser.add_argument("--json", action="store_true", help="the result as JSON instead of a sentence")
 
 
 def run_rerun_command(options: argparse.Namespace) -> int:
@@ -28,6 +30,13 @@ def run_rerun_command(options: argparse.Namespace) -> int:
     except (RerunMismatch, CorruptedError) as finding:  # another name: mypyc gives one name one type
         sys.stderr.write(f"kvcm: {options.journal}: {finding}\n")
         return EXIT_WRONG
+    if options.json:
+        figures = {
+            "calls": result.num_calls, "digest": result.digest.hex(), "digests_compared": result.num_digests,
+            "torn_bytes": result.num_torn_bytes
+        }  # fmt: skip
+        sys.stdout.write(json.dumps(figures) + "\n")
+        return EXIT_OK
     verdict = f"equal at all {result.num_digests} points of comparison"
     if result.num_digests == 0:
         verdict = "their results are equal; the journal ends before its first digest, so nothing else was compared"
