@@ -26,8 +26,8 @@ ENVIRONMENTS: Final = ROOT / "build" / "peers"
 PACKAGES: Final = {"vllm": "vllm", "sglang": "sglang"}
 NEEDED: Final = {
     "vllm": "aiohttp apache-tvm-ffi cachetools cbor2 certifi cloudpickle fastapi filelock huggingface-hub llguidance msgspec multidict"
-    " numpy openai opentelemetry-api partial-json-parser pillow prometheus-client psutil py-cpuinfo pybase64 pydantic pyyaml pyzmq regex"
-    " requests safetensors setuptools starlette tokenizers torch tqdm transformers typing-extensions xgrammar",
+    " numpy openai openai-harmony opentelemetry-api partial-json-parser pillow prometheus-client psutil py-cpuinfo pybase64 pydantic"
+    " pyyaml pyzmq regex requests safetensors setuptools starlette tokenizers torch tqdm transformers typing-extensions uvloop xgrammar",
     "sglang": "aiohttp apache-tvm-ffi compressed-tensors dill fastapi gguf ipython msgspec numpy openai orjson packaging"
     " partial-json-parser pillow psutil pybase64 pydantic pyzmq regex requests sentencepiece torch tqdm transformers",
 }
