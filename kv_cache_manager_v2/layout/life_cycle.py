@@ -18,6 +18,8 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.checks import to_int
+from ..base.given import Given
 from ..base.integer_math import ceil_div
 from ..base.ranges import HalfOpenRange
 from ..base.value import Value
@@ -84,16 +86,18 @@ class AttnLifeCycle(LifeCycle):
     _window: Final[i64]
     _sinks: Final[i64]
 
-    def __init__(self, window_size: int | None = None, num_sink_blocks: int = 0) -> None:
-        if window_size is not None and window_size < 1:
-            raise ValueError(f"window_size is {window_size}; it must be at least 1, or None for no window")
-        if num_sink_blocks < 0:
-            raise ValueError(f"num_sink_blocks is {num_sink_blocks}; it must not be negative")
-        if window_size is None and num_sink_blocks > 0:
-            raise ValueError(f"num_sink_blocks is {num_sink_blocks} without a window; leave the sinks out")
+    def __init__(self, window_size: Given[int | None] = None, num_sink_blocks: Given[int] = 0) -> None:
+        window = 0 if window_size is None else to_int(window_size, "window_size")
+        num_sinks = to_int(num_sink_blocks, "num_sink_blocks")
+        if window_size is not None and window < 1:
+            raise ValueError(f"window_size is {window}; it must be at least 1, or None for no window")
+        if num_sinks < 0:
+            raise ValueError(f"num_sink_blocks is {num_sinks}; it must not be negative")
+        if window_size is None and num_sinks > 0:
+            raise ValueError(f"num_sink_blocks is {num_sinks} without a window; leave the sinks out")
         self._has_window = window_size is not None
-        self._window = 0 if window_size is None else window_size
-        self._sinks = num_sink_blocks
+        self._window = window
+        self._sinks = num_sinks
 
     def _arguments(self) -> tuple[object, ...]:
         return (self.window_size, self.num_sink_blocks)

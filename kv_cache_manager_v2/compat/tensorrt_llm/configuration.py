@@ -148,9 +148,8 @@ class AttentionLayerConfig(ConfigValue):
 
     def to_core(self) -> layer_config.AttentionLayerConfig:
         """The library's own form."""
-        return layer_config.AttentionLayerConfig(
-            self.layer_id, _to_core_buffers(self.buffers), self.sliding_window_size, self.num_sink_tokens or None
-        )
+        buffers = _to_core_buffers(to_tuple(given(self, "buffers"), "AttentionLayerConfig.buffers"))
+        return layer_config.AttentionLayerConfig(self.layer_id, buffers, self.sliding_window_size, self.num_sink_tokens or None)
 
 
 @dataclass
@@ -167,7 +166,7 @@ class SsmLayerConfig(ConfigValue):
 
     def to_core(self) -> layer_config.SsmLayerConfig:
         """The library's own form."""
-        return layer_config.SsmLayerConfig(self.layer_id, _to_core_buffers(self.buffers))
+        return layer_config.SsmLayerConfig(self.layer_id, _to_core_buffers(to_tuple(given(self, "buffers"), "SsmLayerConfig.buffers")))
 
 
 LayerConfig: TypeAlias = AttentionLayerConfig | SsmLayerConfig
@@ -213,7 +212,7 @@ class BatchDesc(ConfigValue):
     def to_core(self) -> batch_desc.BatchDesc:
         """The library's own form."""
         descs: list[batch_desc.KVCacheDesc] = []
-        items: Sequence[object] = self.kv_caches
+        items: Sequence[object] = to_tuple(given(self, "kv_caches"), "BatchDesc.kv_caches")
         for item in items:
             if not isinstance(item, KVCacheDesc):
                 raise TypeError(f"BatchDesc.kv_caches must be KVCacheDesc objects, not {type(item).__name__}")
@@ -290,11 +289,11 @@ class KVCacheManagerConfig(ConfigValue):
         validate_optional_instance(self, "swa_scratch_reuse", SwaScratchReuseConfig)
         core = manager_config.KVCacheManagerConfig(
             tokens_per_block=self.tokens_per_block,
-            cache_tiers=_to_core_tiers(self.cache_tiers),
-            layers=_to_core_layers(self.layers),
+            cache_tiers=_to_core_tiers(to_tuple(given(self, "cache_tiers"), "cache_tiers")),
+            layers=_to_core_layers(to_tuple(given(self, "layers"), "layers")),
             max_util_for_resume=self.max_util_for_resume,
             enable_partial_reuse=self.enable_partial_reuse,
-            constraints=_to_core_batches(self.constraints),
+            constraints=_to_core_batches(to_tuple(given(self, "constraints"), "constraints")),
             typical_step=None if self.typical_step is None else self.typical_step.to_core(),
             swa_scratch_reuse=None if self.swa_scratch_reuse is None else self.swa_scratch_reuse.to_core(),
             reuse_match_backoff=self.reuse_match_backoff,

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ...base.checks import to_int
+from ...base.checks import to_instance, to_int, to_list
 from ...base.given import Given
 from ...base.handle import Handle
 from ...base.ids import (
@@ -143,7 +143,8 @@ class EngineQueries(Handle):
 
     def get_aggregated_pages(self, buffers: Iterable[BufferId]) -> list[AggregatedPageDesc]:
         """The buffers as the fewest contiguous byte ranges, for transfers."""
-        return self._core.get_aggregated_pages(buffers)
+        named = [to_instance(buffer, BufferId, "each of buffers") for buffer in to_list(buffers, "buffers")]
+        return self._core.get_aggregated_pages(named)
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
