@@ -169,7 +169,7 @@ def call(world: World, owner: str, name: str, arguments: dict[str, Any]) -> None
     handle = world.events if owner == "KVCacheEventManager" else handles[owner]
     if (owner, name) in {("_KVCache", "resume"), ("_KVCache", "prefetch")}:
         handle.suspend()
-    if owner == "_KVCache" and [name] == [*arguments] and isinstance(getattr(type(handle), name), property):
+    if [name] == [*arguments]:
         setattr(handle, name, arguments[name])
         return
     function: Callable[..., Any] = getattr(handle, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
@@ -43,7 +43,7 @@ class GpuCacheTierConfig(ConfigValue):
 
     def to_core(self) -> cache_tier_config.GpuCacheTierConfig:
         """The library's own form."""
-        return cache_tier_config.GpuCacheTierConfig(self.quota)
+        return cache_tier_config.GpuCacheTierConfig(_as_given(self, "quota"))
 
 
 @dataclass
@@ -67,7 +67,7 @@ class HostCacheTierConfig(ConfigValue):
 
     def to_core(self) -> cache_tier_config.HostCacheTierConfig:
         """The library's own form."""
-        return cache_tier_config.HostCacheTierConfig(self.quota)
+        return cache_tier_config.HostCacheTierConfig(_as_given(self, "quota"))
 
 
 @dataclass
@@ -80,7 +80,7 @@ class DiskCacheTierConfig(ConfigValue):
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "DiskCacheTierConfig.quota", 0)
-        cache_tier_config.DiskCacheTierConfig(1, given_path(self.path))
+        cache_tier_config.DiskCacheTierConfig(1, given_path(given(self, "path")))
 
     @property
     def tier(self) -> CacheTier:
@@ -93,10 +93,15 @@ class DiskCacheTierConfig(ConfigValue):
 
     def to_core(self) -> cache_tier_config.DiskCacheTierConfig:
         """The library's own form."""
-        return cache_tier_config.DiskCacheTierConfig(self.quota, self.path)
+        return cache_tier_config.DiskCacheTierConfig(_as_given(self, "quota"), _as_given(self, "path"))
 
 
 CacheTierConfig: TypeAlias = GpuCacheTierConfig | HostCacheTierConfig | DiskCacheTierConfig
+
+
+def _as_given(config: object, field: str) -> Any:
+    """`given`, for the library's own configuration to check and to name."""
+    return given(config, field)
 
 
 def given_path(path: object) -> str:
@@ -124,7 +129,9 @@ class BufferConfig(ConfigValue):
 
     def to_core(self) -> layer_config.BufferConfig:
         """The library's own form."""
-        return layer_config.BufferConfig(self.role, self.size, self.tokens_per_block_override)
+        return layer_config.BufferConfig(
+            _as_given(self, "role"), _as_given(self, "size"), _as_given(self, "tokens_per_block_override")
+        )
 
 
 @dataclass
@@ -149,7 +156,10 @@ class AttentionLayerConfig(ConfigValue):
     def to_core(self) -> layer_config.AttentionLayerConfig:
         """The library's own form."""
         buffers = _to_core_buffers(to_tuple(given(self, "buffers"), "AttentionLayerConfig.buffers"))
-        return layer_config.AttentionLayerConfig(self.layer_id, buffers, self.sliding_window_size, self.num_sink_tokens or None)
+        num_sinks = _as_given(self, "num_sink_tokens")
+        return layer_config.AttentionLayerConfig(
+            _as_given(self, "layer_id"), buffers, _as_given(self, "sliding_window_size"), None if num_sinks == 0 else num_sinks
+        )
 
 
 @dataclass
@@ -166,7 +176,8 @@ class SsmLayerConfig(ConfigValue):
 
     def to_core(self) -> layer_config.SsmLayerConfig:
         """The library's own form."""
-        return layer_config.SsmLayerConfig(self.layer_id, _to_core_buffers(to_tuple(given(self, "buffers"), "SsmLayerConfig.buffers")))
+        buffers = _to_core_buffers(to_tuple(given(self, "buffers"), "SsmLayerConfig.buffers"))
+        return layer_config.SsmLayerConfig(_as_given(self, "layer_id"), buffers)
 
 
 LayerConfig: TypeAlias = AttentionLayerConfig | SsmLayerConfig
@@ -194,7 +205,7 @@ class KVCacheDesc(ConfigValue):
 
     def to_core(self) -> batch_desc.KVCacheDesc:
         """The library's own form."""
-        return batch_desc.KVCacheDesc(self.capacity, self.history_length)
+        return batch_desc.KVCacheDesc(_as_given(self, "capacity"), _as_given(self, "history_length"))
 
 
 @dataclass
@@ -217,7 +228,7 @@ class BatchDesc(ConfigValue):
             if not isinstance(item, KVCacheDesc):
                 raise TypeError(f"BatchDesc.kv_caches must be KVCacheDesc objects, not {type(item).__name__}")
             descs.append(item.to_core())
-        return batch_desc.BatchDesc(descs, self.system_prompt_length)
+        return batch_desc.BatchDesc(descs, _as_given(self, "system_prompt_length"))
 
 
 @dataclass
@@ -232,7 +243,7 @@ class SwaScratchReuseConfig(ConfigValue):
 
     def to_core(self) -> scratch_reuse_config.SwaScratchReuseConfig:
         """The library's own form."""
-        return scratch_reuse_config.SwaScratchReuseConfig(self.max_rewind_len)
+        return scratch_reuse_config.SwaScratchReuseConfig(_as_given(self, "max_rewind_len"))
 
 
 @dataclass
@@ -288,16 +299,16 @@ class KVCacheManagerConfig(ConfigValue):
         validate_optional_instance(self, "typical_step", BatchDesc)
         validate_optional_instance(self, "swa_scratch_reuse", SwaScratchReuseConfig)
         core = manager_config.KVCacheManagerConfig(
-            tokens_per_block=self.tokens_per_block,
+            tokens_per_block=_as_given(self, "tokens_per_block"),
             cache_tiers=_to_core_tiers(to_tuple(given(self, "cache_tiers"), "cache_tiers")),
             layers=_to_core_layers(to_tuple(given(self, "layers"), "layers")),
-            max_util_for_resume=self.max_util_for_resume,
-            enable_partial_reuse=self.enable_partial_reuse,
+            max_util_for_resume=_as_given(self, "max_util_for_resume"),
+            enable_partial_reuse=_as_given(self, "enable_partial_reuse"),
             constraints=_to_core_batches(to_tuple(given(self, "constraints"), "constraints")),
             typical_step=None if self.typical_step is None else self.typical_step.to_core(),
             swa_scratch_reuse=None if self.swa_scratch_reuse is None else self.swa_scratch_reuse.to_core(),
-            reuse_match_backoff=self.reuse_match_backoff,
-            enable_stats=self.enable_stats,
+            reuse_match_backoff=_as_given(self, "reuse_match_backoff"),
+            enable_stats=_as_given(self, "enable_stats"),
             rebalance=self._to_core_rebalance(),
             snapshot_policy=SnapshotPolicy(),
         )

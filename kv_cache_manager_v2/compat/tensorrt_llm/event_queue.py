@@ -162,7 +162,7 @@ class KVCacheEventManager(Handle):
 
     def add_stored_event(
         self,
-        parent_hash: EventBlockHash | None,
+        parent_hash: Given[EventBlockHash | None],
         blocks: Sequence[KVCacheStoredBlockData],
         layer_group_id: SupportsIndex | None = None,
     ) -> None:
@@ -191,20 +191,19 @@ class KVCacheEventManager(Handle):
         self,
         block_hash: Any,
         *,
-        cache_level: KVCacheEventDiff | None = None,
-        priority: KVCacheEventDiff | None = None,
+        cache_level: Given[KVCacheEventDiff | None] = None,
+        priority: Given[KVCacheEventDiff | None] = None,
         layer_group_id: SupportsIndex | None = None,
     ) -> None:
         """Nothing where neither has changed."""
-        for name, diff in (("cache_level", cache_level), ("priority", priority)):
-            if diff is not None and not isinstance(diff, KVCacheEventDiff):
-                raise TypeError(f"{name} must be a KVCacheEventDiff or None, not {type(diff).__name__}")
+        new_level = _require_diff(cache_level, "cache_level")
+        new_priority = _require_diff(priority, "priority")
         shown = self._show(block_hash)
         group = _to_group(layer_group_id)
-        if shown is None or (cache_level is None and priority is None):
+        if shown is None or (new_level is None and new_priority is None):
             return
         self._take_over()
-        self._add(KVCacheUpdatedData(shown, cache_level, priority), group)
+        self._add(KVCacheUpdatedData(shown, new_level, new_priority), group)
 
     def _show(self, block_hash: object) -> EventBlockHash | None:
         if not isinstance(block_hash, bytes):
@@ -320,6 +319,12 @@ def _to_name(block_hash: object, name: str) -> EventBlockHash:
     if isinstance(block_hash, str):
         return block_hash
     return to_int(block_hash, f"{name}, unless a str,")
+
+
+def _require_diff(diff: object, name: str) -> KVCacheEventDiff | None:
+    if diff is None or isinstance(diff, KVCacheEventDiff):
+        return diff
+    raise TypeError(f"{name} must be a KVCacheEventDiff or None, not {type(diff).__name__}")
 
 
 def _to_group(layer_group_id: SupportsIndex | None) -> int | None:
