@@ -137,7 +137,7 @@ engines-setup: setup # An environment that has torch and transformers.
 		|| echo "no trained model: its test will be skipped"
 
 engines: interpreted engines-setup ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
-	$(INTERPRETED) OMP_NUM_THREADS=1 build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)
+	$(INTERPRETED) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)
 
 GPU ?=
 .PHONY: gpu
