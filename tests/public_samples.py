@@ -9,6 +9,7 @@ import io
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,9 +19,9 @@ from public_classes import find_public_classes, load_class, package_modules
 
 from kv_cache_manager_v2 import (
     BatchPageTable,
-    DecodeBatch,
     BlockTimes,
     CopyBatch,
+    DecodeBatch,
     DensePages,
     GpuCacheTierConfig,
     HostDevice,
@@ -44,6 +45,7 @@ from kv_cache_manager_v2.replay.live_console import LiveConsole
 from kv_cache_manager_v2.replay.presets import LayerShape
 from kv_cache_manager_v2.replay.rich_console import RichConsole
 from kv_cache_manager_v2.replay.console import SilentConsole
+from kv_cache_manager_v2.replay.spaced_workload import SpacedWorkload
 from kv_cache_manager_v2.replay.trace import TraceWorkload
 from kv_cache_manager_v2.replay.workload import ListedWorkload
 from kv_cache_manager_v2.testing import FakeEngine, SimulatedDevice, Step
@@ -211,6 +213,8 @@ class Samples:
         clock = MonotonicClock()
         times = manager.record_block_times(clock)
         workload = ListedWorkload("listed", [])
+        trace = Path(self._folder.name) / "trace.jsonl"
+        trace.write_text('{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n')
         tiers = load_class("CacheTier", PUBLIC["CacheTier"])
         handles = [
             events, device, manager, sequence, plan, lease, batch, decoding, simulated, publisher, clock,
@@ -237,7 +241,8 @@ class Samples:
             LiveConsole(io.StringIO(), io.StringIO()),
             RichConsole(io.StringIO(), io.StringIO()),
             workload,
-            TraceWorkload("/somewhere"),
+            TraceWorkload(str(trace)),
+            SpacedWorkload(workload, 1.0),
             PlannedDropHandle(other.plan_committed_block_drop()),
         ]  # fmt: skip
         return handles

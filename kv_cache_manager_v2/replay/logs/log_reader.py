@@ -8,7 +8,6 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ...base.handle import Handle
 from ..tokens import answer_segment
 from ..workload import Request
 from .log_error import require_length
@@ -54,7 +53,7 @@ class LogOptions:
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
-class LogReader(Handle, metaclass=ABCMeta):
+class LogReader(metaclass=ABCMeta):
     """Makes requests of records."""
 
     __slots__ = ()
