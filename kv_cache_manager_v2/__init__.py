@@ -48,6 +48,7 @@ from .config.cache_tier_config import (
 from .config.eviction_policy import EvictionPolicy
 from .config.layer_config import AttentionLayerConfig, BufferConfig, LayerConfig, SsmLayerConfig
 from .config.manager_config import KVCacheManagerConfig
+from .config.model_id import ModelId
 from .config.rebalance_config import RebalanceConfig
 from .config.retention import RetentionConfig, TokenRangeRetention
 from .config.scratch_reuse_config import SwaScratchReuseConfig
@@ -247,6 +248,7 @@ __all__ = [
     "MemAddress",
     "MemoryAccess",
     "MissCause",
+    "ModelId",
     "OffsetTable",
     "OutOfMemoryError",
     "OutOfPagesError",

@@ -50,18 +50,21 @@ class StorageIOError(KVCacheManagerError):
     """A file of a disk tier could not be read or written.
 
     The message has the tier, the folder, the offset in the file and the operating system's reason. ``address`` and
-    ``num_bytes`` are the failed part of the disk range, in the device's addresses.
+    ``num_bytes`` are the failed part of the disk range, in the device's addresses. ``is_corrupt``: these bytes were read, and are not
+    those that were written.
     """
 
     path: str
     address: int
     num_bytes: int
     is_write: bool
+    is_corrupt: bool
 
     def __init__(
-        self, message: str, path: str = "", address: int = 0, num_bytes: int = 0, is_write: bool = False
+        self, message: str, path: str = "", address: int = 0, num_bytes: int = 0, is_write: bool = False, is_corrupt: bool = False
     ) -> None:
         super().__init__(message)
+        self.is_corrupt = is_corrupt
         self.path = path
         self.address = address
         self.num_bytes = num_bytes

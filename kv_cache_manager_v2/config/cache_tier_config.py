@@ -11,8 +11,9 @@ from typing import Final, TypeAlias
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
-from .config_value import ConfigValue, given, take_int, take_optional_int, validate_text
+from .config_value import ConfigValue, given, take_int, take_optional_int, validate_bool, validate_text
 from .eviction_policy import EvictionPolicy, validate_eviction_policy
+from .model_id import ModelId
 
 
 DEFAULT_GROWTH: Final = 8
@@ -62,16 +63,33 @@ class HostCacheTierConfig(ConfigValue):
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class DiskCacheTierConfig(ConfigValue):
-    """Files in the folder ``path``, which must exist when the manager is made. ``quota`` is in bytes."""
+    """Files in the folder ``path``, which must exist when the manager is made. ``quota`` is in bytes.
+
+    ``durable``: the level outlives the process. Published pages are written to it as they are published, and the next manager with
+    an equal ``model_id`` and equal layers finds them again. It is the last tier; it needs the package ``xxhash``.
+    """
 
     quota: int
     path: str
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
+    durable: bool = False
+    model_id: ModelId | None = None
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "DiskCacheTierConfig.quota", 1)
         validate_eviction_policy(given(self, "eviction_policy"), "DiskCacheTierConfig.eviction_policy")
         validate_text(self, "path", "DiskCacheTierConfig.path")
+        validate_bool(self, "durable", "DiskCacheTierConfig.durable")
+        model_id = given(self, "model_id")
+        if model_id is not None and not isinstance(model_id, ModelId):
+            raise TypeError(f"DiskCacheTierConfig.model_id must be a ModelId or None, not {type(model_id).__name__}")
+        if self.durable and model_id is None:
+            raise ValueError(
+                "DiskCacheTierConfig.durable needs a model_id: another process must be able to tell whose bytes are there; give "
+                "ModelId(name, revision, dtype, details)"
+            )
+        if not self.durable and model_id is not None:
+            raise ValueError("DiskCacheTierConfig.model_id is given and durable is not; give both, or neither")
 
     @property
     def tier(self) -> CacheTier:

@@ -10,6 +10,7 @@ from .config_value import ConfigValue
 from .eviction_policy import EvictionPolicy
 from .layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from .manager_config import KVCacheManagerConfig
+from .model_id import ModelId
 from .rebalance_config import RebalanceConfig
 from .retention import RetentionConfig, TokenRangeRetention
 from .scratch_reuse_config import SwaScratchReuseConfig
@@ -27,6 +28,7 @@ _CLASSES: Final[dict[str, Any]] = {
         HostCacheTierConfig,
         KVCacheDesc,
         KVCacheManagerConfig,
+        ModelId,
         RebalanceConfig,
         RetentionConfig,
         SnapshotPolicy,

@@ -106,10 +106,25 @@ class KVCacheManagerConfig(ConfigValue):
         take_int(self, "min_offload_priority", "min_offload_priority", 0, 100)
         take_optional_int(self, "max_sequence_length", "max_sequence_length", 1)
         validate_write_policy(given(self, "write_policy"))
+        self._validate_durable_tier()
         validate_bool(self, "enable_partial_reuse", "enable_partial_reuse")
         validate_bool(self, "reserve_null_slot", "reserve_null_slot")
         validate_bool(self, "enable_stats", "enable_stats")
         take_float(self, "miss_ratio_sampling", "miss_ratio_sampling", 0, 1)
+
+    def _validate_durable_tier(self) -> None:
+        last = len(self.cache_tiers) - 1
+        for level, tier in enumerate(self.cache_tiers):
+            if isinstance(tier, DiskCacheTierConfig) and tier.durable:
+                if level < last:
+                    raise ValueError(
+                        f"cache_tiers[{level}] is durable, and cache_tiers[{last}] is below it; only the last tier can be durable"
+                    )
+                if self.write_policy == "through" and level > 1:
+                    raise ValueError(
+                        f"write_policy is 'through', which copies published pages to level 1, and they are copied to level {level}, which "
+                        "is durable; use write_policy='back'"
+                    )
 
     @property
     def enable_swa_scratch_reuse(self) -> bool:

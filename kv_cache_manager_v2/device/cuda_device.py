@@ -37,6 +37,7 @@ from .host_placement import HostPlacement, count_numa_nodes, find_numa_node
 from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
+from .slot_watch import SlotWatch
 
 _DEFAULT_STREAM: Final = 0
 _LAST_SPECIAL_STREAM: Final = 2
@@ -259,6 +260,13 @@ class CudaDevice(Device):
     def reserve_disk_range(self, path: str, num_bytes: int) -> int:
         self._require_open()
         return self._disk.reserve(path, num_bytes)
+
+    def file_port(self) -> FilePort:
+        return self._disk.ranges.port
+
+    def reserve_durable_range(self, path: str, num_bytes: int, watch: SlotWatch) -> int:
+        self._require_open()
+        return self._disk.reserve(path, num_bytes, watch)
 
     def disk_failure(self, address: int) -> StorageIOError | None:
         self._require_open()

@@ -38,6 +38,7 @@ from .disk_workers import DiskWorkers
 from .file_port import FilePort
 from .job_gate import GateWatch
 from .port import CopyBatch
+from .slot_watch import SlotWatch
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class CudaDisk:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def reserve(self, path: str, num_bytes: int) -> int:
+    def reserve(self, path: str, num_bytes: int, watch: SlotWatch | None = None) -> int:
         if self._staging is None:
             with self._context:
                 if self._watch is None:
@@ -150,7 +151,7 @@ class CudaDisk:
                     self._driver, self._host_memory, self._num_staging_slots, self._streams_may_wait
                 )
             self._workers.watch = self._watch
-        return self.ranges.reserve(path, num_bytes)
+        return self.ranges.reserve(path, num_bytes, watch)
 
     def unmap(self, address: int, num_bytes: int) -> None:
         self.ranges.unmap(address, num_bytes)

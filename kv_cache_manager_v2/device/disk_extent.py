@@ -6,6 +6,7 @@ from mypy_extensions import mypyc_attr
 
 from .disk_file import DIRECT_ALIGNMENT, DiskFile
 from .file_port import MAX_MEMORY_PIECES
+from .slot_watch import SlotTicket
 
 MAX_EXTENT_BYTES: Final = 1 << 20
 """Larger extents are split, so that several threads work on them."""
@@ -16,13 +17,15 @@ MAX_EXTENT_BYTES: Final = 1 << 20
 class DiskExtent:
     """``[address, address + num_bytes)`` of the disk; ``addresses`` and ``sizes`` in memory, with as many bytes in total."""
 
-    __slots__ = ("file", "address", "num_bytes", "addresses", "sizes")
+    __slots__ = ("file", "address", "num_bytes", "addresses", "sizes", "tickets")
 
     file: Final[DiskFile]
     address: Final[int]
     num_bytes: int
     addresses: Final[list[int]]
     sizes: Final[list[int]]
+    tickets: list[SlotTicket | None]
+    """Of a watched file: what the write of each chunk is for."""
 
     def __init__(self, file: DiskFile, address: int) -> None:
         self.file = file
@@ -30,6 +33,7 @@ class DiskExtent:
         self.num_bytes = 0
         self.addresses = []
         self.sizes = []
+        self.tickets = []
 
     def takes(self, address: int, num_bytes: int) -> bool:
         """Whether these bytes of the disk are adjacent, and fit into the extent."""
@@ -46,6 +50,13 @@ class DiskExtent:
 
     def make_ready(self) -> None:
         """Check the alignment: an extent not aligned for direct transfers makes its file use the page cache from now on."""
+        watch = self.file.watch
+        if watch is not None:
+            offset = self.address - self.file.address
+            end = offset + self.num_bytes
+            while offset < end:
+                self.tickets.append(watch.ticket_of(offset // watch.slot_bytes))
+                offset = int(watch.chunk_end(offset))
         if self.file.is_direct:
             misaligned = self.address - self.file.address
             for index in range(len(self.addresses)):

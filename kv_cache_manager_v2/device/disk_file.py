@@ -3,6 +3,8 @@
 ``address + n`` is byte ``n`` of the file. A file that bypasses the page cache (`is_direct`) may change to using it, once: the first
 transfer that is not aligned, and every later one, uses the cache. So the two ways never access one block of the disk at the same
 time.
+
+A file with a `SlotWatch` has a name and outlives the process: what it has when it is opened stays, and unmapping frees nothing.
 """
 
 import errno
@@ -15,6 +17,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import OutOfMemoryError, StorageIOError
 from .file_port import FilePort
 from .interval_set import IntervalSet
+from .slot_watch import SlotWatch
 
 DIRECT_ALIGNMENT: Final = 4096
 """Memory, offsets and lengths of direct transfers are multiples of this."""
@@ -30,7 +33,7 @@ _logger: Final = logging.getLogger(__name__)
 class DiskFile:
     """The file's space; `DiskTransfers` moves its bytes. Who creates it calls `close`."""
 
-    __slots__ = ("path", "address", "num_bytes", "files", "file", "is_direct", "failure")
+    __slots__ = ("path", "address", "num_bytes", "files", "file", "is_direct", "failure", "watch")
 
     path: Final[str]
     address: Final[int]
@@ -40,7 +43,11 @@ class DiskFile:
     is_direct: bool
     failure: StorageIOError | None  # of the first write that failed
 
-    def __init__(self, files: FilePort, path: str, address: int, num_bytes: int) -> None:
+    watch: Final[SlotWatch | None]
+
+    def __init__(self, files: FilePort, path: str, address: int, num_bytes: int, watch: SlotWatch | None = None) -> None:
+        """``path``: a folder; with ``watch`` the file's own path."""
+        self.watch = watch
         self.path = path
         self.address = address
         self.num_bytes = num_bytes
@@ -48,12 +55,12 @@ class DiskFile:
         self.failure = None
         self.is_direct = True
         try:
-            file = _try_open_direct(files, path)
+            file = _try_open_direct(files, path, watch is not None)
             if file < 0:
                 self.is_direct = False
-                file = files.open_file(path, False)
+                file = files.open_file(path, False) if watch is None else files.open_named(path, False)
         except OSError as error:
-            if not os.path.isdir(path):
+            if watch is None and not os.path.isdir(path):
                 raise ValueError(f"there is no folder {path!r} for the files of the DISK tier; create it first") from error
             raise StorageIOError(
                 f"cannot create a file of the DISK tier in {path}: {error}; check the folder's permissions, or choose"
@@ -62,6 +69,8 @@ class DiskFile:
                 address,
             ) from error
         self.file = file
+        if watch is not None:
+            watch.file = file
 
     def end(self) -> int:
         return self.address + self.num_bytes
@@ -74,6 +83,16 @@ class DiskFile:
     def grow(self, address: int, num_bytes: int) -> None:
         """Allocate all of it or nothing."""
         try:
+            if self.watch is not None:
+                old_bytes = self.files.length(self.file)
+                end = address - self.address + num_bytes
+                if old_bytes >= end:
+                    if old_bytes > end:
+                        # The level had a larger quota in the last process.
+                        self.files.discard(self.file, end, old_bytes - end, True)
+                    return
+                address += max(old_bytes - (end - num_bytes), 0)
+                num_bytes = end - (address - self.address)
             free_bytes = self.files.free_bytes(self.path)
             if free_bytes < num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -90,6 +109,8 @@ class DiskFile:
 
     def discard(self, address: int, num_bytes: int, mapped: IntervalSet) -> None:
         """Free the space of these bytes. ``mapped``: the file's mapped bytes, these included."""
+        if self.watch is not None:
+            return
         end = address + num_bytes
         is_last = mapped.end(len(mapped) - 1) == end
         offset = address - self.address
@@ -130,10 +151,10 @@ class DiskFile:
             return "an unknown number"
 
 
-def _try_open_direct(files: FilePort, path: str) -> int:
+def _try_open_direct(files: FilePort, path: str, is_named: bool) -> int:
     """The opened file; -1 if the file system has no direct transfers."""
     try:
-        return files.open_file(path, True)
+        return files.open_named(path, True) if is_named else files.open_file(path, True)
     except OSError as error:
         if error.errno in _NO_DIRECT_FILES:
             return -1

@@ -15,6 +15,7 @@ from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
 from .disk_transfers import DiskTransfers
 from .job_gate import JobGate, JobSignal
 from .staging_memory import StagingMemory
+from .watched_slots import fail_write
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -123,15 +124,18 @@ class DiskJob:
             if not self._sources:
                 error = transfers.write(self._targets[position])
             elif not self._targets:
-                error = transfers.read(self._sources[position])
+                errors.extend(transfers.read_and_verify(self._sources[position]))
             else:
                 source = self._sources[position]
                 target = self._targets[position]
                 source.addresses[0] = staging.address()
                 target.addresses[0] = staging.address()
-                error = transfers.read(source)
-                if error is None:
+                failed_reads = transfers.read_and_verify(source)
+                errors.extend(failed_reads)
+                if not failed_reads:
                     error = transfers.write(target)
+                elif target.file.watch is not None:
+                    fail_write(target, target.file.watch)
             if error is not None:
                 errors.append(error)
             position += 1

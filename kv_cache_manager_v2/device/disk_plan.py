@@ -5,6 +5,7 @@ from mypy_extensions import i64
 from ..base.ids import CacheTier
 from .copy_runs import CopyRuns
 from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
+from .disk_file import DiskFile
 from .disk_job import DiskJob
 from .disk_ranges import DiskRanges
 from .port import CopyBatch
@@ -37,12 +38,21 @@ def plan_extents(runs: CopyRuns, ranges: DiskRanges, to_disk: bool) -> list[Disk
     for disk, memory, size in _sort_runs(runs, to_disk):
         moved = 0
         while moved < size:
-            num_bytes = min(size - moved, MAX_EXTENT_BYTES)
+            file = ranges.file_of(disk)
+            num_bytes = _bound_piece(file, disk + moved, size - moved)
             if not extents or not extents[-1].takes(disk + moved, num_bytes):
-                extents.append(DiskExtent(ranges.file_of(disk), disk + moved))
+                extents.append(DiskExtent(file, disk + moved))
             extents[-1].add(memory + moved, num_bytes)
             moved += num_bytes
     return extents
+
+
+def _bound_piece(file: DiskFile, address: int, num_bytes: int) -> int:
+    """How many of so many bytes, from ``address`` on, may be moved in one piece. Watched slots are moved by whole chunks."""
+    if file.watch is not None:
+        offset = address - file.address
+        num_bytes = min(num_bytes, int(file.watch.chunk_end(offset)) - offset)
+    return min(num_bytes, MAX_EXTENT_BYTES)
 
 
 def _sort_runs(runs: CopyRuns, to_disk: bool) -> list[tuple[int, int, int]]:
@@ -67,10 +77,12 @@ def _plan_pairs(runs: CopyRuns, ranges: DiskRanges, sources: list[DiskExtent], t
         src: int = runs.src_addresses[index]
         left: int = runs.sizes[index]
         while left > 0:
-            num_bytes = min(left, MAX_EXTENT_BYTES)
-            source = DiskExtent(ranges.file_of(src), src)
+            source_file = ranges.file_of(src)
+            target_file = ranges.file_of(dst)
+            num_bytes = _bound_piece(target_file, dst, _bound_piece(source_file, src, left))
+            source = DiskExtent(source_file, src)
             source.add(0, num_bytes)
-            target = DiskExtent(ranges.file_of(dst), dst)
+            target = DiskExtent(target_file, dst)
             target.add(0, num_bytes)
             sources.append(source)
             targets.append(target)

@@ -13,6 +13,7 @@ from ..base.ids import CacheTier
 from .disk_file import DiskFile
 from .file_port import FilePort
 from .range_table import RangeTable
+from .slot_watch import SlotWatch
 
 DISK_TOTAL_BYTES: Final = 1 << 44
 """The upper bound of a range; how much space the disk has shows when it is mapped."""
@@ -40,10 +41,15 @@ class DiskRanges:
         self._port = port
         self._files = []
 
-    def reserve(self, path: str, num_bytes: int) -> int:
+    @property
+    def port(self) -> FilePort:
+        return self._port
+
+    def reserve(self, path: str, num_bytes: int, watch: SlotWatch | None = None) -> int:
+        """``path``: a folder; with ``watch`` the path of a file that outlives the process."""
         self.table.validate_num_bytes(num_bytes)
         address, index = self._find_addresses(num_bytes)
-        self._files.insert(index, DiskFile(self._port, path, address, num_bytes))
+        self._files.insert(index, DiskFile(self._port, path, address, num_bytes, watch))
         self.table.add(address, num_bytes)
         return address
 

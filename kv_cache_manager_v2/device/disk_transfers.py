@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import StorageIOError
 from .disk_extent import DiskExtent
 from .failed_writes import FailedWrites
+from .watched_slots import begin_write, end_write, fail_write, find_mismatches
 
 _MAX_RETRIES: Final = 1000
 
@@ -27,6 +28,14 @@ class DiskTransfers:
 
     def __init__(self) -> None:
         self.rescued = FailedWrites()
+
+    def read_and_verify(self, extent: DiskExtent) -> list[StorageIOError]:
+        """All that is wrong with the bytes."""
+        error = self.read(extent)
+        if error is not None:
+            return [error]
+        watch = extent.file.watch
+        return [] if watch is None else find_mismatches(extent, watch)
 
     def read(self, extent: DiskExtent) -> StorageIOError | None:
         if self.rescued.is_empty:
@@ -52,16 +61,25 @@ class DiskTransfers:
     def lose(self, extent: DiskExtent, reason: str) -> StorageIOError:
         """Mark the write as never made: later reads of these bytes fail; returns the error of the write."""
         self.rescued.lose(extent.address, extent.num_bytes)
+        if extent.file.watch is not None:
+            fail_write(extent, extent.file.watch)
         return extent.file.make_error(
             f"{extent.num_bytes} bytes were never written", extent.address, extent.num_bytes, True, reason
         )
 
     def write(self, extent: DiskExtent) -> StorageIOError | None:
         """Write an extent. Bytes that the disk does not accept are kept in memory."""
+        watch = extent.file.watch
+        if watch is not None:
+            begin_write(extent, watch)
         moved, reason = _transfer(extent, True)
         self.rescued.forget(extent.address, moved)
         if moved == extent.num_bytes:
+            if watch is not None:
+                end_write(extent, watch)
             return None
+        if watch is not None:
+            fail_write(extent, watch)
         lost = extent.tail(moved)
         address = lost.address
         for index in range(len(lost.addresses)):

@@ -252,8 +252,12 @@ class DiskWorkers(Drained):
             for found in errors:
                 if found.is_write:
                     job.write_errors.append(found)
-                elif job.read_error is None:
+                    continue
+                if job.read_error is None or job.read_error.is_corrupt:
                     job.read_error = found
+                if found.is_corrupt:
+                    # Each of them names other bytes; an error of the disk stands for all bytes of the job.
+                    self._failed_reads.put(found)
             job.num_left -= 1
             if job.num_left == 0:
                 self._finish(job)
@@ -292,7 +296,7 @@ class DiskWorkers(Drained):
         return True
 
     def _finish(self, job: DiskJob) -> None:
-        if job.read_error is not None:
+        if job.read_error is not None and not job.read_error.is_corrupt:
             # Before any thread can see that the job is done.
             self._failed_reads.put(job.read_error)
         if job.signal is not None:

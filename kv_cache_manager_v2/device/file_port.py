@@ -1,9 +1,14 @@
 """The port to the operating system's files: all calls that the disk tier makes, on raw addresses.
 
 Narrow, so that a test can replace the disk by one that is full, slow, or broken. Failures are `OSError` with their number;
-callers interpret them. `transfer` is called by several threads at once, the other methods by one.
+callers interpret them. `transfer` and `sync` are called by several threads at once, the other methods by one at a time.
+
+The methods from `open_named` on are for files that outlive the process. A port without them has no durable level: they raise
+`OSError` with the number EOPNOTSUPP.
 """
 
+import errno
+import os
 from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Final
@@ -63,3 +68,46 @@ class FilePort(Handle, metaclass=ABCMeta):
         meanwhile.
         """
         raise NotImplementedError("FilePort.transfer is for subclasses to define")
+
+    # -- files that outlive the process -------------------------------------------------------------------------------
+
+    def open_named(self, path: str, is_direct: bool) -> int:
+        """Open the file of that name for reading and writing, made if it is not there; direct: as in `open_file`."""
+        raise _no_named_files(path)
+
+    def length(self, file: int) -> int:
+        """The file's bytes."""
+        raise _no_named_files("")
+
+    def sync(self, file: int) -> None:
+        """Return once all bytes that were written to the file before this call would survive a power failure."""
+        raise _no_named_files("")
+
+    def sync_folder(self, path: str) -> None:
+        """The same for the names in a folder."""
+        raise _no_named_files(path)
+
+    def make_folder(self, path: str) -> None:
+        """Make the folder if it is not there; its parent is."""
+        raise _no_named_files(path)
+
+    def names(self, path: str) -> list[str]:
+        """The names in a folder, in any order."""
+        raise _no_named_files(path)
+
+    def rename(self, path: str, new_path: str) -> None:
+        """Give the file another name, at once; a file that had that name is gone."""
+        raise _no_named_files(path)
+
+    def remove(self, path: str) -> None:
+        """Remove the file."""
+        raise _no_named_files(path)
+
+    def lock(self, path: str) -> int:
+        """Open and lock the file, made if it is not there, until `close_file` or the end of the process; `BlockingIOError` if another
+        process, or another manager of this one, has locked it."""
+        raise _no_named_files(path)
+
+
+def _no_named_files(path: str) -> OSError:
+    return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)

@@ -43,6 +43,7 @@ from .monotonic_clock import MonotonicClock
 from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
+from .slot_watch import SlotWatch
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -144,6 +145,13 @@ class HostDevice(Device):
     def reserve_disk_range(self, path: str, num_bytes: int) -> int:
         self._require_open()
         return self._disk_ranges.reserve(path, num_bytes)
+
+    def file_port(self) -> FilePort:
+        return self._disk_ranges.port
+
+    def reserve_durable_range(self, path: str, num_bytes: int, watch: SlotWatch) -> int:
+        self._require_open()
+        return self._disk_ranges.reserve(path, num_bytes, watch)
 
     def disk_failure(self, address: int) -> StorageIOError | None:
         self._require_open()

@@ -12,6 +12,7 @@ from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.ids import CacheTier
 from .port import Device
+from .slot_watch import SlotWatch
 
 
 @final
@@ -29,8 +30,11 @@ class MemoryRange(Handle):
     _mapped_bytes: int
     _is_closed: bool
 
-    def __init__(self, device: Device, tier: CacheTier, max_bytes: int, path: str | None = None) -> None:
-        """``path``: the folder of the range's file, for the DISK tier and for no other."""
+    def __init__(
+        self, device: Device, tier: CacheTier, max_bytes: int, path: str | None = None, watch: SlotWatch | None = None
+    ) -> None:
+        """``path``: the folder of the range's file, for the DISK tier and for no other; with ``watch`` the path of a file that outlives
+        the process."""
         if (path is not None) != (tier == CacheTier.DISK):
             raise ValueError(f"path is {path!r} for a range of {tier.name}: a folder goes with DISK, and only with DISK")
         if max_bytes <= 0:
@@ -42,11 +46,7 @@ class MemoryRange(Handle):
         self._max_bytes = (max_bytes + granularity_bytes - 1) // granularity_bytes * granularity_bytes
         self._mapped_bytes = 0
         self._is_closed = False
-        self._address = (
-            device.reserve_range(tier, self._max_bytes)
-            if path is None
-            else device.reserve_disk_range(path, self._max_bytes)
-        )
+        self._address = _reserve(device, tier, self._max_bytes, path, watch)
 
     @property
     def tier(self) -> CacheTier:
@@ -92,3 +92,11 @@ class MemoryRange(Handle):
         self.resize(0)
         self._device.release_range(self._tier, self._address, self._max_bytes)
         self._is_closed = True
+
+
+def _reserve(device: Device, tier: CacheTier, num_bytes: int, path: str | None, watch: SlotWatch | None) -> int:
+    if path is None:
+        return device.reserve_range(tier, num_bytes)
+    if watch is None:
+        return device.reserve_disk_range(path, num_bytes)
+    return device.reserve_durable_range(path, num_bytes, watch)

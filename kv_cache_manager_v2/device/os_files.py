@@ -95,6 +95,47 @@ class OsFiles(FilePort):
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    # -- files that outlive the process -------------------------------------------------------------------------------
+
+    def open_named(self, path: str, is_direct: bool) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | (os.O_DIRECT if is_direct else 0), 0o600)
+
+    def length(self, file: int) -> int:
+        return os.fstat(file).st_size
+
+    def sync(self, file: int) -> None:
+        os.fdatasync(file)
+
+    def sync_folder(self, path: str) -> None:
+        folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def make_folder(self, path: str) -> None:
+        os.makedirs(path, 0o700, True)
+
+    def names(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+    def rename(self, path: str, new_path: str) -> None:
+        os.replace(path, new_path)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def lock(self, path: str) -> int:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    # -- transfers ----------------------------------------------------------------------------------------------------
+
     def transfer(
         self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int
     ) -> int:

@@ -37,6 +37,8 @@ from ..base.errors import StorageIOError
 from ..base.handle import Handle
 from ..base.ids import CacheTier
 from ..base.value import Value
+from .file_port import FilePort
+from .slot_watch import SlotWatch
 
 
 NO_TIMER: Final = 0
@@ -171,6 +173,18 @@ class Device(Handle, metaclass=ABCMeta):
         grow. A folder that does not exist is a `ValueError`, one that cannot be written to a `StorageIOError`.
         """
         raise ValueError(f"{self.name} has no disk tier")
+
+    def file_port(self) -> FilePort | None:
+        """The files of a durable level; None if the device has none."""
+        return None
+
+    def reserve_durable_range(self, path: str, num_bytes: int, watch: SlotWatch) -> int:
+        """Like `reserve_disk_range`, of the file ``path``, which keeps its bytes over processes; ``watch`` sees its slots.
+
+        Each slot that is read is compared with its checksum: bytes that are not those that were written are a failed read, which
+        says `StorageIOError.is_corrupt`.
+        """
+        raise ValueError(f"{self.name} has no durable disk tier")
 
     def disk_failure(self, address: int) -> StorageIOError | None:
         """The first write to the DISK range of this address that failed; None if none has."""

@@ -8,13 +8,18 @@ from .open_sequences import OpenSequences
 
 def clear_all(shared: SharedState, open_sequences: OpenSequences, call: str) -> None:
     """Drop all cached pages. Sequences whose handle is gone are closed first."""
-    open_sequences.close_forgotten()
-    _require_none(call, len(open_sequences), "sequence", "close() them first")
-    _require_none(call, len(shared.leases), "transfer lease", "settle() them once the other side is done, open_leases has them")
+    require_closed(shared, open_sequences, call)
     shared.guard.begin_change()
     shared.drop_plans.void_all()
     shared.tree.clear()
     shared.guard.end_change()
+
+
+def require_closed(shared: SharedState, open_sequences: OpenSequences, call: str) -> None:
+    """`LogicError` while sequences or leases are open. Sequences whose handle is gone are closed first."""
+    open_sequences.close_forgotten()
+    _require_none(call, len(open_sequences), "sequence", "close() them first")
+    _require_none(call, len(shared.leases), "transfer lease", "settle() them once the other side is done, open_leases has them")
 
 
 def _require_none(call: str, count: int, noun: str, way_out: str) -> None:

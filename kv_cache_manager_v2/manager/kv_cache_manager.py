@@ -57,6 +57,7 @@ from ..config.retention import RetentionConfig, to_duration
 from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
+from ..durable.durable_level import DurableLevel
 from ..events.event_manager import KVCacheEventManager
 from ..events.layer_group_facts import FULL_ATTENTION, MAMBA, SLIDING_WINDOW, LayerGroupFacts
 from ..introspect.description import describe
@@ -96,8 +97,11 @@ from ..storage.refusal import Refusal
 from ..storage.slots_per_level import list_slots_per_level
 from ..storage.transfer_times import TransferTimes
 from .batch_step import BatchStep
-from .cache_clearing import clear_all, clear_scope
+from .cache_clearing import clear_all, clear_scope, require_closed
 from .capacity import clamp_sequence_length
+from .durable_drain import drain_pages
+from .durable_opening import close_durable, open_durable
+from .durable_restore import DurableRestore
 from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache
 from .level_sizes import LevelSizes
@@ -180,8 +184,10 @@ class KVCacheManager(Handle):
             if path is not None:
                 writer = JournalWriter(path, encode_config(config))
             num_null_slots = 1 if config.reserve_null_slot else 0
+            open_durable(self._device, config, layout, slots_by_level)
             storage, mover = open_storage(self._device, StreamOrder(self._device), layout, slots_by_level, num_null_slots, fill)
         except BaseException:
+            close_durable(slots_by_level)
             if owns_device:
                 self._device.close()
             if writer is not None:
@@ -212,7 +218,19 @@ class KVCacheManager(Handle):
             )
         bind_to_process(shared.guard)
         self._is_released = False
+        if storage.durable is not None:
+            self._restore(storage.durable)
         self._is_open = True
+
+    def _restore(self, durable: DurableLevel) -> None:
+        """Find again what the last process has left."""
+        restore = DurableRestore(self._shared, durable)
+        try:
+            restore.run()
+        except BaseException:
+            self._release_memory()
+            raise
+        _logger.info("the durable level in %s has %d blocks with %d pages", durable.folder.path, restore.num_blocks, restore.num_pages)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -249,17 +267,26 @@ class KVCacheManager(Handle):
         except BaseException as error:
             report_failure(error, KVCacheManager)
 
-    def shutdown(self) -> None:
+    def shutdown(self, drain_seconds: Given[float] = 60.0) -> None:
         """Wait for the device, then free all memory. Twice is fine. `LogicError` while sequences are open.
+
+        With a durable level, published pages that it does not have yet are written to it first, parents before children, for
+        ``drain_seconds`` at most; what is being written then is waited for.
 
         Where Ctrl-C cuts it off, other calls are refused from then on, and the next shutdown() goes on where this one stopped.
         In a process that was forked from the one that made the manager it frees nothing: all is the parent's.
         """
+        seconds = to_number(drain_seconds, "drain_seconds")
+        if not 0 <= seconds <= _MAX_SECONDS:
+            raise ValueError(f"drain_seconds is {drain_seconds}; it must be from 0 to {_MAX_SECONDS:g}")
         if self._is_released:
             return
         guard = self._shared.guard
         if self._is_open and not guard.is_broken and not guard.is_foreign:
             with guard:
+                if self._shared.storage.durable is not None:
+                    require_closed(self._shared, self._open_sequences, "shutdown")
+                    drain_pages(self._shared, seconds)
                 clear_all(self._shared, self._open_sequences, "shutdown")
                 if self._event_manager is not None:
                     self._event_manager.flush_iteration_events()
@@ -280,6 +307,9 @@ class KVCacheManager(Handle):
         order = self._shared.order
         order.synchronize_all()
         order.close()
+        durable = self._shared.storage.durable
+        if durable is not None:
+            durable.close()
         self._memory.close()
         self._shared.tree.dissolve()
         self._is_released = True
@@ -289,6 +319,8 @@ class KVCacheManager(Handle):
         with self._shared.guard as journal:
             self._require_open()
             clear_all(self._shared, self._open_sequences, "clear_reusable_blocks")
+            if self._shared.storage.durable is not None:
+                self._shared.storage.durable.clear_all()
             journal.record(CLEAR)
 
     def invalidate_reuse_scope(self, reuse_scope: Given[ReuseScope | None] = None) -> None:
@@ -302,6 +334,8 @@ class KVCacheManager(Handle):
             self._require_open()
             scope = to_scope(reuse_scope)
             clear_scope(self._shared, self._open_sequences, scope)
+            if self._shared.storage.durable is not None:
+                self._shared.storage.durable.clear_scope(scope.lora_id, scope.salt)
             journal.invalidate(scope)
 
     def freeze(self) -> None:

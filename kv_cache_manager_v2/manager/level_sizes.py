@@ -60,6 +60,11 @@ class LevelSizes:
 
     def resize(self, level: int, quota: int, best_efforts: bool) -> bool:
         """False, and nothing has changed, if what must stay does not fit."""
+        if self._is_durable(level):
+            raise ValueError(
+                f"cache_level is {level}, which is durable: what is in its slots outlives the process, so they stay where they are. Shut "
+                "the manager down, and make it anew with another quota"
+            )
         tier = self._config.cache_tiers[level]
         most = compute_max_quota(tier, self._shared.device.total_bytes(tier.tier))
         if quota > most:
@@ -70,6 +75,10 @@ class LevelSizes:
                 )
             quota = most
         return self._resize(level, quota, best_efforts, None)
+
+    def _is_durable(self, level: int) -> bool:
+        durable = self._shared.storage.durable
+        return durable is not None and durable.index == level
 
     @property
     def need_adjustment(self) -> bool:
@@ -93,7 +102,7 @@ class LevelSizes:
         if self._demand.num_samples > 0:
             weights = self._demand.weights(self._slot_bytes())
             for level in range(len(self._quotas)):
-                if self._try_share_anew(level, weights, has_changed):
+                if not self._is_durable(level) and self._try_share_anew(level, weights, has_changed):
                     has_changed = True
         self._last_adjustment_us = self._shared.retention.now_us
         self._demand.restart()

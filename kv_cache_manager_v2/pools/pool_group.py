@@ -4,6 +4,7 @@ Owns one `MemoryRange` per pool and the `SlotAllocator`. Slot ``i`` is at ``base
 pool ``p``. Slot 0 is the null slot where one is reserved: it has memory, has no user and is not counted.
 """
 
+from collections.abc import Sequence
 from typing import Final, final
 
 from librt.vecs import vec
@@ -12,6 +13,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.ids import CacheTier
 from ..device.memory_range import MemoryRange
 from ..device.port import Device
+from ..device.slot_watch import SlotWatch
 from .slot_allocator import SlotAllocator
 
 
@@ -35,11 +37,12 @@ class PoolGroup:
         num_null_slots: int,
         path: str | None = None,
         max_slots: int = 0,
+        watches: Sequence[SlotWatch] | None = None,
     ) -> None:
         """Reserves and maps ``num_slots + num_null_slots`` slots; `OutOfMemoryError` leaves nothing behind.
 
-        ``path``: the folder of the pools' files, for the DISK tier. ``max_slots``: what there may be later, if more than now: addresses
-        for them are reserved.
+        ``path``: the folder of the pools' files, for the DISK tier; with ``watches``, one for each pool, what the names of files that
+        outlive the process begin with. ``max_slots``: what there may be later, if more than now: addresses for them are reserved.
         """
         self.tier = tier
         self.slot_bytes = vec[i64](slot_bytes)
@@ -47,9 +50,12 @@ class PoolGroup:
         self.allocator = SlotAllocator(num_slots, num_null_slots)
         all_slots = num_slots + num_null_slots
         try:
-            for num_bytes in slot_bytes:
+            for pool, num_bytes in enumerate(slot_bytes):
                 max_bytes = (max(num_slots, max_slots) + num_null_slots) * num_bytes
-                memory = MemoryRange(device, tier, max_bytes, path)
+                if watches is None:
+                    memory = MemoryRange(device, tier, max_bytes, path)
+                else:
+                    memory = MemoryRange(device, tier, max_bytes, f"{path}-{pool}", watches[pool])
                 self._ranges.append(memory)
                 memory.resize(all_slots * num_bytes)
         except BaseException:

@@ -94,6 +94,26 @@ class SlotAllocator:
             self.ready = append(self.ready, NO_POINT)
         return slot
 
+    def take_first_slots(self, slots: list[int]) -> None:
+        """Have these slots, in ascending order, in use before any other was: those between them are handed out first, the lowest one
+        first."""
+        assert self._next_unused == self.first_slot, "slots were taken out of a pool that is in use already"
+        slot = self.first_slot
+        holes: list[int] = []
+        for used in slots:
+            while slot < used:
+                holes.append(int(slot))
+                slot += 1
+            slot += 1
+        self._next_unused = slot
+        while len(self.ready) < slot:
+            self.ready = append(self.ready, NO_POINT)
+        for hole in reversed(holes):
+            self._stack = append(self._stack, hole)
+        self._num_stacked = len(holes)
+        self.num_free -= len(slots)
+        self.peak_used = len(slots)
+
     def peek_ready(self, position: i64) -> i64:
         """The point of the slot that ``position`` more calls of `allocate` come before."""
         if position < self._num_stacked:

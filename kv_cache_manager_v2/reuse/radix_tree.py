@@ -30,6 +30,7 @@ from .block_pool import BlockPool, count_possible_blocks
 from .block_tokens import count_key_bytes, key_of, share_tokens, shorten_tokens
 from .content_key import NO_KEY, block_key, make_run_keys, page_key, text_key
 from .digest_table import DigestTable
+from .durable_nodes import NO_NODE, DurableNodes
 from .reuse_scope import ReuseScope
 from .token_packing import TOKEN_BYTES, has_digest, unpack_tokens
 from .victim_path import VictimPath
@@ -41,7 +42,7 @@ from .window_runs import WindowRuns
 class RadixTree(PageOwner):
     __slots__ = (
         "storage", "pool", "digests", "block_bytes", "history", "has_digests", "_roots", "_scopes", "_is_unbounded",
-        "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys",
+        "_has_page_per_block", "_runs", "_path", "_next_root", "_makes_keys", "nodes",
     )  # fmt: skip
 
     storage: Final[PageStorage]
@@ -51,6 +52,8 @@ class RadixTree(PageOwner):
     """Bytes of the key of a full block."""
     history: BlockHistory | None
     """The outcome of blocks that are gone; None if misses are not explained."""
+    nodes: DurableNodes | None
+    """The numbers of blocks in the index of the durable level; None without one."""
     has_digests: bool
     """Whether a digest was ever published: without one, no key needs to be searched for digests."""
     _roots: Final[dict[ReuseScope, Block]]
@@ -69,6 +72,7 @@ class RadixTree(PageOwner):
         self.digests = DigestTable()
         self.block_bytes = tokens_per_block * TOKEN_BYTES
         self.history = None
+        self.nodes = None
         self.has_digests = False
         self._roots = {}
         self._scopes = {}
@@ -276,6 +280,8 @@ class RadixTree(PageOwner):
 
     def _cut_off(self, block: Block, parent: Block) -> None:
         """The caller shortens the tokens of the blocks that are left."""
+        if self.nodes is not None:
+            self.nodes.forget(block)
         if self.has_digests:
             self.digests.release(key_of(block, self.block_bytes))
         children = parent.children
@@ -302,6 +308,8 @@ class RadixTree(PageOwner):
                     self.storage.sink.on_root_removed(block.first_page)
                 if self.history is not None:
                     self.history.forget_root(block.first_page)
+                if self.nodes is not None:
+                    self.nodes.forget(block)
                 return
             parent = block.parent
             if parent is None or self.pool.has_any_page(block):
@@ -313,6 +321,12 @@ class RadixTree(PageOwner):
 
     def is_published(self, page: i64) -> bool:
         return self.pool.block_of_page(page).parent is not None
+
+    def durable_node(self, page: i64) -> i64:
+        block = self.pool.block_of_page(page)
+        if self.nodes is None or block.parent is None:
+            return NO_NODE
+        return self.nodes.record(block, self._scopes)
 
     def find_page_below(self, page: i64) -> i64:
         block = self.pool.block_of_page(page)

@@ -25,4 +25,6 @@ def offload_published(state: SequenceState, first_block: i64) -> None:
     if len(pages) > 0:
         shared.guard.begin_change()
         early.offload_copies(pages)
+        if shared.storage.durable is not None:
+            early.touch_copies(pages)
         shared.guard.end_change()

@@ -115,6 +115,26 @@ class CleanCopies:
         place = self._place_of[page]
         return self._lines[place >> 32].read_points[(place & _SLOT_MASK) + 1]
 
+    def end_read(self, page: i64, point: i64) -> i64:
+        """The page leaves the slot that its copy was made from: the point after ``point`` and after that copy."""
+        place = self._place_of[page]
+        line = self._lines[place >> 32]
+        at = (place & _SLOT_MASK) + 1
+        read_point = line.read_points[at]
+        if read_point == NO_POINT:
+            return point
+        line.read_points[at] = NO_POINT
+        return self._order.advance(point, timeline_of_point(read_point), read_point)
+
+    def touch(self, page: i64) -> None:
+        """Its copy, if it has one, is the newest of its pool: the last one to be released."""
+        if self.has_copy(page):
+            place = self._place_of[page]
+            line = self._lines[place >> 32]
+            read_point = line.read_points[(place & _SLOT_MASK) + 1]
+            line.remove(place & _SLOT_MASK)
+            line.add(place & _SLOT_MASK, page, read_point)
+
     def take(self, page: i64) -> i64:
         """The page goes to its copy: the slot is in use again. The caller sees to the read point."""
         place = self._place_of[page]

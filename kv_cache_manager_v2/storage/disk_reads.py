@@ -49,18 +49,25 @@ class _Read:
         self.source = source
         self.slots = []
 
-    def reads_from(self, error: StorageIOError) -> bool:
-        """Whether the failed read was for one of these pages; also where the error does not say."""
+    def list_failed(self, error: StorageIOError) -> list[int]:
+        """Its pages that may not have their bytes: all, if the failed read was for one of them or the error does not say; but of bytes
+        that were read and are wrong, only the pages in these slots, and copies of pages."""
         if error.num_bytes == 0:
-            return True
+            return list(self.pages)
+        slots = [slot for slot in self.slots if self._is_in(error, slot)]
+        if not slots:
+            return []
+        if not error.is_corrupt:
+            return list(self.pages)
+        return [page for page, slot in self.pages.items() if slot in slots or slot == _NO_SLOT]
+
+    def _is_in(self, error: StorageIOError, slot: int) -> bool:
         source = self.source
         for pool in range(len(source.slot_bytes)):
             num_bytes: int = source.slot_bytes[pool]
-            base: int = source.base_addresses[pool]
-            for slot in self.slots:
-                address = base + slot * num_bytes
-                if address < error.address + error.num_bytes and error.address < address + num_bytes:
-                    return True
+            address: int = source.base_addresses[pool] + slot * num_bytes
+            if address < error.address + error.num_bytes and error.address < address + num_bytes:
+                return True
         return False
 
 
@@ -69,7 +76,7 @@ class _Read:
 class DiskReads:
     """See the module. ``is_idle``: nothing is doubtful or lost, as nearly always; then nothing else here need be asked."""
 
-    __slots__ = ("is_idle", "lost", "repairs", "_device", "_order", "_changes", "_reads")
+    __slots__ = ("is_idle", "lost", "repairs", "_device", "_order", "_changes", "_reads", "_corrupt")
 
     is_idle: bool
     lost: Final[dict[int, str]]
@@ -81,6 +88,8 @@ class DiskReads:
     _order: Final[StreamOrder]
     _changes: Final[ChangeCount]
     _reads: list[_Read]
+    _corrupt: Final[set[int]]
+    """Of the lost pages, those that the disk gave other bytes for: it has no better ones, so reading again is of no use."""
 
     def __init__(self, device: Device, order: StreamOrder, changes: ChangeCount) -> None:
         self.is_idle = True
@@ -90,6 +99,7 @@ class DiskReads:
         self._order = order
         self._changes = changes
         self._reads = []
+        self._corrupt = set()
 
     def record(self, point: i64, level: i64, source: PoolGroup, pages: vec[i64], slots: vec[i64], count: i64) -> None:
         """These pages are read from those slots of a disk; done or failed at ``point``."""
@@ -111,9 +121,10 @@ class DiskReads:
         # After the look at what is over: what is done has told its failures.
         for error in self._device.take_failed_reads():
             for read in self._reads:
-                if read.reads_from(error):
-                    for page in read.pages:
-                        self.lost[page] = f"level {read.level} (DISK): {error}"
+                for page in read.list_failed(error):
+                    self.lost[page] = f"level {read.level} (DISK): {error}"
+                    if error.is_corrupt:
+                        self._corrupt.add(page)
         self._reads = left
         self.is_idle = len(left) == 0 and len(self.lost) == 0
         self._changes.end()
@@ -143,6 +154,10 @@ class DiskReads:
         """Whether it is doubtful or lost."""
         return not self.is_idle and (page in self.lost or self.is_doubtful(page))
 
+    def is_corrupt(self, page: int) -> bool:
+        """Whether it is lost for good: reading it again gives the same wrong bytes."""
+        return page in self._corrupt
+
     def is_doubtful(self, page: int) -> bool:
         for read in self._reads:
             if page in read.pages:
@@ -162,6 +177,7 @@ class DiskReads:
         if self.is_idle:
             return
         self.lost.pop(int(page), None)
+        self._corrupt.discard(int(page))
         for read in self._reads:
             read.pages.pop(int(page), None)
 

@@ -4,6 +4,9 @@ A page on level 0 gets a clean copy on level 1, so that evicting on level 0 late
 is left, the least valuable droppable page of level 1 goes, as it would when the page itself was offloaded; never another page's
 copy. Where there is none to go, or the device refuses, the page has no copy and is written when it goes. A page that is still on its
 way from a disk is copied behind its read: what is written never depends on whether a read is done.
+
+A durable level gets a copy of every published page in the same way, from whatever level above it the page lies on: so what another
+process needs of a prefix is there before what comes behind it.
 """
 
 import logging
@@ -14,50 +17,60 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
 from ..events.removal_cause import CAPACITY
-from .page_storage import GPU, PageStorage
+from .page_storage import PageStorage
 from .slot_reclaimer import SlotReclaimer
 
-_BELOW: Final = 1
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
 @final
 @mypyc_attr(native_class=True)
 class EarlyCopies:
-    __slots__ = ("_storage", "_room", "_min_offload_priority")
+    __slots__ = ("_storage", "_room", "_min_offload_priority", "_target")
 
     _storage: Final[PageStorage]
     _room: Final[SlotReclaimer]
     _min_offload_priority: Final[i64]
     """Pages of a lower priority are not copied: they would be dropped rather than offloaded."""
+    _target: Final[i64]
+    """The level that gets the copies."""
 
     def __init__(self, storage: PageStorage, room: SlotReclaimer, min_offload_priority: i64) -> None:
         self._storage = storage
         self._room = room
         self._min_offload_priority = min_offload_priority
+        self._target = 1 if storage.durable is None else storage.durable.index
 
     def offload_copies(self, pages: vec[i64]) -> None:
-        """Copy those of the published pages that lie on level 0 and have no copy; never fails for want of room."""
+        """Copy those of the published pages that lie above the level of copies and have none; never fails for want of room."""
         if self._storage.closed.has_disks:
             self._storage.closed.look()
-            if self._storage.closed.is_closed(_BELOW):
+            if self._storage.closed.is_closed(self._target):
                 return
         for pool_group in range(self._storage.num_pool_groups):
-            wanted = self._choose(pages, pool_group)
-            if len(wanted) > 0:
-                try:
-                    self._write_group(wanted, pool_group)
-                except PageMoveError as error:
-                    _logger.warning("%s; these pages are written when they have to go", str(error))
+            for level in range(self._target):
+                wanted = self._choose(pages, level, pool_group)
+                if len(wanted) > 0:
+                    try:
+                        self._write_group(wanted, level, pool_group)
+                    except PageMoveError as error:
+                        _logger.warning("%s; these pages are written when they have to go", str(error))
 
-    def _choose(self, pages: vec[i64], pool_group: i64) -> vec[i64]:
+    def touch_copies(self, pages: vec[i64]) -> None:
+        """The pages of a path, from its first block on, were used: of their copies the leaf's are released first."""
+        position = len(pages) - 1
+        while position >= 0:
+            self._storage.copies.touch(pages[position])
+            position -= 1
+
+    def _choose(self, pages: vec[i64], level: i64, pool_group: i64) -> vec[i64]:
         storage = self._storage
         rows = storage.rows
         chosen = vec[i64]()
         for page in pages:
             if (
                 rows.has_page(page)
-                and rows.level(page) == GPU
+                and rows.level(page) == level
                 and storage.pool_group_of_page(page) == pool_group
                 and rows.priority(page) >= self._min_offload_priority
                 and not storage.copies.has_copy(page)
@@ -66,9 +79,9 @@ class EarlyCopies:
                 chosen = append(chosen, page)
         return chosen
 
-    def _write_group(self, wanted: vec[i64], pool_group: i64) -> None:
+    def _write_group(self, wanted: vec[i64], level: i64, pool_group: i64) -> None:
         storage = self._storage
-        index = storage.num_pool_groups + pool_group
+        index = self._target * storage.num_pool_groups + pool_group
         allocator = storage.allocators[index]
         count: i64 = len(wanted)
         missing = count - (allocator.num_free - allocator.num_aside)
@@ -77,9 +90,9 @@ class EarlyCopies:
             if missing > droppable:
                 missing = droppable
             if missing > 0:
-                self._room.free_slots(_BELOW, pool_group, allocator.num_free + missing, CAPACITY, None)
+                self._room.free_slots(self._target, pool_group, allocator.num_free + missing, CAPACITY, None)
                 # What went may have taken along pages of level 0.
-                wanted = self._choose(wanted, pool_group)
+                wanted = self._choose(wanted, level, pool_group)
         count = len(wanted)
         if count > allocator.num_free - allocator.num_aside:
             count = allocator.num_free - allocator.num_aside
@@ -90,11 +103,11 @@ class EarlyCopies:
         try:
             for position in range(count):
                 moves.add(wanted[position], index)
-            point = moves.enqueue(pool_group, GPU, _BELOW)
+            point = moves.enqueue(pool_group, level, self._target)
         except BaseException:
-            moves.undo(GPU, pool_group, _BELOW)
+            moves.undo(level, pool_group, self._target)
             raise
-        storage.counters.record_copied(GPU, _BELOW, pool_group, count)
+        storage.counters.record_copied(level, self._target, pool_group, count)
         for position in range(count):
             allocator.ready[moves.targets[position]] = point
             storage.copies.keep(moves.pages[position], index, moves.targets[position], point)

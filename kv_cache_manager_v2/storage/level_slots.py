@@ -8,6 +8,7 @@ from ..base.ids import CacheTier
 from ..config.cache_tier_config import CacheTierConfig, compute_max_quota
 from ..config.eviction_policy import EvictionPolicy
 from ..device.port import Device
+from ..durable.durable_level import DurableLevel
 
 
 @final
@@ -15,12 +16,14 @@ from ..device.port import Device
 class LevelSlots:
     """``path``: the folder of a disk level's files. ``num_slots`` by pool group."""
 
-    __slots__ = ("tier", "path", "num_slots", "eviction_policy", "_config")
+    __slots__ = ("tier", "path", "num_slots", "eviction_policy", "durable", "_config")
 
     tier: Final[CacheTier]
     path: Final[str | None]
     num_slots: Final[tuple[int, ...]]
     eviction_policy: Final[EvictionPolicy]
+    durable: DurableLevel | None
+    """What outlives the process; None if nothing does."""
     _config: Final[CacheTierConfig | None]
 
     def __init__(
@@ -35,6 +38,7 @@ class LevelSlots:
         self.path = path
         self.num_slots = num_slots
         self.eviction_policy = eviction_policy
+        self.durable = None
         self._config = config
 
     def compute_max_bytes(self, device: Device) -> int:

@@ -16,6 +16,7 @@ from ..base.ids import CacheTier
 from ..base.growing_arrays import reserve_words
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..stats.page_counters import PageCounters
+from .durable_pages import announce_pages
 from .page_mover import PageMover, describe_lost_copies
 from .page_removal import is_published, place_page
 from .page_storage import PageStorage
@@ -60,10 +61,18 @@ class MoveBatch:
 
     def enqueue(self, pool_group: i64, source_level: i64, target_level: i64) -> i64:
         """Have all of them copied; returns the point after that. Whatever it raises, the caller must `undo`."""
-        point = self._mover.move(pool_group, source_level, self.sources, target_level, self.targets, len(self.pages))
-        source = self._storage.pool_groups[source_level * self._storage.num_pool_groups + pool_group]
+        storage = self._storage
+        durable = storage.durable
+        if durable is not None and target_level == durable.index:
+            announce_pages(storage, durable, pool_group, self.pages, self.targets, len(self.pages))
+        try:
+            point = self._mover.move(pool_group, source_level, self.sources, target_level, self.targets, len(self.pages))
+        finally:
+            if durable is not None:
+                durable.retract(pool_group)
+        source = storage.pool_groups[source_level * storage.num_pool_groups + pool_group]
         if source.tier == CacheTier.DISK:
-            self._storage.reads.record(point, source_level, source, self.pages, self.sources, len(self.pages))
+            storage.reads.record(point, source_level, source, self.pages, self.sources, len(self.pages))
         return point
 
     def settle(
@@ -77,7 +86,13 @@ class MoveBatch:
         place_page(storage, self.pages[position], level, target)
         storage.allocators[level * storage.num_pool_groups + pool_group].ready[target] = point
         source = self.sources[position]
-        if level < source_level and is_published(storage, self.pages[position]):
+        durable = storage.durable
+        if durable is not None and storage.copies.has_copy_at(
+            self.pages[position], durable.index * storage.num_pool_groups + pool_group
+        ):
+            # A page has one copy: that on the durable level stays, and it leaves none here.
+            storage.slots.free_slot(source_index, source, storage.copies.end_read(self.pages[position], point))
+        elif level < source_level and is_published(storage, self.pages[position]):
             # What it leaves behind serves when it is offloaded again.
             storage.allocators[source_index].ready[source] = point
             storage.copies.keep(self.pages[position], source_index, source, NO_POINT)

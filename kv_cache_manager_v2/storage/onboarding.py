@@ -197,7 +197,7 @@ class Onboarding:
         for position in range(len(pages)):
             has_failed = has_failed or (pages[position] in reads.lost and not was_lost[position])
         for position in range(len(pages)):
-            if has_failed and not was_lost[position]:
+            if has_failed and not was_lost[position] and not reads.is_corrupt(pages[position]):
                 # The disk still has it, and may give it another time.
                 reads.forget(pages[position])
         if has_failed:

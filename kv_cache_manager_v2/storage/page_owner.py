@@ -19,6 +19,11 @@ class PageOwner(ContentKeys):
         """Whether the page's block is in the tree, so that its bytes never change."""
 
     @abstractmethod
+    def durable_node(self, page: i64) -> i64:
+        """The number of the page's block in the index of the durable level, where it is recorded by now; 0 for pages that are not
+        to be found by another process."""
+
+    @abstractmethod
     def find_page_below(self, page: i64) -> i64:
         """A queued page that would become useless with ``page`` and must go before it, or NO_PAGE; of its pool group and level."""
 

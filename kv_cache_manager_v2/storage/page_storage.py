@@ -25,6 +25,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.change_count import ChangeCount
 from ..device.port import Device
 from ..device.stream_order import NO_POINT, StreamOrder
+from ..durable.durable_level import DurableLevel
 from ..events.page_events import PageEventSink
 from ..events.removal_cause import CAPACITY
 from ..layout.slot_layout import SlotLayout
@@ -74,7 +75,8 @@ class PageStorage:
     __slots__ = (
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
-        "last_refusal", "num_refusals", "sink", "reads", "copies", "closed", "changes", "learning", "_keys", "_records",
+        "last_refusal", "num_refusals", "sink", "reads", "copies", "closed", "changes", "durable", "learning", "_keys",
+        "_records",
         "_num_sentinels_used",
     )  # fmt: skip
 
@@ -112,6 +114,8 @@ class PageStorage:
     closed: Final[ClosedLevels]
     changes: Final[ChangeCount]
     """Changes that cannot be undone, with which a call may be busy: the storage's own are drops, of several pages that go together."""
+    durable: Final[DurableLevel | None]
+    """The last level, if what is there outlives the process."""
     _keys: Final[OwnerKeys]
     learning: Final[Learning]
     """What the learned queues of all levels share."""
@@ -153,6 +157,7 @@ class PageStorage:
         self.num_refusals = vec[i64]([0] * num_places)
         self.sink = None
         self.changes = ChangeCount()
+        self.durable = levels[len(levels) - 1].durable
         self.reads = DiskReads(device, order, self.changes)
         self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups)
         self._keys = OwnerKeys()

@@ -96,6 +96,9 @@ class SlotReclaimer:
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         allocator = storage.allocators[index]
+        if storage.durable is not None and level == storage.last_level:
+            self._free_durable_slots(level, pool_group, wanted, cause, account)
+            return
         if level == storage.last_level or (level + 1 >= storage.closed.first and storage.closed.is_closed(level + 1)):
             if allocator.num_free < wanted and storage.queues[index].num_pages > 0:
                 drop_victims(storage, level, pool_group, wanted, cause, account)
@@ -108,6 +111,26 @@ class SlotReclaimer:
                 self._drop_first(index, pool_group, cause, account)
             elif count == _STOP:
                 return
+
+    def _free_durable_slots(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
+        """Copies of pages on warmer levels outlast the pages whose home is here, which are colder: another process needs the copies of a
+        prefix to find what is behind it."""
+        storage = self._storage
+        allocator = storage.allocators[level * storage.num_pool_groups + pool_group]
+        droppable = storage.queues[level * storage.num_pool_groups + pool_group].num_pages
+        missing = wanted - (allocator.num_free - allocator.num_aside)
+        if missing > droppable:
+            missing = droppable
+        if missing > 0:
+            drop_victims(storage, level, pool_group, allocator.num_free + missing, cause, account)
+
+    def _has_free_slots(self, index: i64, wanted: i64) -> bool:
+        """Whether nothing need be evicted there for so many slots."""
+        storage = self._storage
+        allocator = storage.allocators[index]
+        if storage.durable is not None and index // storage.num_pool_groups == storage.last_level:
+            return allocator.num_free - allocator.num_aside >= wanted
+        return allocator.num_free >= wanted
 
     def _find_case(self, level: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None) -> i64:
         """How many victims to offload in one batch, or `_DROP` the next one, `_STOP`, or `_LOOK_AGAIN`: the table above."""
@@ -128,7 +151,7 @@ class SlotReclaimer:
             if missing == 0:
                 return _DROP
         # The levels below first: what is dropped there may take along pages of this one.
-        if storage.allocators[below].num_free < missing:
+        if not self._has_free_slots(below, missing):
             self.free_slots(level + 1, pool_group, missing, cause, account)
         room = storage.allocators[below].num_free
         if queue.num_pages + held.num_pages < evictable:

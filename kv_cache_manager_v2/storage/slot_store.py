@@ -10,6 +10,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..device.port import Device
+from ..device.slot_watch import SlotWatch
 from ..device.stream_order import StreamOrder, timeline_of_point
 from ..layout.slot_layout import SlotLayout
 from ..pools.pool_group import PoolGroup
@@ -51,7 +52,12 @@ class SlotStore:
         for index in range(self._layout.num_pool_groups):
             slot_bytes = self._layout.slot_bytes(index)
             most = max(level.num_slots[index], max_bytes // sum(slot_bytes))
-            group = PoolGroup(self._device, level.tier, slot_bytes, level.num_slots[index], num_null_slots, level.path, most)
+            path = level.path
+            watches: list[SlotWatch] | None = None
+            if level.durable is not None:
+                path = level.durable.data_path(index)
+                watches = list(level.durable.groups[index].pools)
+            group = PoolGroup(self._device, level.tier, slot_bytes, level.num_slots[index], num_null_slots, path, most, watches)
             self.pool_groups.append(group)
             self.allocators.append(group.allocator)
 

@@ -13,6 +13,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import CorruptedError, KVCacheManagerError
 from ..base.ids import BlockOrdinal
 from ..base.value import Value
+from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.config_codec import decode_config, decode_retention
 from ..device.port import Device
 from ..journal import journal_format as form
@@ -96,7 +97,16 @@ class _Rerun:
         self.device = device
         self.check_invariants = check_invariants
         try:
-            self.manager = KVCacheManager(decode_config(reader.config), device=device)
+            config = decode_config(reader.config)
+            tier = config.cache_tiers[len(config.cache_tiers) - 1]
+            if isinstance(tier, DiskCacheTierConfig) and tier.durable:
+                raise JournalError(
+                    f"its manager had a durable level in {tier.path}: what it found there is not in the journal, so its calls cannot be "
+                    "done again alike"
+                )
+            self.manager = KVCacheManager(config, device=device)
+        except JournalError:
+            raise
         except (ValueError, TypeError) as error:
             raise JournalError(f"the configuration in the journal cannot be used: {error}") from error
         self.sequences = {}

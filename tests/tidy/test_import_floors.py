@@ -18,6 +18,7 @@ FLOORS: Final = (
     ("stats",),
     ("layout",),
     ("device",),
+    ("durable",),
     ("pools",),
     ("storage",),
     ("reuse",),
@@ -34,7 +35,7 @@ LEVEL_OF_FOLDER: Final = {folder: level for level, row in enumerate(FLOORS) for 
 
 THIRD_PARTY: Final = {
     "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
-    "zstandard", "tokenizers",
+    "zstandard", "tokenizers", "xxhash",
 }  # fmt: skip
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -53,10 +54,11 @@ DOORS: Final = {
     "argparse": {"replay", "testing"},
     "zmq": {"publishing"},
     "msgspec": {"models", "publishing"},
-    "time": {"device", "metrics", "publishing", "testing", "replay"},
+    "xxhash": {"device"},
+    "time": {"device", "durable", "metrics", "publishing", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
-    "threading": {"compat", "device", "events", "metrics", "publishing", "testing", "replay"},
+    "threading": {"compat", "device", "durable", "events", "metrics", "publishing", "testing", "replay"},
     "weakref": set[str](),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
-OPTIONAL = {"prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers"}
+OPTIONAL = {"prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash"}
 
 # Modules that need their package from the first line on: nothing but a module with a guarded import may import them.
 NEED_IT_AT_ONCE = {"replay/plots.py", "replay/html_report.py", "replay/rich_console.py", "replay/live_console.py"}
@@ -38,6 +38,12 @@ PUBLISHER = """
 events = library.KVCacheEventManager(100)
 manager = make_manager(events)
 library.KVCacheEventPublisher(events, endpoint="tcp://127.0.0.1:*")
+"""
+DURABLE = """
+layers = [library.AttentionLayerConfig(library.LayerId(0), [library.BufferConfig("key", 64)])]
+disk = library.DiskCacheTierConfig(1 << 20, "/", durable=True, model_id=library.ModelId("m"))
+config = library.KVCacheManagerConfig(tokens_per_block=4, cache_tiers=[library.GpuCacheTierConfig(1 << 20), disk], layers=layers)
+library.KVCacheManager(config, device=library.HostDevice())
 """
 REPLAY = "kvcm('replay', '--limit', '2', '--device', 'host'{})"
 ZST = """
@@ -71,6 +77,7 @@ def run_without(absent: str, program: str) -> str:
         ("msgspec", "library.read_batch(b'')", "ImportError: read_batch needs the package msgspec: pip install msgspec"),
         ("plotly", REPLAY.format(", '--report', '/dev/null'"), "kvcm: --report needs the package plotly: pip install plotly"),
         ("rich", REPLAY.format(", '--live'"), "error: --live needs the package rich: pip install rich"),
+        ("xxhash", DURABLE, "pip install xxhash"),
         ("cuda", "kvcm('replay', '--limit', '2', '--device', 'cuda')", "pip install cuda-python"),
         ("zstandard", ZST.format("replay"), "a .zst file needs the package zstandard: pip install zstandard"),
         ("zstandard", ZST.format("convert"), "a .zst file needs the package zstandard: pip install zstandard"),

@@ -1,0 +1,34 @@
+"""Whole files through a `FilePort`: read to a bytes object, and written at an offset."""
+
+import ctypes
+import errno
+import os
+from typing import Any
+
+from .file_port import FilePort
+
+
+def read_file(files: FilePort, file: int) -> bytes:
+    """All bytes of an open file; `OSError` where they cannot be read."""
+    num_bytes = files.length(file)
+    if num_bytes == 0:
+        return b""
+    memory: Any = (ctypes.c_char * num_bytes)()
+    moved = 0
+    while moved < num_bytes:
+        count = files.transfer(file, False, [ctypes.addressof(memory) + moved], [num_bytes - moved], moved)
+        if count <= 0:
+            break
+        moved += count
+    return bytes(memory.raw[:moved])
+
+
+def write_file(files: FilePort, file: int, data: bytes, offset: int) -> None:
+    """All of it, or `OSError`; then some of it may be there."""
+    memory: Any = (ctypes.c_char * len(data)).from_buffer_copy(data)
+    moved = 0
+    while moved < len(data):
+        count = files.transfer(file, True, [ctypes.addressof(memory) + moved], [len(data) - moved], offset + moved)
+        if count <= 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        moved += count

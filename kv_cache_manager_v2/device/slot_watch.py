@@ -1,0 +1,85 @@
+"""Slot watch: what the worker threads ask and tell about the slots of a file that outlives the process.
+
+A file of slots of equal size. Each slot is cut into *chunks* of `CHUNK_BYTES`, the last one shorter, and each chunk has a checksum: so
+that the workers can check what they read while it is in their memory, in whatever pieces it comes. 0: no checksum is known.
+
+    the caller's thread        a worker
+    ticket_of, when the write
+    is planned                 begin_write, then the bytes, then end_write or fail_write; for reads `checksum_of` and report_mismatch
+
+A *ticket* says what a write is for. It is found when the write is planned and travels with it, so that a write that never begins, or
+begins late, cannot be taken for another one.
+"""
+
+from abc import ABCMeta, abstractmethod
+from typing import Final
+
+from mypy_extensions import i64, mypyc_attr
+
+CHUNK_BYTES: Final = 1 << 20
+"""The same as `MAX_EXTENT_BYTES`: no chunk is moved in two pieces."""
+
+
+@mypyc_attr(native_class=True)
+class SlotTicket:
+    """What a write is for."""
+
+    __slots__ = ()
+
+
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class SlotWatch(metaclass=ABCMeta):
+    """``file``: the file's number at its port, once it is open."""
+
+    __slots__ = ("slot_bytes", "chunks_per_slot", "file")
+
+    slot_bytes: Final[i64]
+    chunks_per_slot: Final[i64]
+    file: int
+
+    def __init__(self, slot_bytes: i64) -> None:
+        self.slot_bytes = slot_bytes
+        self.chunks_per_slot = (slot_bytes + CHUNK_BYTES - 1) // CHUNK_BYTES
+        self.file = -1
+
+    def chunk_end(self, offset: i64) -> i64:
+        """The end of the chunk that has the byte at ``offset`` of the file."""
+        slot_begin = offset // self.slot_bytes * self.slot_bytes
+        end = slot_begin + ((offset - slot_begin) // CHUNK_BYTES + 1) * CHUNK_BYTES
+        slot_end = slot_begin + self.slot_bytes
+        return end if end < slot_end else slot_end
+
+    def chunk_of(self, offset: i64) -> i64:
+        """The number of the chunk, counted over all slots."""
+        slot = offset // self.slot_bytes
+        return slot * self.chunks_per_slot + (offset - slot * self.slot_bytes) // CHUNK_BYTES
+
+    @abstractmethod
+    def ticket_of(self, slot: i64) -> SlotTicket | None:
+        """What the write to that slot that is being planned is for; None: for nothing that is kept."""
+        raise NotImplementedError("SlotWatch.ticket_of is for subclasses to define")
+
+    @abstractmethod
+    def begin_write(self, slot: i64) -> None:
+        """The slot's bytes are about to change."""
+        raise NotImplementedError("SlotWatch.begin_write is for subclasses to define")
+
+    @abstractmethod
+    def end_write(self, chunk: i64, checksum: i64, ticket: SlotTicket | None) -> None:
+        """A chunk was written."""
+        raise NotImplementedError("SlotWatch.end_write is for subclasses to define")
+
+    @abstractmethod
+    def fail_write(self, chunk: i64, ticket: SlotTicket | None) -> None:
+        """A chunk was not written, or not all of it."""
+        raise NotImplementedError("SlotWatch.fail_write is for subclasses to define")
+
+    @abstractmethod
+    def checksum_of(self, chunk: i64) -> i64:
+        """The checksum that the chunk should have."""
+        raise NotImplementedError("SlotWatch.checksum_of is for subclasses to define")
+
+    @abstractmethod
+    def report_mismatch(self, slot: i64) -> None:
+        """A chunk of the slot was read, and is not what was written."""
+        raise NotImplementedError("SlotWatch.report_mismatch is for subclasses to define")

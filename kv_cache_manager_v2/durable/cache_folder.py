@@ -1,0 +1,236 @@
+"""The folder of one durable level: whose it is, its lock, and the files of its index.
+
+    <path>/kvcm-<identity>/     one for each model identity and rectangle of layers and heads, so that ranks share a path
+        lock                    locked while a manager has the folder; the process id of the latest one
+        identity.json           the format's version, the identity and the layout in plain words
+        data-<group>-<pool>     the slots of one pool
+        snapshot-<number>       the state at the beginning of the log of that number
+        log-<number>            what came after that
+
+The state is the newest whole snapshot, and then all logs from its number on. A process begins with a log of its own and writes the
+snapshot for it; older files are removed once that is on the disk. A folder with another layout or format is refused, never changed.
+"""
+
+import json
+import logging
+import os
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError, StorageIOError
+from ..device.checksum import hash_bytes
+from ..device.file_bytes import read_file, write_file
+from ..device.file_port import FilePort
+from .record_format import MAGIC, BadRecordError, IndexState, frame, split_frames
+
+FORMAT: Final = 1
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@final
+@mypyc_attr(native_class=True)
+class CacheFolder:
+    """Opened and locked by the constructor; `close` unlocks it. ``layout``: what must be equal for the slots to be read."""
+
+    __slots__ = ("path", "files", "state", "_lock", "_log", "_log_bytes", "_number", "_old_names")
+
+    path: Final[str]
+    files: Final[FilePort]
+    state: Final[IndexState]
+    """What the last process has left."""
+    _lock: int
+    _log: int
+    _log_bytes: int
+    _number: Final[int]
+    """Of this process' log and snapshot."""
+    _old_names: Final[list[str]]
+
+    def __init__(self, files: FilePort, parent: str, identity: str, layout: str) -> None:
+        """`ValueError` for a folder of another layout or format, `LogicError` while another manager has it, `StorageIOError` where the
+        disk refuses."""
+        self.files = files
+        self.path = os.path.join(parent, f"kvcm-{hash_bytes(identity.encode()) & _MASK:016x}")
+        self._lock = -1
+        self._log = -1
+        self._log_bytes = 0
+        if not os.path.isdir(parent):
+            raise ValueError(f"there is no folder {parent!r} for the durable level; create it first")
+        try:
+            files.make_folder(self.path)
+            self._take_lock()
+            try:
+                self._require_identity(identity, layout)
+                names = files.names(self.path)
+                self.state, numbers = _load_state(files, self.path, names)
+                self._old_names = [name for name in names if _number_of(name) >= 0]
+                self._number = max(numbers, default=0) + 1
+                self._log = files.open_named(os.path.join(self.path, f"log-{self._number}"), False)
+                write_file(files, self._log, MAGIC, 0)
+                self._log_bytes = len(MAGIC)
+                files.sync(self._log)
+                files.sync_folder(self.path)
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            raise StorageIOError(
+                f"the durable level cannot use {self.path}: {error}; check the folder's permissions and free space, or give another path",
+                self.path,
+            ) from error
+
+    def _take_lock(self) -> None:
+        path = os.path.join(self.path, "lock")
+        try:
+            self._lock = self.files.lock(path)
+        except BlockingIOError:
+            holder = "another process"
+            try:
+                file = self.files.open_named(path, False)
+                number = read_file(self.files, file).decode(errors="replace").strip()
+                self.files.close_file(file)
+                if number:
+                    holder = f"process {number}"
+            except OSError:
+                pass
+            raise LogicError(
+                f"the durable level in {self.path} is in use by {holder}: two managers cannot write one folder. Shut that one down, give "
+                "another path, or, for ranks of one model, say in model_id which heads each rank has"
+            ) from None
+        self.files.discard(self._lock, 0, self.files.length(self._lock), True)
+        write_file(self.files, self._lock, str(os.getpid()).encode(), 0)
+
+    def _require_identity(self, identity: str, layout: str) -> None:
+        path = os.path.join(self.path, "identity.json")
+        ours = {"format": FORMAT, "identity": json.loads(identity), "layout": json.loads(layout)}
+        file = self.files.open_named(path, False)
+        try:
+            data = read_file(self.files, file)
+        finally:
+            self.files.close_file(file)
+        if len(data) > 0:
+            try:
+                theirs = json.loads(data)
+            except ValueError:
+                theirs = None
+            if not isinstance(theirs, dict):
+                raise self._foreign("identity.json there cannot be read, so what it has is unknown")
+            if theirs.get("format") != FORMAT:
+                raise self._foreign(f"it has format {theirs.get('format')}, and this release reads format {FORMAT}")
+            for key in ("identity", "layout"):
+                if theirs.get(key) != ours[key]:
+                    raise self._foreign(f"it has another {key}: {json.dumps(theirs.get(key))}, not {json.dumps(ours[key])}")
+            return
+        if len([name for name in self.files.names(self.path) if _number_of(name) >= 0]) > 0:
+            raise self._foreign("it has an index and no identity.json, so what it has is unknown")
+        new_path = path + ".new"
+        file = self.files.open_named(new_path, False)
+        try:
+            data = json.dumps(ours, indent=1).encode()
+            self.files.discard(file, 0, self.files.length(file), True)
+            write_file(self.files, file, data, 0)
+            self.files.sync(file)
+        finally:
+            self.files.close_file(file)
+        self.files.rename(new_path, path)
+        self.files.sync_folder(self.path)
+
+    def _foreign(self, reason: str) -> ValueError:
+        return ValueError(
+            f"the durable level cannot use {self.path}: {reason}. Nothing there is changed; give another path, or delete that folder"
+        )
+
+    # -- writing; by one thread at a time -----------------------------------------------------------------------------
+
+    def append(self, records: bytes) -> None:
+        """Add records to the log, and return once they are safe. `OSError`: they may not be there, nor whatever comes after them."""
+        data = frame(records)
+        write_file(self.files, self._log, data, self._log_bytes)
+        self._log_bytes += len(data)
+        self.files.sync(self._log)
+
+    def write_snapshot(self, state: IndexState) -> None:
+        """The state at the beginning of this process' log; what older processes have left is removed."""
+        path = os.path.join(self.path, f"snapshot-{self._number}")
+        new_path = path + ".new"
+        file = self.files.open_named(new_path, False)
+        try:
+            self.files.discard(file, 0, self.files.length(file), True)
+            write_file(self.files, file, MAGIC, 0)
+            offset = len(MAGIC)
+            for records in state.encode():
+                data = frame(records)
+                write_file(self.files, file, data, offset)
+                offset += len(data)
+            self.files.sync(file)
+        finally:
+            self.files.close_file(file)
+        self.files.rename(new_path, path)
+        self.files.sync_folder(self.path)
+        for name in self._old_names:
+            self.files.remove(os.path.join(self.path, name))
+        self._old_names.clear()
+
+    def close(self) -> None:
+        """Unlock the folder. Twice is fine."""
+        for file in (self._log, self._lock):
+            if file >= 0:
+                try:
+                    self.files.close_file(file)
+                except OSError as error:
+                    _logger.warning("closing a file in %s: %s", self.path, error)
+        self._log = -1
+        self._lock = -1
+
+
+_MASK: Final = (1 << 64) - 1
+
+
+def _number_of(name: str) -> int:
+    """Of a log or a snapshot; -1 for other files."""
+    for kind in ("log-", "snapshot-"):
+        if name.startswith(kind) and name[len(kind) :].isdecimal():
+            return int(name[len(kind) :])
+    return -1
+
+
+def _load_state(files: FilePort, folder: str, names: list[str]) -> tuple[IndexState, list[int]]:
+    """The state that the files describe, and their numbers."""
+    numbers = sorted({_number_of(name) for name in names if _number_of(name) >= 0})
+    state = IndexState()
+    first = 0
+    for number in reversed([number for number in numbers if f"snapshot-{number}" in names]):
+        found = IndexState()
+        _read_into(files, os.path.join(folder, f"snapshot-{number}"), found)
+        if found.is_whole:
+            state = found
+            first = number
+            break
+        _logger.warning("%s is cut or damaged; the durable level goes back to what is older", os.path.join(folder, f"snapshot-{number}"))
+    for number in numbers:
+        if number >= first and f"log-{number}" in names:
+            _read_into(files, os.path.join(folder, f"log-{number}"), state)
+    return state, numbers
+
+
+def _read_into(files: FilePort, path: str, state: IndexState) -> None:
+    file = files.open_named(path, False)
+    try:
+        data = read_file(files, file)
+    finally:
+        files.close_file(file)
+    if data[: len(MAGIC)] != MAGIC:
+        if len(data) > 0:
+            _logger.warning("%s does not begin like an index: nothing of it is used", path)
+        return
+    frames, num_bytes_left = split_frames(data[len(MAGIC) :])
+    for records in frames:
+        try:
+            state.apply(records)
+        except BadRecordError as error:
+            _logger.warning("%s: %s; what comes after that is not used", path, error)
+            return
+    if num_bytes_left > 0:
+        _logger.warning("%s ends inside a record, or is damaged: its last %d bytes are not used", path, num_bytes_left)
+

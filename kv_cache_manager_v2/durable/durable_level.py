@@ -1,0 +1,220 @@
+"""The durable level of a manager: which slots of its files have a page that the next process may find.
+
+    a slot      means                                            way out
+    unrecorded  the index says nothing of it                     a page was written whole: recorded
+    recorded    the index has its page, with its checksums       a write begins, or a read found other bytes: unrecorded
+
+What a write is for is *announced* before it is planned, and *retracted* right after: a write that was not announced makes its slots
+unrecorded. All that is recorded goes through `IndexWriter`. Knows pages by the number of their block's node, and no tokens.
+"""
+
+from threading import Lock
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..device.slot_watch import SlotTicket, SlotWatch
+from .cache_folder import CacheFolder
+from .index_writer import PAGE_RECORD, RECORD, IndexWriter
+from .record_format import IndexState, encode_clear_all, encode_clear_scope, encode_free, encode_page
+
+UNKNOWN: Final = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class _PageTicket(SlotTicket):
+    """A page that is being written. The fields from ``num_left`` on are the workers', under their lock."""
+
+    __slots__ = ("node", "life_cycle", "slot", "num_left", "has_failed")
+
+    node: Final[i64]
+    life_cycle: Final[i64]
+    slot: Final[i64]
+    num_left: i64
+    has_failed: bool
+
+    def __init__(self, node: i64, life_cycle: i64, slot: i64, num_chunks: i64) -> None:
+        self.node = node
+        self.life_cycle = life_cycle
+        self.slot = slot
+        self.num_left = num_chunks
+        self.has_failed = False
+
+
+@final
+@mypyc_attr(native_class=True)
+class DurableGroup:
+    """One pool group of the level. ``announced``: by slot, while a write is planned. ``recorded``: slots."""
+
+    __slots__ = ("index", "pools", "announced", "recorded", "num_chunks")
+
+    index: Final[i64]
+    pools: Final[list["DurablePool"]]
+    announced: Final[dict[int, _PageTicket]]
+    recorded: Final[set[int]]
+    num_chunks: i64
+    """Of a slot in all pools."""
+
+    def __init__(self, index: i64) -> None:
+        self.index = index
+        self.pools = []
+        self.announced = {}
+        self.recorded = set()
+        self.num_chunks = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class DurablePool(SlotWatch):
+    """The file of one pool: the checksums of its chunks."""
+
+    __slots__ = ("_level", "_group", "_checksums")
+
+    _level: Final["DurableLevel"]
+    _group: Final[DurableGroup]
+    _checksums: vec[i64]
+
+    def __init__(self, level: "DurableLevel", group: DurableGroup, slot_bytes: i64, num_slots: i64) -> None:
+        super().__init__(slot_bytes)
+        self._level = level
+        self._group = group
+        self._checksums = vec[i64]([UNKNOWN] * (num_slots * self.chunks_per_slot))
+
+    def set_checksum(self, chunk: i64, checksum: i64) -> None:
+        self._checksums[chunk] = checksum
+
+    def ticket_of(self, slot: i64) -> SlotTicket | None:
+        return self._group.announced.get(int(slot))
+
+    def begin_write(self, slot: i64) -> None:
+        self._level.end_record(self._group, slot)
+
+    def end_write(self, chunk: i64, checksum: i64, ticket: SlotTicket | None) -> None:
+        self._checksums[chunk] = checksum
+        if isinstance(ticket, _PageTicket):
+            self._level.count_chunk(self._group, ticket, False)
+
+    def fail_write(self, chunk: i64, ticket: SlotTicket | None) -> None:
+        # The bytes are kept in memory, or lost, and the device knows that.
+        self._checksums[chunk] = UNKNOWN
+        if isinstance(ticket, _PageTicket):
+            self._level.count_chunk(self._group, ticket, True)
+
+    def checksum_of(self, chunk: i64) -> i64:
+        return self._checksums[chunk]
+
+    def report_mismatch(self, slot: i64) -> None:
+        self._level.end_record(self._group, slot)
+
+    def list_checksums(self, slot: i64) -> list[int]:
+        first = slot * self.chunks_per_slot
+        return [int(self._checksums[chunk]) for chunk in range(first, first + self.chunks_per_slot)]
+
+
+@final
+@mypyc_attr(native_class=True)
+class DurableLevel:
+    """``index``: of the level. ``folder``: locked until `close`."""
+
+    __slots__ = ("index", "folder", "groups", "writer", "_lock", "_next_generation")
+
+    index: Final[i64]
+    folder: Final[CacheFolder]
+    groups: Final[list[DurableGroup]]
+    writer: Final[IndexWriter]
+    _lock: Final[Lock]
+    """Of the workers."""
+    _next_generation: i64
+
+    def __init__(self, index: i64, folder: CacheFolder, slot_bytes: list[tuple[int, ...]], num_slots: tuple[int, ...]) -> None:
+        """``slot_bytes`` and ``num_slots`` by pool group."""
+        self.index = index
+        self.folder = folder
+        self.groups = []
+        self._lock = Lock()
+        self._next_generation = folder.state.next_generation
+        watches: list[SlotWatch] = []
+        for number, sizes in enumerate(slot_bytes):
+            group = DurableGroup(number)
+            for num_bytes in sizes:
+                pool = DurablePool(self, group, num_bytes, num_slots[number])
+                group.pools.append(pool)
+                group.num_chunks += pool.chunks_per_slot
+                watches.append(pool)
+            self.groups.append(group)
+        self.writer = IndexWriter(folder, watches)
+
+    def data_path(self, pool_group: int) -> str:
+        """What the names of the files of that pool group begin with."""
+        return f"{self.folder.path}/data-{pool_group}"
+
+    # -- on the caller's thread ---------------------------------------------------------------------------------------
+
+    def announce(self, pool_group: i64, slot: i64, node: i64, life_cycle: i64) -> None:
+        """The next write to the slot is the page of that block."""
+        group = self.groups[pool_group]
+        group.announced[int(slot)] = _PageTicket(node, life_cycle, slot, group.num_chunks)
+
+    def retract(self, pool_group: i64) -> None:
+        """What was announced is planned, or refused."""
+        self.groups[pool_group].announced.clear()
+
+    def adopt(self, pool_group: i64, slot: i64, checksums: list[int]) -> None:
+        """The slot has a page that the last process has recorded."""
+        group = self.groups[pool_group]
+        position = 0
+        for pool in group.pools:
+            first = slot * pool.chunks_per_slot
+            for chunk in range(first, first + pool.chunks_per_slot):
+                pool.set_checksum(chunk, checksums[position])
+                position += 1
+        group.recorded.add(int(slot))
+
+    def record_node(self, record: bytes) -> None:
+        self.writer.put(RECORD, record)
+
+    def clear_scope(self, lora_id: int | None, salt: int | str | None) -> None:
+        """Nothing of that scope is to be found again. Returns once that is safe."""
+        self.writer.put(RECORD, encode_clear_scope(lora_id, salt))
+        self.writer.flush()
+
+    def clear_all(self) -> None:
+        """Nothing is to be found again. Returns once that is safe."""
+        self.writer.put(RECORD, encode_clear_all())
+        self.writer.flush()
+
+    def start(self, state: IndexState) -> None:
+        self.writer.start(state)
+
+    def close(self) -> None:
+        """Write what is queued, and unlock the folder. The disk's work is done; the files are still open. Twice is fine."""
+        self.writer.close()
+        self.folder.close()
+
+    # -- on the workers' threads --------------------------------------------------------------------------------------
+
+    def end_record(self, group: DurableGroup, slot: i64) -> None:
+        """The slot is unrecorded from now on."""
+        if int(slot) in group.recorded:
+            with self._lock:
+                if int(slot) in group.recorded:
+                    group.recorded.discard(int(slot))
+                    self.writer.put(RECORD, encode_free(slot, group.index))
+
+    def count_chunk(self, group: DurableGroup, ticket: _PageTicket, has_failed: bool) -> None:
+        """One chunk of the page is done; after the last one it is recorded, if all were written."""
+        with self._lock:
+            ticket.num_left -= 1
+            ticket.has_failed = ticket.has_failed or has_failed
+            if ticket.num_left != 0 or ticket.has_failed:
+                return
+            generation = self._next_generation
+            self._next_generation = generation + 1
+            checksums: list[int] = []
+            for pool in group.pools:
+                checksums.extend(pool.list_checksums(ticket.slot))
+            group.recorded.add(int(ticket.slot))
+            record = encode_page(ticket.node, generation, ticket.slot, ticket.life_cycle, group.index, checksums)
+            self.writer.put(PAGE_RECORD, record)

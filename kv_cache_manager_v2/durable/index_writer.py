@@ -1,0 +1,187 @@
+"""The index writer: one thread that appends records to a durable level's log, in the order in which they were given.
+
+A page's record comes after its bytes: before it is written, the files of the slots are synced. Callers and the workers of the disk only
+put records into a queue whose calls are single C calls, so a caller may be interrupted anywhere, and waits for nothing but `flush`.
+
+    state     way out
+    writing   close: closed; the disk refuses: failed
+    failed    close: closed. Records are discarded: what comes now is not found by the next process
+    closed    -
+"""
+
+import logging
+import os
+import sys
+import time
+from _thread import start_new_thread
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError, OutOfMemoryError
+from ..device.exit_drain import Drained, drain_at_exit, forget_at_exit
+from ..device.file_port import FilePort
+from ..device.slot_watch import SlotWatch
+from .cache_folder import CacheFolder
+from .record_format import IndexState
+
+RECORD: Final = 0
+PAGE_RECORD: Final = 1
+_FLUSH: Final = 2
+_CLOSE: Final = 3
+
+_MOST_RECORDS: Final = 4096
+"""In one frame."""
+_WATCH_SECONDS: Final = 0.05
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+@final
+@mypyc_attr(native_class=True)
+class _Latch:
+    """Opened by the thread once everything before it is safe."""
+
+    __slots__ = ("lock",)
+
+    lock: Final[Lock]
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.lock.acquire()
+
+
+@final
+@mypyc_attr(native_class=True)
+class IndexWriter(Drained):
+    """See the module. ``failure``: why nothing is written any more, or an empty text."""
+
+    __slots__ = ("failure", "_folder", "_files", "_watches", "_state", "_inbox", "_process", "_ended", "_is_started")
+
+    failure: str
+    _folder: Final[CacheFolder]
+    _files: Final[FilePort]
+    _watches: Final[list[SlotWatch]]
+    _state: IndexState | None
+    """The snapshot to be written first."""
+    _inbox: Final[SimpleQueue[tuple[int, bytes, _Latch | None]]]
+    _process: Final[int]
+    _ended: Final[_Latch]
+    _is_started: bool
+
+    def __init__(self, folder: CacheFolder, watches: list[SlotWatch]) -> None:
+        self.failure = ""
+        self._folder = folder
+        self._files = folder.files
+        self._watches = watches
+        self._state = None
+        self._inbox = SimpleQueue()
+        self._process = os.getpid()
+        self._ended = _Latch()
+        self._is_started = False
+
+    # -- on any thread ------------------------------------------------------------------------------------------------
+
+    def put(self, kind: int, record: bytes) -> None:
+        """Queue one record; ``kind``: RECORD or PAGE_RECORD, whose bytes must be on the disk before it."""
+        self._inbox.put((kind, record, None))
+
+    # -- on the caller's thread ---------------------------------------------------------------------------------------
+
+    def start(self, state: IndexState) -> None:
+        """Begin, with a snapshot of ``state``."""
+        self._state = state
+        try:
+            start_new_thread(self._serve, ())
+        except RuntimeError as error:
+            raise OutOfMemoryError(f"the system gives no thread to write the index of the durable level: {error}") from error
+        self._is_started = True
+        drain_at_exit(self)
+
+    def flush(self) -> None:
+        """Return once all records that were put before are safe, or cannot be."""
+        latch = _Latch()
+        self._inbox.put((_FLUSH, b"", latch))
+        self._wait(latch)
+
+    def drain_until(self, deadline: float) -> None:
+        seconds = deadline - time.monotonic()
+        if seconds > 0 and os.getpid() == self._process:
+            latch = _Latch()
+            self._inbox.put((_FLUSH, b"", latch))
+            latch.lock.acquire(True, seconds)
+
+    def close(self) -> None:
+        """Write what is queued, and end the thread. Twice is fine."""
+        forget_at_exit(self)
+        if not self._is_started or sys.is_finalizing() or os.getpid() != self._process:
+            return
+        self._inbox.put((_CLOSE, b"", None))
+        self._wait(self._ended)
+        self._is_started = False
+
+    def _wait(self, latch: _Latch) -> None:
+        while not latch.lock.acquire(True, _WATCH_SECONDS):
+            if sys.is_finalizing() or os.getpid() != self._process:
+                raise LogicError(
+                    "the index of the durable level is not written, and the thread that writes it is gone: Python is ending, or this "
+                    "process is a fork of the one that has it"
+                )
+
+    # -- on the thread ------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        state = self._state
+        self._state = None
+        is_open = True
+        if state is not None:
+            try:
+                self._folder.write_snapshot(state)
+            except Exception as error:
+                # The old snapshot and logs are still there, so the state can be read as before.
+                _logger.warning("the durable level in %s keeps its old index: %s", self._folder.path, error)
+        state = None
+        while is_open:
+            is_open = self._serve_batch()
+        self._ended.lock.release()
+
+    def _serve_batch(self) -> bool:
+        records: list[bytes] = []
+        latches: list[_Latch] = []
+        has_pages = False
+        is_open = True
+        message = self._inbox.get()
+        while True:
+            kind = message[0]
+            if kind == RECORD or kind == PAGE_RECORD:
+                records.append(message[1])
+                has_pages = has_pages or kind == PAGE_RECORD
+            elif kind == _FLUSH and message[2] is not None:
+                latches.append(message[2])
+            elif kind == _CLOSE:
+                is_open = False
+            if not is_open or len(records) >= _MOST_RECORDS:
+                break
+            try:
+                message = self._inbox.get(False)
+            except Empty:
+                break
+        if records and not self.failure:
+            self._write(records, has_pages)
+        for latch in latches:
+            latch.lock.release()
+        return is_open
+
+    def _write(self, records: list[bytes], has_pages: bool) -> None:
+        try:
+            if has_pages:
+                for watch in self._watches:
+                    self._files.sync(watch.file)
+            self._folder.append(b"".join(records))
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            _logger.error(
+                "the durable level in %s records nothing more: %s. What it has recorded stays; serving goes on", self._folder.path, error
+            )

@@ -1,0 +1,74 @@
+"""Opening the durable level of a configuration: whose folder it is, and what must be equal for its slots to be read."""
+
+import json
+
+from ..config.cache_tier_config import DiskCacheTierConfig
+from ..config.manager_config import KVCacheManagerConfig
+from ..config.model_id import ModelId
+from ..device.checksum import require_xxhash
+from ..device.port import Device
+from ..durable.cache_folder import CacheFolder
+from ..durable.durable_level import DurableLevel
+from ..layout.slot_layout import SlotLayout
+from ..storage.level_slots import LevelSlots
+
+
+def describe_identity(model_id: ModelId, config: KVCacheManagerConfig) -> str:
+    """What names the folder, as JSON: the model, and the rectangle of layers and heads."""
+    identity = {
+        "name": model_id.name,
+        "revision": model_id.revision,
+        "dtype": model_id.dtype,
+        "details": [list(pair) for pair in model_id.details],
+        "salt_domain": model_id.salt_domain,
+        "heads": None if model_id.heads is None else list(model_id.heads),
+        "layers": sorted({int(layer.layer_id) for layer in config.layers}),
+        "tokens_per_block": config.tokens_per_block,
+    }
+    return json.dumps(identity, sort_keys=True)
+
+
+def describe_layout(layout: SlotLayout) -> str:
+    """What each byte of a slot is, as JSON."""
+    placements = [layout.buffer_placement(buffer_id) for buffer_id in layout.buffer_ids]
+    described = {
+        "life_cycles": [
+            [cycle.has_page_per_block, cycle.window_size, int(cycle.num_sink_blocks)] for cycle in layout.life_cycles
+        ],
+        "pool_groups": list(layout.pool_group_indices),
+        "slots": [list(layout.slot_bytes(index)) for index in range(layout.num_pool_groups)],
+        "buffers": [
+            [
+                int(placement.buffer_id.layer_id),
+                str(placement.buffer_id.role),
+                int(placement.life_cycle_id),
+                int(placement.pool_index),
+                placement.layer_offset,
+                placement.num_bytes,
+            ]
+            for placement in placements
+        ],
+    }
+    return json.dumps(described, sort_keys=True)
+
+
+def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayout, levels: list[LevelSlots]) -> None:
+    """Open the folder of the last level, if it is durable; its `LevelSlots` has it then."""
+    last = len(levels) - 1
+    tier = config.cache_tiers[last]
+    if not isinstance(tier, DiskCacheTierConfig) or not tier.durable or tier.model_id is None:
+        return
+    files = device.file_port()
+    if files is None:
+        raise ValueError(f"cache_tiers[{last}] is durable, and {device.name} has no files that outlive the process; use another device")
+    require_xxhash()
+    folder = CacheFolder(files, tier.path, describe_identity(tier.model_id, config), describe_layout(layout))
+    slot_bytes = [layout.slot_bytes(index) for index in range(layout.num_pool_groups)]
+    levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
+
+
+def close_durable(levels: list[LevelSlots]) -> None:
+    """The manager is not made: unlock the folder again."""
+    durable = levels[len(levels) - 1].durable
+    if durable is not None:
+        durable.close()

@@ -1,0 +1,117 @@
+"""The blocks of the tree in the index of the durable level: each gets a number and a record before its first page is recorded.
+
+A block's number is forgotten when it leaves the tree; published again it gets another one, and the next process joins the two. Blocks of
+scopes with a ``lora_id`` get none: the id of an adapter names nothing in another process.
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..durable.durable_level import DurableLevel
+from ..durable.record_format import MIXED, PACKED, encode_mixed, encode_node, encode_root
+from ..storage.page_rows import PageRows
+from .block import Block
+from .block_tokens import key_of
+from .digest_table import DigestTable
+from .reuse_scope import ReuseScope
+from .token_packing import has_digest, unpack_tokens
+
+NO_NODE: Final = 0
+NOT_KEPT: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class DurableNodes:
+    """By block, and by root."""
+
+    __slots__ = ("_level", "_rows", "_block_bytes", "_digests", "_of_blocks", "_of_roots", "_next_node")
+
+    _level: Final[DurableLevel]
+    _rows: Final[PageRows]
+    _block_bytes: Final[i64]
+    _digests: Final[DigestTable]
+    _of_blocks: vec[i64]
+    """By block number; NO_NODE where there is none yet. As many as were needed so far."""
+    _of_roots: Final[dict[int, int]]
+    """By the root's first page id."""
+    _next_node: i64
+
+    def __init__(self, level: DurableLevel, rows: PageRows, block_bytes: i64, digests: DigestTable, next_node: i64) -> None:
+        self._level = level
+        self._rows = rows
+        self._block_bytes = block_bytes
+        self._digests = digests
+        self._of_blocks = vec[i64]()
+        self._of_roots = {}
+        self._next_node = next_node
+
+    def find(self, block: Block) -> i64:
+        """The block's number, or NO_NODE."""
+        if block.first_page < 0:
+            return self._of_roots.get(int(block.first_page), NO_NODE)
+        number = self._rows.block_number(block.first_page)
+        return self._of_blocks[number] if number < len(self._of_blocks) else NO_NODE
+
+    def adopt(self, block: Block, node: i64) -> None:
+        """The block, or root, was recorded by the last process."""
+        if block.first_page < 0:
+            self._of_roots[int(block.first_page)] = int(node)
+            return
+        number = self._rows.block_number(block.first_page)
+        while number >= len(self._of_blocks):
+            self._of_blocks = append(self._of_blocks, NO_NODE)
+        self._of_blocks[number] = node
+
+    def forget(self, block: Block) -> None:
+        """The block, or root, leaves the tree."""
+        if block.first_page < 0:
+            self._of_roots.pop(int(block.first_page), None)
+            return
+        number = self._rows.block_number(block.first_page)
+        if number < len(self._of_blocks):
+            self._of_blocks[number] = NO_NODE
+
+    def record(self, block: Block, scopes: dict[int, ReuseScope]) -> i64:
+        """The number of a block in the tree, recorded now if it was not yet; NO_NODE if it is not kept."""
+        node = self.find(block)
+        if node != NO_NODE:
+            return NO_NODE if node == NOT_KEPT else node
+        path: list[Block] = []
+        above: Block | None = block
+        while above is not None and node == NO_NODE:
+            path.append(above)
+            above = above.parent
+            if above is not None:
+                node = self.find(above)
+        for fresh in reversed(path):
+            if fresh.first_page < 0:
+                node = self._record_root(fresh, scopes[int(fresh.first_page)])
+            else:
+                node = NOT_KEPT if node == NOT_KEPT else self._record_block(fresh, node)
+            self.adopt(fresh, node)
+        return NO_NODE if node == NOT_KEPT else node
+
+    def _record_root(self, root: Block, scope: ReuseScope) -> i64:
+        if scope.lora_id is not None:
+            return NOT_KEPT
+        node = self._take_number()
+        self._level.record_node(encode_root(node, scope.lora_id, scope.salt))
+        return node
+
+    def _record_block(self, block: Block, parent: i64) -> i64:
+        node = self._take_number()
+        key = key_of(block, self._block_bytes)
+        if has_digest(key):
+            record = encode_node(node, parent, encode_mixed(unpack_tokens(key, self._digests)), MIXED)
+        else:
+            record = encode_node(node, parent, key, PACKED)
+        self._level.record_node(record)
+        return node
+
+    def _take_number(self) -> i64:
+        node = self._next_node
+        self._next_node = node + 1
+        return node

@@ -1,0 +1,123 @@
+"""The folder of a durable level: one manager at a time, one layout, and an index that is read back as far as it is whole."""
+
+import json
+import os
+
+import pytest
+from lossy_files import LossyDisk, LossyFiles
+
+from kv_cache_manager_v2 import LogicError
+from kv_cache_manager_v2.device.os_files import OsFiles
+from kv_cache_manager_v2.durable.cache_folder import CacheFolder
+from kv_cache_manager_v2.durable.record_format import PACKED, encode_node, encode_page, encode_root
+
+IDENTITY = json.dumps({"name": "a model"})
+LAYOUT = json.dumps({"slots": [[64]]})
+
+
+def open_folder(disk: LossyDisk, parent: str, layout: str = LAYOUT) -> CacheFolder:
+    return CacheFolder(LossyFiles(disk), parent, IDENTITY, layout)
+
+
+def records_of(number: int) -> bytes:
+    if number == 1:
+        return encode_root(1, None, None)
+    return encode_node(number, number - 1, bytes([number, 0, 0, 0]), PACKED) + encode_page(number, number, number, 0, 0, [number])
+
+
+def test_what_was_appended_is_read_back(tmp_path: object) -> None:
+    disk = LossyDisk()
+    folder = open_folder(disk, str(tmp_path))
+    for number in range(1, 5):
+        folder.append(records_of(number))
+    folder.close()
+    again = open_folder(disk, str(tmp_path))
+    assert sorted(again.state.nodes) == [1, 2, 3, 4] and len(again.state.pages) == 3
+    again.write_snapshot(again.state)
+    again.append(records_of(5))
+    again.close()
+    left = [os.path.basename(path) for path in disk.paths("log-") + disk.paths("snapshot-")]
+    assert left == ["log-2", "snapshot-2"], "older ones are gone"
+    assert sorted(open_folder(disk, str(tmp_path)).state.nodes) == [1, 2, 3, 4, 5]
+
+
+def test_processes_that_end_early_lose_nothing(tmp_path: object) -> None:
+    """A process that never got to its snapshot leaves the older files, and one log more."""
+    disk = LossyDisk()
+    for number in range(1, 6):
+        folder = open_folder(disk, str(tmp_path))
+        assert len(folder.state.nodes) == number - 1
+        folder.append(records_of(number))
+        folder.close()
+    assert len(disk.paths("log-")) == 5 and sorted(open_folder(disk, str(tmp_path)).state.nodes) == [1, 2, 3, 4, 5]
+
+
+def test_a_damaged_snapshot_is_not_used(tmp_path: object) -> None:
+    disk = LossyDisk()
+    folder = open_folder(disk, str(tmp_path))
+    for number in range(1, 4):
+        folder.append(records_of(number))
+    folder.close()
+    again = open_folder(disk, str(tmp_path))
+    again.append(records_of(4))
+    snapshot = again.path + "/snapshot-2"
+    older = dict(disk.files)
+    again.write_snapshot(again.state)
+    again.close()
+    length = len(disk.files[snapshot].content)
+    for cut in range(0, length, 7):
+        # As if the old files had not been removed yet.
+        disk.files.update(older)
+        whole = bytes(disk.files[snapshot].content)
+        disk.files[snapshot].truncate(cut)
+        third = open_folder(disk, str(tmp_path))
+        third.close()
+        assert sorted(third.state.nodes) == [1, 2, 3, 4], "the older logs say all of it"
+        disk.files[snapshot].content = bytearray(whole)
+        for path in disk.paths("log-"):
+            if path not in older:
+                del disk.files[path]
+
+
+def test_one_manager_at_a_time(tmp_path: object) -> None:
+    """With the system's own locks: refused with the process that has the folder, and then let in."""
+    first = CacheFolder(OsFiles(), str(tmp_path), IDENTITY, LAYOUT)
+    with pytest.raises(LogicError, match=f"process {os.getpid()}"):
+        CacheFolder(OsFiles(), str(tmp_path), IDENTITY, LAYOUT)
+    first.close()
+    first.close()
+    CacheFolder(OsFiles(), str(tmp_path), IDENTITY, LAYOUT).close()
+
+
+def test_other_models_have_folders_of_their_own(tmp_path: object) -> None:
+    first = CacheFolder(OsFiles(), str(tmp_path), IDENTITY, LAYOUT)
+    second = CacheFolder(OsFiles(), str(tmp_path), json.dumps({"name": "another model"}), LAYOUT)
+    assert first.path != second.path
+    first.close()
+    second.close()
+
+
+def test_another_layout_or_format_is_refused_and_kept(tmp_path: object) -> None:
+    disk = LossyDisk()
+    folder = open_folder(disk, str(tmp_path))
+    folder.append(records_of(1))
+    folder.close()
+    before = {path: bytes(file.content) for path, file in disk.files.items()}
+    with pytest.raises(ValueError, match="another layout.*Nothing there is changed"):
+        open_folder(disk, str(tmp_path), json.dumps({"slots": [[128]]}))
+    identity = disk.files[folder.path + "/identity.json"]
+    for content, reason in ((b'{"format": 99}', "format 99"), (b"{", "cannot be read"), (b"[]", "cannot be read")):
+        identity.content = bytearray(content)
+        with pytest.raises(ValueError, match=reason):
+            open_folder(disk, str(tmp_path))
+    identity.content = bytearray()
+    with pytest.raises(ValueError, match="no identity"):
+        open_folder(disk, str(tmp_path))
+    identity.content = bytearray(before[folder.path + "/identity.json"])
+    assert {path: bytes(file.content) for path, file in disk.files.items()} == before
+    assert len(open_folder(disk, str(tmp_path)).state.nodes) == 1
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: object) -> None:
+    with pytest.raises(ValueError, match="create it first"):
+        CacheFolder(OsFiles(), f"{tmp_path}/nowhere", IDENTITY, LAYOUT)
