@@ -252,8 +252,7 @@ class DiskWorkers(Drained):
             for found in errors:
                 if found.is_write:
                     job.write_errors.append(found)
-                    continue
-                if job.read_error is None or job.read_error.is_corrupt:
+                elif job.read_error is None or job.read_error.is_corrupt:
                     job.read_error = found
                 if found.is_corrupt:
                     # Each of them names other bytes; an error of the disk stands for all bytes of the job.

@@ -20,7 +20,7 @@ from ..reuse.reuse_scope import make_scope
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence.shared_state import SharedState
 from ..storage.decision_digest import SLOT
-from ..storage.page_rows import pack_place, place_at
+from ..storage.page_rows import PLACE, ROW_WORDS, pack_place
 
 
 @final
@@ -213,7 +213,7 @@ class DurableRestore:
             restored.block = block
             words = storage.rows.words
             for life_cycle, (slot, _page) in restored.pages.items():
-                words[place_at(block.first_page + life_cycle)] = pack_place(slot, self._durable.index, PRIORITY_DEFAULT)
+                words[(block.first_page + life_cycle) * ROW_WORDS + PLACE] = pack_place(slot, self._durable.index, PRIORITY_DEFAULT)
             key = restored.stored.tokens
             if restored.tokens is not None:
                 key = pack_tokens(restored.tokens, tree.digests, True)
