@@ -204,9 +204,7 @@ class RadixTree(PageOwner):
             self._add_child(children, only_child, key_of(only_child, self.block_bytes))
         self._add_child(children, block, key)
 
-    def attach_run(
-        self, parent: Block, blocks: list[Block], begin: i64, end: i64, packed: bytes, position: i64
-    ) -> vec[i64]:
+    def attach_run(self, parent: Block, blocks: list[Block], begin: i64, end: i64, packed: bytes, position: i64) -> vec[i64]:
         """`attach` private blocks, each below the one before, the first one below ``parent``, which has no child.
 
         Their tokens are those from ``position`` on, whole blocks all. Returns their first page ids.
@@ -324,9 +322,7 @@ class RadixTree(PageOwner):
 
     def durable_node(self, page: i64) -> i64:
         block = self.pool.block_of_page(page)
-        if self.nodes is None or block.parent is None:
-            return NO_NODE
-        return self.nodes.record(block, self._scopes)
+        return NO_NODE if self.nodes is None or block.parent is None else self.nodes.record(block, self._scopes)
 
     def find_page_below(self, page: i64) -> i64:
         block = self.pool.block_of_page(page)
@@ -400,9 +396,7 @@ class RadixTree(PageOwner):
         if block.num_pins == 0 and block.only_child is None and block.children is None:
             self.prune(block)
 
-    def drop_victims(
-        self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None
-    ) -> None:
+    def drop_victims(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
         storage = self.storage
         index = level * storage.num_pool_groups + pool_group
         queue = storage.queues[index]
@@ -429,9 +423,7 @@ class RadixTree(PageOwner):
             drop(storage, page, pool_group, cause, account)
             self._drop_useless(block, life_cycle, account)
 
-    def _drop_path(
-        self, leaf: Block, life_cycle: i64, level: i64, missing: i64, cause: i64, account: PageCounters | None
-    ) -> bool:
+    def _drop_path(self, leaf: Block, life_cycle: i64, level: i64, missing: i64, cause: i64, account: PageCounters | None) -> bool:
         """Drop the next victims in one go, where they are those of the last blocks of a path. False, and nothing has changed, if
         that would be one block."""
         path = self._path

@@ -76,8 +76,7 @@ class PageStorage:
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
         "last_refusal", "num_refusals", "sink", "reads", "copies", "closed", "changes", "durable", "learning", "_keys",
-        "_records",
-        "_num_sentinels_used",
+        "_records", "_num_sentinels_used",
     )  # fmt: skip
 
     device: Final[Device]
