@@ -155,4 +155,5 @@ def test_what_the_window_passed_takes_no_room_from_others_on_a_lower_level(num_p
                 kv_cache.commit(text)
             manager.check_invariants()
         found = [manager.probe_reuse(input_tokens=text) for text in texts]
-        assert found == [0] * max(0, num_prompts - 11) + [40] * min(num_prompts, 11)
+        # Which text goes is the policy's choice: all came once.
+        assert sorted(found) == [0] * max(0, num_prompts - 11) + [40] * min(num_prompts, 11)
