@@ -41,9 +41,7 @@ DIALECT_IN_NAMES: Final = re.compile(
 
 # A folder of the package, a page, a folder of tests.
 EXEMPT: Final = {
-    "kv_cache_manager_v2/storage/eviction/",
     "CHANGELOG.md",
-    "docs/eviction.md",
     "docs/notes/",  # notebooks of measurements
     "docs/performance",
     "tests/",

@@ -1,7 +1,7 @@
 """ARC, adaptive replacement (Megiddo and Modha, FAST 2003): pages seen once against pages seen again, as the misses teach.
 
-Two lines, each by recency: ONCE, pages that came and were not reused since, and AGAIN. Two lists of ghosts: content that either line
-gave up. Content that comes back from ONCE's ghosts says that ONCE is too short, from AGAIN's that AGAIN is: the target
+Two lines, each by recency: ONCE, pages that came and were not reused since, and AGAIN. Two lists of ghosts: content that either
+lost. Content that comes back from ONCE's ghosts says that ONCE is too short, from AGAIN's that AGAIN is: the target
 length of ONCE moves accordingly, by the ratio of the two lists of ghosts.
 """
 
@@ -82,7 +82,7 @@ class ArcQueue(ListedQueue):
         ghosts = self._ghosts_of_once if self._lists.list_of(page) == ONCE else self._ghosts_of_again
         self.remove(page)
         ghosts.add(key)
-        # ONCE and its ghosts are one cache's worth, and everything together two.
+        # ONCE and its ghosts are as long as one cache, and everything together two.
         self._ghosts_of_once.set_limit(max(self._capacity - self._lists.counts[ONCE], 1))
         rest = 2 * self._capacity - self.num_pages - self._ghosts_of_once.num_keys
         self._ghosts_of_again.set_limit(max(rest, 1))

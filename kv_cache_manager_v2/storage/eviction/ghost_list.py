@@ -199,7 +199,7 @@ class GhostList:
         assert self.num_keys <= length <= size, f"{self.num_keys} keys in {length} places of a ring of {size}"
 
     def check(self) -> None:
-        """Evaluate the books from scratch."""
+        """Evaluate all counts from scratch."""
         size: i64 = len(self._ring)
         num_keys: i64 = 0
         place = self._begin

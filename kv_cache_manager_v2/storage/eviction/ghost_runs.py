@@ -1,6 +1,6 @@
 """Which segment lost the run of pages that begins with a content: segments by the content key of their ghost nearest to the root.
 
-A segment is given up from its end on, so what is gone of it is one run along a path: it takes one entry, however long it is. An open
+A segment is evicted from its end on, so what is gone of it is one run along a path: it takes one entry, however long it is. An open
 hash table of segment numbers with linear probing and backward shifting; the keys stand in the segments.
 """
 

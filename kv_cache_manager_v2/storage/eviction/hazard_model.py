@@ -4,7 +4,7 @@ Age has 14 buckets. For each bucket a logistic model over the one-hot features o
 a feature, plus one that all buckets share. A segment that returns in a bucket is a positive example, one that passes it a
 negative one; the step is Adagrad's, and the shared weights take half of it. An example counts as the square root of its blocks.
 
-The value of a segment is Gittins' index: the most hits to be expected for each slot and time, over all ages to give it up at.
+The value of a segment is Gittins' index: the most hits to be expected for each slot and time, over all ages to evict it at.
 
 Floats are added, multiplied, divided and rooted only, which all processors do alike, and the logistic function is a table.
 """

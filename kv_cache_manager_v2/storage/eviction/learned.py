@@ -1,8 +1,8 @@
 """Pages by what keeping them can be expected to yield, learned from what came back (`HazardModel`).
 
-Pages that a request gives back become *segments* (`segment_table`): runs of equal priority and use class, its last block one of its own.
+Pages that a request releases become *segments* (`segment_table`): runs of equal priority and use class, its last block one of its own.
 The next victim is the first page, the one farthest from the root, of the segment of least priority and then least value.
-Pages that are to go before all others of their priority stand in a line of their own, and nothing is learned of them.
+Pages that are to go before all others of their priority are in a list of their own, and nothing is learned of them.
 
 What is gone is remembered as the ghosts of its segment (`SegmentRecords`), for eight times as many pages as there are slots. Of a run,
 they are asked for from the first new block of the path on, until several in a row are unknown: what lies below content that was
@@ -457,7 +457,7 @@ class LearnedQueue(VictimQueue):
             self._notes.set(page, note - IN_SEGMENT + MOVING)
 
     def _arrive(self, page: i64, note: i64) -> None:
-        """From another queue, or this one: nobody has used it, and it is as old as it was."""
+        """From another queue, or this one: no request has used it, and it is as old as it was."""
         self._learn_returned()
         source = segment_of_note(note)
         uses = uses_of_note(note)
@@ -493,7 +493,7 @@ class LearnedQueue(VictimQueue):
         self._free_if_empty(segment)
 
     def defer(self, page: i64, below: i64) -> None:
-        """It takes over the segment of the other, or its place in the line of those that go first."""
+        """It takes over the segment of the other, or its place in the list of those that are evicted first."""
         note = self._notes.get(page)
         segment = self._leave(page, note)
         uses = uses_of_note(note)
@@ -580,5 +580,5 @@ class LearnedQueue(VictimQueue):
 
     def check(self) -> None:
         counted = self._num_in_segments + self.first_pages.num_pages
-        assert counted == self.num_pages, f"{counted} pages in segments and first in line, counted {self.num_pages}"
+        assert counted == self.num_pages, f"{counted} pages in segments and evict-first, counted {self.num_pages}"
         self.records.check_count()

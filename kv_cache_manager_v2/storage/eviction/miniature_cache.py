@@ -1,7 +1,7 @@
 """A small copy of a cache for sampled blocks only: which of them another policy, or another size, would still have had.
 
 It is played through from a `ReuseLog`. A cache of ``n`` blocks whose blocks are sampled at a rate of ``r`` is one of ``n * r`` blocks;
-the policy is the manager's own queue, used as the manager uses it: a block that somebody holds is in no queue, and one with others
+the policy is the manager's own queue, used as the manager uses it: a block that a sequence holds is in no queue, and one with others
 below it never goes before them. What the manager had to compute again and this cache still has is a hit here, and the other way round.
 """
 
@@ -24,7 +24,7 @@ from ..victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .make_queue import MOST_SENTINELS, make_queue
 
 _PRIORITY: Final = 35
-NOBODY: Final = -1
+NO_BLOCK: Final = -1
 _IN_RUN: Final = -1
 """Instead of the number of its holders: the block goes back with others, and a log that says so twice is wrong."""
 
@@ -53,25 +53,25 @@ class SampledBlocks:
         self.parents = vec[i64]()
         self.children = []
         numbers: dict[int, int] = {}
-        parent: i64 = NOBODY
+        parent: i64 = NO_BLOCK
         position: i64 = 0
         while position < len(words):
             kind = words[position] & KIND_MASK
             key = words[position] >> KEY_SHIFT
-            number: i64 = numbers.get(int(key), NOBODY)
-            if number == NOBODY:
+            number: i64 = numbers.get(int(key), NO_BLOCK)
+            if number == NO_BLOCK:
                 number = len(numbers)
                 numbers[int(key)] = int(number)
                 self.keys = append(self.keys, key)
-                self.parents = append(self.parents, NOBODY)
+                self.parents = append(self.parents, NO_BLOCK)
                 self.children.append([])
             if kind == BELOW:
                 parent = number
             else:
-                if parent != NOBODY and self.parents[number] == NOBODY and parent != number:
+                if parent != NO_BLOCK and self.parents[number] == NO_BLOCK and parent != number:
                     self.parents[number] = parent
                     self.children[parent].append(int(number))
-                parent = NOBODY
+                parent = NO_BLOCK
                 self.kinds = append(self.kinds, kind)
                 self.blocks = append(self.blocks, number)
             position += 1
@@ -97,7 +97,7 @@ class _SampledKeys(ContentKeys):
 class MiniatureCache:
     """``num_hits`` of ``num_queries`` were there.
 
-    A block is away, or held (cached, in no queue), or queued. What several hold is queued when all of them have given it back.
+    A block is away, or held (cached, in no queue), or queued. What several hold is queued when all of them have released it.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class MiniatureCache:
     """Cached blocks right below each one."""
     _num_held_below: vec[i64]
     _held: vec[i64]
-    """Blocks in the order in which somebody began to hold them; many are given back by now."""
+    """Blocks in the order in which sequences began to hold them; many are released by now."""
     _first_held: i64
     _run: vec[i64]
     """Pages that are about to go back together, the first ``_num_in_run``."""
@@ -160,7 +160,7 @@ class MiniatureCache:
                 if self._is_cached(block):
                     self.num_hits += 1
                     if self._is_queued(block):
-                        # Whoever asked is about to hold it, or to publish it once more.
+                        # The sequence that asked is about to hold it, or to publish it once more.
                         self._queue.use(block + MOST_SENTINELS)
                         self._begin_hold(block)
             elif kind == RELEASED:
@@ -174,7 +174,7 @@ class MiniatureCache:
                     self._begin_hold(block)
                 if kind == PUBLISHED_PART:
                     if self._num_holders[block] == 0 and not self._is_queued(block):
-                        self._give_back(block)
+                        self._release(block)
                 else:
                     self._num_holders[block] += 1
             position += 1
@@ -188,7 +188,7 @@ class MiniatureCache:
     def _begin_hold(self, block: i64) -> None:
         self._held = append(self._held, block)
         parent = self._sample.parents[block]
-        if parent != NOBODY:
+        if parent != NO_BLOCK:
             self._num_held_below[parent] += 1
 
     def _add_to_run(self, block: i64) -> None:
@@ -206,15 +206,15 @@ class MiniatureCache:
             block = self._run[position] - MOST_SENTINELS
             self._num_holders[block] = 0
             parent = self._sample.parents[block]
-            if parent != NOBODY:
+            if parent != NO_BLOCK:
                 self._num_held_below[parent] -= 1
             position += 1
         self._num_in_run = 0
 
-    def _give_back(self, block: i64) -> None:
+    def _release(self, block: i64) -> None:
         self._queue.push(block + MOST_SENTINELS)
         parent = self._sample.parents[block]
-        if parent != NOBODY:
+        if parent != NO_BLOCK:
             self._num_held_below[parent] -= 1
 
     def _bring_in(self, block: i64) -> None:
@@ -223,7 +223,7 @@ class MiniatureCache:
         while self.num_cached >= self._num_slots:
             page = queue.first()
             if page == NO_VICTIM or num_spared > queue.num_pages:
-                self._give_back_longest_held()
+                self._release_longest_held()
                 num_spared = 0
                 continue
             victim = page - MOST_SENTINELS
@@ -241,8 +241,8 @@ class MiniatureCache:
         self.num_cached += 1
         self._count_below(block, 1)
 
-    def _give_back_longest_held(self) -> None:
-        """All that could go is held: more is in use than this cache can hold, or the log has lost who gave it back. The far end of
+    def _release_longest_held(self) -> None:
+        """All that could go is held: more is in use than this cache can hold, or the log has lost who released it. The leaf of
         its path goes first, as what is above a block that is held stays."""
         block = self._held[self._first_held]
         while not self._is_held(block):
@@ -250,7 +250,7 @@ class MiniatureCache:
             block = self._held[self._first_held]
         while self._num_held_below[block] > 0:
             block = self._find_held_below(block)
-        self._give_back(block)
+        self._release(block)
 
     def _is_held(self, block: i64) -> bool:
         return self._is_cached(block) and not self._is_queued(block)
@@ -269,5 +269,5 @@ class MiniatureCache:
 
     def _count_below(self, block: i64, change: i64) -> None:
         parent = self._sample.parents[block]
-        if parent != NOBODY:
+        if parent != NO_BLOCK:
             self._num_below[parent] += change

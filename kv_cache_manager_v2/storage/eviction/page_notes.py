@@ -27,7 +27,7 @@ AGE_SHIFT: Final = 8
 AGE_MASK: Final = 15
 BRANCH_BIT: Final = 1 << 12
 FIRST_BIT: Final = 1 << 13
-"""With IN_USE, though nobody uses it: so is the note of a page in the line of those that go before all others."""
+"""With IN_USE, though no sequence uses it: so is the note of a page among those that are evicted before all others."""
 CLASS_MASK: Final = (USES_MASK << USES_SHIFT) | (AGE_MASK << AGE_SHIFT)
 
 

@@ -144,7 +144,7 @@ class RecencyShadow:
             self._earn(count * _PAGE)
 
     def note_gone(self, stamp: i64, count: i64 = 1) -> None:
-        """So many pages that were pushed then were given up to make room."""
+        """So many pages that were pushed then were evicted."""
         if stamp >= self._oldest:
             gone = i64(self._gone[stamp & (NUM_PARTS - 1)]) + count
             entry: int = gone
@@ -166,7 +166,7 @@ class RecencyShadow:
                 self.is_barred = True
 
     def trim(self, num_pages: i64, now: i64) -> None:
-        """Pages are about to go to make room: recency has as many as the queue. ``num_pages`` are in it, those pushed in part ``now``,
+        """Pages are about to be evicted: recency has as many as the queue. ``num_pages`` are in it, those pushed in part ``now``,
         which is not over, left out."""
         self.is_behind = False
         while self.num_pages > num_pages and self._oldest < now:

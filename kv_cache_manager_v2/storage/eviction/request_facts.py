@@ -1,7 +1,7 @@
-"""What a request tells the learned policies as it gives its pages back: one for all queues of a manager.
+"""What a request tells the learned policies as it releases its pages: one for all queues of a manager.
 
-`begin` before the pages go back, `end` after it. What is pushed in between is that request's; what is pushed otherwise (a page that
-moved, one that a window has passed) has no request.
+`begin` before the pages are released, `end` after it. What is pushed in between is that request's; what is pushed otherwise (a page that
+moved, one that is out of its window) has no request.
 """
 
 from typing import Final, final
@@ -17,7 +17,7 @@ class RequestFacts:
     __slots__ = ("serial", "num_blocks", "num_generated_blocks", "num_generated_tokens", "_num_requests")
 
     serial: i64
-    """Of the request that gives its pages back, or NO_REQUEST."""
+    """Of the request that releases its pages, or NO_REQUEST."""
     num_blocks: i64
     """Of its whole text."""
     num_generated_blocks: i64

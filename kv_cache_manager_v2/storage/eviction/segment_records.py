@@ -1,10 +1,10 @@
-"""What LEARNED has learned, and the segments of a pool group, of all its levels: the model, the clock and what was given up.
+"""What LEARNED has learned, and the segments of a pool group, of all its levels: the model, the clock and what was evicted.
 
 Pages go from a segment's queue to its *ghosts* when they leave the last level: from then on only their content keys are known, those at
 both ends of the run that they are. If that content comes back, the segment has returned.
 
     in a queue   -> in another one   a page moves to another level: a copy of the segment goes on there, as old as it was
-    in a queue   -> ghost            it is given up
+    in a queue   -> ghost            it is evicted
     ghost        -> in a queue       its content comes back, in a segment of the request that brings it
     any          -> forgotten        the oldest ghosts, when there are too many ghosts or segments
 
@@ -146,7 +146,7 @@ class SegmentRecords:
         return len(self._learns) - 1
 
     def learns_below(self, queue: i64) -> bool:
-        """Whether a page that goes down from there comes into a learned queue."""
+        """Whether a page that is offloaded from there comes into a learned queue."""
         return queue + 1 < len(self._learns) and self._learns[queue + 1]
 
     def set_capacity(self, queue: i64, num_slots: i64) -> None:
@@ -335,7 +335,7 @@ class SegmentRecords:
         at = segment * SEGMENT_WORDS
         other = self.ghosts.find(top_key)
         if other != NO_SEGMENT and other != segment:
-            # The same content, given up once more: what is younger counts.
+            # The same content, evicted once more: what is younger counts.
             self._take_ghosts(other)
             if words[other * SEGMENT_WORDS + COUNTS] & LOW == 0:
                 table.free(other)

@@ -3,7 +3,7 @@
 Eight words each, in the order of their age:
 
     KEY     priority (bits 48-54) | value by the model (0-47): what the heap of its queue sorts by
-    STATE   traits (0-26) | buckets passed (27-30) | queue (31-35); FREE where nobody uses the words
+    STATE   traits (0-26) | buckets passed (27-30) | queue (31-35); FREE where no segment uses the words
     STAMP   the clock when it was pushed (bits 12-62) | its number among the segments that one run of pages became (0-11)
     COUNTS  pages in its queue (0-31) | pages that are gone and remembered, its ghosts (32-62)
     ORDER   the next older segment (0-30) | the next newer one (31-61)
@@ -12,7 +12,7 @@ Eight words each, in the order of their age:
     BOTTOM  content key of the ghost farthest from it
 
 Segment 0 is the sentinel of the age order. A mark per edge of the model's buckets is the oldest segment that has not crossed it:
-all cross it in the order of their age, so nobody looks at all of them.
+all cross it in the order of their age, so no call looks at all of them.
 """
 
 from typing import Final, final
