@@ -258,7 +258,16 @@ CALLS: dict[str, Callable[[World], Example]] = {
     ),
     "DiskCacheTierConfig": lambda w: (
         library.DiskCacheTierConfig,
-        {"quota": 4096, "path": "/tmp", "eviction_policy": library.EvictionPolicy.LRU},
+        {
+            "quota": 4096, "path": "/tmp", "eviction_policy": library.EvictionPolicy.LRU, "durable": True,
+            "model_id": library.ModelId("a model"),
+        },
+    ),
+    "ModelId": lambda w: (
+        library.ModelId,
+        {
+            "name": "a model", "revision": "r7", "dtype": "bf16", "details": {"rope": "yarn"}, "salt_domain": "a tenant", "heads": (0, 8),
+        },
     ),
     "BufferConfig": lambda w: (BufferConfig, {"role": _KEY, "size": 64, "tokens_per_block_override": 2}),
     "BufferConfig.expansion": lambda w: (BufferConfig(_KEY, 8).expansion, {"tokens_per_block": 4}),
@@ -356,6 +365,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "KVCacheManager.get_page_index_scale": lambda w: (w.manager.get_page_index_scale, _LAYER),
     "KVCacheManager.get_page_index_upper_bound": lambda w: (w.manager.get_page_index_upper_bound, _LAYER),
     "KVCacheManager.get_page_index_converter": lambda w: (w.manager.get_page_index_converter, _LAYER),
+    "KVCacheManager.shutdown": lambda w: (w.manager.shutdown, {"drain_seconds": 1.5}),
     "KVCacheManager.supports_index_mode": lambda w: (w.manager.supports_index_mode, {"mode": _SHARED}),
     "KVCacheManager.get_aggregated_pages": lambda w: (
         w.manager.get_aggregated_pages,

@@ -88,6 +88,7 @@ def make_values_by_hand() -> dict[str, Callable[[], Any]]:
         "TokenRangeRetention": lambda: package.TokenRangeRetention(0, 3, 50),
         "RetentionConfig": lambda: package.RetentionConfig([package.TokenRangeRetention(0, 3, 50)], 80),
         "DiskCacheTierConfig": lambda: package.DiskCacheTierConfig(1 << 16, "/somewhere"),
+        "ModelId": lambda: package.ModelId("a model", "r7", "bf16", {"rope": "yarn"}, "a tenant", (0, 8)),
         "Decoding": lambda: load_class("Decoding", PUBLIC["Decoding"])(2),
         "ServingLimits": lambda: load_class("ServingLimits", PUBLIC["ServingLimits"])(4),
         "ModelPreset": lambda: load_class("ModelPreset", PUBLIC["ModelPreset"])("a name", "a source", [LayerShape(2, 8)]),

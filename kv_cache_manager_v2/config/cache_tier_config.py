@@ -85,11 +85,11 @@ class DiskCacheTierConfig(ConfigValue):
             raise TypeError(f"DiskCacheTierConfig.model_id must be a ModelId or None, not {type(model_id).__name__}")
         if self.durable and model_id is None:
             raise ValueError(
-                "DiskCacheTierConfig.durable needs a model_id: another process must be able to tell whose bytes are there; give "
-                "ModelId(name, revision, dtype, details)"
+                "DiskCacheTierConfig.durable is True and model_id is None, but it needs a model_id: another process must be able to tell "
+                "whose bytes are there; give ModelId(name, revision, dtype, details)"
             )
         if not self.durable and model_id is not None:
-            raise ValueError("DiskCacheTierConfig.model_id is given and durable is not; give both, or neither")
+            raise ValueError("DiskCacheTierConfig.model_id is given and durable is False; give both, or neither")
 
     @property
     def tier(self) -> CacheTier:

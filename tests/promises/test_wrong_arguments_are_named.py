@@ -70,6 +70,8 @@ def _fits_one(kind: str, value: Any) -> bool:
         return isinstance(value, bytes)
     if kind == "Mapping[str, Any]":
         return isinstance(value, dict)
+    if kind == "Mapping[str, str]":
+        return isinstance(value, dict) and all([isinstance(item, str) for item in value.values()])
     if kind == "Tokens":
         # A bool among tokens is a token, see docs/edges.md.
         return is_list(value) and all([is_int(item) or isinstance(item, (bool, bytes)) for item in value])
@@ -101,6 +103,8 @@ def mentions(message: str, value: Any) -> bool:
         # A list of a wrong length is told by its length, one of wrong items by the first of them.
         items = [*value, *np.asarray(value, object).tolist()]
         return name in message or str(len(value)) in message or any([mentions(message, item) for item in items])
+    if isinstance(value, dict) and any([mentions(message, item) for item in value.values()]):
+        return True
     return name in message or repr(value) in message or str(value) in message
 
 

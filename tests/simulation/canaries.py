@@ -190,9 +190,9 @@ CANARIES = (
         "refused resize moves the history",
         "sequence/resize_plan.py",
         "_plan_without_copy",
-        "if not is_tail or not can_take_tail_back(state):\n"
+        "if not is_copy_of_tail(turn) or not can_take_tail_back(state):\n"
         "    return None",
-        "if not is_tail or not can_take_tail_back(state):\n"
+        "if not is_copy_of_tail(turn) or not can_take_tail_back(state):\n"
         "    state.history = plan.history\n"
         "    return None",
     ),
@@ -481,7 +481,7 @@ CANARIES = (
     Canary(
         "snapshot is taken from the wrong slot",
         "sequence/snapshots.py",
-        "stage_snapshot",
+        "_copy_state",
         "copy_page(storage, live_block(state, position).first_page + life_cycle, page, pool_group, state.stream)",
         "copy_page(storage, live_block(state, position + 1).first_page + life_cycle, page, pool_group, state.stream)",
     ),

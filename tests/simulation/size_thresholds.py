@@ -28,6 +28,7 @@ def most_children(run: Any) -> int:
 
 
 CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
+    "reuse/block_pool.py _FEW_BLOCKS": (lambda run: run.manager._shared.tree.pool._num_used, 16),
     "storage/eviction/learned.py _MOST_UNKNOWN": (
         lambda run: most([queue.num_pages for queue in queues_of(run, LearnedQueue)]), 8,
     ),
@@ -49,7 +50,8 @@ CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
 """By file and name: how far a run is now, and what it has to exceed."""
 
 ELSEWHERE: dict[str, str] = {
-    "reuse/block_pool.py _FEW_BLOCKS": "blocks made at once, in every run",
+    "reuse/durable_nodes.py NOT_KEPT": "no limit",
+    "sequence/index_changes.py _LEAST_RUNS": "runs of entries that were set: tests/unit/sequence/test_index_changes.py",
     "pools/slot_allocator.py MOST_RESERVED": "more slots than a test has memory for; beyond it arrays grow by appending",
     "storage/page_rows.py MOST_RESERVED": "more rows than a test has memory for; beyond it arrays grow by appending",
     "storage/page_rows.py MOST_HOLDS": "users of one page: tests/unit/storage/test_page_rows.py",
