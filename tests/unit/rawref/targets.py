@@ -1,9 +1,13 @@
-"""Classes that can be referred to. The tests run them as they are, and compiled by mypyc."""
+"""Classes that can be referred to. The tests run them as they are, and compiled by mypyc.
+
+Functions of rawref are imported by name: looking one up in the module with an exception set may clear that exception, where the name
+is not in CPython's cache of types' attributes.
+"""
 
 from typing import ClassVar
 
-import rawref
 from mypy_extensions import mypyc_attr
+from rawref import invalidate, seal, write_unraisable
 
 
 @mypyc_attr(native_class=True)
@@ -20,10 +24,10 @@ class Closing:
         self.__rawref__ = None
 
     def close(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
 
     def held_in_the_attribute(self) -> object:
         """In compiled code this is the guard itself, which no other code can get hold of."""
@@ -64,7 +68,7 @@ class Rising:
 
     def __del__(self) -> None:
         if self.cuts:
-            rawref.invalidate(self)
+            invalidate(self)
         Rising.risen.append(self)
 
 
@@ -99,12 +103,12 @@ class Cautious:
         self.__rawref__ = None
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
         try:
             self.ends.append("".join(["reach", "ed"]))
             raise KeyError("of its own")
         except BaseException as error:
-            rawref.write_unraisable(error, "a place")
+            write_unraisable(error, "a place")
 
 
 @mypyc_attr(native_class=True)
@@ -127,7 +131,7 @@ class Sealing:
 
     @classmethod
     def __init_subclass__(cls) -> None:
-        rawref.seal(cls)
+        seal(cls)
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
@@ -160,4 +164,4 @@ class Sealed(Sealing):
         return 2 * self._size
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
