@@ -1,4 +1,4 @@
-"""`IndexChanges` against whole arrays compared, and what it keeps while nobody looks."""
+"""`IndexChanges` against whole arrays compared, and what it keeps while no user looks."""
 
 from random import Random
 

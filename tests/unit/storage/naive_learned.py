@@ -171,7 +171,7 @@ class NaiveLearned(NaiveQueue):
     def go_on(self) -> None:
         num_left = 64
         for edge in range(NUM_BUCKETS, 0, -1):
-            # All cross in the order of their age: whoever is older than the first that has not has done so.
+            # All cross in the order of their age: all that are older than the first that has not have done so.
             waiting = next((place for place, segment in enumerate(self.segments) if edge not in segment.crossed), len(self.segments))
             for segment in self.segments[waiting:]:
                 if num_left == 0 or self.clock - segment.stamp[0] < self.edges[edge]:
