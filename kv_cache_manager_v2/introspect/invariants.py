@@ -16,10 +16,9 @@ from ..reuse.block import Block
 from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.transfer_leases import TransferLeaseState
+from ..stats.usage_counters import PROMPT_TOKENS, UsageCounters
+from ..storage.page_removal import is_published
 from ..storage.victim_queue import VictimQueue
-from .copy_invariants import check_copies
-from .event_invariants import check_announcements
-from .usage_checks import check_usage
 
 
 _SCRATCH: Final = -1
@@ -69,9 +68,9 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_pages(shared, states, tally)
         _check_slots(shared, states)
         _require(shared.storage.slots.num_kept_slots == 0, "a slot that a copy was made into beforehand has not been freed")
-        check_copies(shared)
-        check_announcements(shared)
-        check_usage(shared, states, len(tally.published))
+        _check_copies(shared)
+        _check_announcements(shared)
+        _check_usage(shared, states, len(tally.published))
         count = shared.tree.digests.total_count()
         _require(count == tally.num_digests, f"{tally.num_digests} digests are in use, {count} are counted")
     except AssertionError as error:
@@ -395,3 +394,71 @@ def _check_scratch(state: SequenceState, owners: list[dict[int, int]]) -> None:
             _require(slot not in owned, f"scratch slot {slot} of sequence {state.id} is page {owned.get(slot)}'s")
             owned[slot] = _SCRATCH
     _require(num_blocks == scratch.num_blocks, f"sequence {state.id} counts {scratch.num_blocks} scratch blocks")
+
+
+def _check_copies(shared: SharedState) -> None:
+    storage = shared.storage
+    rows = storage.rows
+    num_pool_groups = int(storage.num_pool_groups)
+    copies = storage.copies.collect()
+    if len(copies) != storage.copies.num_copies:
+        raise CorruptedError(f"{len(copies)} clean copies are listed, {storage.copies.num_copies} counted")
+    slots: list[set[int]] = [set() for _ in storage.allocators]
+    for page, (index, slot) in copies.items():
+        level, pool_group = divmod(index, num_pool_groups)
+        name = f"the clean copy of page {page} in slot {slot} of level {level}"
+        if not storage.copies.has_copy_at(page, index):
+            raise CorruptedError(f"{name} is not known to the page")
+        if not rows.has_page(page) or not is_published(storage, page):
+            raise CorruptedError(f"{name} is not of a published page")
+        if rows.level(page) >= level:
+            raise CorruptedError(f"{name} is no colder than the page, which is on level {rows.level(page)}")
+        if storage.pool_group_of_page(page) != pool_group:
+            raise CorruptedError(f"{name} is in another pool group than the page")
+        slots[index].add(slot)
+    for index, allocator in enumerate(storage.allocators):
+        if allocator.num_aside != len(slots[index]):
+            raise CorruptedError(f"{allocator.num_aside} slots are set aside at index {index} for {len(slots[index])} copies")
+        for slot in allocator.collect_free_slots():
+            if slot in slots[index]:
+                raise CorruptedError(f"slot {slot} at index {index} holds a clean copy and is in the list of slots without one")
+
+
+def _check_announcements(shared: SharedState) -> None:
+    """Raise `CorruptedError` with the first page that is announced and should not be, or should be and is not."""
+    storage = shared.storage
+    sink = storage.sink
+    if sink is None:
+        return
+    for block in shared.tree.pool.all_blocks():
+        is_told_of = block.parent is not None and (sink.wants_partial_blocks or shared.tree.is_full(block))
+        for life_cycle in range(shared.num_life_cycles):
+            page = block.first_page + life_cycle
+            expected = is_told_of and storage.rows.has_page(page)
+            if sink.is_announced(page) != expected:
+                raise CorruptedError(
+                    f"page {page} of a {'published' if is_told_of else 'private or partial'} block is "
+                    f"{'not announced' if expected else 'announced'} to the event sink"
+                )
+
+
+def _check_usage(shared: SharedState, states: Sequence[SequenceState], num_published: int) -> None:
+    """Raise `CorruptedError` if hits and misses are not the prompt, or the history miscounts the tree's blocks."""
+    history = shared.tree.history
+    if history is not None and history.num_blocks != num_published:
+        raise CorruptedError(f"{num_published} blocks are published, the history counts {history.num_blocks}")
+    for state in states:
+        counters = state.counters
+        if counters is not None:
+            _check_prompt(counters.usage, f"sequence {state.id}")
+            if counters.total is not None:
+                _check_prompt(counters.total, "the total")
+
+
+def _check_prompt(usage: UsageCounters, name: str) -> None:
+    explained = 0
+    for at in range(usage.hits_at, usage.calls_at):
+        explained += int(usage.counts[at])
+    tokens = int(usage.counts[usage.calls_at + PROMPT_TOKENS])
+    if explained != tokens:
+        raise CorruptedError(f"{name}: hits and misses are {explained} tokens of a prompt of {tokens}")

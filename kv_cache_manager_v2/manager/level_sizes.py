@@ -3,6 +3,7 @@
 import logging
 from typing import Final, SupportsIndex, final
 
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_int
@@ -10,9 +11,10 @@ from ..config.cache_tier_config import compute_max_quota
 from ..config.manager_config import KVCacheManagerConfig
 from ..layout.sizing import compute_slots_bytes, describe_slots, plan_new_slot_counts
 from ..layout.slot_layout import SlotLayout
+from ..sequence.beams import list_beams
 from ..sequence.level_resizing import find_leased_beyond, resize_level
+from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
-from ..sequence.used_slots import count_slots_of
 from ..stats.demand import Demand
 from ..storage.decision_digest import NUM_SLOTS
 from ..storage.pool_resizer import PoolResizer
@@ -125,7 +127,7 @@ class LevelSizes:
         """Record the slots that counted sequences need now: all that are neither free, nor droppable, nor used by others alone."""
         storage = self._shared.storage
         not_counted = self._open_sequences.not_counted()
-        others = count_slots_of(self._shared, not_counted) if len(not_counted) > 0 else None
+        others = _count_slots_of(self._shared, not_counted) if len(not_counted) > 0 else None
         pool_group: i64 = 0
         while pool_group < storage.num_pool_groups:
             needed: i64 = 0
@@ -212,3 +214,28 @@ class LevelSizes:
             f"Settle it first"
         )
         storage.refuse(Refusal(0, pool_group, 0, 0, 0, text), lease)
+
+
+def _count_slots_of(shared: SharedState, states: list[SequenceState]) -> vec[i64]:
+    """Per pool group, on all levels: scratch slots, and pages that only these sequences hold."""
+    storage = shared.storage
+    counts = vec[i64]([0] * storage.num_pool_groups)
+    holds: dict[int, int] = {}
+    for owner in states:
+        for state in list_beams(owner):
+            for life_cycle in range(shared.num_life_cycles):
+                counts[storage.pool_group_of[life_cycle]] += len(state.scratch.slots[life_cycle])
+                for ordinal in range(state.num_blocks):
+                    if state.holds_page(life_cycle, ordinal):
+                        page = int(state.blocks[ordinal].first_page + life_cycle)
+                        holds[page] = holds.get(page, 0) + 1
+            blocks = list(state.state_blocks)
+            if state.matched_snapshot is not None:
+                blocks.append(state.matched_snapshot)
+            for block in blocks:
+                page = int(block.first_page + shared.state_life_cycle)
+                holds[page] = holds.get(page, 0) + 1
+    for page, num_holds in holds.items():
+        if storage.rows.num_holds(page) == num_holds:
+            counts[storage.pool_group_of_page(page)] += 1
+    return counts

@@ -17,9 +17,8 @@ from .option_values import parse_size, require_writable, to_positive, to_rate, t
 from .other_sizes import DEFAULT_SIZES, MeasuredCurve, serve_other_sizes, was_interrupted
 from .plan import AS_FAST, DEVICE_NAMES, RECORDED, TRACE_MEMORY_BYTES, WORKLOAD_MEMORY_BYTES, ReplayPlan
 from .read_progress import ReadProgress
-from .replayer import run_replay
+from .replayer import PlanError, run_replay
 from .report import ReplayReport
-from .report_file import require_plots, write_html_report
 from .result_file import write_result
 from .scheduler import ServingLimits
 from .served_model import ServedModel
@@ -338,3 +337,21 @@ def _step_time(text: str) -> StepTime:
 def _shrink(text: str) -> int:
     """0 stands for max."""
     return 0 if text == "max" else to_positive(text)
+
+
+def require_plots() -> None:
+    """`PlanError` before anything is served if the page could not be made."""
+    try:
+        import plotly  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise PlanError(str(missing_package("--report", "plotly", error))) from None
+    assert plotly is not None
+
+
+def write_html_report(
+    path: str, report: ReplayReport, timeline: Timeline, curves: list[MeasuredCurve], command: str
+) -> None:
+    """``command``: what was asked for, as a line of a shell."""
+    from .html_report import make_html
+
+    write_result(path, make_html(report, timeline.points, timeline.tiers, curves, command))

@@ -12,11 +12,11 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.ids import CacheTier
 from ..base.growing_arrays import reserve_words
+from ..base.ids import CacheTier
 from ..device.stream_order import NO_POINT, StreamOrder
+from ..durable.durable_level import DurableLevel
 from ..stats.page_counters import PageCounters
-from .durable_pages import announce_pages
 from .page_mover import PageMover, describe_lost_copies
 from .page_removal import is_published, place_page
 from .page_storage import PageStorage
@@ -64,7 +64,7 @@ class MoveBatch:
         storage = self._storage
         durable = storage.durable
         if durable is not None and target_level == durable.index:
-            announce_pages(storage, durable, pool_group, self.pages, self.targets, len(self.pages))
+            _announce_pages(storage, durable, pool_group, self.pages, self.targets, len(self.pages))
         try:
             point = self._mover.move(pool_group, source_level, self.sources, target_level, self.targets, len(self.pages))
         finally:
@@ -129,3 +129,19 @@ class MoveBatch:
                 ready = self._order.advance(ready, timeline, point)
             targets.free(target, ready)
             position -= 1
+
+
+def _announce_pages(
+    storage: PageStorage, durable: DurableLevel, pool_group: i64, pages: vec[i64], slots: vec[i64], count: i64
+) -> None:
+    """These pages are about to be written to those slots. Pages that are private, or whose own bytes a disk may have failed to read,
+    are not recorded."""
+    rows = storage.rows
+    owner = storage.owner()
+    for position in range(count):
+        page = pages[position]
+        if not storage.reads.knows(int(page)):
+            node = owner.durable_node(page)
+            if node != 0:
+                life_cycle = (page - rows.first_page_of_blocks) % rows.num_life_cycles
+                durable.announce(pool_group, slots[position], node, life_cycle)

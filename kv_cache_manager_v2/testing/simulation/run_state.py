@@ -1,10 +1,12 @@
 """The state of a running history: the manager on its device, the fake engine, the model and the judges, the sequences."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ...config.manager_config import KVCacheManagerConfig
 from ...device.port import Device
 from ...events.event_manager import KVCacheEventManager
 from ...manager.kv_cache_manager import KVCacheManager
@@ -12,12 +14,13 @@ from ...storage.debug_fill import DebugFill
 from ..event_follower import EventFollower
 from ..fake_engine import FakeEngine
 from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement
+from ..reference_state import group_layers
 from ..simulated_device import SimulatedDevice
 from . import failures
 from .lost_sequences import LostSequences
 from .open_leases import OpenLeases
 from .planned_drops import PlannedDrops
-from .pool_group_map import find_pool_groups
 from .policy_scenario import count_constraint_slots
 from .room_judge import RoomJudge, count_slots
 from .scenario import Scenario
@@ -71,7 +74,7 @@ class RunState:
         self.model = ReferenceModel(config, self.manager.layer_grouping)
         statistics = self.manager.get_storage_statistics()
         slot_sizes = [counts.slot_sizes for counts in statistics]
-        self._pool_group_of = find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
+        self._pool_group_of = _find_pool_groups(config, self.manager.layer_grouping, slot_sizes)
         num_slots, num_all_slots = count_slots(self.manager)
         constraint_slots = count_constraint_slots(config, self._pool_group_of, len(num_slots))
         self.judge = RoomJudge(
@@ -119,3 +122,23 @@ class RunState:
             self._follower.check(dump)
         if self.simulated is not None and self.simulated.races:
             raise self.simulated.races[0]
+
+
+def _find_pool_groups(
+    config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]], slot_sizes: Sequence[Sequence[int]]
+) -> list[int]:
+    """For each layer group the pool group, given the slot sizes of the pool groups: equal lists of sizes share one."""
+    pool_group_of: list[int] = []
+    known = [tuple(sizes) for sizes in slot_sizes]
+    for group, members in zip(layer_grouping, group_layers(config)):
+        count_of_size: dict[int, int] = {}
+        for layer in members:
+            for buffer in layer.buffers:
+                kernel_blocks = config.tokens_per_block // (buffer.tokens_per_block_override or config.tokens_per_block)
+                size: int = buffer.size * kernel_blocks
+                count_of_size[size] = count_of_size.get(size, 0) + 1
+        sizes = tuple(sorted([size * count for size, count in count_of_size.items()], reverse=True))
+        if known.count(sizes) != 1:
+            raise ModelDisagreement(f"layer group {list(group)} needs slots of {sizes}; the pool groups have {known}")
+        pool_group_of.append(known.index(sizes))
+    return pool_group_of

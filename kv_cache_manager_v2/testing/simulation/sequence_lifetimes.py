@@ -4,12 +4,14 @@ import warnings
 from random import Random
 
 from ...base.errors import LogicError
+from ...manager.kv_cache_manager import KVCacheManager
+from ...reuse.reuse_scope import ReuseScope
+from ..reference_model import ReferenceModel
 from ..reference_pages import ModelDisagreement
 from . import failures
 from .forks import fork_sequence
 from .hints import draw_scope
 from .run_state import RunState
-from .scope_invalidation import invalidate_scope
 from .simulated_sequence import SimulatedSequence
 from .snapshot_judge import draw_positions
 from .state_checks import check_prompt
@@ -110,6 +112,22 @@ def clear(run: RunState, random: Random) -> None:
     except LogicError:
         if not run.sequences and not run.lost.sequences and len(run.leases) == 0:
             raise
-        invalidate_scope(run.manager, run.model, draw_scope(random))
+        _invalidate_scope(run.manager, run.model, draw_scope(random))
         return
     run.model.clear()
+
+
+def _invalidate_scope(manager: KVCacheManager, model: ReferenceModel, scope: ReuseScope) -> None:
+    """Invalidate a scope. It may be refused only if a sequence or lease of the scope is open."""
+    name = (scope.lora_id, scope.salt)
+    others = [dump for dump in manager.describe()["tree"] if (dump["lora_id"], dump["salt"]) != name]
+    try:
+        manager.invalidate_reuse_scope(scope)
+    except LogicError:
+        if name not in [sequence.scope for sequence in model.sequences.values()] and not manager.open_leases:
+            raise
+        return
+    if manager.describe()["tree"] != others:
+        raise ModelDisagreement(f"{scope} was invalidated, and blocks of it are left, or other blocks have gone")
+    # The model would report pages that disappeared without a reason; they have been checked here.
+    model.make_room()
