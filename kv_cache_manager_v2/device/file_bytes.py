@@ -1,4 +1,4 @@
-"""Whole files through a `FilePort`: read to a bytes object, and written at an offset."""
+"""Bytes of files through a `FilePort`: read to a bytes object, and written at an offset."""
 
 import ctypes
 import errno
@@ -10,13 +10,17 @@ from .file_port import FilePort
 
 def read_file(files: FilePort, file: int) -> bytes:
     """All bytes of an open file; `OSError` where they cannot be read."""
-    num_bytes = files.length(file)
+    return read_range(files, file, 0, files.length(file))
+
+
+def read_range(files: FilePort, file: int, offset: int, num_bytes: int) -> bytes:
+    """So many bytes from ``offset`` on, fewer where the file ends before."""
     if num_bytes == 0:
         return b""
     memory: Any = (ctypes.c_char * num_bytes)()
     moved = 0
     while moved < num_bytes:
-        count = files.transfer(file, False, [ctypes.addressof(memory) + moved], [num_bytes - moved], moved)
+        count = files.transfer(file, False, [ctypes.addressof(memory) + moved], [num_bytes - moved], offset + moved)
         if count <= 0:
             break
         moved += count

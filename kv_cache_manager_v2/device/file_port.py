@@ -91,6 +91,10 @@ class FilePort(Handle, metaclass=ABCMeta):
         """Make the folder if it is not there; its parent is."""
         raise _no_named_files(path)
 
+    def remove_folder(self, path: str) -> None:
+        """Remove the folder, which is empty."""
+        raise _no_named_files(path)
+
     def names(self, path: str) -> list[str]:
         """The names in a folder, in any order."""
         raise _no_named_files(path)

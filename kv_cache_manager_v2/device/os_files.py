@@ -116,6 +116,9 @@ class OsFiles(FilePort):
     def make_folder(self, path: str) -> None:
         os.makedirs(path, 0o700, True)
 
+    def remove_folder(self, path: str) -> None:
+        os.rmdir(path)
+
     def names(self, path: str) -> list[str]:
         return os.listdir(path)
 

@@ -22,9 +22,13 @@ from ..base.errors import LogicError, StorageIOError
 from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_file, write_file
 from ..device.file_port import FilePort
-from .record_format import MAGIC, BadRecordError, IndexState, frame, split_frames
+from .index_files import load_state, number_of
+from .record_format import MAGIC, IndexState, frame
 
 FORMAT: Final = 1
+FOLDER_PREFIX: Final = "kvcm-"
+IDENTITY_NAME: Final = "identity.json"
+LOCK_NAME: Final = "lock"
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
@@ -51,7 +55,7 @@ class CacheFolder:
         """`ValueError` for a folder of another layout or format, `LogicError` while another manager has it, `StorageIOError` where the
         disk refuses."""
         self.files = files
-        self.path = os.path.join(parent, f"kvcm-{hash_bytes(identity.encode()) & _MASK:016x}")
+        self.path = os.path.join(parent, folder_name(identity))
         self._lock = -1
         self._log = -1
         self._log_bytes = 0
@@ -63,8 +67,8 @@ class CacheFolder:
             try:
                 self._require_identity(identity, layout)
                 names = files.names(self.path)
-                self.state, numbers = _load_state(files, self.path, names)
-                self._old_names = [name for name in names if _number_of(name) >= 0]
+                self.state, numbers = load_state(files, self.path, names)
+                self._old_names = [name for name in names if number_of(name) >= 0]
                 self._number = max(numbers, default=0) + 1
                 self._log = files.open_named(os.path.join(self.path, f"log-{self._number}"), False)
                 write_file(files, self._log, MAGIC, 0)
@@ -81,28 +85,19 @@ class CacheFolder:
             ) from error
 
     def _take_lock(self) -> None:
-        path = os.path.join(self.path, "lock")
+        path = os.path.join(self.path, LOCK_NAME)
         try:
             self._lock = self.files.lock(path)
         except BlockingIOError:
-            holder = "another process"
-            try:
-                file = self.files.open_named(path, False)
-                number = read_file(self.files, file).decode(errors="replace").strip()
-                self.files.close_file(file)
-                if number:
-                    holder = f"process {number}"
-            except OSError:
-                pass
             raise LogicError(
-                f"the durable level in {self.path} is in use by {holder}: two managers cannot write one folder. Shut that one down, give "
-                "another path, or, for ranks of one model, say in model_id which heads each rank has"
+                f"the durable level in {self.path} is in use by {name_holder(self.files, path)}: two managers cannot write one folder. "
+                "Shut that one down, give another path, or, for ranks of one model, say in model_id which heads each rank has"
             ) from None
         self.files.discard(self._lock, 0, self.files.length(self._lock), True)
         write_file(self.files, self._lock, str(os.getpid()).encode(), 0)
 
     def _require_identity(self, identity: str, layout: str) -> None:
-        path = os.path.join(self.path, "identity.json")
+        path = os.path.join(self.path, IDENTITY_NAME)
         ours = {"format": FORMAT, "identity": json.loads(identity), "layout": json.loads(layout)}
         file = self.files.open_named(path, False)
         try:
@@ -122,7 +117,7 @@ class CacheFolder:
                 if theirs.get(key) != ours[key]:
                     raise self._foreign(f"it has another {key}: {json.dumps(theirs.get(key))}, not {json.dumps(ours[key])}")
             return
-        if len([name for name in self.files.names(self.path) if _number_of(name) >= 0]) > 0:
+        if len([name for name in self.files.names(self.path) if number_of(name) >= 0]) > 0:
             raise self._foreign("it has an index and no identity.json, so what it has is unknown")
         new_path = path + ".new"
         file = self.files.open_named(new_path, False)
@@ -187,50 +182,18 @@ class CacheFolder:
 _MASK: Final = (1 << 64) - 1
 
 
-def _number_of(name: str) -> int:
-    """Of a log or a snapshot; -1 for other files."""
-    for kind in ("log-", "snapshot-"):
-        if name.startswith(kind) and name[len(kind) :].isdecimal():
-            return int(name[len(kind) :])
-    return -1
+def folder_name(identity: str) -> str:
+    return f"{FOLDER_PREFIX}{hash_bytes(identity.encode()) & _MASK:016x}"
 
 
-def _load_state(files: FilePort, folder: str, names: list[str]) -> tuple[IndexState, list[int]]:
-    """The state that the files describe, and their numbers."""
-    numbers = sorted({_number_of(name) for name in names if _number_of(name) >= 0})
-    state = IndexState()
-    first = 0
-    for number in reversed([number for number in numbers if f"snapshot-{number}" in names]):
-        found = IndexState()
-        _read_into(files, os.path.join(folder, f"snapshot-{number}"), found)
-        if found.is_whole:
-            state = found
-            first = number
-            break
-        _logger.warning("%s is cut or damaged; the durable level goes back to what is older", os.path.join(folder, f"snapshot-{number}"))
-    for number in numbers:
-        if number >= first and f"log-{number}" in names:
-            _read_into(files, os.path.join(folder, f"log-{number}"), state)
-    return state, numbers
-
-
-def _read_into(files: FilePort, path: str, state: IndexState) -> None:
-    file = files.open_named(path, False)
+def name_holder(files: FilePort, lock_path: str) -> str:
+    """The process that has locked the folder, as it has written down."""
     try:
-        data = read_file(files, file)
-    finally:
-        files.close_file(file)
-    if data[: len(MAGIC)] != MAGIC:
-        if len(data) > 0:
-            _logger.warning("%s does not begin like an index: nothing of it is used", path)
-        return
-    frames, num_bytes_left = split_frames(data[len(MAGIC) :])
-    for records in frames:
+        file = files.open_named(lock_path, False)
         try:
-            state.apply(records)
-        except BadRecordError as error:
-            _logger.warning("%s: %s; what comes after that is not used", path, error)
-            return
-    if num_bytes_left > 0:
-        _logger.warning("%s ends inside a record, or is damaged: its last %d bytes are not used", path, num_bytes_left)
-
+            number = read_file(files, file).decode(errors="replace").strip()
+        finally:
+            files.close_file(file)
+    except OSError:
+        number = ""
+    return f"process {number}" if number else "another process"

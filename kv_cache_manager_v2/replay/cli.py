@@ -12,6 +12,7 @@ from typing import Final
 
 from .. import __version__
 from .bad_input import BadInputError
+from .cache_command import CACHE_HELP, add_cache_options, run_cache_command
 from .compare_command import COMPARE_HELP, add_compare_options, run_compare_command
 from .convert_command import CONVERT_HELP, add_convert_options, run_convert_command
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
@@ -22,7 +23,7 @@ from .replayer import PlanError
 from .rerun_command import RERUN_HELP, add_rerun_options, run_rerun_command
 
 _REPLAY_HELP = "serve a trace or a made workload through the manager, and report"
-_COMMANDS: Final = ("replay", "convert", "rerun", "plan", "inspect", "compare-policies")
+_COMMANDS: Final = ("replay", "convert", "rerun", "plan", "inspect", "compare-policies", "cache")
 _EXIT_CODES = (
     "exit codes: 0 all is well; 1 a wrong byte, a broken invariant, or no request served; 2 wrong usage; 3 bad lines in the trace "
     "(without --skip-bad), or a file that cannot be read or written; 130 ended by Ctrl-C, with the report so far"
@@ -65,6 +66,8 @@ def _run(argv: Sequence[str] | None) -> int:
         "convert", usage="kvcm convert [OPTION ...] IN OUT", help=CONVERT_HELP, description=CONVERT_HELP, epilog=_EXIT_CODES
     )
     add_convert_options(convert_parser)
+    cache_parser = commands.add_parser("cache", help=CACHE_HELP, description=CACHE_HELP, epilog=_EXIT_CODES)
+    add_cache_options(cache_parser)
     try:
         options = parser.parse_args(argv)
         if options.command == "convert":
@@ -75,6 +78,8 @@ def _run(argv: Sequence[str] | None) -> int:
             return run_inspect_command(options, inspect_parser)
         if options.command == "compare-policies":
             return run_compare_command(options, compare_parser)
+        if options.command == "cache":
+            return run_cache_command(options)
         if options.command == "rerun":
             return run_rerun_command(options)
         return run_replay_command(options, replay_parser, (sys.argv[1:] if argv is None else argv)[1:])

@@ -1,0 +1,58 @@
+"""Removing what a durable level has, while no manager has it: all of a folder, or reuse scopes."""
+
+import json
+import os
+import re
+from typing import Final
+
+from ..base.errors import LogicError
+from ..device.file_port import FilePort
+from .cache_folder import IDENTITY_NAME, LOCK_NAME, CacheFolder, folder_name, name_holder
+from .folder_contents import FolderContents
+from .index_files import number_of
+from .record_format import encode_clear_scope
+
+_DATA_NAME: Final = re.compile(r"data-[0-9]+-[0-9]+")
+
+
+def remove_folder(files: FilePort, path: str) -> None:
+    """Remove the folder and all that a manager has put there. `LogicError` while a manager has it; `OSError` if some of it stays.
+
+    Interrupted anywhere, what is left is an older or a smaller state, and nothing that was cleared is found again.
+    """
+    lock_path = os.path.join(path, LOCK_NAME)
+    try:
+        lock = files.lock(lock_path)
+    except BlockingIOError:
+        raise LogicError(f"{path} is in use by {name_holder(files, lock_path)}; shut that manager down first") from None
+    try:
+        names = files.names(path)
+        # What clears a scope is in a log, and nothing that it clears is in a later one: so snapshots are removed first, then logs,
+        # each from the oldest.
+        index = sorted([name for name in names if number_of(name) >= 0], key=_removal_order)
+        rest = [name for name in names if _DATA_NAME.fullmatch(name) is not None or name.endswith(".new")]
+        for name in [*index, *rest, IDENTITY_NAME, LOCK_NAME]:
+            if name in names or name == LOCK_NAME:
+                files.remove(os.path.join(path, name))
+    finally:
+        files.close_file(lock)
+    files.remove_folder(path)
+
+
+def _removal_order(name: str) -> tuple[bool, int]:
+    return name.startswith("log-"), number_of(name)
+
+
+def remove_scopes(files: FilePort, contents: FolderContents, salts: list[int | str | None]) -> None:
+    """Nothing of these scopes is found again; their slots are free for the next manager. `LogicError` while a manager has the folder."""
+    identity = json.dumps(contents.identity, sort_keys=True)
+    parent, name = os.path.split(os.path.abspath(contents.path))
+    if folder_name(identity) != name:
+        raise ValueError(
+            f"the folder's name is not that of the identity in it, {folder_name(identity)}; rename it, or remove it as a whole"
+        )
+    folder = CacheFolder(files, parent, identity, json.dumps(contents.layout))
+    try:
+        folder.append(b"".join([encode_clear_scope(None, salt) for salt in salts]))
+    finally:
+        folder.close()

@@ -1,0 +1,284 @@
+"""The command ``cache``: what durable levels have on the disk, whether it is whole, and its removal. See `cli` for exit codes."""
+
+import argparse
+import json
+import os
+import sys
+from typing import Any, Final, TextIO
+
+from .. import LogicError
+from ..device.checksum import require_xxhash
+from ..device.os_files import OsFiles
+from ..device.read_only_files import ReadOnlyFiles
+from ..durable.folder_contents import FolderContents, ScopeFigures, find_folders
+from ..durable.folder_removal import remove_folder, remove_scopes
+from ..durable.slot_check import SlotCheck
+from .bad_input import BadInputError
+from .exit_codes import EXIT_BAD_INPUT, EXIT_OK, EXIT_WRONG
+from .read_progress import ReadProgress
+from .report_rows import aligned, format_bytes
+
+CACHE_HELP: Final = "durable disk levels: what they have, whether it is whole, and how to remove it"
+_FAULTS_SHOWN: Final = 20
+
+
+def add_cache_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="cache_action", metavar="ACTION", required=True)
+    listing = actions.add_parser("ls", help="what is there, by model and scope", description="List what durable levels have.")
+    _add_folder(listing)
+    listing.add_argument("--json", action="store_true", help="the figures as JSON instead of tables")
+    check = actions.add_parser(
+        "verify", help="read every page, compare checksums", description="Read every page and compare it with its checksums."
+    )
+    _add_folder(check)
+    check.add_argument("--json", action="store_true", help="the result as JSON instead of sentences")
+    check.add_argument("--quiet", action="store_true", help="no progress")
+    removal = actions.add_parser("rm", help="remove folders, or scopes of them", description="Remove what durable levels have.")
+    _add_folder(removal)
+    removal.add_argument(
+        "--salt", action="append", default=[], metavar="SALT", help="only reuse scopes with that salt; may be given several times"
+    )
+    removal.add_argument("--yes", action="store_true", help="remove without a question")
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="the path of a durable DiskCacheTierConfig, or one kvcm-... folder in it"
+    )
+
+
+def run_cache_command(options: argparse.Namespace, answers: TextIO | None = None) -> int:
+    """Returns the exit code. ``answers``: where the answer to a question is read; None: the standard input."""
+    try:
+        require_xxhash()
+    except ImportError as error:
+        raise BadInputError(str(error)) from None
+    folders = _find(options.folder)
+    if options.cache_action == "ls":
+        return _list(folders, options.json)
+    if options.cache_action == "verify":
+        return _verify(folders, options.json, options.quiet)
+    return _remove(folders, options, sys.stdin if answers is None else answers)
+
+
+def _find(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        raise BadInputError(f"{path}: there is no such folder")
+    folders = find_folders(ReadOnlyFiles(), path)
+    if len(folders) == 0:
+        raise BadInputError(f"{path}: there is no kvcm-... folder in it; give the path of a durable DiskCacheTierConfig")
+    return folders
+
+
+def _read(path: str) -> FolderContents:
+    try:
+        return FolderContents(ReadOnlyFiles(), path)
+    except ValueError as error:
+        raise BadInputError(f"{path}: {error}") from None
+
+
+# -- ls -------------------------------------------------------------------------------------------------------------------
+
+
+def _list(folders: list[str], as_json: bool) -> int:
+    """A folder that cannot be read is named, and the others are listed."""
+    code = EXIT_OK
+    figures: list[dict[str, Any]] = []
+    for path in folders:
+        try:
+            contents = _read(path)
+        except BadInputError as error:
+            sys.stderr.write(f"kvcm: {error}\n")
+            code = EXIT_BAD_INPUT
+            continue
+        scopes = contents.list_scopes()
+        if as_json:
+            figures.append(_to_figures(contents, scopes))
+        else:
+            sys.stdout.write(_describe(contents, scopes))
+    if as_json:
+        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    return code
+
+
+def _to_figures(contents: FolderContents, scopes: list[ScopeFigures]) -> dict[str, Any]:
+    return {
+        "folder": contents.path,
+        "identity": contents.identity,
+        "in_use_by": contents.holder,
+        "file_bytes": contents.file_bytes,
+        "scopes": [
+            {"salt": scope.salt, "blocks": scope.blocks, "tokens": scope.tokens, "pages": scope.pages, "bytes": scope.bytes}
+            for scope in scopes
+        ],
+    }
+
+
+def _describe(contents: FolderContents, scopes: list[ScopeFigures]) -> str:
+    lines = [contents.path, f"  {_name_model(contents.identity)}; files of {format_bytes(contents.file_bytes)}"]
+    if contents.holder is not None:
+        lines[1] += f"; in use by {contents.holder}"
+    if len(scopes) == 0:
+        lines.append("  no pages")
+    else:
+        rows = [["scope", "blocks", "tokens", "pages", "bytes"]]
+        for scope in scopes:
+            rows.append(
+                [_name_scope(scope.salt), f"{scope.blocks:,}", f"{scope.tokens:,}", f"{scope.pages:,}", format_bytes(scope.bytes)]
+            )
+        lines.extend(["  " + line for line in aligned(rows)])
+    return "\n".join(lines) + "\n"
+
+
+def _name_model(identity: dict[str, Any]) -> str:
+    words = [str(identity.get("name"))]
+    for key in ("revision", "dtype", "salt_domain"):
+        if identity.get(key):
+            words.append(f"{key} {identity[key]}")
+    heads: Any = identity.get("heads")
+    if isinstance(heads, list) and len(heads) == 2:
+        words.append(f"heads {heads[0]} to {heads[1]}")
+    layers: Any = identity.get("layers")
+    if isinstance(layers, list):
+        words.append(f"{len(layers)} layers")
+    words.append(f"{identity.get('tokens_per_block')} tokens per block")
+    details: Any = identity.get("details")
+    if isinstance(details, list):
+        words.extend([" ".join([str(part) for part in pair]) for pair in details if isinstance(pair, list)])
+    return ", ".join(words)
+
+
+def _name_scope(salt: int | str | None) -> str:
+    return "without salt" if salt is None else f"salt {salt!r}"
+
+
+# -- verify ---------------------------------------------------------------------------------------------------------------
+
+
+def _verify(folders: list[str], as_json: bool, is_quiet: bool) -> int:
+    code = EXIT_OK
+    figures: list[dict[str, Any]] = []
+    for path in folders:
+        progress = ReadProgress(sys.stderr, is_quiet)
+        try:
+            num_pages, num_bytes, faults = _check_pages(path, progress)
+        finally:
+            progress.stop()
+        if len(faults) > 0:
+            code = EXIT_WRONG
+        if as_json:
+            figures.append({"folder": path, "pages": num_pages, "bytes": num_bytes, "faults": faults})
+            continue
+        sys.stdout.write(f"{path}: {num_pages:,} pages of {format_bytes(num_bytes)}: {_count_faults(len(faults))}\n")
+        for fault in faults[:_FAULTS_SHOWN]:
+            sys.stdout.write(f"  {fault}\n")
+        if len(faults) > _FAULTS_SHOWN:
+            sys.stdout.write(f"  ... and {len(faults) - _FAULTS_SHOWN:,} more (--json has all)\n")
+    if as_json:
+        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    return code
+
+
+def _count_faults(number: int) -> str:
+    return "all as they were written" if number == 0 else f"{number:,} damaged; each of them is a miss when it is read"
+
+
+def _check_pages(path: str, progress: ReadProgress) -> tuple[int, int, list[str]]:
+    """Pages, their bytes, and what is wrong with them; the folder is locked meanwhile."""
+    files = ReadOnlyFiles()
+    lock = -1
+    try:
+        lock = files.lock(os.path.join(path, "lock"))
+    except FileNotFoundError:
+        pass  # no manager had it yet, or it is a copy
+    except BlockingIOError:
+        holder = _read(path).holder or "another process"
+        raise BadInputError(f"{path}: it is in use by {holder}, and its pages change; shut that manager down first") from None
+    try:
+        contents = _read(path)
+        check = SlotCheck(files, contents)
+        try:
+            return _check_all(contents, check, progress)
+        finally:
+            check.close()
+    finally:
+        if lock >= 0:
+            files.close_file(lock)
+
+
+def _check_all(contents: FolderContents, check: SlotCheck, progress: ReadProgress) -> tuple[int, int, list[str]]:
+    faults: list[str] = []
+    num_bytes = 0
+    pages = contents.state.pages
+    done = 0
+    # In the order in which they lie on the disk.
+    for place in sorted(pages):
+        pool_group, slot = place
+        fault = check.find_fault(pool_group, slot, pages[place])
+        if fault:
+            faults.append(f"pool group {pool_group}, slot {slot}: {fault}")
+        if pool_group < len(contents.slot_bytes):
+            num_bytes += sum(contents.slot_bytes[pool_group])
+        done += 1
+        progress.update(contents.path, done, len(pages))
+    return done, num_bytes, faults
+
+
+# -- rm -------------------------------------------------------------------------------------------------------------------
+
+
+def _remove(folders: list[str], options: argparse.Namespace, answers: TextIO) -> int:
+    salts: list[str] = options.salt
+    if len(salts) == 0:
+        if not _is_agreed([_say_folder(path) for path in folders], options.yes, answers):
+            return EXIT_OK
+        for path in folders:
+            _try_remove(path, None, [])
+        return EXIT_OK
+    chosen: list[tuple[FolderContents, list[int | str | None]]] = []
+    questions: list[str] = []
+    for path in folders:
+        contents = _read(path)
+        scopes = [scope for scope in contents.list_scopes() if scope.salt is not None and str(scope.salt) in salts]
+        if len(scopes) > 0:
+            chosen.append((contents, [scope.salt for scope in scopes]))
+            questions.extend([f"{path}: {_name_scope(scope.salt)}, {scope.blocks:,} blocks" for scope in scopes])
+    if len(chosen) == 0:
+        named = " or ".join([repr(salt) for salt in salts])
+        raise BadInputError(f"{options.folder}: no scope there has the salt {named}; see kvcm cache ls")
+    if _is_agreed(questions, options.yes, answers):
+        for contents, found in chosen:
+            _try_remove(contents.path, contents, found)
+    return EXIT_OK
+
+
+def _say_folder(path: str) -> str:
+    try:
+        contents = FolderContents(ReadOnlyFiles(), path)
+    except (ValueError, OSError) as error:
+        return f"{path}: {error}"
+    return f"{path}: {_name_model(contents.identity)}, {len(contents.state.pages):,} pages, {format_bytes(contents.file_bytes)}"
+
+
+def _is_agreed(what: list[str], is_sure: bool, answers: TextIO) -> bool:
+    if is_sure:
+        return True
+    if not answers.isatty():
+        raise BadInputError("rm asks before it removes anything, and the input is no terminal; say --yes")
+    sys.stdout.write("\n".join(what) + "\nremove this for good? [y/N] ")
+    sys.stdout.flush()
+    if answers.readline().strip().lower() in ("y", "yes"):
+        return True
+    sys.stdout.write("nothing is removed\n")
+    return False
+
+
+def _try_remove(path: str, contents: FolderContents | None, salts: list[int | str | None]) -> None:
+    try:
+        if contents is None:
+            remove_folder(OsFiles(), path)
+        else:
+            remove_scopes(OsFiles(), contents, salts)
+    except (LogicError, ValueError) as refusal:
+        raise BadInputError(f"{path}: {refusal}") from None
+    sys.stdout.write(f"removed {path}\n" if contents is None else f"removed {len(salts)} scopes of {path}\n")

@@ -1,0 +1,256 @@
+"""`kvcm cache`: what durable levels have, whether it is whole, and its removal; bad input is one line and exit code 3."""
+
+import io
+import json
+import os
+import shutil
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from durable_models import SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config
+from lossy_files import LossyDisk, LossyFiles
+
+from kv_cache_manager_v2 import ModelId, ReuseScope
+from kv_cache_manager_v2.device.os_files import OsFiles
+from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
+from kv_cache_manager_v2.durable.folder_contents import FolderContents, find_folders
+from kv_cache_manager_v2.durable.folder_removal import remove_folder
+from kv_cache_manager_v2.replay.bad_input import BadInputError
+from kv_cache_manager_v2.replay.cache_command import run_cache_command
+from kv_cache_manager_v2.replay.cli import main
+
+TEXT = list(range(100, 112))
+TENANTS = (None, "one", 2)
+
+
+class KilledFiles(LossyFiles):
+    """The system's files, of a process that is killed before it removes another one."""
+
+    def __init__(self, num_removed: int) -> None:
+        super().__init__(LossyDisk())
+        self.system = OsFiles()
+        self.num_left = num_removed
+
+    def lock(self, path: str) -> int:
+        return self.system.lock(path)
+
+    def names(self, path: str) -> list[str]:
+        return self.system.names(path)
+
+    def close_file(self, file: int) -> None:
+        self.system.close_file(file)
+
+    def remove(self, path: str) -> None:
+        if self.num_left == 0:
+            raise OSError("killed")
+        self.num_left -= 1
+        self.system.remove(path)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def fill(folder: Path, **settings: Any) -> str:
+    """Each tenant has a text of three blocks; returns the sub-folder."""
+    process = Process(durable_config(str(folder), **settings))
+    for salt in TENANTS:
+        assert process.run(TEXT, ReuseScope(salt=salt)) == 0
+    process.end()
+    return find_folders(ReadOnlyFiles(), str(folder))[0]
+
+
+def found_by(folder: Path) -> list[int]:
+    process = Process(durable_config(str(folder)))
+    found = [process.manager.probe_reuse(ReuseScope(salt=salt), TEXT) for salt in TENANTS]
+    process.end()
+    return found
+
+
+def files_of(folder: str) -> dict[str, bytes]:
+    return {name: (Path(folder) / name).read_bytes() for name in os.listdir(folder)}
+
+
+def test_it_lists_scopes_with_their_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fill(tmp_path, model_id=ModelId("a model", "r7", details={"rope": "yarn"}, heads=(0, 4)))
+    before = files_of(path)
+    assert main(["cache", "ls", str(tmp_path), "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["identity"]["revision"] == "r7" and listed["in_use_by"] is None
+    assert listed["file_bytes"] == sum(len(data) for data in before.values())
+    num_blocks = len(TEXT) // TOKENS_PER_BLOCK
+    for salt, scope in zip(TENANTS, listed["scopes"], strict=True):
+        wanted = {"salt": salt, "blocks": num_blocks, "tokens": len(TEXT), "pages": num_blocks, "bytes": num_blocks * SLOT_BYTES}
+        assert scope == wanted
+    assert main(["cache", "ls", path]) == 0
+    text = capsys.readouterr().out
+    for words in ("a model, revision r7", "rope yarn", "heads 0 to 4", "without salt", "salt 'one'", "salt 2"):
+        assert words in text
+    assert files_of(path) == before
+
+
+def test_digests_are_tokens_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = Process(durable_config(str(tmp_path)))
+    tokens: list[int | bytes] = [b"an image", 7, 8, 9]
+    with process.manager.create_kv_cache(None, tokens) as kv_cache:
+        assert kv_cache.resume() and kv_cache.resize(4)
+        kv_cache.commit(tokens)
+    process.end()
+    assert main(["cache", "ls", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["scopes"][0]["tokens"] == 4
+
+
+def test_it_finds_each_damaged_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fill(tmp_path)
+    assert main(["cache", "verify", str(tmp_path)]) == 0
+    assert f"{path}: 9 pages of" in capsys.readouterr().out
+    slots = sorted(slot for _group, slot in FolderContents(ReadOnlyFiles(), path).state.pages)
+    data = Path(path) / "data-0-0"
+    content = bytearray(data.read_bytes())
+    content[slots[1] * SLOT_BYTES] ^= 1
+    content[slots[4] * SLOT_BYTES + 5] ^= 128
+    data.write_bytes(content)
+    assert main(["cache", "verify", path, "--json", "--quiet"]) == 1
+    (result,) = json.loads(capsys.readouterr().out)
+    assert [fault.partition(":")[0] for fault in result["faults"]] == [f"pool group 0, slot {slots[number]}" for number in (1, 4)]
+    data.write_bytes(content[: slots[-1] * SLOT_BYTES])
+    assert main(["cache", "verify", path]) == 1
+    assert "data-0-0 ends before its slot" in capsys.readouterr().out
+    data.unlink()
+    assert main(["cache", "verify", path, "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)[0]["faults"]) == 9
+
+
+def test_it_removes_scopes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path)
+    assert main(["cache", "rm", str(tmp_path), "--salt", "one", "--salt", "2", "--yes"]) == 0
+    assert found_by(tmp_path) == [len(TEXT), 0, 0]
+    assert main(["cache", "rm", str(tmp_path), "--salt", "one", "--yes"]) == 3
+    assert "no scope there has the salt 'one'" in capsys.readouterr().err
+
+
+def test_it_removes_folders_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fill(tmp_path)
+    other = tmp_path / "mine"
+    other.write_text("keep")
+    assert main(["cache", "rm", str(tmp_path), "--yes"]) == 0
+    assert os.listdir(tmp_path) == ["mine"]
+    assert main(["cache", "rm", str(tmp_path), "--yes"]) == 3
+    assert "no kvcm-... folder" in capsys.readouterr().err
+    fill(tmp_path)
+    (Path(path) / "notes").write_text("keep")
+    assert main(["cache", "rm", str(tmp_path), "--yes"]) == 3
+    assert os.listdir(path) == ["notes"] and "not empty" in capsys.readouterr().err
+
+
+def options_of(folder: Path, **changes: Any) -> Namespace:
+    return Namespace(**{"cache_action": "rm", "folder": str(folder), "salt": [], "yes": False, **changes})
+
+
+def test_it_asks_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fill(tmp_path)
+    with pytest.raises(BadInputError, match="say --yes"):
+        run_cache_command(options_of(tmp_path), io.StringIO("y\n"))
+    for answer in ("\n", "", "n\n", "maybe\n"):
+        assert run_cache_command(options_of(tmp_path), Terminal(answer)) == 0
+        assert run_cache_command(options_of(tmp_path, salt=["one"]), Terminal(answer)) == 0
+        assert found_by(tmp_path) == [len(TEXT)] * 3
+    capsys.readouterr()
+    assert run_cache_command(options_of(tmp_path, salt=["one"]), Terminal("Yes\n")) == 0
+    assert f"{path}: salt 'one', 3 blocks\nremove this for good? [y/N]" in capsys.readouterr().out
+    assert found_by(tmp_path) == [len(TEXT), 0, len(TEXT)]
+    assert run_cache_command(options_of(tmp_path), Terminal("y\n")) == 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_folders_in_use_are_listed_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fill(tmp_path)
+    process = Process(durable_config(str(tmp_path)))
+    process.settle()
+    before = files_of(path)
+    assert main(["cache", "ls", str(tmp_path)]) == 0
+    assert f"in use by process {os.getpid()}" in capsys.readouterr().out
+    for arguments in (["verify"], ["rm", "--yes"], ["rm", "--salt", "one", "--yes"]):
+        assert main(["cache", *arguments, str(tmp_path)]) == 3
+        error = capsys.readouterr().err
+        assert f"process {os.getpid()}" in error and error.count("\n") == 1
+    assert files_of(path) == before
+    process.end()
+    assert found_by(tmp_path) == [len(TEXT)] * 3
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "cannot be read"),
+        (b"{", "cannot be read"),
+        (b"[]", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b'{"format": 99}', "format 99"),
+        (b'{"format": 1, "identity": {}}', "no layout"),
+        (b'{"format": 1, "identity": {}, "layout": {"slots": [[0]]}}', "how large"),
+        (b'{"format": 1, "identity": {}, "layout": {"slots": 5}}', "how large"),
+        (None, "no identity.json"),
+    ],
+)
+def test_foreign_folders_are_named(tmp_path: Path, content: bytes | None, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a good one: that one is listed. The foreign one is removed only where the caller says so."""
+    good = fill(tmp_path)
+    foreign = tmp_path / "kvcm-0000000000000001"
+    shutil.copytree(good, foreign)
+    if content is None:
+        (foreign / "identity.json").unlink()
+    else:
+        (foreign / "identity.json").write_bytes(content)
+    assert main(["cache", "ls", str(tmp_path)]) == 3
+    captured = capsys.readouterr()
+    assert reason in captured.err and captured.err.count("\n") == 1 and good in captured.out
+    for arguments in (["verify"], ["rm", "--salt", "one", "--yes"]):
+        assert main(["cache", *arguments, str(tmp_path)]) == 3
+        assert reason in capsys.readouterr().err
+    with pytest.raises(BadInputError):
+        run_cache_command(options_of(tmp_path), io.StringIO())
+    remove_folder(OsFiles(), str(foreign))
+    assert os.listdir(tmp_path) == [os.path.basename(good)]
+
+
+def test_copies_under_another_name_keep_their_scopes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A scope is removed by a record, and the managers find it only where the folder has the identity's name."""
+    good = fill(tmp_path)
+    os.rename(good, tmp_path / "kvcm-0000000000000001")
+    assert main(["cache", "rm", str(tmp_path), "--salt", "one", "--yes"]) == 3
+    assert os.path.basename(good) in capsys.readouterr().err
+    assert main(["cache", "verify", str(tmp_path)]) == 0
+
+
+def test_paths_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    for path, reason in ((tmp_path / "nowhere", "no such folder"), (tmp_path / "file", "no such folder"), (tmp_path, "no kvcm-")):
+        assert main(["cache", "ls", str(path)]) == 3
+        error = capsys.readouterr().err
+        assert reason in error and error.count("\n") == 1
+
+
+def test_interrupted_removals_never_bring_back_what_was_cleared(tmp_path: Path) -> None:
+    """Killed after any number of files: what is found again is no more than before."""
+    fill(tmp_path)
+    process = Process(durable_config(str(tmp_path)))
+    process.manager.invalidate_reuse_scope(ReuseScope(salt="one"))
+    process.end()
+    (path,) = find_folders(ReadOnlyFiles(), str(tmp_path))
+    whole = files_of(path)
+    for number in range(len(whole)):
+        with pytest.raises(OSError, match="killed"):
+            remove_folder(KilledFiles(number), path)
+        if (Path(path) / "identity.json").exists():
+            found = found_by(tmp_path)
+            assert found[1] == 0, number
+            assert number > 0 or found == [len(TEXT), 0, len(TEXT)]
+        shutil.rmtree(path)
+        os.mkdir(path)
+        for name, data in whole.items():
+            (Path(path) / name).write_bytes(data)
+    remove_folder(OsFiles(), path)
