@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from .base.build_mode import is_compiled
 from .base.errors import (
+    BusyError,
     CorruptedError,
     CudaError,
     CuError,
@@ -184,6 +185,7 @@ __all__ = [
     "BlockTimes",
     "BufferConfig",
     "BufferId",
+    "BusyError",
     "CacheLevel",
     "CacheTier",
     "CacheTierConfig",

@@ -18,6 +18,11 @@ class LogicError(KVCacheManagerError, RuntimeError):
 
 
 @mypyc_attr(native_class=False)
+class BusyError(LogicError):
+    """A call that only looks was made while another thread's call runs. Nothing has changed; ask again."""
+
+
+@mypyc_attr(native_class=False)
 class OutOfMemoryError(KVCacheManagerError, MemoryError):
     """The device or the operating system is out of memory. The message has the bytes asked for."""
 

@@ -6,7 +6,8 @@
     CLOSED     all memory is released                     none
 
 The whole public surface is in this file: each call goes through one door (``with guard as journal``), validates, lets one of the
-parts below do the work, and records itself. One caller at a time; see `CallGuard`.
+parts below do the work, and records itself. One caller at a time, but for calls that only look and say "from any thread"; see
+`CallGuard`.
 
     part             owns
     SharedState      storage, radix tree, guard, retention, leases and planned drops: all that sequences work with
@@ -24,7 +25,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 
@@ -32,7 +33,7 @@ import rawref
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.checks import to_bool, to_count, to_index_mode, to_instance, to_int, to_list, to_number, to_text
-from ..base.errors import LogicError
+from ..base.errors import BusyError, LogicError
 from ..base.finalizers import report_failure, warn_of_leak
 from ..base.given import Given
 from ..base.handle import Handle
@@ -78,6 +79,7 @@ from ..reuse.reuse_scope import ReuseScope, to_scope
 from ..reuse.state_match import StateMatch
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import residency
+from ..sequence.call_guard import Reading
 from ..sequence.given_tokens import GivenTokens
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
@@ -90,6 +92,7 @@ from ..stats.block_times import BlockTimes
 from ..stats.hint_result import HintResult
 from ..stats.hit_rate_curve import HitRateCurve
 from ..stats.statistics_clock import StatisticsClock
+from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.storage_statistics import StorageStatistics
 from ..stats.usage_statistics import UsageStatistics
 from ..storage.debug_fill import DebugFill
@@ -120,6 +123,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("kv_cache_manager_v2")
 _MICROSECONDS: Final = 1_000_000
 _MAX_SECONDS: Final = 1e9
+_PATIENCE_SECONDS: Final = 0.1
+"""How long a thread that wants statistics waits for the end of another thread's call."""
 
 
 @final
@@ -136,7 +141,7 @@ class KVCacheManager(Handle):
 
     __slots__ = (
         "_config", "_life_cycles", "_device", "_event_manager", "_shared", "_addresses", "_memory", "_open_sequences", "_matches",
-        "_levels", "_usage", "_batch_number", "_is_open", "_is_released",
+        "_levels", "_usage", "_reading", "_batch_number", "_is_open", "_is_released",
     )  # fmt: skip
 
     _config: Final[KVCacheManagerConfig]
@@ -151,6 +156,8 @@ class KVCacheManager(Handle):
     _matches: Final[PrefixMatches]
     _levels: Final[LevelSizes]
     _usage: Final[UsageReports]
+    _reading: Final[Reading]
+    """The door of calls that only look, from any thread; inside the guard's `readers`."""
     _batch_number: i64
     """Counts batch calls; each sequence remembers the last one that listed it."""
     _is_open: bool
@@ -207,7 +214,9 @@ class KVCacheManager(Handle):
         self._open_sequences = OpenSequences()
         self._matches = PrefixMatches(shared, config.reuse_match_backoff)
         self._levels = LevelSizes(shared, self._open_sequences, config)
-        self._usage = UsageReports(shared, make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None)
+        recorder = make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None
+        self._usage = UsageReports(shared, self._open_sequences, recorder)
+        self._reading = Reading(shared.guard)
         self._batch_number = 0
         if self._event_manager is not None:
             storage.sink = self._event_manager.bind(
@@ -217,6 +226,7 @@ class KVCacheManager(Handle):
                 [tier.tier for tier in config.cache_tiers],
             )
         bind_to_process(shared.guard)
+        shared.guard.publisher = self._usage
         self._is_released = False
         if storage.durable is not None:
             self._restore(storage.durable)
@@ -295,6 +305,7 @@ class KVCacheManager(Handle):
     def _release_memory(self) -> None:
         self._is_open = False
         release_from_process(self._shared.guard)
+        self._shared.guard.publisher = None
         if self._shared.guard.is_foreign:
             self._is_released = True
             return
@@ -353,11 +364,17 @@ class KVCacheManager(Handle):
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def probe_reuse(self, reuse_scope: Given[ReuseScope | None] = None, input_tokens: Tokens | None = None) -> int:
-        """How many leading tokens could be reused now; holds nothing."""
-        with self._shared.guard as journal:
+        """How many leading tokens could be reused now; holds nothing. From any thread.
+
+        `BusyError` while another thread's call runs; a call that another thread begins meanwhile waits. Pages that a disk is still
+        reading count as there.
+        """
+        guard = self._shared.guard
+        # Before the lock: the user's tokens may be objects with code of their own.
+        scope = to_scope(reuse_scope)
+        packed = None if input_tokens is None else pack_tokens(input_tokens, self._shared.tree.digests, False)
+        with guard.readers, self._reading as journal:
             self._require_open()
-            scope = to_scope(reuse_scope)
-            packed = None if input_tokens is None else pack_tokens(input_tokens, self._shared.tree.digests, False)
             num_tokens = self._matches.count_tokens(scope, packed)
             journal.probe(scope, input_tokens, packed)
             return num_tokens
@@ -778,14 +795,21 @@ class KVCacheManager(Handle):
     # -- statistics ----------------------------------------------------------------------------------------------------
 
     def get_statistics(self) -> UsageStatistics:
-        """Everything since the manager was made. `LogicError` with ``enable_stats=False``.
+        """Everything since the manager was made. `LogicError` with ``enable_stats=False``. From any thread.
 
-        Cheap enough for every step, but a value of its own each time. Sequences that were made with
+        Cheap enough for every step, but a value of its own each time. While another thread's call runs, that call takes the
+        statistics at its end; if it lasts longer than 0.1 s they are the latest that were taken so. Sequences that were made with
         ``count_in_statistics=False`` are left out of all but transfers, drops and slots.
         """
-        with self._shared.guard:
-            self._require_open()
-            return self._usage.total()
+        self._usage.require()
+        try:
+            with self._shared.guard.readers, self._reading:
+                self._require_open()
+                return self._usage.total()
+        except BusyError:
+            usage = self._wait_for_snapshot().usage
+            assert usage is not None, "a manager without statistics was asked for them"
+            return usage
 
     def get_iteration_statistics(self) -> UsageStatistics:
         """Everything since this was last called, or since the manager was made; the next iteration begins here.
@@ -797,10 +821,14 @@ class KVCacheManager(Handle):
             return self._usage.take_iteration()
 
     def get_storage_statistics(self, level: SupportsIndex = 0) -> list[StorageStatistics]:
-        """One entry per pool group."""
-        with self._shared.guard:
-            self._require_open()
-            return self._usage.slots(self._levels.require(level, "level"))
+        """One entry per pool group. From any thread, as `get_statistics`."""
+        number = self._levels.require(level, "level")
+        try:
+            with self._shared.guard.readers, self._reading:
+                self._require_open()
+                return self._usage.slots(number)
+        except BusyError:
+            return self._wait_for_snapshot().levels[number]
 
     def get_hit_rate_curve(
         self, level: SupportsIndex = 0, sizes: Sequence[float] = DEFAULT_SIZES, policy: Given[EvictionPolicy | None] = None
@@ -808,10 +836,11 @@ class KVCacheManager(Handle):
         """What the hit rate would have been so far, had that tier been another size; ``sizes`` in present ones.
 
         ``policy`` None is recency, and costs next to nothing; any other one is played through here and now on the sampled blocks,
-        up to 30 ms for each size and 100,000 words of the sample: `get_reuse_sample` lets another thread do it. `LogicError` with
-        ``enable_stats=False`` or ``miss_ratio_sampling=0``.
+        up to 30 ms for each size and 100,000 words of the sample, in which other threads' calls wait: `get_reuse_sample` avoids that.
+        From any thread; `BusyError` while another thread's call runs. `LogicError` with ``enable_stats=False`` or
+        ``miss_ratio_sampling=0``.
         """
-        with self._shared.guard:
+        with self._shared.guard.readers, self._reading:
             self._require_open()
             self._usage.require()
             number = self._levels.require(level, "level")
@@ -820,9 +849,10 @@ class KVCacheManager(Handle):
     def get_reuse_sample(self, level: SupportsIndex = 0) -> ReuseSample:
         """What happened to the sampled blocks so far, copied (at most 1 MiB): any thread may play other policies through on it.
 
-        `LogicError` with ``enable_stats=False`` or ``miss_ratio_sampling=0``.
+        From any thread; `BusyError` while another thread's call runs. `LogicError` with ``enable_stats=False`` or
+        ``miss_ratio_sampling=0``.
         """
-        with self._shared.guard:
+        with self._shared.guard.readers, self._reading:
             self._require_open()
             self._usage.require()
             number = self._levels.require(level, "level")
@@ -880,6 +910,32 @@ class KVCacheManager(Handle):
             return describe(self._shared, self._open_sequences.states())
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> ManagerSnapshot:
+        """The figures of `get_statistics` and `get_storage_statistics`, and how many sequences are open, of one moment."""
+        try:
+            with self._shared.guard.readers, self._reading:
+                self._require_open()
+                return self._usage.take_snapshot()
+        except BusyError:
+            return self._wait_for_snapshot()
+
+    def _look(self, look: Callable[[], None]) -> None:
+        """Run it while no call runs, and none begins. `BusyError` while another thread's call runs."""
+        with self._shared.guard.readers, self._reading:
+            self._require_open()
+            look()
+
+    def _wait_for_snapshot(self) -> ManagerSnapshot:
+        """While another thread's call runs: what it publishes at its end."""
+        if not self._shared.guard.ask_for_snapshot().acquire(True, _PATIENCE_SECONDS):
+            try:
+                # It may have ended before it was asked.
+                with self._shared.guard.readers, self._reading:
+                    self._usage.publish()
+            except BusyError:
+                pass
+        return self._usage.published
 
     def _shared_for_batch(self) -> SharedState:
         return self._shared

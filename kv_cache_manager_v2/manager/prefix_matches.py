@@ -34,19 +34,20 @@ class PrefixMatches:
         self._backoff = backoff
 
     def count_tokens(self, scope: ReuseScope, packed: bytes | None) -> int:
-        """How many leading tokens match."""
+        """How many leading tokens match, as far as is known; asks no device, so from any thread."""
         if self._shared.has_state:
-            return int(self.find_with_state(scope, packed).match.num_tokens)
-        return int(self.find(scope, packed).num_tokens)
+            return int(self.find_with_state(scope, packed, False).match.num_tokens)
+        return int(self.find(scope, packed, False).num_tokens)
 
-    def find(self, scope: ReuseScope, packed: bytes | None) -> Match:
+    def find(self, scope: ReuseScope, packed: bytes | None, settles: bool = True) -> Match:
+        """``settles``: ask first which disk reads are done by now."""
         shared = self._shared
         self.num_content = 0
         if packed is None:
             self.num_untrimmed = 0
             return Match([], 0)
         root = shared.tree.find_root(scope)
-        match = self._cut_before_lost(root, packed, shared.matcher.find_longest(root, packed))
+        match = self._cut_before_lost(root, packed, shared.matcher.find_longest(root, packed), settles)
         self.num_untrimmed = match.num_tokens
         backoff = self._backoff
         if root is None or (backoff == 0 and not self.counts_content):
@@ -60,12 +61,13 @@ class PrefixMatches:
         # Trimmed, other pages are in the windows and the last block may be another one: look again at what is left.
         return shared.matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
 
-    def _cut_before_lost(self, root: Block | None, packed: bytes, match: Match) -> Match:
+    def _cut_before_lost(self, root: Block | None, packed: bytes, match: Match, settles: bool) -> Match:
         """The match up to the first page whose bytes a disk has lost: such a page stays in the tree while a sequence holds it."""
         shared = self._shared
         if shared.storage.reads.is_idle:
             return match
-        settle_reads(shared.storage)
+        if settles:
+            settle_reads(shared.storage)
         found = shared.matcher.find_longest(root, packed)
         while True:
             end = shared.count_whole_blocks(found.blocks) * shared.tokens_per_block
@@ -73,7 +75,7 @@ class PrefixMatches:
                 return found
             found = shared.matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
 
-    def find_with_state(self, scope: ReuseScope, packed: bytes | None) -> StateMatch:
+    def find_with_state(self, scope: ReuseScope, packed: bytes | None, settles: bool = True) -> StateMatch:
         """`find` for a model with recurrent layers."""
         shared = self._shared
         matcher = shared.state_matcher
@@ -84,7 +86,8 @@ class PrefixMatches:
             return NO_STATE_MATCH
         found = matcher.find_longest(root, packed)
         if not shared.storage.reads.is_idle:
-            settle_reads(shared.storage)
+            if settles:
+                settle_reads(shared.storage)
             found = matcher.find_longest(root, packed)
             end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
             while end < found.match.num_tokens:

@@ -7,33 +7,52 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError
 from ..config.eviction_policy import EvictionPolicy
+from ..sequence.call_guard import SnapshotPublisher
 from ..sequence.hit_rate_estimate import estimate_hit_rates, take_reuse_sample
 from ..sequence.reuse_sample import ReuseSample, validate_sizes
+from ..sequence.sequence_state import ACTIVE
 from ..sequence.shared_state import SharedState
 from ..sequence.usage_recorder import UsageRecorder
 from ..stats.block_times import BlockTimes
 from ..stats.hit_rate_curve import HitRateCurve
+from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.statistics_clock import StatisticsClock
 from ..stats.storage_statistics import StorageStatistics
 from ..stats.usage_snapshot import UsageSnapshot, compute_usage
 from ..stats.usage_statistics import UsageStatistics
+from .open_sequences import OpenSequences
 
 
 @final
 @mypyc_attr(native_class=True)
-class UsageReports:
-    __slots__ = ("recorder", "_shared", "_iteration")
+class UsageReports(SnapshotPublisher):
+    __slots__ = ("recorder", "published", "_shared", "_open_sequences", "_iteration")
 
     recorder: Final[UsageRecorder | None]
     """None with ``enable_stats=False``."""
+    published: ManagerSnapshot
+    """The latest snapshot, for threads that find the manager busy."""
     _shared: Final[SharedState]
+    _open_sequences: Final[OpenSequences]
     _iteration: UsageSnapshot | None
     """The counters when `take_iteration` was last called."""
 
-    def __init__(self, shared: SharedState, recorder: UsageRecorder | None) -> None:
+    def __init__(self, shared: SharedState, open_sequences: OpenSequences, recorder: UsageRecorder | None) -> None:
         self.recorder = recorder
         self._shared = shared
+        self._open_sequences = open_sequences
         self._iteration = None
+        self.published = self.take_snapshot()
+
+    def publish(self) -> None:
+        self.published = self.take_snapshot()
+
+    def take_snapshot(self) -> ManagerSnapshot:
+        usage = None if self.recorder is None else self.total()
+        levels = [self.slots(level) for level in range(int(self._shared.storage.num_levels))]
+        states = self._open_sequences.states()
+        num_active = sum([int(state.status == ACTIVE) for state in states])
+        return ManagerSnapshot(usage, levels, num_active, len(states) - num_active)
 
     def require(self) -> UsageRecorder:
         """`LogicError` with ``enable_stats=False``."""

@@ -8,11 +8,13 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.build_mode import VERSION, is_compiled
+from ..base.errors import LogicError
 from ..base.ids import CacheTier
 from ..events.event_manager import KVCacheEventManager
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..stats.drop_reason import DropReason
+from ..stats.manager_snapshot import ManagerSnapshot
 from ..stats.miss_cause import MissCause
 from ..stats.usage_statistics import UsageStatistics
 
@@ -49,11 +51,14 @@ class MetricSamples:
 
 
 def take_samples(manager: KVCacheManager) -> list[MetricSamples]:
-    """All metrics of the manager, now. `LogicError` with ``enable_stats=False``."""
-    usage = manager.get_statistics()
+    """All metrics of the manager, now, or as `KVCacheManager.get_statistics` says. `LogicError` with ``enable_stats=False``."""
+    snapshot = manager._snapshot()
+    usage = snapshot.usage
+    if usage is None:
+        raise LogicError("this manager keeps no statistics; make it with enable_stats=True")
     tiers = name_tiers(manager)
-    metrics = _sample_slots(manager, tiers)
-    metrics += _sample_sequences(manager, usage)
+    metrics = _sample_slots(snapshot, tiers)
+    metrics += _sample_sequences(snapshot, usage)
     metrics += _sample_prompts(usage, tiers)
     metrics += _sample_blocks(usage)
     metrics += _sample_movements(usage, tiers)
@@ -84,7 +89,7 @@ def name_tiers(manager: KVCacheManager) -> list[str]:
     return names
 
 
-def _sample_slots(manager: KVCacheManager, tiers: list[str]) -> list[MetricSamples]:
+def _sample_slots(snapshot: ManagerSnapshot, tiers: list[str]) -> list[MetricSamples]:
     ratio = MetricSamples(
         "cache_usage_ratio", GAUGE, "Slots that sequences need, over all; pages kept for reuse do not count", ("tier", "pool_group")
     )
@@ -97,7 +102,7 @@ def _sample_slots(manager: KVCacheManager, tiers: list[str]) -> list[MetricSampl
     refusals = MetricSamples("refusals", COUNTER, "Calls refused because slots were missing there", ("tier", "pool_group"))
     closed = MetricSamples("level_closed", GAUGE, "1 if the level takes no more pages: its disk failed to take a write", ("tier",))
     for level, tier in enumerate(tiers):
-        groups = manager.get_storage_statistics(level)
+        groups = snapshot.levels[level]
         closed.add((tier,), float(groups[0].is_closed))
         for index, group in enumerate(groups):
             refusals.add((tier, str(index)), float(group.refusals))
@@ -109,11 +114,10 @@ def _sample_slots(manager: KVCacheManager, tiers: list[str]) -> list[MetricSampl
     return [ratio, blocks, copies, refusals, closed]
 
 
-def _sample_sequences(manager: KVCacheManager, usage: UsageStatistics) -> list[MetricSamples]:
+def _sample_sequences(snapshot: ManagerSnapshot, usage: UsageStatistics) -> list[MetricSamples]:
     sequences = MetricSamples("sequences", GAUGE, "Open sequences by status", ("status",))
-    for status in (KVCache.Status.ACTIVE, KVCache.Status.SUSPENDED):
-        number = len([kv_cache for kv_cache in manager.open_kv_caches if kv_cache.status is status])
-        sequences.add((status.value,), float(number))
+    sequences.add((KVCache.Status.ACTIVE.value,), float(snapshot.num_active))
+    sequences.add((KVCache.Status.SUSPENDED.value,), float(snapshot.num_suspended))
     requests = MetricSamples("requests", COUNTER, "Sequences that were resumed at least once")
     requests.add((), float(usage.requests))
     suspends = MetricSamples("suspends", COUNTER, "Times that a sequence was suspended")

@@ -1,7 +1,7 @@
 """Metrics of a manager for Prometheus, through the package prometheus-client.
 
-A scrape runs on a thread of its own, and a manager serves one caller at a time. So the engine calls `update` on the thread that calls
-the manager, once per step or per second; a scrape returns the samples of the last update.
+A scrape samples the manager, on whatever thread it runs: `KVCacheManager.get_statistics` says what it gets while a call runs. Only
+durations of transfers, which the device is asked for, are read by `update`, and by the manager's transfers.
 """
 
 import re
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ..base.errors import BusyError, KVCacheManagerError
 from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..device.monotonic_clock import MonotonicClock
@@ -47,7 +48,7 @@ class PrometheusExporter(Handle):
 
     __slots__ = (
         "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_transfers", "_tiers",
-        "_samples_blocks", "_shown", "_metrics", "_histograms", "_is_open",
+        "_samples_blocks", "_shown", "_curves", "_metrics", "_histograms", "_is_open",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "a registry of this process"
@@ -80,6 +81,7 @@ class PrometheusExporter(Handle):
         self._times: BlockTimes | None = None
         self._transfers: TransferTimes | None = None
         self._shown: list[HitRateCurve] = []
+        self._curves: list[HitRateCurve] = []
         self._metrics: list[MetricSamples] = []
         self._histograms: list[HistogramSamples] = []
         described = _describe(manager)
@@ -100,14 +102,31 @@ class PrometheusExporter(Handle):
             raise
 
     def update(self) -> None:
-        """Sample the manager; call it from the thread that calls the manager. About 0.1 ms, compiled."""
+        """Sample the manager, and read the timers of its transfers. Not needed for scrapes, which sample by themselves.
+
+        Call it from the thread that calls the manager, if at all: once per second, say. About 0.1 ms, compiled.
+        """
+        if self._transfers is not None:
+            self._transfers.collect()
+        self._sample()
+
+    def _sample(self) -> None:
         metrics = take_samples(self._manager)
         if self._event_manager is not None:
             metrics += sample_events(self._event_manager)
         if self._samples_blocks:
-            curves = [self._manager.get_hit_rate_curve(level) for level in range(len(self._tiers))]
-            metrics.append(sample_curves(curves + self._shown, self._tiers))
+            try:
+                self._curves = [self._manager.get_hit_rate_curve(level) for level in range(len(self._tiers))]
+            except BusyError:
+                pass  # those of the last time
+            metrics.append(sample_curves(self._curves + self._shown, self._tiers))
         self._metrics = metrics
+        try:
+            self._manager._look(self._sample_histograms)
+        except BusyError:
+            pass
+
+    def _sample_histograms(self) -> None:
         histograms: list[HistogramSamples] = []
         if self._transfers is not None:
             histograms.append(sample_transfers(self._transfers, self._tiers))
@@ -123,7 +142,14 @@ class PrometheusExporter(Handle):
         self._shown = list(curves)
 
     def collect(self) -> list[Any]:
-        """The metric families of this exporter alone, without families that have no samples; from any thread."""
+        """The metric families of this exporter alone, without families that have no samples; from any thread.
+
+        Of a manager that is shut down or broken those of the last time.
+        """
+        try:
+            self._sample()
+        except KVCacheManagerError:
+            pass
         families: list[Any] = []
         for metric in self._metrics:
             if metric.samples:

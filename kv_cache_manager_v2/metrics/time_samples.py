@@ -53,7 +53,6 @@ def sample_transfers(times: TransferTimes | None, tiers: list[str]) -> Histogram
         "transfer_seconds", "Duration of a batch of page copies between two tiers, on the device's clock", ("src", "dst")
     )
     if times is not None:
-        times.collect()
         for source, source_name in enumerate(tiers):
             for target, target_name in enumerate(tiers):
                 if source != target:

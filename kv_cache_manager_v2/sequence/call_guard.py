@@ -1,6 +1,9 @@
 """The door of every public call: ``with guard as journal:`` around the call's body.
 
-One caller at a time: an overlap that can be seen is a `LogicError`. When an invariant fails inside a call the manager is
+One caller at a time: an overlap that can be seen is a `LogicError`. Calls that only look (`Reading`) may come from other threads: they
+take the lock `readers`, and are refused (`BusyError`) while another call runs. A call that comes meanwhile waits for them; where none
+looks it takes no lock, as two plain numbers say so, and CPython switches threads neither in compiled code nor between reading and
+setting one. When an invariant fails inside a call the manager is
 *broken*: that call and every later one raises `CorruptedError` with the first reason. So it is when a call is interrupted in
 the middle of a change that cannot be undone (the device refuses an event, the user presses Ctrl-C): the interruption itself
 is raised, later calls are refused. Sequences whose handle was dropped without `close` wait here; the next call closes them.
@@ -12,7 +15,8 @@ more than ``try``, ``finally`` and a test for a journal; a decode step inside a 
 In a process that was forked from the manager's own the guard is *foreign*: every call is a `LogicError`, whatever the state.
 
     state     way out
-    IDLE      __enter__ -> BUSY
+    IDLE      __enter__ -> BUSY; begin_reading -> READ
+    READ      end_reading -> IDLE; __enter__ waits for that -> BUSY
     BUSY      __exit__ -> IDLE, or BROKEN after an AssertionError; begin_change -> CHANGING
     CHANGING  end_change -> BUSY, __exit__ -> BROKEN
     BROKEN    none
@@ -22,13 +26,14 @@ import logging
 import os
 import sys
 from abc import ABCMeta, abstractmethod
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.change_count import ChangeCount
-from ..base.errors import CorruptedError, LogicError
+from ..base.errors import BusyError, CorruptedError, LogicError
 from ..base.process_bound import ProcessBound
 from ..journal.call_records import CallRecords
 
@@ -46,17 +51,42 @@ class Abandoned(metaclass=ABCMeta):
     def close_abandoned(self) -> None: ...
 
 
+@mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
+class SnapshotPublisher(metaclass=ABCMeta):
+    """What a thread that finds the manager busy gets from the call that is running, at its end."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def publish(self) -> None: ...
+
+
 @final
 @mypyc_attr(native_class=True)
 class CallGuard(ProcessBound):
-    __slots__ = ("is_foreign", "_attention", "_busy", "_changes", "_journal", "_reason", "_user_error", "_abandoned", "_process")
+    __slots__ = (
+        "is_foreign", "publisher", "_attention", "_busy", "_changes", "_journal", "_reason", "_user_error", "_abandoned",
+        "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
+    )  # fmt: skip
 
     is_foreign: bool
     """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
+    publisher: SnapshotPublisher | None
 
     _attention: i64
-    """0 when a call may go straight on; else the number of reasons to look closer."""
+    """0 when a call may go straight on; 1 when it has to look closer."""
     _busy: bool
+    _readers: Final[Lock]
+    _reader: int
+    """The thread that looked last."""
+    _is_read: bool
+    """A thread may be looking: it is, if `_readers` is locked."""
+    _is_entering: bool
+    """A call is about to begin, or publishes: no thread may look."""
+    _must_stay: bool
+    """Something waits for the end of the call: a broken manager, abandoned handles, threads that asked for a snapshot."""
+    _asked: list[Lock]
+    """Each locked by a thread that waits for a snapshot."""
     _changes: Final[ChangeCount]
     """Of the storage, which counts evictions: they change things before the call that needs the room does."""
     _journal: Final[CallRecords]
@@ -77,6 +107,13 @@ class CallGuard(ProcessBound):
         self._reason = None
         self._user_error = None
         self._abandoned = []
+        self._readers = Lock()
+        self._reader = 0
+        self._is_read = False
+        self._is_entering = False
+        self._must_stay = False
+        self._asked = []
+        self.publisher = None
 
     @property
     def is_idle(self) -> bool:
@@ -86,6 +123,10 @@ class CallGuard(ProcessBound):
     def __enter__(self) -> CallRecords:
         if self._attention != _IDLE:
             self._look_closer()
+            self._attention = 1
+            self._busy = True
+            self._is_entering = False
+            return self._journal
         self._attention = 1
         self._busy = True
         return self._journal
@@ -111,8 +152,31 @@ class CallGuard(ProcessBound):
         self._busy = False
         # In this order: a handle that another thread drops between the two sets it again.
         self._attention = _IDLE
-        if self._reason is not None or len(self._abandoned) > 0 or self.is_foreign:
+        if self._must_stay:
+            self._stay()
+
+    def _stay(self) -> None:
+        """At the end of a call for which something waits."""
+        if len(self._asked) > 0:
+            self._is_entering = True
             self._attention = 1
+            try:
+                self._publish()
+            finally:
+                self._is_entering = False
+        self._must_stay = False
+        self._attention = _IDLE
+        if self._reason is not None or len(self._abandoned) > 0 or len(self._asked) > 0 or self.is_foreign:
+            self._must_stay = True
+            self._attention = 1
+
+    def _publish(self) -> None:
+        asked = self._asked
+        self._asked = []
+        if self.publisher is not None and self._reason is None:
+            self.publisher.publish()
+        for waiting in asked:
+            waiting.release()
 
     def _leave_after(self, error: BaseException) -> None:
         """Apart from `__exit__`: compiled, the name of an exception class is looked up each time."""
@@ -126,6 +190,7 @@ class CallGuard(ProcessBound):
 
     def become_foreign(self) -> None:
         self.is_foreign = True
+        self._must_stay = True
         self._attention = 1
 
     def _require_own_process(self) -> None:
@@ -144,6 +209,9 @@ class CallGuard(ProcessBound):
                 "a call began while another call on the same manager was running (from another thread, or from inside a "
                 "callback); one caller at a time"
             )
+        if self._is_read:
+            self._wait_for_reader()
+        self._is_entering = True
         self._busy = True
         try:
             # Closing may run user code that drops further handles; what cannot be closed stays for the next call.
@@ -151,14 +219,78 @@ class CallGuard(ProcessBound):
                 self._abandoned[0].close_abandoned()
                 del self._abandoned[0]
         except AssertionError as error:
+            self._is_entering = False
             raise self._fail(error) from error
+        except BaseException:
+            self._is_entering = False
+            raise
         finally:
             if self._changes.num_begun > 0:
                 self._record_interruption()
             self._busy = False
 
+    def _wait_for_reader(self) -> None:
+        """Block until no thread looks, and let no other one look."""
+        if self._reader == get_ident() and self._readers.locked():
+            raise LogicError("a call began inside a call of the same thread that only looks (from an object's __del__, say)")
+        with self._readers:
+            self._is_read = False
+            self._is_entering = True
+            self._attention = 1
+
+    # -- threads that only look ---------------------------------------------------------------------------------------
+
+    @property
+    def readers(self) -> Lock:
+        """The lock of those that only look. `CorruptedError` if the manager is broken, `LogicError` in a forked process."""
+        self.require_sound()
+        if self._is_read and self._reader == get_ident() and self._readers.locked():
+            raise LogicError("a call began inside a call of the same thread that only looks (from an object's __del__, say)")
+        return self._readers
+
+    def begin_reading(self) -> CallRecords:
+        """With `readers` locked. `BusyError` while a call runs."""
+        if self._attention != _IDLE:
+            self.require_sound()
+            if self._busy or self._is_entering:
+                raise BusyError(
+                    "another thread is in a call on this manager, or this one is inside a callback: ask again later, or where the engine "
+                    "calls the manager"
+                )
+        self._reader = get_ident()
+        self._is_read = True
+        self._attention = 1
+        return self._journal
+
+    def end_reading(self) -> None:
+        self._is_read = False
+        self._attention = _IDLE
+        if self._must_stay:
+            self._attention = 1
+
+    def fail_reading(self, error: BaseException) -> None:
+        """`end_reading` after an error, which is raised, or says that the manager is broken."""
+        raised: BaseException = error
+        if isinstance(error, AssertionError):
+            raised = self._fail(error)
+        self._journal.discard()
+        self.end_reading()
+        if raised is not error:
+            raise raised from error
+
+    def ask_for_snapshot(self) -> Lock:
+        """From a thread that was refused: the call that runs publishes at its end, and then releases the lock."""
+        waiting = Lock()
+        waiting.acquire()
+        # In this order: the call may end between any two of these.
+        self._asked.append(waiting)
+        self._must_stay = True
+        self._attention = 1
+        return waiting
+
     def _record_interruption(self) -> None:
         self._changes.num_begun = 0
+        self._must_stay = True
         if self._reason is None:
             error = sys.exc_info()[1]
             self._reason = f"a call was interrupted in the middle of a change: {error!r}"
@@ -182,6 +314,7 @@ class CallGuard(ProcessBound):
         if self._reason is None:
             self._reason = str(error) or "an invariant failed without a text"
             _logger.critical("kv_cache_manager_v2 is broken: %s", self._reason)
+        self._must_stay = True
         self._attention = 1
         self._changes.num_begun = 0
         return CorruptedError(f"the manager is broken: {self._reason}")
@@ -197,5 +330,30 @@ class CallGuard(ProcessBound):
 
     def add_abandoned(self, abandoned: Abandoned) -> None:
         """Called from a destructor, at any moment; only queues."""
+        self._must_stay = True
         self._attention = 1
         self._abandoned.append(abandoned)
+
+
+@final
+@mypyc_attr(native_class=True)
+class Reading:
+    """The door of a call that only looks: ``with guard.readers, reading as journal:``."""
+
+    __slots__ = ("_guard",)
+
+    _guard: Final[CallGuard]
+
+    def __init__(self, guard: CallGuard) -> None:
+        self._guard = guard
+
+    def __enter__(self) -> CallRecords:
+        return self._guard.begin_reading()
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._guard.end_reading()
+        else:
+            self._guard.fail_reading(error)

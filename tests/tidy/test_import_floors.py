@@ -58,7 +58,7 @@ DOORS: Final = {
     "time": {"device", "durable", "metrics", "publishing", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
-    "threading": {"compat", "device", "durable", "events", "metrics", "publishing", "testing", "replay"},
+    "threading": {"compat", "device", "durable", "events", "metrics", "publishing", "sequence", "testing", "replay"},
     "weakref": set[str](),
 }
 

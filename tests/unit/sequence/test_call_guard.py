@@ -1,10 +1,13 @@
-"""`CallGuard`: what a handle that was dropped leaves to the next call, and what an interruption of that leaves to the one after."""
+"""`CallGuard`: what a dropped handle leaves to the next call, what an interruption leaves, and how other threads look past the calls."""
+
+import threading
 
 import pytest
 
 from kv_cache_manager_v2.base.change_count import ChangeCount
+from kv_cache_manager_v2.base.errors import BusyError, CorruptedError, LogicError
 from kv_cache_manager_v2.journal.call_records import CallRecords
-from kv_cache_manager_v2.sequence.call_guard import Abandoned, CallGuard
+from kv_cache_manager_v2.sequence.call_guard import Abandoned, CallGuard, Reading, SnapshotPublisher
 
 
 class Dropped(Abandoned):
@@ -33,3 +36,104 @@ def test_an_interrupted_look_leaves_the_guard_free(error: BaseException) -> None
     with guard:
         assert dropped.num_closed == 1
     assert guard.is_idle
+
+
+class Counted(SnapshotPublisher):
+    """Counts the snapshots that it was told to publish."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def publish(self) -> None:
+        self.number += 1
+
+
+def test_a_call_waits_for_a_thread_that_looks() -> None:
+    guard = CallGuard(ChangeCount(), CallRecords())
+    order: list[str] = []
+    begins = threading.Event()
+
+    def call() -> None:
+        begins.set()
+        with guard:
+            order.append("call")
+
+    thread = threading.Thread(target=call)
+    with guard.readers, Reading(guard):
+        assert not guard.is_idle, "no small step goes past it"
+        thread.start()
+        assert begins.wait(60)
+        order.append("look")
+    thread.join()
+    assert order == ["look", "call"] and guard.is_idle
+
+
+def test_a_look_during_a_call_is_refused_and_gets_a_snapshot() -> None:
+    guard = CallGuard(ChangeCount(), CallRecords())
+    publisher = Counted()
+    guard.publisher = publisher
+    with guard:
+        with pytest.raises(BusyError), guard.readers, Reading(guard):
+            pass
+        waiting = guard.ask_for_snapshot()
+        assert waiting.locked() and publisher.number == 0
+    assert not waiting.locked() and publisher.number == 1 and guard.is_idle
+    with guard:
+        pass
+    assert publisher.number == 1, "it is made when it is asked for"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("the tree is no tree"), LogicError("shut down")])
+def test_a_look_that_raises_lets_others_go_on(error: Exception) -> None:
+    guard = CallGuard(ChangeCount(), CallRecords())
+    breaks = isinstance(error, AssertionError)
+    with pytest.raises(CorruptedError if breaks else type(error)), guard.readers, Reading(guard):
+        raise error
+    assert guard.is_broken is breaks
+    if not breaks:
+        with guard:
+            pass
+        assert guard.is_idle
+
+
+def test_an_interrupted_look_is_not_taken_for_one_that_goes_on() -> None:
+    """As if Ctrl-C had come between the lock and the door."""
+    guard = CallGuard(ChangeCount(), CallRecords())
+    with guard.readers:
+        guard.begin_reading()
+    with guard:
+        pass
+    assert guard.is_idle
+    with guard.readers, Reading(guard):
+        pass
+
+
+def test_calls_inside_a_look_of_the_same_thread_are_refused() -> None:
+    guard = CallGuard(ChangeCount(), CallRecords())
+    with guard.readers, Reading(guard):
+        with pytest.raises(LogicError), guard:
+            pass
+        with pytest.raises(LogicError):
+            guard.readers  # noqa: B018
+    assert guard.is_idle
+
+
+def test_a_look_leaves_what_was_dropped_to_the_next_call() -> None:
+    guard = CallGuard(ChangeCount(), CallRecords())
+    dropped = Dropped(None)
+    guard.add_abandoned(dropped)
+    with guard.readers, Reading(guard):
+        pass
+    assert dropped.num_closed == 0 and not guard.is_idle
+    with guard:
+        assert dropped.num_closed == 1
+
+
+def test_a_handle_that_is_dropped_after_a_call_hinders_no_look() -> None:
+    guard = CallGuard(ChangeCount(), CallRecords())
+    for _ in range(2):
+        guard.add_abandoned(Dropped(None))
+        with guard.readers, Reading(guard):
+            pass
+        with guard:
+            pass

@@ -1,0 +1,29 @@
+"""A manager's statistics at one moment, as a value that any thread may read."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from .storage_statistics import StorageStatistics
+from .usage_statistics import UsageStatistics
+
+
+@final
+@mypyc_attr(native_class=True)
+class ManagerSnapshot:
+    __slots__ = ("usage", "levels", "num_active", "num_suspended")
+
+    usage: Final[UsageStatistics | None]
+    """None with ``enable_stats=False``."""
+    levels: Final[list[list[StorageStatistics]]]
+    """By cache level, one for each pool group."""
+    num_active: Final[int]
+    num_suspended: Final[int]
+
+    def __init__(
+        self, usage: UsageStatistics | None, levels: list[list[StorageStatistics]], num_active: int, num_suspended: int
+    ) -> None:
+        self.usage = usage
+        self.levels = levels
+        self.num_active = num_active
+        self.num_suspended = num_suspended

@@ -1,0 +1,182 @@
+"""Other threads may look while one serves: probes, statistics and scrapes never see half a call, and change no decision.
+
+What a thread finds while a call runs: a probe says that the manager is busy, statistics are those of the call's end. A call that begins
+meanwhile waits; it is never refused because another thread looks.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from kv_cache_manager_v2 import BusyError, HostDevice, KVCacheManager, LogicError
+from kv_cache_manager_v2.testing.journal_rerun import rerun
+from small_models import config_of, manager_of, run_prompt
+
+NUM_REQUESTS = 60
+
+
+@contextmanager
+def threads_take_turns_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def serve(manager: KVCacheManager) -> bytes:
+    """Requests with shared beginnings in a pool that is too small for them; returns the digest of all decisions."""
+    random = Random(7)
+    for _ in range(NUM_REQUESTS):
+        prompt = [random.randrange(3)] * random.randrange(1, 40)
+        with manager.create_kv_cache(input_tokens=prompt) as sequence:
+            assert sequence.resume() and sequence.resize(len(prompt) + 8)
+            sequence.commit(prompt[sequence.num_committed_tokens :])
+            for token in range(8):
+                sequence.commit([token])
+    return manager.state_digest()
+
+
+def look(manager: KVCacheManager) -> None:
+    usage = manager.get_statistics()
+    prompts = usage.prompts
+    assert prompts.tokens == sum(prompts.hit_tokens) + sum(prompts.missed_tokens.values())
+    for group in manager.get_storage_statistics():
+        assert group.total == group.free + group.evictable + group.unavailable
+    for question in (lambda: manager.probe_reuse(None, [1] * 40), manager.get_hit_rate_curve, manager.get_reuse_sample):
+        try:
+            question()
+        except BusyError:
+            pass
+
+
+def serve_watched(manager: KVCacheManager, questions: list[Callable[[KVCacheManager], None]]) -> bytes:
+    """`serve`, while each question is asked over and over again, from a thread of its own."""
+    errors: list[BaseException] = []
+    is_over = threading.Event()
+    begun = threading.Barrier(len(questions) + 1)
+
+    def watch(ask: Callable[[KVCacheManager], None]) -> None:
+        begun.wait()
+        try:
+            while True:
+                ask(manager)
+                if is_over.is_set():
+                    return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=watch, args=(ask,)) for ask in questions]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    try:
+        digest = serve(manager)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+    return digest
+
+
+def test_looking_from_other_threads_changes_nothing(tmp_path: Path) -> None:
+    config = config_of([None, 8], num_slots=24, miss_ratio_sampling=1.0)
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        expected = serve(manager)
+        usage = manager.get_statistics()
+    journal = tmp_path / "watched.kvj"
+    with threads_take_turns_often():
+        with KVCacheManager(config, device=HostDevice(), journal=journal) as manager:
+            assert serve_watched(manager, [look, look, look]) == expected
+            assert manager.get_statistics() == usage
+            manager.check_invariants()
+    # The probes are among what was recorded, each between two calls.
+    assert rerun(journal, HostDevice()).num_calls > 10 * NUM_REQUESTS
+
+
+def test_scrapes_come_from_other_threads() -> None:
+    prometheus_client = pytest.importorskip("prometheus_client", reason="the extra metrics is not installed")
+    from kv_cache_manager_v2 import PrometheusExporter
+
+    def scrape(manager: KVCacheManager) -> None:
+        text = prometheus_client.generate_latest(registry).decode()
+        assert "kvcm_requests_total " in text
+
+    registry = prometheus_client.CollectorRegistry()
+    with threads_take_turns_often(), manager_of(num_slots=24, miss_ratio_sampling=1.0) as manager:
+        exporter = PrometheusExporter(manager, registry=registry)
+        serve_watched(manager, [scrape, scrape])
+        text = prometheus_client.generate_latest(registry).decode()
+        assert f"kvcm_requests_total {float(NUM_REQUESTS)}\n" in text, "nobody called update()"
+        exporter.close()
+
+
+def test_what_a_thread_finds_while_a_call_runs() -> None:
+    is_inside, may_go_on = threading.Event(), threading.Event()
+
+    def callback(ordinal: int, life_cycle: object) -> int:
+        is_inside.set()
+        assert may_go_on.wait(60)
+        return 35
+
+    with manager_of() as manager:
+        run_prompt(manager, [1, 2, 3, 4, 5]).close()
+        usage = manager.get_statistics()
+        sequence = manager.create_kv_cache(custom_priority_callback=callback)
+        assert sequence.resume()
+        thread = threading.Thread(target=sequence.resize, args=(4,))
+        thread.start()
+        try:
+            assert is_inside.wait(60)
+            for question in (lambda: manager.probe_reuse(None, [1]), manager.get_hit_rate_curve, manager.get_reuse_sample):
+                with pytest.raises(BusyError):
+                    question()
+            with pytest.raises(LogicError) as other_call:
+                manager.create_kv_cache()
+            assert not isinstance(other_call.value, BusyError)
+            # Nobody took statistics that a thread may have; the call has not ended.
+            assert manager.get_statistics().prompts.tokens in (0, usage.prompts.tokens)
+            asked = threading.Thread(target=lambda: found.append(manager.get_statistics().prompts.tokens))
+            found: list[int] = []
+            asked.start()
+        finally:
+            may_go_on.set()
+            thread.join()
+        asked.join()
+        assert found == [usage.prompts.tokens]
+        assert manager.probe_reuse(None, [1, 2, 3, 4, 5]) == 5
+        sequence.close()
+
+
+def test_a_callback_that_looks_does_not_wait_for_itself() -> None:
+    found: list[object] = []
+
+    def callback(ordinal: int, life_cycle: object) -> int:
+        found.append(manager.get_statistics().requests)
+        return 35
+
+    with manager_of() as manager:
+        sequence = manager.create_kv_cache(custom_priority_callback=callback)
+        assert sequence.resume() and sequence.resize(1)
+        assert len(found) == 1
+        sequence.close()
+
+
+def test_probes_that_look_at_objects_of_the_user() -> None:
+    """Their `__index__` runs before the manager is held."""
+
+    class Token:
+        def __index__(self) -> int:
+            return manager.probe_reuse(None, [1, 2, 3, 4])
+
+    tokens: Any = [Token()]
+    with manager_of() as manager:
+        run_prompt(manager, [1, 2, 3, 4]).close()
+        assert manager.probe_reuse(None, tokens) == 0
