@@ -1,7 +1,7 @@
 """Arrays that grow without being copied: address space is reserved for all items at the start, memory is used as they are added."""
 
 from librt.vecs import vec
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 
 def reserve_words(words: vec[i64], num_words: i64) -> vec[i64]:
@@ -18,3 +18,13 @@ def reserve_up_to(words: vec[i64], num_words: i64) -> vec[i64]:
         except MemoryError:
             num_words = num_words // 2
     return words
+
+
+def reserve_numbers(numbers: vec[i32], count: i64) -> vec[i32]:
+    """`reserve_up_to` for numbers of four bytes."""
+    while count > len(numbers):
+        try:
+            return vec[i32](memoryview(numbers), capacity=count)
+        except MemoryError:
+            count = count // 2
+    return numbers

@@ -7,19 +7,22 @@ here, and only here: no decision is made from it.
 
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.growing_arrays import reserve_up_to
 from ..events.removal_cause import CAPACITY, UNREACHABLE
 from ..stats.reuse_log import ASKED, RELEASED, HELD
 from ..stats.reuse_sampler import NO_KEY, SAMPLED_MASK, SAMPLED_SHIFT, ReuseSampler
-from ..storage.page_rows import MOST_RESERVED, NO_SHIFT, PageRows
+from ..storage.page_rows import NO_SHIFT, PageRows, WordColumn
 from .reuse_scope import ReuseScope
 from .prefix_hash import EMPTY_PREFIX, RUN_WORDS, WORD_BYTES, hash_block, hash_run
 from .removal_history import FIRST_DROPPED, IS_HERE, NO_PREFIX, SCOPE_MASK, RemovalHistory
 
 NO_SAMPLE: Final = -1
+_SCOPE_SHIFT: Final = 34
+_OWN: Final = 1 << 33
+_SAMPLE_MASK: Final = _OWN - 1
+_MOST_TOLD: Final = 128
 _PART_WORDS: Final = 1024
 
 SCOPE_SHIFT: Final = 36
@@ -35,8 +38,8 @@ def key_of(prefix: i64, scope: i64) -> i64:
 @mypyc_attr(native_class=True)
 class BlockHistory:
     __slots__ = (
-        "_rows", "_scopes", "_tells_scopes", "_only_scope", "_block_prefixes", "_block_scopes", "_table", "sampler", "num_blocks",
-        "_num_evicted", "_num_blocks_at_evictions", "_block_samples", "_block_bytes", "_num_reserved",
+        "_rows", "_scopes", "_tells_scopes", "_num_told", "_told_end", "_prefixes", "_marks", "_table", "sampler", "num_blocks",
+        "_num_evicted", "_num_blocks_at_evictions", "_block_bytes",
     )  # fmt: skip
 
     _rows: Final[PageRows]
@@ -44,15 +47,15 @@ class BlockHistory:
     """By the negative page id of the root."""
     _tells_scopes: bool
     """Whether there ever was a second scope: until then the tree itself knows all that is here."""
-    _block_prefixes: vec[i64]
+    _num_told: i64
+    """Blocks from before the second scope, by number, that the table has been told of since; up to ``_told_end``."""
+    _told_end: i64
+    _prefixes: Final[WordColumn]
     """Of the published blocks, by the number of the block."""
-    _only_scope: i64
-    """Until there was a second scope: that of all blocks."""
-    _block_scopes: vec[i64]
-    """Of the published blocks, by number, from the second scope on."""
+    _marks: Final[WordColumn]
+    """Of the published blocks, by number: the scope (bits 34-53) | whether the block is in the sample itself (33) | the number of the
+    nearest sampled block before it on its path plus 1, or 0."""
     _table: Final[RemovalHistory]
-    _num_reserved: i64
-    """Blocks that there are addresses for."""
     _block_bytes: Final[i64]
     """Of the tokens of a full block."""
     sampler: Final[ReuseSampler | None]
@@ -62,25 +65,21 @@ class BlockHistory:
     _num_evicted: i64
     _num_blocks_at_evictions: i64
     """The sum of `num_blocks` over all evictions."""
-    _block_samples: vec[i64]
-    """Of the published blocks, by number: that of the nearest sampled block before it on its path, or NO_SAMPLE. If the block is
-    in the sample itself, `_as_own` of that."""
 
     def __init__(self, rows: PageRows, num_entries: int, sampler: ReuseSampler | None, block_bytes: int = 0) -> None:
         """``num_entries``: of the `RemovalHistory`."""
         self.sampler = sampler
         self._block_bytes = block_bytes
-        self._num_reserved = 0
         self.num_blocks = 0
         self._num_evicted = 0
         self._num_blocks_at_evictions = 0
-        self._block_samples = vec[i64]()
         self._rows = rows
         self._scopes = {}
         self._tells_scopes = False
-        self._only_scope = 0
-        self._block_prefixes = vec[i64]()
-        self._block_scopes = vec[i64]()
+        self._num_told = 0
+        self._told_end = 0
+        self._prefixes = rows.add_words(NO_PREFIX, is_per_block=True)
+        self._marks = rows.add_words(0, is_per_block=True)
         self._table = RemovalHistory(num_entries)
 
     @property
@@ -92,18 +91,24 @@ class BlockHistory:
     def record_root(self, root: i64, scope: ReuseScope) -> None:
         hashed = hash_scope(scope)
         self._scopes[int(root)] = int(hashed)
-        if self._tells_scopes:
-            return
-        if len(self._scopes) == 1:
-            self._only_scope = hashed
-            return
-        # While there was one scope, no caller could ask whether another had a prefix; once in a manager's life.
-        self._tells_scopes = True
-        self._table.keep_one_each()
-        for number in range(len(self._block_prefixes)):
-            self._block_scopes = append(self._block_scopes, self._only_scope)
-            if self._block_prefixes[number] != NO_PREFIX:
-                self._table.record(self._block_prefixes[number], self._only_scope, IS_HERE)
+        if not self._tells_scopes and len(self._scopes) > 1:
+            # While there was one scope, no caller could ask whether another had a prefix; once in a manager's life.
+            self._tells_scopes = True
+            self._table.keep_one_each()
+            self._told_end = len(self._prefixes.words)
+            self._tell_scopes()
+
+    def _tell_scopes(self) -> None:
+        """Tell the table of some more blocks that were here before the second scope: all of them at once would be a pause."""
+        prefixes = self._prefixes.words
+        marks = self._marks.words
+        end = self._num_told + _MOST_TOLD
+        if end > self._told_end:
+            end = self._told_end
+        for number in range(self._num_told, end):
+            if prefixes[number] != NO_PREFIX:
+                self._table.record(prefixes[number], marks[number] >> _SCOPE_SHIFT, IS_HERE)
+        self._num_told = end
 
     def forget_root(self, root: i64) -> None:
         del self._scopes[int(root)]
@@ -113,17 +118,17 @@ class BlockHistory:
         prefix = hash_block(self.prefix_of(parent), key)
         scope = self._scope_of_path(parent)
         number = self._rows.block_number(block)
-        self._reach(number)
-        self._block_prefixes[number] = prefix
+        prefixes = self._prefixes.words
+        prefixes[number] = prefix
         if self._tells_scopes:
-            self._block_scopes[number] = scope
             self._table.record(prefix, scope, IS_HERE)
         self.num_blocks += 1
-        sample = self._nearest_sample(parent)
-        self._block_samples[number] = sample
+        mark = self._mark_below(parent, scope)
+        marks = self._marks.words
+        marks[number] = mark
         sampler = self.sampler
         if sampler is not None and sampler.is_sampled(key_of(prefix, scope)):
-            self._record_sample(sampler, number, prefix, scope, sample, len(key) == self._block_bytes)
+            self._record_sample(sampler, number, prefix, scope, mark, len(key) == self._block_bytes)
 
     def record_published_run(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
         """Blocks below each other, the first one below ``parent``; ``first_pages`` are theirs, and ``packed`` their prefixes."""
@@ -136,14 +141,9 @@ class BlockHistory:
         scope_bits = scope << SCOPE_SHIFT
         sampler = self.sampler
         threshold: i64 = 0 if sampler is None else sampler.threshold
-        sample = self._nearest_sample(parent)
-        last: i64 = 0
-        for first_page in first_pages:
-            if first_page > last:
-                last = first_page
-        self._reach(self._rows.block_number(last))
-        prefixes = self._block_prefixes
-        samples = self._block_samples
+        mark = self._mark_below(parent, scope)
+        prefixes = self._prefixes.words
+        marks = self._marks.words
         rows = self._rows
         first_of_all = rows.first_page_of_blocks
         shift = rows.block_shift
@@ -153,16 +153,14 @@ class BlockHistory:
             number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
             prefix = run_prefixes[ordinal]
             prefixes[number] = prefix
-            samples[number] = sample
+            marks[number] = mark
             if (((prefix ^ scope_bits) >> SAMPLED_SHIFT) & SAMPLED_MASK) < threshold and sampler is not None:
-                sample = self._record_sample(sampler, number, prefix, scope, sample, True)
+                mark = self._record_sample(sampler, number, prefix, scope, mark, True)
             ordinal += 1
         self.num_blocks += num_blocks
         if self._tells_scopes:
-            for first_page in first_pages:
-                number = rows.block_number(first_page)
-                self._block_scopes[number] = scope
-                self._table.record(prefixes[number], scope, IS_HERE)
+            for prefix in run_prefixes:
+                self._table.record(prefix, scope, IS_HERE)
 
     def _record_one_by_one(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
         block_bytes = len(packed) // len(first_pages)
@@ -172,44 +170,16 @@ class BlockHistory:
             parent = first_page
             position += block_bytes
 
-    def reserve(self, num_blocks: i64) -> None:
-        """Take addresses for that many blocks in all, so that nothing is copied as they are published."""
-        most = num_blocks if num_blocks < MOST_RESERVED else MOST_RESERVED
-        if most <= self._num_reserved:
-            return
-        self._num_reserved = most
-        self._block_prefixes = reserve_up_to(self._block_prefixes, most)
-        self._block_samples = reserve_up_to(self._block_samples, most)
-        if self._tells_scopes:
-            self._block_scopes = reserve_up_to(self._block_scopes, most)
-
-    def _reach(self, number: i64) -> None:
-        """There is an entry for each block up to the one with that number."""
-        prefixes = self._block_prefixes
-        if number < len(prefixes):
-            return
-        samples = self._block_samples
-        scopes = self._block_scopes
-        while len(prefixes) <= number:
-            prefixes = append(prefixes, NO_PREFIX)
-            samples = append(samples, NO_SAMPLE)
-            if self._tells_scopes:
-                scopes = append(scopes, 0)
-        self._block_prefixes = prefixes
-        self._block_samples = samples
-        self._block_scopes = scopes
-
     def record_removal(self, block: i64, cause: i64) -> None:
         """The block left the tree, for a `removal_cause`."""
         number = self._rows.block_number(block)
-        prefixes = self._block_prefixes
+        prefixes = self._prefixes.words
         prefix = prefixes[number]
         prefixes[number] = NO_PREFIX
-        scope = self._only_scope
-        if self._tells_scopes:
-            scope = self._block_scopes[number]
+        mark = self._marks.words[number]
+        scope = mark >> _SCOPE_SHIFT
         self._table.record(prefix, scope, FIRST_DROPPED + cause)
-        if self._block_samples[number] < NO_SAMPLE and self.sampler is not None:
+        if mark & _OWN != 0 and self.sampler is not None:
             self.sampler.record_removal(key_of(prefix, scope))
         num_blocks = self.num_blocks
         if cause == CAPACITY or cause == UNREACHABLE:
@@ -220,16 +190,16 @@ class BlockHistory:
     def record_path_removal(self, first_pages: vec[i64], num_blocks: i64, cause: i64) -> None:
         """`record_removal` for the first ``num_blocks`` of them, blocks of one path that go one after the other."""
         sampler = self.sampler
-        if self._tells_scopes or (sampler is not None and sampler.times is not None):
+        if sampler is not None and sampler.times is not None:
             for position in range(num_blocks):
                 self.record_removal(first_pages[position], cause)
             return
-        prefixes = self._block_prefixes
+        prefixes = self._prefixes.words
         rows = self._rows
         first_of_all = rows.first_page_of_blocks
         shift = rows.block_shift
         table = self._table
-        scope = self._only_scope
+        scope = self._scope_of_path(first_pages[0])
         state = FIRST_DROPPED + cause
         for ordinal in range(num_blocks):
             first_page = first_pages[ordinal]
@@ -244,22 +214,28 @@ class BlockHistory:
 
     # -- the sample ---------------------------------------------------------------------------------------------------
 
+    def _mark_below(self, block: i64, scope: i64) -> i64:
+        """Of a block that is not in the sample, below this published block or root."""
+        return (scope << _SCOPE_SHIFT) | (self._nearest_sample(block) + 1)
+
     def _nearest_sample(self, block: i64) -> i64:
         """The number of the last sampled block on the path that ends at this published block, or at a root; or NO_SAMPLE."""
         if block < 0:
             return NO_SAMPLE
         number = self._rows.block_number(block)
-        before = self._block_samples[number]
-        return number if before < NO_SAMPLE else before
+        mark = self._marks.words[number]
+        return number if mark & _OWN != 0 else (mark & _SAMPLE_MASK) - 1
 
-    def _record_sample(self, sampler: ReuseSampler, number: i64, prefix: i64, scope: i64, before: i64, is_full: bool) -> i64:
-        """A block of the sample was published, the one with that number."""
-        self._block_samples[number] = _as_own(before)
+    def _record_sample(self, sampler: ReuseSampler, number: i64, prefix: i64, scope: i64, mark: i64, is_full: bool) -> i64:
+        """A block of the sample was published, the one with that number; the mark of what is below it."""
+        marks = self._marks.words
+        marks[number] = mark | _OWN
+        before = (mark & _SAMPLE_MASK) - 1
         key_before: i64 = NO_KEY
         if before != NO_SAMPLE:
-            key_before = key_of(self._block_prefixes[before], scope)
+            key_before = key_of(self._prefixes.words[before], scope)
         sampler.record_published(key_of(prefix, scope), key_before, is_full)
-        return number
+        return (scope << _SCOPE_SHIFT) | (number + 1)
 
     def _record_path(self, kind: i64, block: i64) -> None:
         """Of all sampled blocks of the path that ends at this published block, the last one first."""
@@ -269,13 +245,13 @@ class BlockHistory:
         scope = self._scope_of_path(block)
         sample = self._nearest_sample(block)
         while sample != NO_SAMPLE:
-            key = key_of(self._block_prefixes[sample], scope)
+            key = key_of(self._prefixes.words[sample], scope)
             if kind == ASKED:
                 sampler.record_found(key)
             else:
                 sampler.record(kind, key)
             # The one before it; it is one of the sample itself.
-            sample = _as_own(self._block_samples[sample])
+            sample = (self._marks.words[sample] & _SAMPLE_MASK) - 1
 
     def record_lookup(self, block: i64, num_blocks: i64) -> None:
         """A prompt asked for the path that ends at this published block, of so many blocks, and found it."""
@@ -285,6 +261,8 @@ class BlockHistory:
 
     def record_held(self, block: i64) -> None:
         """A sequence uses the path that ends at this published block from now on."""
+        if self._num_told < self._told_end:
+            self._tell_scopes()
         self._record_path(HELD, block)
 
     def record_release(self, block: i64) -> None:
@@ -306,7 +284,7 @@ class BlockHistory:
 
     def prefix_of(self, block: i64) -> i64:
         """Of a published block, or of a root."""
-        return EMPTY_PREFIX if block < 0 else self._block_prefixes[self._rows.block_number(block)]
+        return EMPTY_PREFIX if block < 0 else self._prefixes.words[self._rows.block_number(block)]
 
     def scope_of(self, root: i64) -> i64:
         return self._scopes[int(root)]
@@ -315,9 +293,7 @@ class BlockHistory:
         """Of a published block, or of a root."""
         if block < 0:
             return self._scopes[int(block)]
-        if self._tells_scopes:
-            return self._block_scopes[self._rows.block_number(block)]
-        return self._only_scope
+        return self._marks.words[self._rows.block_number(block)] >> _SCOPE_SHIFT
 
     def find(self, prefix: i64, scope: i64) -> i64:
         """See `RemovalHistory.find`."""
@@ -340,11 +316,6 @@ def _hash_in_parts(prefix: i64, packed: memoryview, num_blocks: i64) -> vec[i64]
         prefix = prefixes[end - 1]
         begin = end
     return prefixes
-
-
-def _as_own(before: i64) -> i64:
-    """How it is noted that a block is in the sample itself: by a number under NO_SAMPLE. It is its own inverse."""
-    return -3 - before
 
 
 def hash_scope(scope: ReuseScope) -> i64:

@@ -6,12 +6,11 @@ scopes with a ``lora_id`` get none: the id of an adapter names nothing in anothe
 
 from typing import Final, final
 
-from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..durable.durable_level import DurableLevel
 from ..durable.record_format import MIXED, PACKED, encode_mixed, encode_node, encode_root
-from ..storage.page_rows import PageRows
+from ..storage.page_rows import PageRows, WordColumn
 from .block import Block
 from .block_tokens import key_of
 from .digest_table import DigestTable
@@ -33,8 +32,8 @@ class DurableNodes:
     _rows: Final[PageRows]
     _block_bytes: Final[i64]
     _digests: Final[DigestTable]
-    _of_blocks: vec[i64]
-    """By block number; NO_NODE where there is none yet. As many as were needed so far."""
+    _of_blocks: Final[WordColumn]
+    """By block number; NO_NODE where there is none yet."""
     _of_roots: Final[dict[int, int]]
     """By the root's first page id."""
     _next_node: i64
@@ -44,7 +43,7 @@ class DurableNodes:
         self._rows = rows
         self._block_bytes = block_bytes
         self._digests = digests
-        self._of_blocks = vec[i64]()
+        self._of_blocks = rows.add_words(NO_NODE, is_per_block=True)
         self._of_roots = {}
         self._next_node = next_node
 
@@ -52,27 +51,23 @@ class DurableNodes:
         """The block's number, or NO_NODE."""
         if block.first_page < 0:
             return self._of_roots.get(int(block.first_page), NO_NODE)
-        number = self._rows.block_number(block.first_page)
-        return self._of_blocks[number] if number < len(self._of_blocks) else NO_NODE
+        return self._of_blocks.words[self._rows.block_number(block.first_page)]
 
     def adopt(self, block: Block, node: i64) -> None:
         """The block, or root, was recorded by the last process."""
         if block.first_page < 0:
             self._of_roots[int(block.first_page)] = int(node)
             return
-        number = self._rows.block_number(block.first_page)
-        while number >= len(self._of_blocks):
-            self._of_blocks = append(self._of_blocks, NO_NODE)
-        self._of_blocks[number] = node
+        nodes = self._of_blocks.words
+        nodes[self._rows.block_number(block.first_page)] = node
 
     def forget(self, block: Block) -> None:
         """The block, or root, leaves the tree."""
         if block.first_page < 0:
             self._of_roots.pop(int(block.first_page), None)
             return
-        number = self._rows.block_number(block.first_page)
-        if number < len(self._of_blocks):
-            self._of_blocks[number] = NO_NODE
+        nodes = self._of_blocks.words
+        nodes[self._rows.block_number(block.first_page)] = NO_NODE
 
     def record(self, block: Block, scopes: dict[int, ReuseScope]) -> i64:
         """The number of a block in the tree, recorded now if it was not yet; NO_NODE if it is not kept."""

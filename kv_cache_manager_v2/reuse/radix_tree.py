@@ -113,10 +113,7 @@ class RadixTree(PageOwner):
 
     def reserve(self) -> None:
         """Take addresses for a block in every slot that there is now; what has none yet is copied, once."""
-        num_blocks = count_possible_blocks(self.storage)
-        self.pool.reserve(num_blocks)
-        if self.history is not None:
-            self.history.reserve(num_blocks)
+        self.pool.reserve(count_possible_blocks(self.storage))
 
     def dissolve(self) -> None:
         """The manager goes, perhaps without an orderly end: nothing is left that the garbage collector would have to find."""

@@ -113,7 +113,6 @@ def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config:
         sampler = ReuseSampler(min(config.miss_ratio_sampling, MAX_SAMPLES / max(most_blocks, 1.0)))
     history = BlockHistory(storage.rows, int(num_entries), sampler, int(tree.block_bytes))
     tree.history = history
-    tree.reserve()
     has_state = life_cycles.state_life_cycle_id is not None
     has_windows = any([cycle.window_size is not None for cycle in life_cycles])
     # Where nothing but the tokens decides, a match takes all that a block begins with.

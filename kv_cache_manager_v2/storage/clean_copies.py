@@ -15,55 +15,62 @@ of the page never wait for a copy of it.
 
 from typing import Final, final
 
-from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..device.stream_order import NO_POINT, StreamOrder, timeline_of_point
 from ..pools.slot_allocator import SlotAllocator
-from .page_rows import PageRows
+from .page_rows import LOW_MASK, PageRows, WordColumn
 
 _NO_COPY: Final = -1
-_SLOT_MASK: Final = (1 << 32) - 1
+NO_PAGE: Final = -1
 
 
 @final
 @mypyc_attr(native_class=True)
-class _Line:
-    """The copies of one pool group at one level, oldest first: a ring of slots, linked by ``slot + 1``; 0 is where it begins."""
+class _Lines:
+    """The copies of each pool group and level, oldest first: a ring of pages, linked behind the ring's own node."""
 
-    __slots__ = ("pages", "read_points", "after", "before")
+    __slots__ = ("_links", "_num_rings")
 
-    pages: vec[i64]
-    read_points: vec[i64]
-    after: vec[i64]
-    before: vec[i64]
+    _links: Final[WordColumn]
+    """By ring, then by page: the node after it (bits 0-31) | the node before it (32-62)."""
+    _num_rings: Final[i64]
 
-    def __init__(self) -> None:
-        self.pages = vec[i64]([_NO_COPY])
-        self.read_points = vec[i64]([NO_POINT])
-        self.after = vec[i64]([0])
-        self.before = vec[i64]([0])
+    def __init__(self, rows: PageRows, num_rings: int) -> None:
+        self._links = rows.add_words(0, num_before=num_rings)
+        self._num_rings = num_rings
+        for ring in range(num_rings):
+            self._links.words[ring] = ring | (ring << 32)
 
-    def add(self, slot: i64, page: i64, read_point: i64) -> None:
-        at = slot + 1
-        while len(self.pages) <= at:
-            self.pages = append(self.pages, _NO_COPY)
-            self.read_points = append(self.read_points, NO_POINT)
-            self.after = append(self.after, 0)
-            self.before = append(self.before, 0)
-        self.pages[at] = page
-        self.read_points[at] = read_point
-        last = self.before[0]
-        self.after[last] = at
-        self.before[at] = last
-        self.after[at] = 0
-        self.before[0] = at
+    def add(self, ring: i64, page: i64) -> None:
+        """As the newest of the ring."""
+        links = self._links.words
+        node = page + self._num_rings
+        last = links[ring] >> 32
+        links[node] = ring | (last << 32)
+        links[last] = ((links[last] >> 32) << 32) | node
+        links[ring] = (links[ring] & LOW_MASK) | (node << 32)
 
-    def remove(self, slot: i64) -> None:
-        at = slot + 1
-        self.pages[at] = _NO_COPY
-        self.after[self.before[at]] = self.after[at]
-        self.before[self.after[at]] = self.before[at]
+    def remove(self, page: i64) -> None:
+        links = self._links.words
+        both = links[page + self._num_rings]
+        after = both & LOW_MASK
+        before = both >> 32
+        links[before] = ((links[before] >> 32) << 32) | after
+        links[after] = (links[after] & LOW_MASK) | (before << 32)
+
+    def oldest(self, ring: i64) -> i64:
+        """NO_PAGE where there is none."""
+        node = self._links.words[ring] & LOW_MASK
+        return NO_PAGE if node == ring else node - self._num_rings
+
+    def collect(self, ring: i64) -> list[int]:
+        pages: list[int] = []
+        node = self._links.words[ring] & LOW_MASK
+        while node != ring:
+            pages.append(int(node - self._num_rings))
+            node = self._links.words[node] & LOW_MASK
+        return pages
 
 
 @final
@@ -71,117 +78,124 @@ class _Line:
 class CleanCopies:
     """Conservation: the slots that the allocators have aside are those of the copies here."""
 
-    __slots__ = ("num_copies", "_rows", "_order", "_allocators", "_num_pool_groups", "_lines", "_place_of")
+    __slots__ = ("num_copies", "_rows", "_order", "_allocators", "_num_pool_groups", "_lines", "_places", "_read_points")
 
     num_copies: i64
     _rows: Final[PageRows]
     _order: Final[StreamOrder]
     _allocators: Final[list[SlotAllocator]]
     _num_pool_groups: Final[i64]
-    _lines: Final[list[_Line]]
-    """By index, level and pool group; as many as were needed so far."""
-    _place_of: vec[i64]
-    """By page: slot (bits 0-31) | index; as many as were needed so far."""
+    _lines: Final[_Lines | None]
+    """By index, level and pool group. Without a second level there is no copy, and nothing is kept of pages."""
+    _places: Final[WordColumn]
+    """By page: slot (bits 0-31) | index."""
+    _read_points: Final[WordColumn]
+    """By page."""
 
-    def __init__(self, rows: PageRows, order: StreamOrder, allocators: list[SlotAllocator], num_pool_groups: i64) -> None:
+    def __init__(
+        self, rows: PageRows, order: StreamOrder, allocators: list[SlotAllocator], num_pool_groups: i64, num_levels: int
+    ) -> None:
         self.num_copies = 0
         self._rows = rows
         self._order = order
         self._allocators = allocators
         self._num_pool_groups = num_pool_groups
-        self._lines = []
-        self._place_of = vec[i64]()
+        has_copies = num_levels > 1
+        self._lines = _Lines(rows, num_levels * int(num_pool_groups)) if has_copies else None
+        self._places = rows.add_words(_NO_COPY) if has_copies else WordColumn(_NO_COPY)
+        self._read_points = rows.add_words(NO_POINT) if has_copies else WordColumn(NO_POINT)
 
     def has_copy(self, page: i64) -> bool:
-        return page < len(self._place_of) and self._place_of[page] != _NO_COPY
+        places = self._places.words
+        return page < len(places) and places[page] != _NO_COPY
 
     def has_copy_at(self, page: i64, index: i64) -> bool:
-        return page < len(self._place_of) and self._place_of[page] >> 32 == index
+        places = self._places.words
+        return page < len(places) and places[page] >> 32 == index
 
     def keep(self, page: i64, index: i64, slot: i64, read_point: i64) -> None:
         """A slot in use is free from now on, and holds a copy of the page. ``read_point``: of a copy that was written down."""
         self.forget(page)
-        while len(self._lines) <= index:
-            self._lines.append(_Line())
-        while len(self._place_of) <= page:
-            self._place_of = append(self._place_of, _NO_COPY)
-        self._lines[index].add(slot, page, read_point)
-        self._place_of[page] = slot | (index << 32)
+        lines = self._lines
+        assert lines is not None, "a copy is kept, and there is one level"
+        lines.add(index, page)
+        self._places.words[page] = slot | (index << 32)
+        self._read_points.words[page] = read_point
         self._allocators[index].set_aside(slot)
         self.num_copies += 1
 
     def read_point(self, page: i64) -> i64:
         """NO_POINT where the slot that the page lies in waits for nothing more."""
-        place = self._place_of[page]
-        return self._lines[place >> 32].read_points[(place & _SLOT_MASK) + 1]
+        return self._read_points.words[page]
 
     def end_read(self, page: i64, point: i64) -> i64:
         """The page leaves the slot that its copy was made from: the point after ``point`` and after that copy."""
-        place = self._place_of[page]
-        line = self._lines[place >> 32]
-        at = (place & _SLOT_MASK) + 1
-        read_point = line.read_points[at]
+        read_point = self.read_point(page)
         if read_point == NO_POINT:
             return point
-        line.read_points[at] = NO_POINT
+        self._read_points.words[page] = NO_POINT
         return self._order.advance(point, timeline_of_point(read_point), read_point)
 
     def touch(self, page: i64) -> None:
         """Its copy, if it has one, is the newest of its pool: the last one to be released."""
-        if self.has_copy(page):
-            place = self._place_of[page]
-            line = self._lines[place >> 32]
-            read_point = line.read_points[(place & _SLOT_MASK) + 1]
-            line.remove(place & _SLOT_MASK)
-            line.add(place & _SLOT_MASK, page, read_point)
+        lines = self._lines
+        if self.has_copy(page) and lines is not None:
+            lines.remove(page)
+            lines.add(self._places.words[page] >> 32, page)
 
     def take(self, page: i64) -> i64:
         """The page goes to its copy: the slot is in use again. The caller sees to the read point."""
-        place = self._place_of[page]
-        slot = place & _SLOT_MASK
-        self._remove(page, place)
+        place = self._places.words[page]
+        slot = place & LOW_MASK
+        self._remove(page)
         self._allocators[place >> 32].take_aside(slot)
         return slot
 
     def forget(self, page: i64) -> None:
         """The page may have no copy."""
-        if page >= len(self._place_of) or self._place_of[page] == _NO_COPY:
+        if not self.has_copy(page):
             return
-        place = self._place_of[page]
+        place = self._places.words[page]
         read_point = self.read_point(page)
         if read_point != NO_POINT:
             index = self._rows.level(page) * self._num_pool_groups + (place >> 32) % self._num_pool_groups
             ready = self._allocators[index].ready
             slot = self._rows.slot(page)
             ready[slot] = self._order.advance(ready[slot], timeline_of_point(read_point), read_point)
-        self._remove(page, place)
-        self._allocators[place >> 32].end_aside(place & _SLOT_MASK)
+        self._remove(page)
+        self._allocators[place >> 32].end_aside(place & LOW_MASK)
 
     def forget_all(self, pool_group: i64) -> None:
         """Of a pool group, whose slots are about to move."""
-        for index in range(pool_group, len(self._lines), self._num_pool_groups):
-            line = self._lines[index]
-            while line.after[0] != 0:
-                self.forget(line.pages[line.after[0]])
+        lines = self._lines
+        if lines is None:
+            return
+        for index in range(pool_group, len(self._allocators), self._num_pool_groups):
+            page = lines.oldest(index)
+            while page != NO_PAGE:
+                self.forget(page)
+                page = lines.oldest(index)
 
     def make_plain_slot(self, index: i64) -> None:
         """See that a free slot without a copy is there; the caller knows that one is free."""
         allocator = self._allocators[index]
-        if allocator.num_free == allocator.num_aside:
-            line = self._lines[index]
-            self.forget(line.pages[line.after[0]])
+        lines = self._lines
+        if lines is not None and allocator.num_free == allocator.num_aside:
+            self.forget(lines.oldest(index))
 
-    def _remove(self, page: i64, place: i64) -> None:
-        self._place_of[page] = _NO_COPY
-        self._lines[place >> 32].remove(place & _SLOT_MASK)
+    def _remove(self, page: i64) -> None:
+        lines = self._lines
+        assert lines is not None
+        self._places.words[page] = _NO_COPY
+        lines.remove(page)
         self.num_copies -= 1
 
     def collect(self) -> dict[int, tuple[int, int]]:
         """For checks and pictures: by page, index and slot of its copy; in each pool the oldest first."""
         found: dict[int, tuple[int, int]] = {}
-        for index, line in enumerate(self._lines):
-            at = line.after[0]
-            while at != 0:
-                found[int(line.pages[at])] = (index, int(at) - 1)
-                at = line.after[at]
+        lines = self._lines
+        if lines is not None:
+            for index in range(len(self._allocators)):
+                for page in lines.collect(index):
+                    found[page] = (index, int(self._places.words[page] & LOW_MASK))
         return found

@@ -18,8 +18,11 @@ That a locked page is in no queue is why its locks can stand where the links of 
 NOT_QUEUED: neither holds nor locks.
 
 The first rows are the sentinels of the eviction queues, so that every link is a page id. Rows are recycled by block.
+
+What else is kept of each page or block are *columns*: they get their entries with the rows, so no later call has to catch up.
 """
 
+from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
 from librt.vecs import append, vec
@@ -86,12 +89,57 @@ def locks_of_links(links: i64) -> i64:
     return 0
 
 
+@mypyc_attr(native_class=True)
+class RowColumn(metaclass=ABCMeta):
+    """An array with an entry for each row, or for each block. It may be replaced when a block is added: take a fresh alias then."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def reserve(self, num_rows: i64, num_blocks: i64) -> None:
+        """Take addresses for the entries of so many in all."""
+
+    @abstractmethod
+    def grow(self, num_rows: i64, num_blocks: i64) -> None:
+        """Have an entry for each of so many."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class WordColumn(RowColumn):
+    """``num_before``: entries in front of the first row's."""
+
+    __slots__ = ("words", "_empty", "_is_per_block", "_num_before")
+
+    words: vec[i64]
+    _empty: Final[i64]
+    _is_per_block: Final[bool]
+    _num_before: Final[i64]
+
+    def __init__(self, empty: i64, is_per_block: bool = False, num_before: i64 = 0) -> None:
+        self.words = vec[i64]([empty] * num_before)
+        self._empty = empty
+        self._is_per_block = is_per_block
+        self._num_before = num_before
+
+    def reserve(self, num_rows: i64, num_blocks: i64) -> None:
+        count = self._num_before + (num_blocks if self._is_per_block else num_rows)
+        self.words = reserve_up_to(self.words, count if count < MOST_RESERVED else MOST_RESERVED)
+
+    def grow(self, num_rows: i64, num_blocks: i64) -> None:
+        count = self._num_before + (num_blocks if self._is_per_block else num_rows)
+        words = self.words
+        while len(words) < count:
+            words = append(words, self._empty)
+        self.words = words
+
+
 @final
 @mypyc_attr(native_class=True)
 class PageRows:
     """All rows. `words` may be replaced when a block is added: take a fresh alias after `add_block`."""
 
-    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "block_shift", "_num_rows", "_num_reserved")
+    __slots__ = ("words", "num_life_cycles", "first_page_of_blocks", "block_shift", "_num_rows", "_num_reserved", "_columns")
 
     words: vec[i64]
     num_life_cycles: Final[i64]
@@ -100,23 +148,40 @@ class PageRows:
     """The number of life cycles as a power of two, else `NO_SHIFT`: a division costs more than all else of `block_number`."""
     _num_rows: i64
     _num_reserved: i64
-    """Words that there were addresses for at the last `reserve`, or asked for in vain."""
+    """Blocks that there were addresses for at the last `reserve`, or asked for in vain."""
+    _columns: Final[list[RowColumn]]
 
     def __init__(self, num_life_cycles: i64, num_sentinels: i64) -> None:
         self.num_life_cycles = num_life_cycles
         self.first_page_of_blocks = num_sentinels
         self._num_rows = num_sentinels
         self._num_reserved = 0
+        self._columns = []
         exponent = int(num_life_cycles).bit_length() - 1
         self.block_shift = exponent if num_life_cycles == 1 << exponent else NO_SHIFT
         self.words = vec[i64]([NO_PAGE] * (num_sentinels * ROW_WORDS))
 
     def reserve(self, num_blocks: i64) -> None:
         """Take addresses for that many blocks in all, so that nothing is copied as they are added; memory comes as it is used."""
-        num_words = (self.first_page_of_blocks + num_blocks * self.num_life_cycles) * ROW_WORDS
-        if num_words > self._num_reserved:
-            self._num_reserved = num_words
-            self.words = reserve_up_to(self.words, num_words if num_words < MOST_RESERVED else MOST_RESERVED)
+        if num_blocks <= self._num_reserved:
+            return
+        self._num_reserved = num_blocks
+        num_rows = self.first_page_of_blocks + num_blocks * self.num_life_cycles
+        num_words = num_rows * ROW_WORDS
+        self.words = reserve_up_to(self.words, num_words if num_words < MOST_RESERVED else MOST_RESERVED)
+        for column in self._columns:
+            column.reserve(num_rows, num_blocks)
+
+    def add_column(self, column: RowColumn) -> None:
+        """For a manager that is being made: what there is already gets its entries now."""
+        self._columns.append(column)
+        column.reserve(self.first_page_of_blocks + self._num_reserved * self.num_life_cycles, self._num_reserved)
+        column.grow(self._num_rows, self.num_blocks)
+
+    def add_words(self, empty: i64, is_per_block: bool = False, num_before: i64 = 0) -> WordColumn:
+        column = WordColumn(empty, is_per_block, num_before)
+        self.add_column(column)
+        return column
 
     def add_block(self) -> i64:
         """Rows for one more block, without pages; returns its first page id."""
@@ -127,6 +192,9 @@ class PageRows:
             words = append(words, NOT_QUEUED)
         self.words = words
         self._num_rows = first_page + self.num_life_cycles
+        num_blocks = self.num_blocks
+        for column in self._columns:
+            column.grow(self._num_rows, num_blocks)
         return first_page
 
     def block_number(self, page: i64) -> i64:

@@ -158,7 +158,7 @@ class PageStorage:
         self.changes = ChangeCount()
         self.durable = levels[len(levels) - 1].durable
         self.reads = DiskReads(device, order, self.changes)
-        self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups)
+        self.copies = CleanCopies(self.rows, order, self.allocators, layout.num_pool_groups, len(levels))
         self._keys = OwnerKeys()
         self.learning = Learning()
         pages = [layout.pool_group_indices.count(index) for index in range(layout.num_pool_groups)]

@@ -93,7 +93,7 @@ def test_rows_stay_where_they_are_while_every_slot_has_a_block_of_its_own(window
         rows: Any = manager._shared.storage.rows
         history: Any = manager._shared.tree.history
         run_prompt(manager, [1, 2, 3, 4]).close()
-        places = [address_of(rows.words), address_of(history._block_prefixes), address_of(history._block_samples)]
+        places = [address_of(rows.words), address_of(history._prefixes.words), address_of(history._marks.words)]
         for number in range(NUM_BLOCKS // 10):
             with manager.create_kv_cache() as kv_cache:
                 assert kv_cache.resume()
@@ -101,7 +101,7 @@ def test_rows_stay_where_they_are_while_every_slot_has_a_block_of_its_own(window
                     assert kv_cache.resize(kv_cache.capacity + BLOCK)
                     kv_cache.commit([number] * BLOCK)
         assert manager._shared.tree.pool.num_blocks > NUM_BLOCKS // len(windows) + 50
-        assert places == [address_of(rows.words), address_of(history._block_prefixes), address_of(history._block_samples)]
+        assert places == [address_of(rows.words), address_of(history._prefixes.words), address_of(history._marks.words)]
 
 
 def address_of(words: Any) -> int:

@@ -127,6 +127,7 @@ class LearnedQueue(VictimQueue):
         self._rows = rows
         self._keys: Final = keys
         self._notes = records.notes
+        self._notes.join(rows)
         self._table = records.table
         self._number = records.add_level(True)
         self._heap = records.heaps[self._number]
@@ -161,15 +162,6 @@ class LearnedQueue(VictimQueue):
         if count == 0:
             return
         self._learn_returned()
-        notes = self._notes
-        highest: i64 = 0
-        position: i64 = 0
-        while position < count:
-            if pages[position] > highest:
-                highest = pages[position]
-            position += 1
-        if highest >= len(notes.notes):
-            notes.reach(highest)
         if self.records.ghosts.num_runs > 0:
             self._ask_ghosts(pages, count)
         if self._pushing.see(pages, count):

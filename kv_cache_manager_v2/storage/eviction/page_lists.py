@@ -1,6 +1,6 @@
 """Several lists of pages, each in one line per priority; every page is in one of them at most.
 
-Doubly linked and circular, with a sentinel per line, in two words per page that are made when a page is first seen:
+Doubly linked and circular, with a sentinel per line, in two words per page:
 
     LINKS  next node (bits 0-31) | previous node (32-63)
     STATE  list + 1, or 0 where the page is in none (bits 0-7) | priority (8-15) | whatever the policy notes (16-62)
@@ -10,10 +10,10 @@ Node 0 .. are the sentinels, then the pages.
 
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..page_rows import LOW_MASK, PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..page_rows import LOW_MASK, PLACE, ROW_WORDS, PageRows, WordColumn, priority_of_place
 from ..victim_queue import NUM_PRIORITIES
 
 NO_PAGE: Final = -1
@@ -28,70 +28,55 @@ NOTE_SHIFT: Final = 16
 class PageLists:
     """``counts[l]``: pages in list ``l``. ``lowest``: no page of a lower priority is in any list."""
 
-    __slots__ = ("counts", "num_lists", "links", "states", "num_sentinels", "lowest", "_rows")
+    __slots__ = ("counts", "num_lists", "num_sentinels", "lowest", "_rows", "_links", "_states")
 
     counts: vec[i64]
     num_lists: Final[i64]
     _rows: Final[PageRows]
-    links: vec[i64]
-    states: vec[i64]
     num_sentinels: Final[i64]
     lowest: i64
+    _links: Final[WordColumn]
+    _states: Final[WordColumn]
 
     def __init__(self, rows: PageRows, num_lists: i64) -> None:
         self._rows = rows
         self.num_lists = num_lists
         self.counts = vec[i64]([0] * num_lists)
         self.num_sentinels = num_lists * NUM_PRIORITIES
-        links = vec[i64]()
+        self._links = rows.add_words(0, num_before=int(self.num_sentinels))
+        self._states = rows.add_words(0)
+        links = self._links.words
         sentinel: i64 = 0
         while sentinel < self.num_sentinels:
-            links = append(links, sentinel | (sentinel << 32))
+            links[sentinel] = sentinel | (sentinel << 32)
             sentinel += 1
-        self.links = links
-        self.states = vec[i64]()
         self.lowest = NUM_PRIORITIES - 1
 
     # -- notes --------------------------------------------------------------------------------------------------------
 
     def note(self, page: i64) -> i64:
         """What `set_note` said last; 0 for a page that was never seen, or was forgotten."""
-        return self.states[page] >> NOTE_SHIFT if page < len(self.states) else 0
+        return self._states.words[page] >> NOTE_SHIFT
 
     def set_note(self, page: i64, note: i64) -> None:
-        self._reach(page)
-        states = self.states
+        states = self._states.words
         states[page] = (states[page] & _PLACE_MASK) | (note << NOTE_SHIFT)
 
     def list_of(self, page: i64) -> i64:
-        return (self.states[page] & LIST_MASK) - 1 if page < len(self.states) else NO_LIST
+        return (self._states.words[page] & LIST_MASK) - 1
 
     def priority_of(self, page: i64) -> i64:
         """Of the line that the page is in."""
-        return (self.states[page] >> 8) & LIST_MASK
-
-    def _reach(self, page: i64) -> None:
-        if page < len(self.states):
-            return
-        links = self.links
-        states = self.states
-        known: i64 = len(states)
-        while known <= page:
-            links = append(links, 0)
-            states = append(states, 0)
-            known += 1
-        self.links = links
-        self.states = states
+        return (self._states.words[page] >> 8) & LIST_MASK
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def _enter(self, page: i64, to_list: i64) -> i64:
         """Note the place of a page that is in no list; returns the sentinel of its line."""
-        self._reach(page)
         priority = priority_of_place(self._rows.words[page * ROW_WORDS + PLACE])
         if priority < self.lowest:
             self.lowest = priority
-        states = self.states
+        states = self._states.words
         state = states[page]
         assert state & LIST_MASK == 0, "a page was queued twice"
         states[page] = (state & ~_PLACE_MASK) | (to_list + 1) | (priority << 8)
@@ -101,11 +86,11 @@ class PageLists:
     def push_last(self, page: i64, to_list: i64) -> None:
         """At the end of the line of its priority, as `PageRows` has it."""
         sentinel = self._enter(page, to_list)
-        self._link_between(self.links[sentinel] >> 32, page + self.num_sentinels, sentinel)
+        self._link_between(self._links.words[sentinel] >> 32, page + self.num_sentinels, sentinel)
 
     def push_first(self, page: i64, to_list: i64) -> None:
         sentinel = self._enter(page, to_list)
-        self._link_between(sentinel, page + self.num_sentinels, self.links[sentinel] & LOW_MASK)
+        self._link_between(sentinel, page + self.num_sentinels, self._links.words[sentinel] & LOW_MASK)
 
     def put_behind(self, page: i64, other: i64) -> None:
         """Right behind ``other`` in its line; at the end of its own line if that is of another priority, or no line."""
@@ -116,22 +101,22 @@ class PageLists:
             return
         self._enter(page, to_list)
         node = other + self.num_sentinels
-        self._link_between(node, page + self.num_sentinels, self.links[node] & LOW_MASK)
+        self._link_between(node, page + self.num_sentinels, self._links.words[node] & LOW_MASK)
 
     def _link_between(self, previous: i64, node: i64, following: i64) -> None:
-        links = self.links
+        links = self._links.words
         links[node] = following | (previous << 32)
         links[previous] = node | ((links[previous] >> 32) << 32)
         links[following] = (links[following] & LOW_MASK) | (node << 32)
 
     def unlink(self, page: i64) -> i64:
         """Returns the list that the page was in; its note stays."""
-        states = self.states
+        states = self._states.words
         state = states[page]
         from_list = (state & LIST_MASK) - 1
         assert from_list >= 0, "a page left an eviction queue that it was not in"
         states[page] = state & ~_PLACE_MASK
-        links = self.links
+        links = self._links.words
         both = links[page + self.num_sentinels]
         following = both & LOW_MASK
         previous = both >> 32
@@ -153,7 +138,7 @@ class PageLists:
     def first(self, from_list: i64, priority: i64) -> i64:
         """The page at the head of the line, or NO_PAGE."""
         sentinel = from_list * NUM_PRIORITIES + priority
-        node = self.links[sentinel] & LOW_MASK
+        node = self._links.words[sentinel] & LOW_MASK
         return NO_PAGE if node == sentinel else node - self.num_sentinels
 
     def collect(self) -> list[int]:
@@ -164,10 +149,10 @@ class PageLists:
             from_list: i64 = 0
             while from_list < self.num_lists:
                 sentinel = from_list * NUM_PRIORITIES + priority
-                node = self.links[sentinel] & LOW_MASK
+                node = self._links.words[sentinel] & LOW_MASK
                 while node != sentinel:
                     pages.append(node - self.num_sentinels)
-                    node = self.links[node] & LOW_MASK
+                    node = self._links.words[node] & LOW_MASK
                 from_list += 1
             priority += 1
         return pages

@@ -1,6 +1,6 @@
 """What LEARNED knows of each page, in four bytes: how often it was used, and the segment that it is in.
 
-A page is in one place, so all queues of a storage share these notes; they grow to the highest page that any of them has seen.
+A page is in one place, so all queues of a storage share these notes.
 
     note  0 where nothing is known: the page is new, or has left its slot; else
           status (bits 0-1) | uses (2-7) | by status, bits 8-30:
@@ -13,6 +13,9 @@ from typing import Final, final
 
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64, mypyc_attr
+
+from ...base.growing_arrays import reserve_numbers
+from ..page_rows import PageRows, RowColumn
 
 UNKNOWN: Final = 0
 IN_SEGMENT: Final = 1
@@ -33,8 +36,8 @@ CLASS_MASK: Final = (USES_MASK << USES_SHIFT) | (AGE_MASK << AGE_SHIFT)
 
 @final
 @mypyc_attr(native_class=True)
-class PageNotes:
-    """`notes` may be replaced by `reach`: take a fresh alias after it."""
+class PageNotes(RowColumn):
+    """`notes` may be replaced when a block is added: take a fresh alias after that."""
 
     __slots__ = ("notes",)
 
@@ -43,22 +46,24 @@ class PageNotes:
     def __init__(self) -> None:
         self.notes = vec[i32]()
 
-    def reach(self, page: i64) -> None:
-        """There is a note for that page."""
+    def join(self, rows: PageRows) -> None:
+        """There is a queue that learns: from now on each row has a note."""
+        if len(self.notes) == 0:
+            rows.add_column(self)
+
+    def reserve(self, num_rows: i64, num_blocks: i64) -> None:
+        self.notes = reserve_numbers(self.notes, num_rows)
+
+    def grow(self, num_rows: i64, num_blocks: i64) -> None:
         notes = self.notes
-        known: i64 = len(notes)
-        while known <= page:
+        while len(notes) < num_rows:
             notes = append(notes, 0)
-            known += 1
         self.notes = notes
 
     def get(self, page: i64) -> i64:
-        notes = self.notes
-        return i64(notes[page]) if page < len(notes) else UNKNOWN
+        return i64(self.notes[page])
 
     def set(self, page: i64, note: i64) -> None:
-        if page >= len(self.notes):
-            self.reach(page)
         notes = self.notes
         entry: int = note
         notes[page] = entry

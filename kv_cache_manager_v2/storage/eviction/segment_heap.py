@@ -8,6 +8,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
+from ...base.growing_arrays import reserve_numbers
 from .segment_table import HIGH_SHIFT, KEY, LOW, PLACE, SEGMENT_WORDS, STAMP, SegmentTable
 
 NOTHING: Final = -1
@@ -16,17 +17,25 @@ NOTHING: Final = -1
 @final
 @mypyc_attr(native_class=True)
 class SegmentHeap:
-    __slots__ = ("num_segments", "_segments", "_table")
+    __slots__ = ("num_segments", "_segments", "_table", "_num_reserved")
 
     num_segments: i64
     _segments: vec[i32]
     """The first ``num_segments`` count."""
     _table: Final[SegmentTable]
+    _num_reserved: i64
 
     def __init__(self, table: SegmentTable) -> None:
         self.num_segments = 0
         self._segments = vec[i32]()
+        self._num_reserved = 0
         self._table = table
+
+    def reserve(self, num_segments: i64) -> None:
+        """Take addresses for so many."""
+        if num_segments > self._num_reserved:
+            self._num_reserved = num_segments
+            self._segments = reserve_numbers(self._segments, num_segments)
 
     def first(self) -> i64:
         """NOTHING where it is empty."""

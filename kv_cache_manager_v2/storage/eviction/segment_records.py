@@ -160,7 +160,7 @@ class SegmentRecords:
             edge += 1
         self._most_ghosts = GHOSTS_PER_SLOT * total
         self._most_segments = _count_segments(total)
-        self.ghosts.reserve(self._most_segments)
+        self._reserve_segments(total)
         self.shadow.set_capacity(total)
         length = total // _PARTS_PER_CACHE
         if length < 1:
@@ -172,7 +172,14 @@ class SegmentRecords:
     def reserve(self, queue: i64, num_slots: i64) -> None:
         """Take the memory that `set_capacity` needs."""
         total: i64 = sum(self._capacities)
-        self.ghosts.reserve(_count_segments(total - self._capacities[queue] + num_slots))
+        self._reserve_segments(total - self._capacities[queue] + num_slots)
+
+    def _reserve_segments(self, num_slots: i64) -> None:
+        num_segments = _count_segments(num_slots)
+        self.ghosts.reserve(num_segments)
+        self.table.reserve(num_segments)
+        for heap in self.heaps:
+            heap.reserve(num_segments)
 
     def _restart_parts(self) -> None:
         """Parts have another length: count what is known once more."""

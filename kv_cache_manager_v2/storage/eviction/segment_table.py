@@ -20,6 +20,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
+from ...base.growing_arrays import reserve_up_to
 from .hazard_model import NUM_BUCKETS
 from .segment_traits import TRAIT_BITS
 
@@ -58,7 +59,7 @@ _MOST_LOOKS: Final = 64
 class SegmentTable:
     """`words` may be replaced by `add`: take a fresh alias after it. ``num_segments`` are in use, ``num_ghosts`` of all."""
 
-    __slots__ = ("words", "marks", "num_segments", "num_ghosts", "_first_free", "_swept", "_refreshed", "_oldest_queued")
+    __slots__ = ("words", "marks", "num_segments", "num_ghosts", "_first_free", "_swept", "_refreshed", "_oldest_queued", "_num_reserved")
 
     words: vec[i64]
     marks: Final[vec[i64]]
@@ -66,12 +67,13 @@ class SegmentTable:
     num_segments: i64
     num_ghosts: i64
     _first_free: i64
+    _num_reserved: i64
     _swept: i64
     """Where `sweep` goes on."""
     _refreshed: i64
     """Where `next_queued` goes on."""
     _oldest_queued: Final[list[int]]
-    """By queue: all older segments have no pages in it; NO_SEGMENT where none has."""
+    """By queue: all older segments, but for some of equal age, have no pages in it; NO_SEGMENT where none has."""
 
     def __init__(self) -> None:
         self.words = vec[i64]([0] * SEGMENT_WORDS)
@@ -83,6 +85,13 @@ class SegmentTable:
         self._swept = NO_SEGMENT
         self._refreshed = NO_SEGMENT
         self._oldest_queued = []
+        self._num_reserved = 0
+
+    def reserve(self, num_segments: i64) -> None:
+        """Take addresses for so many, so that none is copied when another one is made."""
+        if num_segments > self._num_reserved:
+            self._num_reserved = num_segments
+            self.words = reserve_up_to(self.words, (num_segments + 1) * SEGMENT_WORDS)
 
     def add_queue(self) -> None:
         self._oldest_queued.append(NO_SEGMENT)
@@ -228,11 +237,13 @@ class SegmentTable:
             oldest = segment
         elif words[oldest * SEGMENT_WORDS + STAMP] < stamp:
             return
-        # Of equal age: whichever stands first.
+        # Of equal age: whichever stands first, as far as a few looks tell.
         older = words[segment * SEGMENT_WORDS + ORDER] & _LINK
-        while older != NO_SEGMENT and words[older * SEGMENT_WORDS + STAMP] == stamp:
+        num_left: i64 = _MOST_LOOKS
+        while num_left > 0 and older != NO_SEGMENT and words[older * SEGMENT_WORDS + STAMP] == stamp:
             segment = older
             older = words[segment * SEGMENT_WORDS + ORDER] & _LINK
+            num_left -= 1
         self._oldest_queued[queue] = segment
 
     def oldest_queued(self, queue: i64) -> i64:

@@ -21,7 +21,7 @@ class Cellar:
         self.order = StreamOrder(self.device)
         self.rows = PageRows(1, 0)
         self.allocators = [SlotAllocator(num_pages, 0), SlotAllocator(NUM_SLOTS, 0)]
-        self.copies = CleanCopies(self.rows, self.order, self.allocators, 1)
+        self.copies = CleanCopies(self.rows, self.order, self.allocators, 1, 2)
         self.pages = []
         for _ in range(num_pages):
             page = int(self.rows.add_block())

@@ -5,12 +5,21 @@ from random import Random
 import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
+from round_count import RoundCount
 
-from kv_cache_manager_v2 import EvictionPolicy
+from kv_cache_manager_v2 import EvictionPolicy, is_compiled
 from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
 from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.eviction.segment_records import GHOSTS_PER_SLOT, SPARE_SEGMENTS, Learning, SegmentRecords
-from kv_cache_manager_v2.storage.eviction.segment_table import COUNTS, LOW, SEGMENT_WORDS, STATE, TRAITS_MASK
+from kv_cache_manager_v2.storage.eviction.segment_table import (
+    COUNTS,
+    LOW,
+    SEGMENT_WORDS,
+    STAMP_SHIFT,
+    STATE,
+    TRAITS_MASK,
+    SegmentTable,
+)
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
 from kv_cache_manager_v2.storage.victim_queue import ContentKeys
 
@@ -220,3 +229,16 @@ def test_pages_find_a_segment_where_there_are_as_many_as_there_may_be() -> None:
     level.records.check()
     victims = level.evict(2400)
     assert [level.rows.priority(page) for page in victims] == [35] * 1200 + [36] * 1200
+
+
+@pytest.mark.skipif(is_compiled(), reason="compiled code has no lines to count")
+def test_of_segments_of_one_age_only_some_are_looked_at() -> None:
+    """A page that moves between levels again and again leaves copies of its segment, all as old as it is."""
+    table = SegmentTable()
+    table.add_queue()
+    for _ in range(2000):
+        table.add(table.newest, 0, 5 << STAMP_SHIFT)
+    table.note_queued(table.newest)
+    with RoundCount() as count:
+        table.note_queued(table.newest)
+    assert 10 < count.num_rounds < 200, count.where
