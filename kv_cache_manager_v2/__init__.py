@@ -58,6 +58,7 @@ from .device.file_port import FilePort
 from .device.host_device import HostDevice
 from .device.port import CopyBatch, Device, HostKernel, MemoryAccess
 from .device.selection import default_device
+from .device.wakeup import Wakeup
 from .events.block_digest import BlockHash
 from .events.event_index import IndexedBlock, KVCacheEventIndex
 from .events.event_manager import KVCacheEventManager
@@ -296,6 +297,7 @@ __all__ = [
     "TransferStatistics",
     "TransferTimes",
     "UsageStatistics",
+    "Wakeup",
     "WireBatch",
     "WireEvent",
     "_KVCache",

@@ -5,6 +5,7 @@ an example of each, by name; what has none and is not left out here with a reaso
 """
 
 import ast
+import asyncio
 import enum
 import inspect
 from collections.abc import Callable
@@ -318,6 +319,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
             "retention": RetentionConfig(),
         },
     ),
+    "KVCacheManager.ready": lambda w: (lambda **given: asyncio.run(w.manager.ready(**given)), {"kv_cache": w.active}),
     "KVCacheManager.resize_batch": lambda w: (
         w.manager.resize_batch,
         {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
@@ -591,7 +593,7 @@ LEFT_OUT: dict[str, str] = {
             "LifeCycleRegistry MatchedTokens PageIndexConverter PoolDesc PoolGroupCapacity PoolGroupDesc "
             "PoolView PromptStatistics Refusal ReuseSample ScratchDesc SlotDesc SlotDescVariant SsmLifeCycle StorageStatistics "
             "TransferStatistics TransferTimes UsageStatistics AllBlocksCleared BlockRemoved BlockStored WireBatch TransferLease "
-            "BlockTable CsrTable OffsetTable SlotMapping TimeHistogram"
+            "BlockTable CsrTable OffsetTable SlotMapping TimeHistogram Wakeup"
         ).split(),
         _RESULT,
     ),
@@ -651,7 +653,7 @@ def _is_abstract(cls: type) -> bool:
     return node is not None and "abstractmethod" in ast.unparse(node)
 
 
-def _parameters(node: ast.FunctionDef, is_method: bool) -> tuple[Parameter, ...]:
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef, is_method: bool) -> tuple[Parameter, ...]:
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     return tuple(
         [Parameter(one.arg, "object" if one.annotation is None else ast.unparse(one.annotation)) for one in arguments[is_method:]]
@@ -673,7 +675,7 @@ def _calls_of_class(cls: type) -> dict[str, Call]:
             parameters = tuple([Parameter(ast.unparse(one.target), ast.unparse(one.annotation)) for one in fields])
             found[cls.__name__] = Call(cls.__name__, parameters)
         for member in node.body:
-            if not isinstance(member, ast.FunctionDef):
+            if not isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             decorators = [ast.unparse(decorator) for decorator in member.decorator_list]
             if member.name == "__init__":
@@ -704,6 +706,6 @@ def find_calls() -> list[Call]:
             elif callable(value) and getattr(value, "__module__", "").startswith(library.__name__) and not inspect.isclass(value):
                 source = Path(library.__file__ or "").parent.parent / (value.__module__.replace(".", "/") + ".py")
                 for node in ast.parse(source.read_text()).body:
-                    if isinstance(node, ast.FunctionDef) and node.name == name:
+                    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
                         found[name] = Call(name, _parameters(node, False))
     return sorted([call for call in found.values() if call.parameters and not _is_left_out(call.name)], key=lambda call: call.name)

@@ -39,6 +39,8 @@ from kv_cache_manager_v2.compat.tensorrt_llm import PlannedDropHandle
 from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.monotonic_clock import MonotonicClock
 from kv_cache_manager_v2.device.os_files import OsFiles
+from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
+from kv_cache_manager_v2.device.wakeup import Wakeup
 from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
 from kv_cache_manager_v2.replay.console import PlainConsole
 from kv_cache_manager_v2.replay.live_console import LiveConsole
@@ -210,7 +212,8 @@ class Samples:
         engine_config = config_of_every_kind(False, self._folder.name)
         simulated = SimulatedDevice(1)
         publisher = KVCacheEventPublisher(events, endpoint="inproc://samples")
-        self._closers = [publisher.close, manager.shutdown, device.close, simulated.close]
+        wakeup = Wakeup()
+        self._closers = [publisher.close, manager.shutdown, device.close, simulated.close, wakeup.close]
         clock = MonotonicClock()
         times = manager.record_block_times(clock)
         workload = ListedWorkload("listed", [])
@@ -227,6 +230,8 @@ class Samples:
             CopyBatch(tiers.GPU_MEM, tiers.HOST_MEM, 64),
             MemoryRange(device, tiers.HOST_MEM, 1 << 16),
             OsFiles(),
+            ReadOnlyFiles(),
+            wakeup,
             KVCacheEventIndex(),
             PrometheusExporter(manager, registry=prometheus_client.CollectorRegistry()),
             StatisticsLog(manager),

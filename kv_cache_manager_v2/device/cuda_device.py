@@ -24,6 +24,7 @@ from .cuda_context import CudaContext, RelaxedCaptures
 from .cuda_copies import CudaCopies
 from .cuda_disk import CudaDisk
 from .cuda_driver import CudaDriver, load_driver_module, name_stream
+from .cuda_host_calls import enqueue_wakeup, forget_wakeup
 from .cuda_host_memory import CudaHostMemory
 from .cuda_kernel import CudaCompiler, CudaKernel, load_nvrtc_module
 from .cuda_memory import CudaMemory
@@ -38,6 +39,7 @@ from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
 from .slot_watch import SlotWatch
+from .wakeup import Wakeup
 
 _DEFAULT_STREAM: Final = 0
 _LAST_SPECIAL_STREAM: Final = 2
@@ -425,6 +427,15 @@ class CudaDevice(Device):
         self._events.free(event)
         if self._disk.is_busy:
             self._disk.on_release(event)
+
+    def wake_after(self, stream: int, wakeup: Wakeup) -> bool:
+        self._require_open()
+        with self._context:
+            enqueue_wakeup(self._driver, name_stream(stream), wakeup)
+        return True
+
+    def forget_wakeup(self, wakeup: Wakeup) -> None:
+        forget_wakeup(wakeup)
 
     # -- timers -------------------------------------------------------------------------------------------------------
 

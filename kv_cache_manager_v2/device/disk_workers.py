@@ -37,6 +37,7 @@ from .disk_transfers import DiskTransfers
 from .exit_drain import Drained, drain_at_exit, forget_at_exit
 from .job_gate import GateWatch
 from .staging_memory import StagingMemory
+from .wakeup import Wakeup
 
 _GATE_SECONDS: Final = 0.0002
 """The interval at which an idle worker looks at gates."""
@@ -55,7 +56,7 @@ class DiskWorkers(Drained):
 
     __slots__ = (
         "transfers", "num_done", "clock", "watch", "_num_threads", "_num_made", "_num_started", "_process", "_inbox", "_failed_reads",
-        "_progress", "_obstacle", "_lock", "_gated", "_is_watched", "_num_ended",
+        "_progress", "_obstacle", "_lock", "_gated", "_is_watched", "_num_ended", "_wakeups",
     )  # fmt: skip
 
     transfers: Final[DiskTransfers]
@@ -74,6 +75,7 @@ class DiskWorkers(Drained):
     _gated: list[DiskJob]  # jobs that wait only for their gates
     _is_watched: bool  # a worker looks at the gates from time to time
     _num_ended: int  # threads
+    _wakeups: tuple[Wakeup, ...]  # given after each job; replaced, by the caller
 
     def __init__(self, num_threads: int) -> None:
         self.transfers = DiskTransfers()
@@ -92,6 +94,7 @@ class DiskWorkers(Drained):
         self._gated = []
         self._is_watched = False
         self._num_ended = 0
+        self._wakeups = ()
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 
@@ -134,6 +137,14 @@ class DiskWorkers(Drained):
         """Block until more than ``num_done`` jobs are done."""
         while self.num_done <= num_done:
             self._wait_for_progress()
+
+    def add_wakeup(self, wakeup: Wakeup) -> None:
+        """From now on given after each job."""
+        if not any([known is wakeup for known in self._wakeups]):
+            self._wakeups = (*self._wakeups, wakeup)
+
+    def remove_wakeup(self, wakeup: Wakeup) -> None:
+        self._wakeups = tuple([known for known in self._wakeups if known is not wakeup])
 
     def take_failed_reads(self) -> list[StorageIOError]:
         """The failed reads since the last call, raised or not."""
@@ -304,6 +315,8 @@ class DiskWorkers(Drained):
             job.done_at = self.clock.seconds()
         job.is_done = True
         self.num_done += 1
+        for wakeup in self._wakeups:
+            wakeup.give()
         for follower in job.followers:
             follower.num_blockers -= 1
             if follower.num_blockers == 0:

@@ -44,6 +44,7 @@ from .os_files import OsFiles
 from .port import CopyBatch, Device, HostKernel
 from .range_table import RangeTable
 from .slot_watch import SlotWatch
+from .wakeup import Wakeup
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -253,6 +254,15 @@ class HostDevice(Device):
         self._events.free(event)
         if self._pending.is_busy:
             self._pending.release_event(event)
+
+    def wake_after(self, stream: int, wakeup: Wakeup) -> bool:
+        """From now on after each copy from or to a disk: nothing else is done later than it is enqueued."""
+        self._require_stream(stream)
+        self._workers.add_wakeup(wakeup)
+        return True
+
+    def forget_wakeup(self, wakeup: Wakeup) -> None:
+        self._workers.remove_wakeup(wakeup)
 
     # -- timers -------------------------------------------------------------------------------------------------------
 

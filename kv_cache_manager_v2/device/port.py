@@ -39,6 +39,7 @@ from ..base.ids import CacheTier
 from ..base.value import Value
 from .file_port import FilePort
 from .slot_watch import SlotWatch
+from .wakeup import Wakeup
 
 
 NO_TIMER: Final = 0
@@ -267,6 +268,15 @@ class Device(Handle, metaclass=ABCMeta):
     def release_event(self, event: int) -> None:
         """Release the handle; enqueued waits for the event still hold."""
         raise NotImplementedError("Device.release_event is for subclasses to define")
+
+    def wake_after(self, stream: int, wakeup: Wakeup) -> bool:
+        """Give the wakeup when all that was enqueued on ``stream`` before this call is done, by whatever thread; perhaps more often, and
+        not at all where it is done already. False if the device cannot: nothing is given then.
+        """
+        return False
+
+    def forget_wakeup(self, wakeup: Wakeup) -> None:
+        """Give it no more, as far as no thread is about to."""
 
     # -- timers -------------------------------------------------------------------------------------------------------
 

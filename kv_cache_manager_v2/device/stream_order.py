@@ -185,6 +185,9 @@ class StreamOrder:
     def stream_of(self, index: i64) -> int:
         return self._timelines[index].stream
 
+    def stream_of_point(self, point: i64) -> int:
+        return self._timelines[point >> _TICK_BITS].stream
+
     def _take_over(self, stream: int) -> Timeline | None:
         """The timeline that retired first, for a new stream; None while there are few, or none is retired."""
         if len(self._timelines) < self._num_kept:

@@ -99,6 +99,7 @@ from ..storage.debug_fill import DebugFill
 from ..storage.refusal import Refusal
 from ..storage.slots_per_level import list_slots_per_level
 from ..storage.transfer_times import TransferTimes
+from .arrival_waits import ArrivalWaits
 from .batch_step import BatchStep
 from .cache_clearing import clear_all, clear_scope, require_closed
 from .capacity import clamp_sequence_length
@@ -141,7 +142,7 @@ class KVCacheManager(Handle):
 
     __slots__ = (
         "_config", "_life_cycles", "_device", "_event_manager", "_shared", "_addresses", "_memory", "_open_sequences", "_matches",
-        "_levels", "_usage", "_reading", "_batch_number", "_is_open", "_is_released",
+        "_levels", "_usage", "_reading", "_arrival_waits", "_batch_number", "_is_open", "_is_released",
     )  # fmt: skip
 
     _config: Final[KVCacheManagerConfig]
@@ -158,6 +159,7 @@ class KVCacheManager(Handle):
     _usage: Final[UsageReports]
     _reading: Final[Reading]
     """The door of calls that only look, from any thread; inside the guard's `readers`."""
+    _arrival_waits: Final[ArrivalWaits]
     _batch_number: i64
     """Counts batch calls; each sequence remembers the last one that listed it."""
     _is_open: bool
@@ -217,6 +219,7 @@ class KVCacheManager(Handle):
         recorder = make_usage_recorder(tree, self._life_cycles, config) if config.enable_stats else None
         self._usage = UsageReports(shared, self._open_sequences, recorder)
         self._reading = Reading(shared.guard)
+        self._arrival_waits = ArrivalWaits(shared)
         self._batch_number = 0
         if self._event_manager is not None:
             storage.sink = self._event_manager.bind(
@@ -317,6 +320,7 @@ class KVCacheManager(Handle):
         # Each of these may be cut off by Ctrl-C, and is called again then: it does what is left.
         order = self._shared.order
         order.synchronize_all()
+        self._arrival_waits.close()
         order.close()
         durable = self._shared.storage.durable
         if durable is not None:
@@ -472,6 +476,18 @@ class KVCacheManager(Handle):
     def open_leases(self) -> list[TransferLease]:
         """A handle for each lease that is not settled, in the order of their making; also for those that were forgotten."""
         return [TransferLease(self._shared, lease) for lease in self._shared.leases.open_leases()]
+
+    async def ready(self, kv_cache: Given[KVCache]) -> None:
+        """Wait, in an asyncio event loop, until `KVCache.ready` is true, and raise what that raises.
+
+        The device wakes the loop: no thread is made, and no clock is looked at. Await it on the thread that calls the manager; any
+        number of sequences at once, and cancel it as you like. A device that cannot wake anyone (one of the user's own) is waited for
+        by the host. `ValueError` for another manager's sequence, `OSError` if the system has no descriptor left.
+        """
+        sequence = to_instance(kv_cache, KVCache, "kv_cache")
+        if sequence.manager is not self:
+            raise ValueError("kv_cache is a sequence of another manager")
+        await self._arrival_waits.wait(sequence)
 
     def resize_batch(
         self,

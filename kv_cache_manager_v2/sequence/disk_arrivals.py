@@ -46,6 +46,14 @@ def are_reads_here(state: SequenceState) -> bool:
     return True
 
 
+def list_arrival_points(state: SequenceState) -> list[int]:
+    """After which the sequence is ready, if nothing fails."""
+    points = [int(point) for point in state.arrivals if point != NO_POINT]
+    if state.awaits_reads:
+        points.extend(state.shared.storage.reads.points_of(_list_pages(state)))
+    return points
+
+
 def wait_for_reads(state: SequenceState) -> None:
     """Block the host, which has not asked `ready` until it was; `StorageIOError` if a read has failed."""
     if state.awaits_reads:

@@ -136,6 +136,10 @@ class DiskReads:
                 self.wait(read.point)
         self.settle()
 
+    def points_of(self, pages: list[int]) -> list[int]:
+        """After which those of the pages that are doubtful have their bytes, or are lost."""
+        return [read.point for read in self._reads if any([page in read.pages for page in pages])]
+
     def wait(self, point: i64) -> None:
         """Block the host until the point is passed. What failed before it is not raised: `settle` finds out what it was."""
         try:

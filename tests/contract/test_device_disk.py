@@ -1,10 +1,13 @@
 """The disk tier in the order of streams: events behind copies from and to it, on every device."""
 
+import select
+
 import pytest
 
 from kv_cache_manager_v2.base.errors import LogicError
 from kv_cache_manager_v2.base.ids import CacheTier
 from kv_cache_manager_v2.device.port import CopyBatch
+from kv_cache_manager_v2.device.wakeup import Wakeup
 
 from .device_under_test import DISK, GPU, HOST, DeviceUnderTest
 
@@ -95,3 +98,25 @@ def test_a_disk_that_works_has_no_failure(bench: DeviceUnderTest) -> None:
     assert device.disk_failure(disk + SIZE - 1) is None
     with pytest.raises(LogicError):
         device.disk_failure(host)
+
+
+def test_a_thread_in_select_is_woken_behind_the_disk(bench: DeviceUnderTest) -> None:
+    device = bench.device
+    wakeup = Wakeup()
+    gpu, disk = bench.memory(GPU, SIZE), bench.memory(DISK, SIZE)
+    stream = device.create_stream()
+    for _ in range(2):
+        device.fill(stream, gpu, SIZE, 6)
+        copy(bench, stream, DISK, disk, GPU, gpu)
+        is_told = device.wake_after(stream, wakeup)
+        device.synchronize_stream(stream)
+        assert (select.select([wakeup.file_descriptor], [], [], 60 if is_told else 0)[0] != []) is is_told
+        wakeup.take()
+    # Of a device that only runs its streams when it is asked, nobody waits in `select`.
+    assert is_told is not device.name.startswith("simulated")
+    device.wake_after(stream, wakeup)
+    device.forget_wakeup(wakeup)
+    wakeup.close()
+    device.fill(stream, gpu, SIZE, 7)
+    device.synchronize_stream(stream)
+    device.destroy_stream(stream)

@@ -255,6 +255,18 @@ class AsyncCudaDriver(FakeCudaDriver):
             spans = [(pointer, pointer + 1) for pointer in pointers if self._is_device_address(pointer)]
             return self._enqueue(returned, args[7], Operation(call, spans, module=module))
 
+    def cuLaunchHostFunc(self, stream: Any, fn: Any, data: Any) -> tuple[Any, ...]:
+        self._make_room(stream)
+        with self._lock:
+            return super().cuLaunchHostFunc(stream, fn, data)
+
+    def _call_on_host(self, stream: int, call: Callable[[], None]) -> None:
+        def run() -> bool:
+            call()
+            return True
+
+        self._enqueue((CUresult.CUDA_SUCCESS,), stream, Operation(run, []))
+
     def run_to_end(self) -> None:
         """The GPU runs on while the host asks for nothing, until every queue is empty."""
         status = self._run_until(lambda: not any(self._queues.values()))[0]

@@ -10,6 +10,7 @@ import copy
 import ctypes
 import os
 from bisect import bisect_left
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -664,6 +665,19 @@ class FakeCudaDriver(FakeCudaContexts):
         self._open_capture_of(number)
         require(require_int(parameters, "parameters") > 0 and extra == 0, "parameters")
         return (CUresult.CUDA_SUCCESS,)
+
+
+    @driver_call
+    def cuLaunchHostFunc(self, stream: object, fn: object, data: object) -> tuple[Any, ...]:
+        number = self._require_stream(stream)
+        address, argument = require_int(fn, "fn"), require_int(data, "userData")
+        self._open_capture_of(number)
+        self._call_on_host(number, lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(argument))
+        return (CUresult.CUDA_SUCCESS,)
+
+    def _call_on_host(self, stream: int, call: Callable[[], None]) -> None:
+        """The streams of this driver are always done. The thread is one of the driver's, and may make no call."""
+        call()
 
 
 def require_independent(dsts: list[int], srcs: list[int], sizes: list[int]) -> None:

@@ -357,6 +357,11 @@ static int cuMemsetD8Async(uintptr_t address, unsigned char value, size_t num_by
     memset((void *)address, value, num_bytes);
     return OK;
 }
+static int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+    if (!is_stream(stream) || !function) return INVALID_VALUE;
+    function(data);
+    return OK;
+}
 static int cuMemcpyAsync(uintptr_t dst, uintptr_t src, size_t num_bytes, void *stream) {
     if (!pushed || !is_stream(stream)) return INVALID_VALUE;
     if (!is_copyable(dst, num_bytes) || !is_copyable(src, num_bytes)) return INVALID_VALUE;
@@ -414,7 +419,7 @@ static const struct { const char *name; void *function; } entries[] = {
     ENTRY(cuMemRelease), ENTRY(cuMemMap), ENTRY(cuMemSetAccess), ENTRY(cuMemUnmap), ENTRY(cuMemExportToShareableHandle), ENTRY(cuMemHostRegister),
     ENTRY(cuMemHostUnregister), ENTRY(cuMemHostGetDevicePointer), ENTRY(cuStreamCreate), ENTRY(cuStreamDestroy), ENTRY(cuStreamSynchronize),
     ENTRY(cuStreamWaitEvent), ENTRY(cuEventCreate), ENTRY(cuEventDestroy), ENTRY(cuEventRecord),
-    ENTRY(cuEventQuery), ENTRY(cuEventElapsedTime), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync),
+    ENTRY(cuEventQuery), ENTRY(cuEventElapsedTime), ENTRY(cuEventSynchronize), ENTRY(cuMemsetD8Async), ENTRY(cuMemcpyAsync), ENTRY(cuLaunchHostFunc),
     ENTRY(cuModuleLoadData), ENTRY(cuModuleUnload), ENTRY(cuModuleGetFunction), ENTRY(cuLaunchKernel),
     ENTRY(cuThreadExchangeStreamCaptureMode), ENTRY(cuStreamIsCapturing), ENTRY(cuStreamEndCapture), ENTRY(cuStreamQuery),
     {"cuStreamBeginCapture", (void *)cuStreamBeginCapture_v2},
