@@ -173,7 +173,9 @@ class EveryCall:
             return kv_cache.close()
         if kind < 0.2:
             return kv_cache.prefetch(rng.randrange(len(self.quotas)))
-        if kind < 0.25:
+        if kind < 0.23:
+            return kv_cache.rewind(rng.randrange(kv_cache.num_committed_tokens + 1))
+        if kind < 0.27:
             kv_cache.cuda_stream = self.stream()
             return None
         resumed = kv_cache.resume(self.stream(), rng.random() < 0.7)

@@ -384,6 +384,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
     # -- sequences ----------------------------------------------------------------------------------------------------
     "KVCache.resume": lambda w: (w.suspended.resume, {"cuda_stream": 0, "wait": True}),
     "KVCache.prefetch": lambda w: (w.suspended.prefetch, {"target_level": 0}),
+    "KVCache.rewind": lambda w: (w.suspended.rewind, {"num_tokens": 3}),
     "KVCache.fork": lambda w: (w.active.fork, {"id": 5}),
     "KVCache.resize": lambda w: (w.active.resize, {"capacity": 33, "history_length": 7}),
     "KVCache.find_refusal": lambda w: (w.active.find_refusal, {"capacity": 33, "history_length": 7}),

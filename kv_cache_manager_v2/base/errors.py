@@ -76,6 +76,20 @@ class StorageIOError(KVCacheManagerError):
         self.is_write = is_write
 
 
+@mypyc_attr(native_class=False)
+class LoadFailed(StorageIOError):
+    """Pages of a sequence could not be read, or are not what was written. ``first_bad_token``: how many of its tokens are there.
+
+    `KVCache.rewind` with that number lets the sequence go on; the tokens from there on are to be computed again.
+    """
+
+    first_bad_token: int
+
+    def __init__(self, message: str, first_bad_token: int = 0) -> None:
+        super().__init__(message)
+        self.first_bad_token = first_bad_token
+
+
 CuError = CudaError
 """TensorRT-LLM's name of this error."""
 

@@ -30,12 +30,24 @@ class DiskTransfers:
         self.rescued = FailedWrites()
 
     def read_and_verify(self, extent: DiskExtent) -> list[StorageIOError]:
-        """All that is wrong with the bytes."""
+        """All that is wrong with the bytes: an error for each piece of memory that they do not come to."""
         error = self.read(extent)
         if error is not None:
-            return [error]
+            return [error] if len(extent.addresses) == 1 else self._read_pieces(extent)
         watch = extent.file.watch
         return [] if watch is None else find_mismatches(extent, watch)
+
+    def _read_pieces(self, extent: DiskExtent) -> list[StorageIOError]:
+        """A read of several pages has failed: read each of them alone, so that only those are lost that cannot be read."""
+        errors: list[StorageIOError] = []
+        address = extent.address
+        for index in range(len(extent.addresses)):
+            piece = DiskExtent(extent.file, address)
+            piece.add(extent.addresses[index], extent.sizes[index])
+            piece.make_ready()
+            errors.extend(self.read_and_verify(piece))
+            address += extent.sizes[index]
+        return errors
 
     def read(self, extent: DiskExtent) -> StorageIOError | None:
         if self.rescued.is_empty:

@@ -265,8 +265,8 @@ class DiskWorkers(Drained):
                     job.write_errors.append(found)
                 elif job.read_error is None or job.read_error.is_corrupt:
                     job.read_error = found
-                if found.is_corrupt:
-                    # Each of them names other bytes; an error of the disk stands for all bytes of the job.
+                if not found.is_write:
+                    # Each of them names the bytes that are not there.
                     self._failed_reads.put(found)
             job.num_left -= 1
             if job.num_left == 0:
@@ -306,8 +306,8 @@ class DiskWorkers(Drained):
         return True
 
     def _finish(self, job: DiskJob) -> None:
-        if job.read_error is not None and not job.read_error.is_corrupt:
-            # Before any thread can see that the job is done.
+        if job.is_lost and job.read_error is not None:
+            # It stands for all bytes of the job. Before any thread can see that the job is done.
             self._failed_reads.put(job.read_error)
         if job.signal is not None:
             job.signal.give()

@@ -194,8 +194,8 @@ class Device(Handle, metaclass=ABCMeta):
     def take_failed_reads(self) -> Sequence[StorageIOError]:
         """The failed reads of the DISK tier since the last call, raised elsewhere or not; oldest first.
 
-        A failed read is in the list before anything after it is done. ``address`` and ``num_bytes`` are within the copies of one
-        batch, all of which may have failed; both are 0 if the device does not know.
+        A failed read is in the list before anything after it is done. ``address`` and ``num_bytes`` are the bytes that could not be read:
+        what was read beside them is there. Both are 0 if the device does not know, and then all that was read together may be lost.
         """
         return ()
 

@@ -18,6 +18,7 @@ present ones where it said to keep them.
                 retention as JSON text, or an empty text,
                 counted (0 / 1)
     RESUME      serial, priorities, stream, result (0 / 1)       returned True or False
+    REWIND      serial, tokens, tokens that were kept            returned
     SUSPEND     serial                                           returned
     CLOSE       serial                                           returned, or a forgotten handle was closed
     RESIZE      serial, priorities, capacity, history, result    returned True or False
@@ -99,6 +100,7 @@ INVALIDATE: Final = 36
 MOVE: Final = 37
 COMMIT_GIVEN: Final = 38
 COMMIT_LAST: Final = 39
+REWIND: Final = 40
 
 RETAIN: Final = 0
 RELEASE: Final = 1

@@ -28,10 +28,10 @@ from ..base.given import Given
 from ..base.handle import Handle
 from ..base.ids import DEFAULT_BEAM_INDEX, GPU_LEVEL, PageIndexMode, TokenIdExt
 from ..base.ranges import HalfOpenRange
-from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, RESERVE, SCRATCH, STOP, STREAM, SUSPEND
+from ..journal.journal_format import BEAM_WIDTH, FORK, PREFETCH, RESERVE, REWIND, SCRATCH, STOP, STREAM, SUSPEND
 from ..layout.scratch_desc import ScratchDesc
 from ..reuse.reuse_scope import ReuseScope
-from ..reuse.token_packing import single_token, unpack_tokens
+from ..reuse.token_packing import TOKEN_BYTES, single_token, unpack_tokens
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, prefetching, residency
 from ..sequence.beam_width import change_width
@@ -48,6 +48,7 @@ from ..sequence.small_step import try_small_commit, try_small_resize
 from ..sequence.step_validation import validate_fork, validate_resize, validate_scratch_switch
 from ..sequence.stream_handle import to_stream
 from ..sequence.usage_recorder import record_fork
+from ..sequence.whole_prefix import pack_committed
 from ..storage.refusal import Refusal
 from ..stats.usage_snapshot import compute_usage
 from ..stats.usage_statistics import UsageStatistics
@@ -156,8 +157,8 @@ class KVCache(Handle):
 
         ``wait``: the stream waits for pages that are onboarded from lower levels, and this call for what a disk reads. Without it
         neither waits: give the sequence work once `ready` is true (`resize` makes the stream wait for the rest, and itself waits
-        for what a disk reads). `PageMoveError` or `StorageIOError` if pages cannot be brought up; the sequence is suspended as
-        before. Where it says that pages are lost, close it; else it may be resumed again.
+        for what a disk reads). `PageMoveError` or `LoadFailed` if pages cannot be brought up; the sequence is suspended as before.
+        After `LoadFailed`, `rewind` goes back to the tokens that are there; where no page is lost, it may be resumed again instead.
         """
         state = self._state
         with state.shared.guard as journal:
@@ -172,8 +173,8 @@ class KVCache(Handle):
     def ready(self) -> bool:
         """Whether the pages of an ACTIVE sequence that `resume(wait=False)` did not wait for have all landed.
 
-        True at once where nothing had to be onboarded. `StorageIOError` if a disk could not read one: the
-        sequence cannot go on then, close it; no other sequence matches that page any more. `LogicError` unless ACTIVE.
+        True at once where nothing had to be onboarded. `LoadFailed` if a disk could not read one, or its bytes are not what was
+        written: `rewind` to its `first_bad_token`; no other sequence matches that page any more. `LogicError` unless ACTIVE.
         """
         state = self._state
         with state.shared.guard:
@@ -218,6 +219,27 @@ class KVCache(Handle):
             return
         with state.shared.guard:
             self._open_sequences.close(state)
+
+    def rewind(self, num_tokens: SupportsIndex) -> int:
+        """Go back to the first ``num_tokens`` committed tokens: `LoadFailed.first_bad_token` says how many are there after a disk
+        has lost pages. Returns how many the sequence has now.
+
+        It is as after `close` and `create_kv_cache` with these tokens, under this handle: SUSPENDED, committed = history = capacity =
+        what is matched of them, which is less where a window, or a snapshot of recurrent state, is not there any more. All else is
+        released; beams end, and `stop_committing` is forgotten. Statistics count a request more. `ValueError` for more tokens than are
+        committed, `LogicError` once closed.
+        """
+        with self._state.shared.guard as journal:
+            self._require_open("rewind")
+            state = self._state
+            count = to_count(num_tokens, "num_tokens")
+            if count > state.num_committed:
+                raise ValueError(f"sequence {state.id}: num_tokens is {count}; {state.num_committed} tokens are committed")
+            packed = pack_committed(state)[: int(count) * TOKEN_BYTES]
+            self._open_sequences.rewind(state, packed, self._manager._usage_recorder())
+            num_kept = int(state.num_committed)
+            journal.record(REWIND, state.serial, count, num_kept)
+            return num_kept
 
     def fork(self, id: SupportsIndex | None = None) -> KVCache:
         """A new sequence that is what this one is: same scope, tokens, history, capacity, stream, and ACTIVE if this one is.
@@ -480,7 +502,7 @@ class KVCache(Handle):
     def committed_tokens(self) -> list[TokenIdExt]:
         """All committed tokens, from the first one on; a new list. `LogicError` once closed."""
         self._require_open("committed_tokens")
-        return unpack_tokens(self._pack_committed(), self._state.shared.tree.digests)
+        return unpack_tokens(pack_committed(self._state), self._state.shared.tree.digests)
 
     @property
     def match_info(self) -> MatchedTokens:
@@ -775,16 +797,6 @@ class KVCache(Handle):
     def _refusal_text(self) -> str:
         refusal = self._state.shared.storage.last_refusal
         return refusal.text if refusal is not None else "no room"
-
-    def _pack_committed(self) -> bytes:
-        state = self._state
-        keys: list[bytes] = [state.tail.packed()]
-        block = state.path_end
-        while block.parent is not None:
-            keys.append(state.shared.tree.key_of(block))
-            block = block.parent
-        keys.reverse()
-        return b"".join(keys)
 
     def _state_for_batch(self) -> SequenceState:
         return self._state

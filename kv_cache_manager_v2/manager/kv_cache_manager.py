@@ -87,7 +87,7 @@ from ..sequence.retention_plan import FOR_EVER, RetentionPlan
 from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
-from ..sequence.usage_recorder import make_usage_recorder
+from ..sequence.usage_recorder import UsageRecorder, make_usage_recorder
 from ..stats.block_times import BlockTimes
 from ..stats.hint_result import HintResult
 from ..stats.hit_rate_curve import HitRateCurve
@@ -952,6 +952,9 @@ class KVCacheManager(Handle):
             except BusyError:
                 pass
         return self._usage.published
+
+    def _usage_recorder(self) -> UsageRecorder | None:
+        return self._usage.recorder
 
     def _shared_for_batch(self) -> SharedState:
         return self._shared

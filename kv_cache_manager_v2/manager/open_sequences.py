@@ -13,8 +13,9 @@ from mypy_extensions import mypyc_attr
 from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals, residency
 from ..sequence.call_guard import Abandoned
+from ..sequence.rewinding import reopen
 from ..sequence.sequence_state import CLOSED, SequenceState
-from ..sequence.usage_recorder import record_close
+from ..sequence.usage_recorder import UsageRecorder, record_close
 
 
 @final
@@ -51,6 +52,23 @@ class OpenSequences:
 
     def close(self, state: SequenceState) -> None:
         """Publish what is committed, and release all that the sequence holds."""
+        self._release(state)
+        self._states.pop(state.serial, None)
+        self._handles.pop(state.serial, None)
+        if not state.is_counted and state in self._not_counted:
+            self._not_counted.remove(state)
+        state.shared.journal.close(state.serial)
+
+    def rewind(self, state: SequenceState, packed: bytes, usage: UsageRecorder | None) -> None:
+        """The sequence holds what is there of the tokens ``packed``, and nothing else."""
+        guard = state.shared.guard
+        guard.begin_change()
+        buffers = [table.buffer for table in state.tables]
+        self._release(state)
+        reopen(state, packed, buffers, usage)
+        guard.end_change()
+
+    def _release(self, state: SequenceState) -> None:
         if len(state.arrivals) > 0:
             page_arrivals.settle_arrivals(state)
         if state.has_beams:
@@ -64,11 +82,6 @@ class OpenSequences:
             commit_steps.stop_committing(state, True)
         record_close(state)
         residency.close(state)
-        self._states.pop(state.serial, None)
-        self._handles.pop(state.serial, None)
-        if not state.is_counted and state in self._not_counted:
-            self._not_counted.remove(state)
-        state.shared.journal.close(state.serial)
 
     def close_forgotten(self) -> None:
         """Close the sequences whose handle is gone, in the order of creation."""

@@ -10,6 +10,7 @@ from ..reuse.reuse_scope import ReuseScope
 from ..reuse.state_match import NO_STATE_MATCH, StateMatch
 from ..reuse.token_packing import TOKEN_BYTES
 from ..sequence.shared_state import SharedState
+from ..sequence.whole_prefix import find_whole, find_whole_with_state
 from ..storage.page_removal import settle_reads
 
 
@@ -68,12 +69,7 @@ class PrefixMatches:
             return match
         if settles:
             settle_reads(shared.storage)
-        found = shared.matcher.find_longest(root, packed)
-        while True:
-            end = shared.count_whole_blocks(found.blocks) * shared.tokens_per_block
-            if end >= found.num_tokens:
-                return found
-            found = shared.matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else Match([], 0)
+        return find_whole(shared, root, packed)
 
     def find_with_state(self, scope: ReuseScope, packed: bytes | None, settles: bool = True) -> StateMatch:
         """`find` for a model with recurrent layers."""
@@ -88,11 +84,7 @@ class PrefixMatches:
         if not shared.storage.reads.is_idle:
             if settles:
                 settle_reads(shared.storage)
-            found = matcher.find_longest(root, packed)
-            end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
-            while end < found.match.num_tokens:
-                found = matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH
-                end = shared.count_whole_blocks(found.match.blocks) * shared.tokens_per_block
+            found = find_whole_with_state(shared, root, packed)
         self.num_untrimmed = found.match.num_tokens
         backoff = self._backoff
         if backoff == 0 and not self.counts_content:

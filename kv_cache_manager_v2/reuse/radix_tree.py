@@ -384,7 +384,9 @@ class RadixTree(PageOwner):
             if block.only_child is None and block.children is None:
                 self.drop_pages(block, UNREACHABLE, account)
             else:
+                block.num_pins += 1  # it is pruned last, for a cause of its own
                 self._drop_below(block, UNREACHABLE, account)
+                block.num_pins -= 1
             self.storage.last_cause = cause
         else:
             pages = self._runs.find_useless(block, life_cycle)

@@ -1,14 +1,14 @@
 """Disk reads of a sequence: it does not go on with a page whose read has failed or may yet fail."""
 
-from ..base.errors import StorageIOError
 from ..device.stream_order import NO_POINT
 from ..stats.page_counters import PageCounters
 from ..storage.page_removal import settle_reads
 from .sequence_state import SequenceState
+from .whole_prefix import make_load_failed
 
 
 def settle_before_resume(state: SequenceState, waits: bool, account: PageCounters | None) -> None:
-    """`StorageIOError`, and nothing changed, if a page that the sequence holds is lost. ``waits``: as the call itself."""
+    """`LoadFailed`, and nothing changed, if a page that the sequence holds is lost. ``waits``: as the call itself."""
     storage = state.shared.storage
     settle_reads(storage, account)
     pages = _list_pages(state)
@@ -33,7 +33,7 @@ def expect_reads(state: SequenceState) -> None:
 
 
 def are_reads_here(state: SequenceState) -> bool:
-    """`StorageIOError` if one has failed."""
+    """`LoadFailed` if one has failed."""
     if state.awaits_reads:
         storage = state.shared.storage
         settle_reads(storage)
@@ -55,7 +55,7 @@ def list_arrival_points(state: SequenceState) -> list[int]:
 
 
 def wait_for_reads(state: SequenceState) -> None:
-    """Block the host, which has not asked `ready` until it was; `StorageIOError` if a read has failed."""
+    """Block the host, which has not asked `ready` until it was; `LoadFailed` if a read has failed."""
     if state.awaits_reads:
         pages = _list_pages(state)
         state.shared.storage.reads.wait_for(pages)
@@ -94,9 +94,6 @@ def _require_whole(state: SequenceState, pages: list[int]) -> None:
     lost = state.shared.storage.reads.lost
     if len(lost) == 0:
         return
-    reasons = [lost[page] for page in pages if page in lost]
-    if len(reasons) > 0:
-        raise StorageIOError(
-            f"sequence {state.id} cannot go on: {len(reasons)} of its pages are lost, as they could not be read from {reasons[0]}. "
-            f"close() it, and compute its tokens again"
-        )
+    bad = [page for page in pages if page in lost]
+    if len(bad) > 0:
+        raise make_load_failed(state, bad, f"{len(bad)} of its pages are lost, as they could not be read from {lost[bad[0]]}")

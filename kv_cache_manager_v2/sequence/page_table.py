@@ -130,6 +130,11 @@ class PageTable:
         """A read-only int32 view of the entries of the present blocks, no copy."""
         return memoryview(self.entries)[: self.num_blocks]
 
+    @property
+    def buffer(self) -> memoryview | None:
+        """The caller's."""
+        return self._buffer
+
     def set_buffer(self, buffer: memoryview | None) -> None:
         """Write the present entries, fill the rest of the buffer, and write through from now on."""
         self._buffer = buffer

@@ -12,6 +12,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import StorageIOError
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..device.stream_order import NO_POINT
 from ..reuse.match import Match
@@ -46,6 +47,7 @@ from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceStat
 from .snapshots import leave_last_state
 from .staged_copies import copy_shared_blocks
 from .usage_recorder import record_resume
+from .whole_prefix import make_load_failed
 
 
 def hold_match(state: SequenceState, match: Match) -> None:
@@ -186,10 +188,12 @@ def _resume_all(state: SequenceState, stream: int, waits: bool) -> bool:
             shared.room.make_room(needed, account)
     except AssertionError:
         raise
-    except Exception:
+    except Exception as error:
         # All is in its queues again, whatever the device refused.
         shared.order.leave(timeline)
         shared.guard.end_change()
+        if isinstance(error, StorageIOError) and len(shared.onboarding.failed) > 0:
+            raise make_load_failed(state, shared.onboarding.failed, str(error)) from error
         raise
     if takes_tail_back:
         forget_copies_of_tail(state)

@@ -218,6 +218,32 @@ class SequenceState:
         self.given_end = -1
         self.record_next_window_move()
 
+    def reopen(self) -> None:
+        """After it was closed: empty and suspended, not in the tree. What the user has set stays."""
+        self.status = SUSPENDED
+        self.capacity = 0
+        self.history = 0
+        self.num_committed = 0
+        self.num_published = 0
+        self.tail_is_shared = False
+        self.forked_end = 0
+        self.copies_tail_on_resume = False
+        self.is_committing = True
+        self.path_end = UNPINNED
+        self.state_blocks = []
+        self.attention_tokens = 0
+        self.state_tokens = 0
+        self.matched_snapshot = None
+        self.snapshot_plan = None
+        self.tail.clear()
+        for table in self.tables:
+            table.resize(0)
+        self.window_begins = self.shared.least_window_begins[:]
+        self.arrivals = vec[i64]()
+        self.awaits_reads = False
+        self.branch_end = 0
+        self.record_next_window_move()
+
     def record_next_window_move(self) -> None:
         shared = self.shared
         earliest: i64 = NEVER

@@ -61,6 +61,10 @@ class SnapshotPlan:
             last = max(last, int(self._prompt_length // self._interval * self._interval))
         return last if last > self._num_matched else 0
 
+    def list_positions(self) -> list[int]:
+        """The planned lengths, without those of the grid."""
+        return list(self._positions)
+
     def copy(self) -> "SnapshotPlan":
         plan = SnapshotPlan(
             set(self._positions), int(self._interval), int(self._prompt_length), int(self._num_checkpoints), int(self._num_matched)

@@ -25,7 +25,8 @@ from ..device.stream_order import StreamOrder
 from ..pools.pool_group import PoolGroup
 
 
-_NO_SLOT: Final = -1
+_FIRST_COPY: Final = -1
+"""A copy of the page that was read from slot ``s`` has ``_FIRST_COPY - s`` in place of a slot."""
 
 
 @final
@@ -37,7 +38,7 @@ class _Read:
 
     point: Final[int]
     pages: Final[dict[int, int]]
-    """Each with the slot that it was read from, or _NO_SLOT for a copy of such a page."""
+    """Each with the slot that it was read from, or less than 0 for a copy of such a page."""
     level: Final[int]
     source: Final[PoolGroup]
     slots: Final[list[int]]
@@ -50,16 +51,14 @@ class _Read:
         self.slots = []
 
     def list_failed(self, error: StorageIOError) -> list[int]:
-        """Its pages that may not have their bytes: all, if the failed read was for one of them or the error does not say; but of bytes
-        that were read and are wrong, only the pages in these slots, and copies of pages."""
+        """Its pages that may not have their bytes: those in the slots of the failed read, and copies of these; all, if the error does
+        not say where it was."""
         if error.num_bytes == 0:
             return list(self.pages)
         slots = [slot for slot in self.slots if self._is_in(error, slot)]
         if not slots:
             return []
-        if not error.is_corrupt:
-            return list(self.pages)
-        return [page for page, slot in self.pages.items() if slot in slots or slot == _NO_SLOT]
+        return [page for page, slot in self.pages.items() if slot in slots or _FIRST_COPY - slot in slots]
 
     def _is_in(self, error: StorageIOError, slot: int) -> bool:
         source = self.source
@@ -208,4 +207,5 @@ class DiskReads:
             self.lost[target] = self.lost[source]
         for read in self._reads:
             if source in read.pages:
-                read.pages[target] = _NO_SLOT
+                slot = read.pages[source]
+                read.pages[target] = _FIRST_COPY - slot if slot >= 0 else slot

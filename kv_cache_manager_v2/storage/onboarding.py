@@ -83,14 +83,17 @@ class OnboardList:
 @final
 @mypyc_attr(native_class=True)
 class Onboarding:
-    __slots__ = ("_storage", "_room", "_mover", "_order")
+    __slots__ = ("failed", "_storage", "_room", "_mover", "_order")
 
+    failed: list[int]
+    """Pages that a disk could not read when the latest `bring_up` raised its error."""
     _storage: Final[PageStorage]
     _room: Final[SlotReclaimer]
     _mover: Final[PageMover]
     _order: Final[StreamOrder]
 
     def __init__(self, storage: PageStorage, room: SlotReclaimer, mover: PageMover) -> None:
+        self.failed = []
         self._storage = storage
         self._room = room
         self._mover = mover
@@ -103,6 +106,7 @@ class Onboarding:
         leaves every page whole, some on the target level already, and all of the list in their queues again. Without an
         error none of them is in a queue. ``account``: counters of the sequence whose call it is.
         """
+        self.failed = []
         self._take_out(wanted)
         try:
             for pool_group in range(wanted.num_pool_groups):
@@ -193,17 +197,17 @@ class Onboarding:
         pages = [int(page) for page in self._room.moves.pages]
         was_lost = [page in reads.lost for page in pages]
         reads.wait_for(pages)
-        has_failed = False
-        for position in range(len(pages)):
-            has_failed = has_failed or (pages[position] in reads.lost and not was_lost[position])
+        failed = [pages[position] for position in range(len(pages)) if pages[position] in reads.lost and not was_lost[position]]
+        has_failed = len(failed) > 0
         for position in range(len(pages)):
             if has_failed and not was_lost[position] and not reads.is_corrupt(pages[position]):
                 # The disk still has it, and may give it another time.
                 reads.forget(pages[position])
         if has_failed:
+            self.failed = failed
             raise StorageIOError(
-                f"reading {count} pages of pool group {pool_group} from level {level} (DISK) failed; they are there still, and "
-                f"resume() may be tried again"
+                f"reading {len(failed)} of {count} pages of pool group {pool_group} from level {level} (DISK) failed; what is not "
+                f"damaged is there still, and resume() may be tried again"
             )
 
     def _swap_up(

@@ -206,6 +206,9 @@ class _Rerun:
         elif operation == form.PREFETCH:
             level = int(reader.number())
             self.compare("result", bool(reader.number()), kv_cache.prefetch(level))
+        elif operation == form.REWIND:
+            count = int(reader.number())
+            self.compare("result", int(reader.number()), kv_cache.rewind(count))
         elif operation == form.SUSPEND:
             kv_cache.suspend()
         elif operation == form.CLOSE:

@@ -45,11 +45,11 @@ class ReferenceModel(ReferenceRoom):
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def create(
-        self, name: int, scope: Scope, text: Text, num_matched: int, dump: StateDump, state_tokens: int = 0
+        self, name: int, scope: Scope, text: Text, num_matched: int, dump: StateDump, state_tokens: int = 0, is_rewound: bool = False
     ) -> ReferenceSequence:
-        """A sequence was created. ``state_tokens``: the tokens that its recurrent state is said to cover."""
+        """A sequence was created, or rewound. ``state_tokens``: the tokens that its recurrent state is said to cover."""
         size = self.tokens_per_block
-        match = self.expect_match(scope, text)
+        match = self.expect_match(scope, text, not is_rewound)
         if not match.allows(num_matched):
             raise ModelDisagreement(
                 f"{num_matched} of {len(text)} tokens were matched; the longest reusable prefix has {match.best}, "

@@ -281,10 +281,10 @@ class ReferencePages:
             private.update([page.private_name for page in lease.pages if page.group == group and page.node is None])
         return count + len(private) + self.state.num_private_slots(list(self.sequences.values()), group, active_only)
 
-    def expect_match(self, scope: Scope, text: Text) -> ReferenceMatch:
-        """The valid results of `create_kv_cache` and `probe_reuse` now."""
+    def expect_match(self, scope: Scope, text: Text, is_trimmed: bool = True) -> ReferenceMatch:
+        """The valid results of `create_kv_cache` and `probe_reuse` now; of `rewind`, which does not trim."""
         present = self.statuses.keys() - self.lost
-        if self._backoff > 0:
+        if self._backoff > 0 and is_trimmed:
             in_tree = {node for node, _group in self.statuses}
             for sequence in self.sequences.values():
                 in_tree.update(sequence.path)

@@ -18,6 +18,7 @@ from kv_cache_manager_v2 import (
     KVCacheManagerConfig,
     KVCacheRemovedData,
     LayerId,
+    LoadFailed,
     MissCause,
     PageMoveError,
     StorageIOError,
@@ -179,14 +180,18 @@ def test_a_read_that_fails_behind_the_back(seed: int, engine_hears_first: bool) 
         said = wait_for_failure(first)
         assert "level 1 (DISK)" in said and "a scratch on the platter" in said
         assert wait_for_failure(first) == said, "it stays so"
-        with pytest.raises(StorageIOError, match="sequence 3 cannot go on"):
+        with pytest.raises(LoadFailed, match="sequence 3 cannot go on") as failure:
             sharing.resume()
-        assert bench.manager.probe_reuse(input_tokens=text) == 0, "held, and not to be had"
+        kept = failure.value.first_bad_token
+        assert kept < 16 and kept % TOKENS_PER_BLOCK == 0
+        assert bench.manager.probe_reuse(input_tokens=text) == kept, "held, and not to be had"
         first.close()
         sharing.close()
         again = bench.manager.create_kv_cache(input_tokens=text, id=4)
-        assert again.num_committed_tokens == 0
-        assert again.statistics.prompts.missed_tokens == {MissCause.LOAD_FAILED: 16}
+        assert again.num_committed_tokens == kept
+        missed = dict(again.statistics.prompts.missed_tokens)
+        assert missed.pop(MissCause.LOAD_FAILED) == TOKENS_PER_BLOCK
+        assert sum(missed.values()) == 12 - kept and missed.keys() <= {MissCause.UNREACHABLE}
         assert bench.manager.get_statistics().count_drops(DropReason.FAILURE) > 0
         events.flush_iteration_events()
         told = [event.data for event in events.get_latest_events()]

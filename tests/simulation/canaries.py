@@ -617,8 +617,8 @@ CANARIES = (
     ),
     Canary(
         "lost pages are matched",
-        "manager/prefix_matches.py",
-        "PrefixMatches._cut_before_lost",
+        "sequence/whole_prefix.py",
+        "find_whole",
         "end >= found.num_tokens",
         "end >= 0",
     ),

@@ -48,7 +48,7 @@ NOT_NATIVE: Final = {
     "CountsDelta",  # base of dataclasses
     "ConfigValue",  # base of values that look at what they are given, which a native class changes first
 }
-EXCEPTION_NAME: Final = re.compile(r"(Error|Exception|Warning|Mismatch|Exit)$")
+EXCEPTION_NAME: Final = re.compile(r"(Error|Exception|Warning|Mismatch|Exit|Failed)$")
 
 
 def test_files_are_short() -> None:

@@ -18,6 +18,7 @@ from ...manager import kv_cache
 from ...manager.kv_cache import SequenceStatus
 from ...reuse.token_packing import has_digest, unpack_tokens
 from ...sequence.usage_recorder import count_hits_by_level
+from ...sequence.whole_prefix import pack_committed
 from .multimodal_items import ItemNames, has_items
 from .planned_drop import PlannedDropHandle
 from .scope_tuple import ReuseScope, to_scope_tuple
@@ -150,7 +151,7 @@ class KVCache(Handle):
         core = self._core
         if core.status is SequenceStatus.CLOSED or core._state_for_batch().shared.guard.is_foreign:
             return
-        packed = core._pack_committed()
+        packed = pack_committed(core._state_for_batch())
         if has_digest(packed):
             self._tokens = unpack_tokens(packed, core._state_for_batch().shared.tree.digests)
         else:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
-from ...base.errors import CorruptedError, OutOfMemoryError, PageMoveError, StorageIOError
+from ...base.errors import CorruptedError, LoadFailed, OutOfMemoryError, PageMoveError, StorageIOError
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
@@ -154,16 +154,15 @@ def list_lost(dump: StateDump) -> list[int]:
     return [sequence["id"] for sequence in dump["sequences"] if sequence.get("has_lost_pages", False)]
 
 
-def require_lost(handle: KVCache, capacity: int) -> None:
-    """A sequence that holds a lost page must refuse to continue."""
+def require_lost(handle: KVCache, capacity: int) -> int:
+    """A sequence that holds a lost page must refuse to continue; returns how many of its tokens it says that it keeps."""
     try:
         passed = handle.resize(capacity + 1, capacity) if handle.is_active else handle.resume()
-    except StorageIOError as error:
+    except LoadFailed as error:
         if "are lost" in str(error):
-            return
+            return error.first_bad_token
         raise
-    if passed:
-        raise ModelDisagreement(f"{handle!r} continued, although it holds a lost page")
+    raise ModelDisagreement(f"{handle!r} {'continued' if passed else 'found no room'}, although it holds a lost page")
 
 
 def require_broken(handle: KVCache, manager: KVCacheManager) -> None:

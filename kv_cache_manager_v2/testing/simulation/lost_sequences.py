@@ -1,4 +1,4 @@
-"""Lost sequences: those that hold a page whose bytes a disk has lost. They report it, and can only be closed, at any later time.
+"""Lost sequences: those that hold a page whose bytes a disk has lost. They report it, and are closed at any later time, or rewound.
 
 Until then the lost pages exist and must not be matched.
 """
@@ -11,12 +11,15 @@ from mypy_extensions import mypyc_attr
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
 from ..reference_model import ReferenceModel
+from ..reference_pages import ModelDisagreement
 from . import failures
 from .simulated_sequence import SimulatedSequence
 
-_SHARE_CLOSED_AT_ONCE: Final = 0.5
+_SHARE_CLOSED_AT_ONCE: Final = 0.4
 _SHARE_CLOSED_LATER: Final = 0.1
 """The share closed before each action."""
+_SHARE_REWOUND: Final = 0.5
+"""Of those that are left, before each action."""
 
 
 @final
@@ -50,10 +53,37 @@ class LostSequences:
             if random.random() < _SHARE_CLOSED_AT_ONCE:
                 self._close(sequence)
 
-    def close_some(self, random: Random) -> None:
+    def _rewind(self, sequence: SimulatedSequence) -> SimulatedSequence:
+        """The sequence goes on with what is left of it, and computes the rest again."""
+        first_bad_token = failures.require_lost(sequence.handle, sequence.model.capacity)
+        self.sequences.remove(sequence)
+        old = sequence.model
+        size = self._model.tokens_per_block
+        # Whether a partial last block is published when a lost sequence ends is left open.
+        count = min(first_bad_token, len(old.path) * size)
+        text = old.committed[:count]
+        self._model.abandon(old)
+        num_kept = sequence.handle.rewind(count)
+        if num_kept != count:
+            raise ModelDisagreement(f"sequence {sequence.name} was to keep {count} tokens and keeps {num_kept}")
+        model = self._model.create(sequence.name, old.scope, tuple(text), num_kept, self._manager.describe(), is_rewound=True)
+        model.uses_scratch = old.uses_scratch
+        self._model.make_room()
+        to_compute = sequence.text[num_kept:] + sequence.to_compute
+        rewound = SimulatedSequence(sequence.name, sequence.handle, model, sequence.text[:num_kept], to_compute, sequence.max_committed)
+        rewound.prompt_length = sequence.prompt_length
+        rewound.told_indices = sequence.told_indices
+        return rewound
+
+    def end_some(self, sequences: list[SimulatedSequence], random: Random) -> None:
+        """Close some, and put others back among ``sequences``, rewound."""
         for sequence in list(self.sequences):
             if random.random() < _SHARE_CLOSED_LATER:
                 self._close(sequence)
+            elif self._model.state.group < 0 and random.random() < _SHARE_REWOUND:
+                sequences.append(self._rewind(sequence))
+                # Of several, the others' pages may have been dropped with these.
+                return
 
     def close_all(self) -> None:
         for sequence in list(self.sequences):

@@ -89,7 +89,7 @@ class SimulatedRun:
         device = self.device
         faults = device.faults
         try:
-            run.lost.close_some(Random(action.number + 3))
+            run.lost.end_some(run.sequences, Random(action.number + 3))
         except failures.FAILURES as error:
             self._require_broken_by(error)
             return

@@ -1,0 +1,48 @@
+"""Going back to the beginning of a sequence: closed, it is opened again as one that was made with those tokens.
+
+So what it keeps is what a new sequence would match, and all that a match promises holds: nothing of it is lost, every window is whole,
+and there is a recurrent state for it.
+"""
+
+from mypy_extensions import i64
+
+from ..reuse.match import Match
+from ..reuse.state_match import StateMatch
+from ..reuse.token_packing import TOKEN_BYTES
+from ..storage.page_removal import settle_reads
+from . import residency
+from .recurrent_state import begin_with
+from .sequence_state import SequenceState
+from .usage_recorder import UsageRecorder
+from .whole_prefix import find_whole, find_whole_with_state
+
+
+def reopen(state: SequenceState, packed: bytes, buffers: list[memoryview | None], usage: UsageRecorder | None) -> None:
+    """The closed sequence holds the longest prefix of ``packed`` that is there. ``buffers``: the caller's, by layer group."""
+    shared = state.shared
+    plan = state.snapshot_plan
+    has_given = state.given is not None and state.given_end == state.num_committed
+    state.reopen()
+    if not shared.storage.reads.is_idle:
+        # Lost pages that the sequence held are dropped.
+        settle_reads(shared.storage)
+    root = shared.tree.find_root(state.scope)
+    state_match: StateMatch | None = None
+    match: Match
+    if shared.has_state:
+        state_match = find_whole_with_state(shared, root, packed)
+        match = state_match.match
+    else:
+        match = find_whole(shared, root, packed)
+    residency.hold_match(state, match)
+    state.given_end = state.num_committed if has_given else -1
+    if state_match is not None:
+        positions = [] if plan is None else plan.list_positions()
+        num_tokens: i64 = len(packed) // TOKEN_BYTES
+        begin_with(state, state_match, int(num_tokens), int(state.prompt_length), positions)
+    for life_cycle, buffer in enumerate(buffers):
+        if buffer is not None:
+            state.tables[life_cycle].set_buffer(buffer)
+    if usage is not None:
+        usage.open_account(state, state.prompt_length, state.is_counted)
+        usage.record_match(state, packed, match, match.num_tokens)
