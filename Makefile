@@ -139,6 +139,17 @@ engines-setup: setup # An environment that has torch and transformers.
 engines: interpreted engines-setup ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
 	$(INTERPRETED) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)
 
+TRANSFERS ?=
+.PHONY: transfers transfers-setup
+transfers-setup: setup # An environment that has NIXL, without the torch and CUDA that its wheel asks for.
+	@test -x build/transfers/bin/python || $(VENV_PYTHON) -m venv build/transfers
+	@build/transfers/bin/python -m pip install --quiet -r tests/transfers/base_requirements.txt
+	@build/transfers/bin/python -m pip install --quiet --no-deps -r tests/transfers/requirements.txt
+
+transfers: interpreted transfers-setup ## Pages from process to process over NIXL, and a drill with freezes and kills (TRANSFERS="--seconds 600").
+	$(INTERPRETED) NIXL_LOG_LEVEL=ERROR build/transfers/bin/python -P -m pytest -q tests/transfers
+	$(INTERPRETED) NIXL_LOG_LEVEL=ERROR build/transfers/bin/python -P tests/transfers/drill.py $(TRANSFERS)
+
 GPU ?=
 .PHONY: gpu
 gpu: compiled ## What only a card can show, and one table, appended to docs/performance.md; without a card all is skipped by name (GPU="--only capture").

@@ -46,6 +46,7 @@ PARTS = {
 MODULES = {
     "testing": ("Test tools", [f"{PACKAGE}.testing"]),
     "integrations": ("torch and transformers", [f"{PACKAGE}.integrations.torch", f"{PACKAGE}.integrations.transformers"]),
+    "transfers": ("Transfers between processes", [f"{PACKAGE}.integrations.transfer_agent", f"{PACKAGE}.integrations.transfer", f"{PACKAGE}.integrations.nixl"]),
 }
 FROM_ELSEWHERE = re.compile(
     r"""<(?:script|img|iframe|audio|video|source|embed)\b[^>]*?\bsrc=["']?(?:https?:)?//[^>]*>"""

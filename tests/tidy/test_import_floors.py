@@ -35,7 +35,7 @@ LEVEL_OF_FOLDER: Final = {folder: level for level, row in enumerate(FLOORS) for 
 
 THIRD_PARTY: Final = {
     "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
-    "zstandard", "tokenizers", "xxhash",
+    "zstandard", "tokenizers", "xxhash", "nixl",
 }  # fmt: skip
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -48,6 +48,7 @@ DOORS: Final = {
     "plotly": {"replay"},
     "torch": {"integrations"},
     "transformers": {"integrations"},
+    "nixl": {"integrations"},
     "prometheus_client": {"metrics"},
     "zstandard": {"replay"},
     "tokenizers": {"replay"},

@@ -13,8 +13,8 @@ from kv_cache_manager_v2 import is_compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-NEED_TORCH = {"torch_engine.py"}
-"""`make engines` runs them, in an environment that has torch."""
+NEED_MORE = {"torch_engine.py", "prefill_decode.py"}
+"""`make engines` and `make transfers` run them, in environments that have torch or NIXL."""
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def test_examples_get_the_build_under_test() -> None:
     assert output_of("-c", code) == f"{is_compiled()}\n"
 
 
-@pytest.mark.parametrize("example", [path for path in EXAMPLES if path.name not in NEED_TORCH], ids=lambda path: path.name)
+@pytest.mark.parametrize("example", [path for path in EXAMPLES if path.name not in NEED_MORE], ids=lambda path: path.name)
 def test_example_runs(example: Path) -> None:
     assert output_of(str(example))
 

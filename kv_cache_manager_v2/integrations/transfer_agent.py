@@ -1,0 +1,523 @@
+"""`TransferAgent`: prefill in one process, decode in another; pages go from one manager's pools to the other's.
+
+The decode side reads the pages (`offer` there, `read` here), or the prefill side writes them, layer by layer if it likes (`invite` here,
+`write` there). The engine calls `progress` in its loop; no call waits for a peer.
+
+    event                                     the lent pages                           the transfer at the other side
+    offer, invite                             leased: their slots stay                 -
+    read, write                               -                                        PENDING, its own pages leased
+    each sixth of a lease: a heart-beat,      leased for that peer too                 trusts the lease from when it sent that
+    answered                                                                           a copy into lent pages begins now
+    all bytes read in trusted time            released once each reader has ended      DONE
+    messages cover all bytes written          DONE; released once each writer ended    DONE
+    a lease goes by without heart-beat        FAILED. Read: released, no reader        FAILED; its own pages stay leased while the copy
+                                              trusts them any more. Written:           may move bytes: quarantined for one more lease at
+                                              quarantined                              most, then the connection is closed
+    withdraw, on either side                  FAILED; released once each peer ended    FAILED, and says when its copies have ended
+
+A quarantined page's slot is not used again: a peer that was frozen may still write there. What ends that is the peer's own message, a
+broken connection, or `forget_peer`. A step of a sequence that writes into a block which is still lent gets a copy of it first.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..base.errors import LogicError
+from ..base.handle import Handle
+from ..base.ids import LayerId
+from ..config.model_id import ModelId
+from ..device.monotonic_clock import MonotonicClock
+from ..manager.kv_cache import KVCache
+from ..manager.kv_cache_manager import KVCacheManager
+from ..reuse.token_forms import Tokens
+from ..stats.statistics_clock import StatisticsClock
+from . import page_offer
+from .page_offer import HEAD_LAYOUTS, READ, WRITE, PageOffer, RangePlan, Ranges
+from .transfer import Link, Transfer, TransferState
+from .transfer_engine import CopyState, PeerGone, TransferEngine
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+_HEART_BEATS_PER_LEASE: Final = 6
+_ALL_THERE: Final = "all bytes are there"
+
+
+class TransferAgent(Handle):
+    """Moves pages between this manager and those of other processes. For the engine's thread.
+
+    ``engine`` is owned from now on. ``model_id``: equal on all sides but for its heads; ``head_layout`` says where heads lie in a page:
+    "NHD" (token by token) or "HND" (head by head), which matters where the sides have different heads. ``lease_seconds``: how long lent
+    pages are kept without word of the peer. ``clock``: of the leases; None is the process's own.
+    """
+
+    __slots__ = (
+        "_manager", "_engine", "_model", "_heads", "_head_layout", "_lease_seconds", "_seconds", "_buffers", "_metadata",
+        "_registered", "_lent", "_running", "_written", "_num_made", "_is_closed",
+    )
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        engine: TransferEngine,
+        *,
+        model_id: ModelId | None = None,
+        head_layout: str = "NHD",
+        lease_seconds: float = 30.0,
+        clock: StatisticsClock | None = None,
+    ) -> None:
+        if not isinstance(manager, KVCacheManager):
+            raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
+        if not isinstance(engine, TransferEngine):
+            raise TypeError(f"engine must be a TransferEngine, e.g. NixlEngine('prefill'), not {type(engine).__name__}")
+        if model_id is not None and not isinstance(model_id, ModelId):
+            raise TypeError(f"model_id must be a ModelId or None, not {type(model_id).__name__}")
+        if head_layout not in HEAD_LAYOUTS:
+            raise ValueError(f"head_layout is {head_layout!r}; it must be one of {HEAD_LAYOUTS}")
+        if isinstance(lease_seconds, bool) or not isinstance(lease_seconds, (int, float)) or not 0 < lease_seconds < float("inf"):
+            raise ValueError(f"lease_seconds is {lease_seconds!r}; it must be a positive number of seconds")
+        if clock is not None and not isinstance(clock, StatisticsClock):
+            raise TypeError(f"clock must be a StatisticsClock or None, not {type(clock).__name__}")
+        self._buffers: Final = page_offer.list_buffers(manager)
+        self._manager: Final = manager
+        self._engine: Final = engine
+        self._model: Final = page_offer.describe_model(model_id)
+        self._heads: Final = None if model_id is None else model_id.heads
+        self._head_layout: Final = head_layout
+        self._lease_seconds: Final = float(lease_seconds)
+        self._seconds: Final = (MonotonicClock() if clock is None else clock).seconds
+        self._registered: Final = _pool_ranges(manager)
+        engine.register(self._registered, page_offer.device_ordinal(manager))
+        self._metadata: Final = engine.metadata()
+        self._lent: Final[dict[str, Transfer]] = {}
+        self._running: Final[list[Transfer]] = []
+        self._written: Final[dict[str, tuple[float, set[int]]]] = {}
+        """By invitation: when a layer was last written to it, and which were. A second copy could come after its pages were released."""
+        self._num_made = 0
+        self._is_closed = False
+
+    def __enter__(self) -> "TransferAgent":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    # -- pages of this side, for a peer ----------------------------------------------------------------------------------
+
+    def offer(self, kv_cache: KVCache, tokens: Tokens) -> Transfer:
+        """Lend the pages of ``tokens``, the sequence's first ones, all computed, to a peer that will `read` them.
+
+        Waits for the sequence's stream. `Transfer.offer` goes to the peer; DONE once the peer has everything. `LogicError` unless ACTIVE,
+        `ValueError` for more tokens than are computed.
+        """
+        return self._lend(READ, kv_cache, tokens, 0)
+
+    def invite(self, kv_cache: KVCache, tokens: Tokens) -> Transfer:
+        """Lend the pages of ``tokens`` to a peer that will `write` them: those behind the ones that were found by reuse.
+
+        Call ``resize(len(tokens), len(tokens))`` first, and `KVCache.commit` once the transfer is DONE. Waits for the sequence's stream.
+        """
+        return self._lend(WRITE, kv_cache, tokens, _count_present(kv_cache, tokens))
+
+    def _lend(self, access: str, kv_cache: KVCache, tokens: Tokens, num_present: int) -> Transfer:
+        ours = self._describe(access, kv_cache, tokens, num_present)
+        self._manager.device.synchronize_stream(kv_cache.cuda_stream)
+        transfer = self._reserve(ours, kv_cache, num_present)
+        self._lent[ours.number] = transfer
+        return transfer
+
+    # -- a peer's pages --------------------------------------------------------------------------------------------------
+
+    def read(self, offers: Sequence[PageOffer | bytes], kv_cache: KVCache, tokens: Tokens) -> Transfer:
+        """Read the pages of ``tokens`` that these offers have, together all of this side's layers and heads.
+
+        Call ``resize(len(tokens), len(tokens))`` first, and `KVCache.commit` once the transfer is DONE; blocks that reuse found are not
+        read. `ValueError` if the offers do not fit (another model, prompt, layout, missing layers), `PeerGone` if a peer cannot be
+        reached; nothing has begun then.
+        """
+        num_present = _count_present(kv_cache, tokens)
+        ours = self._describe(READ, kv_cache, tokens, num_present)
+        theirs = self._read_offers(offers, READ)
+        plans = [page_offer.plan_ranges(ours, offer) for offer in theirs]
+        page_offer.require_all_heads(ours, plans)
+        return self._carry_out(ours, theirs, plans, kv_cache, num_present)
+
+    def write(
+        self, invitations: Sequence[PageOffer | bytes], kv_cache: KVCache, tokens: Tokens, layer_ids: Sequence[LayerId] | None = None
+    ) -> Transfer:
+        """Write the pages of ``tokens`` that these invitations ask for; ``layer_ids``: only of these layers, whose keys and values are
+        computed, so that the others follow while the model still runs.
+
+        The copy begins after what is on the sequence's stream. The peer has a layer once all its bytes have arrived. `ValueError` for a
+        layer that was written before.
+        """
+        theirs = self._read_offers(invitations, WRITE)
+        ours = self._describe(WRITE, kv_cache, tokens, 0)
+        plans = [page_offer.plan_ranges(_only_their_blocks(ours, offer), offer, layer_ids) for offer in theirs]
+        for offer, plan in zip(theirs, plans):
+            if len(plan.ours) == 0:
+                raise ValueError(f"agent {offer.agent!r} and this one have none of the layers {layer_ids} in common")
+            again = self._written.get(offer.number, (0.0, set()))[1] & {layer for layer, _role in plan.heads}
+            if again:
+                raise ValueError(f"layer {min(again)} was written to {offer.number} before; each layer is written once")
+        transfer = self._carry_out(ours, theirs, plans, kv_cache, 0)
+        for offer, plan in zip(theirs, plans):
+            layers = self._written.get(offer.number, (0.0, set()))[1]
+            self._written[offer.number] = self._seconds(), layers | {layer for layer, _role in plan.heads}
+        return transfer
+
+    def _carry_out(
+        self, ours: PageOffer, theirs: list[PageOffer], plans: list[RangePlan], kv_cache: KVCache, num_present: int
+    ) -> Transfer:
+        now = self._seconds()
+        links = [Link(offer, plan, self._engine.add_peer(offer.metadata), now) for offer, plan in zip(theirs, plans)]
+        device = self._manager.device
+        transfer = self._reserve(ours, kv_cache, num_present)
+        transfer._links.extend(links)
+        transfer._event = device.record_event(kv_cache.cuda_stream)
+        self._running.append(transfer)
+        self._advance(transfer)
+        return transfer
+
+    def withdraw(self, transfer: Transfer, reason: str = "withdrawn") -> None:
+        """End a transfer that is pending: the other side fails at once with that reason. Of no effect on one that has ended.
+
+        Pages that a peer may still read or write stay leased until it says that it has ended.
+        """
+        if transfer.state is not TransferState.PENDING:
+            return
+        self._fail(transfer, reason)
+        self.progress()
+
+    # -- once in a while -------------------------------------------------------------------------------------------------
+
+    def progress(self) -> None:
+        """Take what has come, start what may start, send heart-beats. Call it in the engine's loop, several times a lease.
+
+        Never waits for a peer; raises nothing because of one.
+        """
+        self._require_open()
+        for peer, data in self._engine.receive():
+            self._take(peer, data)
+        for transfer in list(self._running):
+            self._advance(transfer)
+        now = self._seconds()
+        for transfer in list(self._lent.values()):
+            self._watch(transfer, now)
+        for number, (written, _layers) in list(self._written.items()):
+            # Its lease is long over, so the peer refuses the heart-beat before another copy begins.
+            if now - written > 4 * self._lease_seconds:
+                del self._written[number]
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """Those that are pending or quarantined."""
+        return [*self._lent.values(), *self._running]
+
+    def forget_peer(self, peer: str) -> None:
+        """The operator knows that this peer (`PageOffer.agent`) has ended: free what waits for it."""
+        self._engine.remove_peer(peer)
+        self._lose(peer, f"peer {peer!r} was forgotten")
+        for transfer in list(self._running):
+            for link in transfer._links:
+                if link.peer == peer and link.copy is CopyState.MOVING:
+                    link.copy, link.handle = CopyState.FAILED, None
+            self._advance(transfer)
+
+    def close(self) -> None:
+        """Close the connections, fail what is pending, and settle all leases. Twice is fine."""
+        if self._is_closed:
+            return
+        for transfer in [*self._running, *self._lent.values()]:
+            if transfer.state is TransferState.PENDING:
+                self.withdraw(transfer, "the agent was closed")
+        self._engine.close()
+        self._is_closed = True
+        for transfer in [*self._running, *self._lent.values()]:
+            self._settle(transfer)
+        self._running.clear()
+        self._lent.clear()
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _describe(self, access: str, kv_cache: KVCache, tokens: Tokens, num_present: int) -> PageOffer:
+        self._require_open()
+        if not isinstance(kv_cache, KVCache) or kv_cache.manager is not self._manager:
+            raise ValueError(f"kv_cache must be a sequence of this agent's manager, not {kv_cache!r}")
+        if not kv_cache.is_active:
+            raise LogicError(f"sequence {kv_cache.id} is {kv_cache.status.name}; a transfer needs it ACTIVE: resume() it first")
+        listed: Any = tokens
+        num_tokens = len(listed)
+        if not 0 < num_tokens <= kv_cache.history_length:
+            raise ValueError(
+                f"sequence {kv_cache.id}: {num_tokens} tokens, and its history is {kv_cache.history_length}: pages of at least one token "
+                f"and of at most the history can be transferred; resize(n, n) makes them for n tokens that a peer brings"
+            )
+        if not np.array_equal(_pool_ranges(self._manager), self._registered):
+            raise LogicError("level 0 was resized since this agent registered its pools: close() it and make another one")
+        size = kv_cache.tokens_per_block
+        num_groups = len(self._manager.layer_grouping)
+        pages = page_offer.list_pages(kv_cache, num_groups, num_present // size, -(-num_tokens // size))
+        number = f"{self._engine.name}/{self._num_made}"
+        self._num_made += 1
+        return PageOffer(
+            number, access, self._engine.name, self._metadata, self._lease_seconds, self._model, self._heads, self._head_layout,
+            size, num_tokens, page_offer.hash_prefix(kv_cache, tokens), page_offer.device_ordinal(self._manager), self._buffers, pages,
+        )
+
+    def _read_offers(self, offers: Sequence[PageOffer | bytes], access: str) -> list[PageOffer]:
+        if isinstance(offers, (bytes, PageOffer)):
+            raise TypeError("offers is a sequence of offers; put one into a list")
+        found = [page_offer.read_offer(data) for data in offers]
+        if not found:
+            raise ValueError("there is no offer to read from or to write to")
+        for offer in found:
+            if offer.access != access:
+                call = "read" if offer.access == READ else "write"
+                raise ValueError(f"{offer.number} is to {offer.access}; call {call}() with it")
+        return found
+
+    def _reserve(self, ours: PageOffer, kv_cache: KVCache, num_present: int) -> Transfer:
+        size = kv_cache.tokens_per_block
+        lease = kv_cache.reserve_transfer(num_present // size, -(-ours.num_tokens // size))
+        for group, pages in enumerate(ours.pages):
+            if [slot for _block, slot in pages] != lease.get_page_indices(group):
+                lease.settle()
+                raise LogicError(
+                    f"sequence {kv_cache.id} has scratch slots in layer group {group}: their bytes are used again; transfer its pages "
+                    f"once its history has passed them"
+                )
+        return Transfer(ours, lease, self._seconds())
+
+    def _watch(self, transfer: Transfer, now: float) -> None:
+        """Lent pages: a lease that goes by ends the transfer; no peer left ends the loan."""
+        is_read = transfer.offer.access == READ
+        if is_read:
+            for peer, heard in list(transfer._peers.items()):
+                if now - heard > self._lease_seconds:
+                    # When it comes back, it does not trust what it read after this.
+                    del transfer._peers[peer]
+        if transfer.state is TransferState.PENDING and now - transfer._last_heard > self._lease_seconds:
+            self._fail(transfer, f"no word of the peer for {self._lease_seconds:g} s")
+        has_ended = transfer.state is TransferState.FAILED or (transfer.state is TransferState.DONE and not is_read)
+        if has_ended and transfer._peers and now >= transfer._next_word:
+            # Stops a peer that still copies, and shows whether it is still there.
+            transfer._next_word = now + self._lease_seconds / _HEART_BEATS_PER_LEASE
+            for peer in list(transfer._peers):
+                self._say(peer, "no", transfer.offer.number, why=transfer.reason or _ALL_THERE)
+        if transfer.state is not TransferState.PENDING and not transfer._peers:
+            self._settle_lent(transfer)
+
+    def _advance(self, transfer: Transfer) -> None:
+        """As far as it goes without waiting."""
+        now = self._seconds()
+        if transfer.state is TransferState.PENDING:
+            self._start(transfer)
+            for link in transfer._links:
+                self._beat(transfer, link, now)
+        for link in transfer._links:
+            if link.handle is not None and link.copy is CopyState.MOVING:
+                link.copy = self._engine.poll(link.handle)
+                if link.copy is not CopyState.MOVING:
+                    self._engine.release(link.handle)
+                    link.handle = None
+            if transfer.state is TransferState.PENDING and link.copy is CopyState.FAILED:
+                self._fail(transfer, f"the copy with agent {link.offer.agent!r} failed")
+        if transfer.state is TransferState.PENDING:
+            # The time after the copy was seen to have ended: this process may have been frozen meanwhile.
+            self._judge(transfer, self._seconds())
+        if transfer.state is TransferState.FAILED:
+            self._end_failed(transfer, now)
+
+    def _start(self, transfer: Transfer) -> None:
+        event = transfer._event
+        if event is None or not self._manager.device.is_event_done(event):
+            return
+        if any([link.offer.access == WRITE and not link.answered for link in transfer._links]):
+            # The peer must know who writes before anything is written.
+            return
+        self._manager.device.release_event(event)
+        transfer._event = None
+        for link in transfer._links:
+            offer, plan = link.offer, link.plan
+            if len(plan.ours) == 0:
+                link.copy = CopyState.ARRIVED
+                continue
+            arrived = _message("arrived", offer.number, heads=[[layer, role, *span] for (layer, role), span in plan.heads.items()])
+            try:
+                link.handle = self._engine.start(
+                    offer.access, link.peer, plan.ours, plan.theirs, offer.device, arrived if offer.access == WRITE else b""
+                )
+            except PeerGone as error:
+                link.copy = CopyState.FAILED
+                self._fail(transfer, str(error))
+
+    def _beat(self, transfer: Transfer, link: Link, now: float) -> None:
+        if now < link.next_beat:
+            return
+        link.next_beat = now + link.offer.lease_seconds / _HEART_BEATS_PER_LEASE
+        metadata = "" if link.answered else self._metadata.hex()
+        self._say(link.peer, "beat", link.offer.number, sent=now, metadata=metadata)
+
+    def _judge(self, transfer: Transfer, now: float) -> None:
+        """Done once every copy is there and, of pages that were read, every peer had them for as long as that took."""
+        late = [link.offer.agent for link in transfer._links if not link.is_trusted(now)]
+        if late:
+            self._fail(transfer, f"no word of agent {late[0]!r} for most of its lease of {transfer._links[0].offer.lease_seconds:g} s")
+            return
+        if any([link.copy is not CopyState.ARRIVED for link in transfer._links]):
+            return
+        if not all([link.answered for link in transfer._links]):
+            return
+        transfer.state = TransferState.DONE
+        self._end(transfer)
+
+    def _end(self, transfer: Transfer) -> None:
+        """No copy of it moves bytes any more."""
+        self._running.remove(transfer)
+        self._settle(transfer)
+        for link in transfer._links:
+            number = link.offer.number
+            if not any([other.offer.number == number for further in self._running for other in further._links]):
+                self._say(link.peer, "end", number, why=transfer.reason)
+
+    def _fail(self, transfer: Transfer, reason: str) -> None:
+        if transfer.state is not TransferState.PENDING:
+            return
+        transfer.state = TransferState.FAILED
+        transfer.reason = reason
+        transfer._failed_at = self._seconds()
+        _logger.warning("transfer %s failed: %s", transfer.offer.number, reason)
+
+    def _end_failed(self, transfer: Transfer, now: float) -> None:
+        """Its own pages are free once no copy moves bytes any more."""
+        moving = [link for link in transfer._links if link.copy is CopyState.MOVING and link.handle is not None]
+        if moving and now - transfer._failed_at > self._lease_seconds:
+            for link in moving:
+                self._engine.remove_peer(link.peer)
+                link.copy = CopyState.FAILED
+                link.handle = None
+            moving = []
+        if not moving:
+            self._end(transfer)
+
+    def _take(self, peer: str, data: bytes) -> None:
+        """One message. One that is no message of this format is logged and dropped."""
+        try:
+            message: dict[str, Any] = json.loads(data)
+            kind, number = message["kind"], message["number"]
+            if message["format"] != page_offer.FORMAT:
+                raise ValueError(f"format {message['format']!r}")
+            self._obey(peer, kind, number, message)
+        except (ValueError, KeyError, TypeError) as error:
+            _logger.warning("agent %s sent a message that is not understood: %s", peer, error)
+
+    def _obey(self, peer: str, kind: str, number: str, message: dict[str, Any]) -> None:
+        if kind in ("ok", "no"):
+            for transfer in list(self._running):
+                for link in transfer._links:
+                    if link.offer.number == number and link.peer == peer:
+                        if kind == "ok":
+                            link.answered = True
+                            link.trusted_from = max(link.trusted_from, float(message["sent"]))
+                        else:
+                            self._fail(transfer, f"agent {peer!r} says: {message['why']}")
+            return
+        lent = self._lent.get(number)
+        if kind == "beat":
+            if message["metadata"]:
+                self._engine.add_peer(bytes.fromhex(message["metadata"]))
+            self._answer(peer, lent, number, message["sent"])
+        elif lent is not None and kind == "arrived":
+            for layer, role, first, end in message["heads"]:
+                lent._arrived.setdefault((int(layer), str(role)), []).append((int(first), int(end)))
+            lent._last_heard = self._seconds()
+            if lent.state is TransferState.PENDING and all([lent.has_layer(LayerId(place.layer_id)) for place in lent.offer.buffers]):
+                lent.state = TransferState.DONE
+        elif lent is not None and kind == "end":
+            lent._peers.pop(peer, None)
+            if message["why"] and not lent._peers:
+                self._fail(lent, f"agent {peer!r} says: {message['why']}")
+            elif lent.state is TransferState.PENDING and lent.offer.access == READ and not message["why"]:
+                lent.state = TransferState.DONE
+
+    def _answer(self, peer: str, lent: Transfer | None, number: str, sent: float) -> None:
+        """To a heart-beat: whether the pages are still there for this peer. A reader may finish while another one has."""
+        may_go_on = lent is not None and (
+            lent.state is TransferState.PENDING
+            or (lent.state is TransferState.DONE and lent.offer.access == READ and peer in lent._peers)
+        )
+        if lent is None or not may_go_on:
+            self._say(peer, "no", number, why="it is no longer offered" if lent is None else lent.reason or _ALL_THERE)
+            return
+        lent._peers[peer] = lent._last_heard = self._seconds()
+        self._say(peer, "ok", number, sent=sent)
+
+    def _settle_lent(self, transfer: Transfer) -> None:
+        self._lent.pop(transfer.offer.number, None)
+        self._settle(transfer)
+
+    def _settle(self, transfer: Transfer) -> None:
+        if transfer._event is not None:
+            self._manager.device.release_event(transfer._event)
+            transfer._event = None
+        if transfer._lease.is_open:
+            transfer._lease.settle()
+
+    def _say(self, peer: str, kind: str, number: str, **fields: object) -> None:
+        """A peer that is gone is noticed: whatever it had of this side's pages is over."""
+        try:
+            self._engine.send(peer, _message(kind, number, **fields))
+        except PeerGone as error:
+            self._lose(peer, str(error))
+
+    def _lose(self, peer: str, reason: str) -> None:
+        for transfer in self._lent.values():
+            if transfer._peers.pop(peer, None) is not None and not transfer._peers:
+                self._fail(transfer, reason)
+        for transfer in self._running:
+            if any([link.peer == peer for link in transfer._links]):
+                self._fail(transfer, reason)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise LogicError("the TransferAgent is closed")
+
+
+def _message(kind: str, number: str, **fields: object) -> bytes:
+    return json.dumps({"format": page_offer.FORMAT, "kind": kind, "number": number, **fields}, separators=(",", ":")).encode()
+
+
+def _count_present(kv_cache: KVCache, tokens: Tokens) -> int:
+    """How many of the tokens reuse has found, so that no peer need bring them."""
+    listed: Any = tokens
+    num_present = kv_cache.num_committed_tokens
+    if num_present >= len(listed):
+        raise ValueError(f"sequence {kv_cache.id} has {num_present} committed tokens: of {len(listed)} tokens none is left to transfer")
+    return num_present
+
+
+def _only_their_blocks(ours: PageOffer, theirs: PageOffer) -> PageOffer:
+    """Without the pages that the peer has no use for: of blocks that it found by reuse, or that are out of its window."""
+    groups_there = {place.layer_id: place.layer_group_id for place in theirs.buffers}
+    pages = list(ours.pages)
+    for place in ours.buffers:
+        group = groups_there.get(place.layer_id)
+        if group is not None:
+            wanted = {block for block, _slot in theirs.pages[group]}
+            have = {block for block, _slot in ours.pages[place.layer_group_id]}
+            if not wanted <= have:
+                missing = min(wanted - have)
+                raise ValueError(f"agent {theirs.agent!r} asks for block {missing} of layer {place.layer_id}, which has no page here")
+            pages[place.layer_group_id] = tuple([page for page in ours.pages[place.layer_group_id] if page[0] in wanted])
+    return PageOffer(**{**{name: getattr(ours, name) for name in ours.__dataclass_fields__}, "pages": tuple(pages)})
+
+
+def _pool_ranges(manager: KVCacheManager) -> Ranges:
+    rows = [
+        (int(pool.base_address), pool.slot_bytes * group.num_slots, 0) for group in manager.pool_group_descs for pool in group.pools
+    ]
+    return np.array(rows, dtype=np.uint64)
