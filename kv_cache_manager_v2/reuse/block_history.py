@@ -23,7 +23,7 @@ _SCOPE_SHIFT: Final = 34
 _OWN: Final = 1 << 33
 _SAMPLE_MASK: Final = _OWN - 1
 _MOST_TOLD: Final = 128
-_PART_WORDS: Final = 1024
+_PART_WORDS: Final = 2048
 
 SCOPE_SHIFT: Final = 36
 """Of a scope in a key."""
@@ -159,8 +159,7 @@ class BlockHistory:
             ordinal += 1
         self.num_blocks += num_blocks
         if self._tells_scopes:
-            for prefix in run_prefixes:
-                self._table.record(prefix, scope, IS_HERE)
+            self._table.record_run(run_prefixes, num_blocks, scope, IS_HERE)
 
     def _record_one_by_one(self, parent: i64, first_pages: vec[i64], packed: memoryview) -> None:
         block_bytes = len(packed) // len(first_pages)
@@ -198,14 +197,14 @@ class BlockHistory:
         rows = self._rows
         first_of_all = rows.first_page_of_blocks
         shift = rows.block_shift
-        table = self._table
         scope = self._scope_of_path(first_pages[0])
-        state = FIRST_DROPPED + cause
+        gone = vec[i64]([NO_PREFIX] * num_blocks)
         for ordinal in range(num_blocks):
             first_page = first_pages[ordinal]
             number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
-            table.record(prefixes[number], scope, state)
+            gone[ordinal] = prefixes[number]
             prefixes[number] = NO_PREFIX
+        self._table.record_run(gone, num_blocks, scope, FIRST_DROPPED + cause)
         if cause == CAPACITY or cause == UNREACHABLE:
             self._num_evicted += num_blocks
             # So many were there, then one less, and so on.

@@ -36,7 +36,7 @@ _LINE_WORDS: Final = _ENTRY_WORDS * 512
 @final
 @mypyc_attr(native_class=True)
 class RemovalHistory:
-    __slots__ = ("_words", "_turns", "_bucket_mask", "_time", "_line", "_line_end", "_keeps_one_each")
+    __slots__ = ("_words", "_turns", "_bucket_mask", "_time", "_line", "_line_end", "_keeps_one_each", "_one")
 
     _words: Final[vec[i64]]
     """Buckets."""
@@ -46,6 +46,7 @@ class RemovalHistory:
     _time: i64
     _line: Final[vec[i64]]
     _line_end: i64
+    _one: Final[vec[i64]]
     _keeps_one_each: bool
 
     def __init__(self, num_entries: int) -> None:
@@ -59,6 +60,7 @@ class RemovalHistory:
         self._time = 0
         self._line = vec[i64]([0] * _LINE_WORDS)
         self._line_end = 0
+        self._one = vec[i64]([NO_PREFIX])
         self._keeps_one_each = False
 
     @property
@@ -72,17 +74,29 @@ class RemovalHistory:
 
     def record(self, prefix: i64, scope: i64, state: i64) -> None:
         """That is so from now on."""
-        at = self._line_end
-        if at == _LINE_WORDS:
-            self._settle()
-            at = 0
+        self._one[0] = prefix
+        self.record_run(self._one, 1, scope, state)
+
+    def record_run(self, prefixes: vec[i64], count: i64, scope: i64, state: i64) -> None:
+        """`record` the first ``count`` of the prefixes, in order."""
         line = self._line
+        at = self._line_end
         time = self._time
-        line[at] = prefix
-        line[at + 1] = state | (scope << _SCOPE_SHIFT) | (time << _TIME_SHIFT)
-        self._line_end = at + _ENTRY_WORDS
-        if time < _LAST_TIME:
-            self._time = time + 1
+        bits = state | (scope << _SCOPE_SHIFT)
+        position: i64 = 0
+        while position < count:
+            if at == _LINE_WORDS:
+                self._line_end = at
+                self._settle()
+                at = 0
+            line[at] = prefixes[position]
+            line[at + 1] = bits | (time << _TIME_SHIFT)
+            at += _ENTRY_WORDS
+            position += 1
+            if time < _LAST_TIME:
+                time += 1
+        self._line_end = at
+        self._time = time
 
     def _settle(self) -> None:
         """All that wait go to their buckets, in the order in which they came."""

@@ -87,12 +87,9 @@ class HazardModel:
 
     def _sum_row(self, row: i64) -> float:
         weights = self._weights
-        places = self._places
         total = weights[row]
-        feature: i64 = 0
-        while feature < NUM_FEATURES:
-            total += weights[row + places[feature]]
-            feature += 1
+        for place in self._places:
+            total += weights[row + place]
         return total
 
     def _chance(self, logit: float) -> float:
@@ -121,15 +118,13 @@ class HazardModel:
     def _take_step(self, row: i64, step: float, square: float) -> None:
         weights = self._weights
         squares = self._squares
-        places = self._places
         squares[row] += square
         weights[row] -= step / sqrt(squares[row])
-        feature: i64 = 0
-        while feature < NUM_FEATURES:
-            place = row + places[feature]
-            squares[place] += square
-            weights[place] -= step / sqrt(squares[place])
-            feature += 1
+        for place in self._places:
+            at = row + place
+            sum_of_squares = squares[at] + square
+            squares[at] = sum_of_squares
+            weights[at] -= step / sqrt(sum_of_squares)
 
     def value(self, traits: i64, bucket: i64) -> i64:
         """Of a segment at the beginning of the bucket, below 2**46; 0 behind the last one."""

@@ -19,7 +19,6 @@ from mypy_extensions import i64, mypyc_attr
 from ..eviction_queue import EvictionQueue
 from ..page_rows import LINKS, LOW_MASK, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
-from .hazard_model import NUM_BUCKETS
 from .page_notes import (
     AGE_MASK,
     AGE_SHIFT,
@@ -38,6 +37,7 @@ from .page_notes import (
 )
 from .pushing_request import PushingRequest
 from .request_facts import NO_REQUEST, RequestFacts
+from .returned_pages import ReturnedPages
 from .segment_records import SegmentRecords
 from .segment_heap import NOTHING, SegmentHeap
 from .segment_pages import SegmentPages
@@ -54,7 +54,6 @@ from .segment_table import (
     STAMP,
     STAMP_SHIFT,
     STATE,
-    TRAITS_MASK,
     SegmentTable,
     count_all,
     queue_of_state,
@@ -85,8 +84,7 @@ _JOIN_SHIFT: Final = 6
 class LearnedQueue(VictimQueue):
     __slots__ = (
         "records", "first_pages", "_rows", "_keys", "_notes", "_table", "_heap", "_circles", "_number", "_request", "_capacity",
-        "_num_in_segments", "_one", "_pushing", "_num_parts", "_current", "_current_class", "_latest", "_returned", "_returned_traits",
-        "_returned_stamp", "_returned_bucket", "_returned_part", "_num_returned",
+        "_num_in_segments", "_one", "_pushing", "_num_parts", "_current", "_current_class", "_latest", "_returned",
     )  # fmt: skip
 
     records: Final[SegmentRecords]
@@ -111,13 +109,7 @@ class LearnedQueue(VictimQueue):
     _current_class: i64
     _latest: Final[vec[i64]]
     """By priority: the segment that got pages last."""
-    # Pages that are taken into use one after the other return together.
-    _returned: i64
-    _returned_traits: i64
-    _returned_stamp: i64
-    _returned_bucket: i64
-    _returned_part: i64
-    _num_returned: i64
+    _returned: Final[ReturnedPages]
 
     def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, records: SegmentRecords) -> None:
         """``first_sentinel``: of a row per priority."""
@@ -141,12 +133,7 @@ class LearnedQueue(VictimQueue):
         self._current = NO_SEGMENT
         self._current_class = 0
         self._latest = vec[i64]([NO_SEGMENT] * NUM_PRIORITIES)
-        self._returned = NO_SEGMENT
-        self._returned_traits = 0
-        self._returned_stamp = 0
-        self._returned_bucket = 0
-        self._returned_part = 0
-        self._num_returned = 0
+        self._returned = ReturnedPages(records)
 
     # -- coming -------------------------------------------------------------------------------------------------------
 
@@ -161,7 +148,7 @@ class LearnedQueue(VictimQueue):
     def push_run(self, pages: vec[i64], count: i64) -> None:
         if count == 0:
             return
-        self._learn_returned()
+        self._returned.learn()
         if self.records.ghosts.num_runs > 0:
             self._ask_ghosts(pages, count)
         if self._pushing.see(pages, count):
@@ -319,22 +306,22 @@ class LearnedQueue(VictimQueue):
             num_unknown = 0
 
     def push_first(self, page: i64) -> None:
-        self._note_first(page)
-        self.first_pages.push_first(page)
-        self.num_pages += 1
+        self._one[0] = page
+        self.push_run_first(self._one, 1)
 
     def push_run_first(self, pages: vec[i64], count: i64) -> None:
+        notes = self._notes.notes
         position: i64 = 0
         while position < count:
-            self._note_first(pages[position])
+            page = pages[position]
+            uses = uses_of_note(i64(notes[page]))
+            if uses == 0:
+                uses = 1
+            entry: int = in_use(uses, 0, False) | FIRST_BIT
+            notes[page] = entry
             position += 1
         self.first_pages.push_run_first(pages, count)
         self.num_pages += count
-
-    def _note_first(self, page: i64) -> None:
-        note = self._notes.get(page)
-        uses = uses_of_note(note)
-        self._notes.set(page, in_use(uses if uses > 0 else 1, 0, False) | FIRST_BIT)
 
     # -- going --------------------------------------------------------------------------------------------------------
 
@@ -358,37 +345,48 @@ class LearnedQueue(VictimQueue):
     def use(self, page: i64) -> None:
         note = self._notes.get(page)
         segment = self._leave(page, note)
-        uses = uses_of_note(note) + 1
-        if uses > MOST_USES:
-            uses = MOST_USES
         if segment == NO_SEGMENT:
-            self._notes.set(page, in_use(uses, 0, False))
+            uses = uses_of_note(note)
+            self._notes.set(page, in_use(uses + 1 if uses < MOST_USES else uses, 0, False))
             return
-        words = self._table.words
-        at = segment * SEGMENT_WORDS
-        if segment != self._returned or self._num_returned == 0 or words[at + STAMP] != self._returned_stamp:
-            self._learn_returned()
-            # The page that has left is no example of passing.
-            self.records.pass_buckets(segment)
-            self._returned = segment
-            self._returned_traits = words[at + STATE] & TRAITS_MASK
-            self._returned_stamp = words[at + STAMP]
-            self._returned_bucket = self.records.bucket_of(words[at + STAMP])
-            self._returned_part = self.records.part_of(words[at + STAMP])
-        self._num_returned += 1
-        self.records.shadow.note_hit(self._returned_part, 1)
-        counts = words[at + COUNTS]
-        remaining = count_all(counts)
-        is_branch = remaining > (self.records.pages_per_block - 1) * self._num_returned
-        self._notes.set(page, in_use(uses, self._returned_bucket + 1, is_branch))
-        if counts == 0:
-            self._table.free(segment)
+        self._one[0] = page
+        self._returned.begin(segment)
+        self._returned.take(self._one, 0, 1, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
+        self._free_if_empty(segment)
 
-    def _learn_returned(self) -> None:
-        if self._num_returned > 0:
-            if self._returned_bucket < NUM_BUCKETS:
-                self.records.model.learn(self._returned_traits, self._returned_bucket, 1.0, self._num_returned)
-            self._num_returned = 0
+    def use_run(self, pages: vec[i64], count: i64) -> None:
+        begin: i64 = 0
+        while begin < count:
+            note = self._notes.get(pages[begin])
+            self.use(pages[begin])
+            begin += 1
+            if note & STATUS_MASK == IN_SEGMENT:
+                segment = segment_of_note(note)
+                end = self._end_of_segment(segment, pages, begin, count)
+                if end > begin:
+                    self._leave_together(segment, pages, begin, end)
+                    self._returned.take(pages, begin, end, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
+                    self._free_if_empty(segment)
+                    begin = end
+
+    def _end_of_segment(self, segment: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
+        """How far the pages from ``begin`` on are in the segment."""
+        notes = self._notes.notes
+        end = begin
+        while end < count:
+            note = i64(notes[pages[end]])
+            if note & STATUS_MASK != IN_SEGMENT or segment_of_note(note) != segment:
+                break
+            end += 1
+        return end
+
+    def _leave_together(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """All of them out of their segment, which stays."""
+        count = end - begin
+        self.num_pages -= count
+        self._num_in_segments -= count
+        self.records.num_pages -= count
+        self._circles.remove_run(segment, pages, begin, end)
 
     def remove(self, page: i64) -> None:
         segment = self._leave(page, self._notes.get(page))
@@ -410,22 +408,31 @@ class LearnedQueue(VictimQueue):
         while begin < count:
             note = i64(notes[pages[begin]])
             if note & STATUS_MASK != IN_SEGMENT:
-                self.evict(pages[begin])
-                begin += 1
+                begin = self._evict_first(pages, begin, count)
                 continue
             segment = segment_of_note(note)
-            end = begin
-            while end < count and i64(notes[pages[end]]) >> 8 == segment and i64(notes[pages[end]]) & STATUS_MASK == IN_SEGMENT:
-                end += 1
+            end = self._end_of_segment(segment, pages, begin, count)
+            self._leave_together(segment, pages, begin, end)
             position = begin
             while position < end:
-                self._leave(pages[position], i64(notes[pages[position]]))
                 notes[pages[position]] = 0
                 position += 1
             key = self._keys.content_key(pages[begin])
             top_key = key if end - begin == 1 else self._keys.content_key(pages[end - 1])
             self.records.add_ghosts(segment, key, top_key, end - begin)
             begin = end
+
+    def _evict_first(self, pages: vec[i64], begin: i64, count: i64) -> i64:
+        """Those from ``begin`` on that go before all others; how far they go."""
+        notes = self._notes.notes
+        end = begin
+        while end < count and i64(notes[pages[end]]) & STATUS_MASK != IN_SEGMENT:
+            assert i64(notes[pages[end]]) & FIRST_BIT != 0, "a page was evicted that is in no queue"
+            notes[pages[end]] = 0
+            end += 1
+        self.first_pages.evict_run(pages[begin:end], end - begin)
+        self.num_pages -= end - begin
+        return end
 
     def take_victim(self, page: i64) -> None:
         if self.records.learns_below(self._number):
@@ -450,7 +457,7 @@ class LearnedQueue(VictimQueue):
 
     def _arrive(self, page: i64, note: i64) -> None:
         """From another queue, or this one: no request has used it, and it is as old as it was."""
-        self._learn_returned()
+        self._returned.learn()
         source = segment_of_note(note)
         uses = uses_of_note(note)
         if not self._table.is_used(source):
@@ -541,7 +548,9 @@ class LearnedQueue(VictimQueue):
         if note & STATUS_MASK != IN_SEGMENT:
             return self.first_pages.following(page)
         following = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
-        return NO_VICTIM if following == self._table.words[segment_of_note(note) * SEGMENT_WORDS + SEGMENT_PLACE] & LOW else following
+        if following == self._table.words[segment_of_note(note) * SEGMENT_WORDS + SEGMENT_PLACE] & LOW:
+            return NO_VICTIM
+        return following
 
     def reserve_capacity(self, num_slots: i64) -> None:
         self.records.reserve(self._number, num_slots)

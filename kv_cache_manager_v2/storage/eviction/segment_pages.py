@@ -82,6 +82,41 @@ class SegmentPages:
         if segments[at + PLACE] & LOW == page:
             segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | following
 
+    def remove_run(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
+        """`remove` each of ``pages[begin:end]``. Neighbours that go together leave one gap, which is joined once."""
+        segments = self._table.words
+        at = segment * SEGMENT_WORDS
+        words = self._rows.words
+        segments[at + COUNTS] -= end - begin
+        is_empty = segments[at + COUNTS] & LOW == 0
+        head = segments[at + PLACE] & LOW
+        position = begin
+        while position < end:
+            page = pages[position]
+            previous = words[page * ROW_WORDS + LINKS] >> 32
+            following = page
+            # The gap grows at either end.
+            while True:
+                if page == following:
+                    following = words[page * ROW_WORDS + LINKS] & LOW_MASK
+                elif page == previous:
+                    previous = words[page * ROW_WORDS + LINKS] >> 32
+                else:
+                    break
+                if page == head:
+                    head = following
+                words[page * ROW_WORDS + LINKS] = NOT_QUEUED
+                position += 1
+                if position == end:
+                    break
+                page = pages[position]
+            if not is_empty:
+                self._join(previous, following)
+        if is_empty:
+            self._heap.remove(segment)
+            return
+        segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | head
+
     def _join(self, previous: i64, following: i64) -> None:
         """The one behind the other; a page behind itself is alone in its circle."""
         words = self._rows.words
