@@ -25,6 +25,7 @@ from ..config.rebalance_config import RebalanceConfig
 from ..config.scratch_reuse_config import SwaScratchReuseConfig
 from ..config.snapshot_policy import SnapshotPolicy
 from .model_fields import ModelConfigError, shown
+from .not_json import describe_no_json
 
 FORMAT_KEY: Final = "kv_cache_manager_v2"
 """The key by which such a file is recognised; its value is the version of the format."""
@@ -94,7 +95,7 @@ def read_content(name: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as invalid:
-        raise ModelConfigError(f"path {name}: not JSON ({invalid}); a configuration file was expected") from None
+        raise ModelConfigError(f"path {name}: {describe_no_json(data, invalid)}; a configuration file was expected") from None
 
 
 def config_content(config: KVCacheManagerConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ..config.manager_config import MAX_TOKENS_PER_BLOCK, KVCacheManagerConfig
 from .families import add_layers, select_fields
 from .layer_maker import DTYPES, LayerMaker
 from .model_fields import ModelConfigError, shown
+from .not_json import describe_no_json
 
 CONFIG_NAME: Final = "config.json"
 _MAX_RANKS: Final = 1 << 20
@@ -140,7 +141,7 @@ def read_json_object(path: str) -> dict[str, Any]:
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ModelConfigError(f"{path}: not JSON ({error}); a model's {CONFIG_NAME} was expected") from None
+        raise ModelConfigError(f"{path}: {describe_no_json(data, error)}; a model's {CONFIG_NAME} was expected") from None
     if not isinstance(values, dict):
         raise ModelConfigError(f"{path}: a JSON {type(values).__name__}; an object with model_type and the model's sizes was expected")
     return values

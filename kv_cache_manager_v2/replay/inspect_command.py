@@ -13,6 +13,7 @@ from .bookkeeping_device import BookkeepingDevice
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .option_values import require_writable, to_count
 from .dump_text import MAX_TREE_LINES, describe_in_words
+from .read_progress import ReadProgress
 from .rerun import RerunMismatch, rerun_to
 from .result_file import write_result
 from .slot_drawing import draw_slots
@@ -24,6 +25,7 @@ _KEYS: Final = ("tokens_per_block", "life_cycles", "pool_group_of", "levels", "s
 def add_inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("state", metavar="FILE", help="a journal, or what describe() returned, as JSON")
     parser.add_argument("--call", type=to_count, metavar="N", help="of a journal: after its first N calls (default: all)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="the whole state dump as JSON instead of text")
     parser.add_argument(
         "--tree", type=to_count, default=MAX_TREE_LINES, metavar="N", help="blocks to list, 0 for all (default: %(default)s)"
@@ -41,11 +43,14 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     level: int = options.level or 0
     pool_group: int = options.pool_group or 0
     path = Path(options.state)
+    progress = ReadProgress(sys.stderr, options.quiet)
     try:
-        dump = _read_state_dump(path, options.call)
+        dump = _read_state_dump(path, options.call, progress)
     except (JournalError, RerunMismatch, CorruptedError, ValueError) as error:
         sys.stderr.write(f"kvcm: {path}: {error}\n")
         return EXIT_BAD_INPUT
+    finally:
+        progress.stop()
     if options.svg is not None:
         if level >= len(dump["levels"]):
             parser.error(f"--level {level}: there are {len(dump['levels'])} levels")
@@ -64,13 +69,13 @@ def run_inspect_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     return EXIT_OK
 
 
-def _read_state_dump(path: Path, num_calls: int | None) -> dict[str, Any]:
+def _read_state_dump(path: Path, num_calls: int | None, progress: ReadProgress) -> dict[str, Any]:
     data = path.read_bytes()
     if len(data) == 0:
         raise ValueError("it is empty; a journal is while nothing has been written out, and after its process was killed early")
     if data.startswith(MAGIC):
         # Only decisions matter here: no memory is needed, however large the recorded manager was.
-        return rerun_to(path, BookkeepingDevice(), num_calls)
+        return rerun_to(path, BookkeepingDevice(), num_calls, lambda done, total: progress.update("doing again", done, total))
     if num_calls is not None:
         raise ValueError("only a journal can be looked at after some of its calls")
     try:

@@ -9,6 +9,7 @@ from typing import Final
 from .. import CorruptedError, HostDevice
 from ..journal.journal_reader import JournalError
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK, EXIT_WRONG
+from .read_progress import ReadProgress
 from .rerun import RerunMismatch, rerun
 
 RERUN_HELP: Final = "do the calls of a journal again and compare every decision"
@@ -17,19 +18,25 @@ RERUN_HELP: Final = "do the calls of a journal again and compare every decision"
 def add_rerun_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journal", metavar="JOURNAL", help="a file that KVCacheManager(..., journal=FILE) wrote")
     parser.add_argument("--check-invariants", action="store_true", help="after every call (slow)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="the result as JSON instead of a sentence")
 
 
 def run_rerun_command(options: argparse.Namespace) -> int:
     device = HostDevice()
+    progress = ReadProgress(sys.stderr, options.quiet)
     try:
-        result = rerun(Path(options.journal), device, options.check_invariants)
+        result = rerun(
+            Path(options.journal), device, options.check_invariants, lambda done, total: progress.update("doing again", done, total)
+        )
     except JournalError as error:
         sys.stderr.write(f"kvcm: {options.journal}: {error}\n")
         return EXIT_BAD_INPUT
     except (RerunMismatch, CorruptedError) as finding:  # another name: mypyc gives one name one type
         sys.stderr.write(f"kvcm: {options.journal}: {finding}\n")
         return EXIT_WRONG
+    finally:
+        progress.stop()
     if options.json:
         figures = {
             "calls": result.num_calls, "digest": result.digest.hex(), "digests_compared": result.num_digests,

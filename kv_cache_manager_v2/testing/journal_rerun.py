@@ -4,6 +4,7 @@ The streams of the record are handles of a process that is gone; each distinct o
 user's priorities come from the record.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -26,6 +27,9 @@ from ..manager.transfer_lease import TransferLease
 from ..reuse.reuse_scope import ReuseScope
 
 
+_CALLS_BETWEEN_UPDATES: Final = 64
+
+
 @dataclass(frozen=True)
 class RerunResult(Value):
     """``num_digests`` points at which the decisions were compared and found equal; ``digest`` is the last one.
@@ -43,23 +47,31 @@ class RerunMismatch(Exception):
     """The same calls led to another decision: after which call, and what was recorded and found."""
 
 
-def rerun_to(path: Path, device: Device, num_calls: int | None) -> dict[str, Any]:
+def rerun_to(
+    path: Path, device: Device, num_calls: int | None, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
     """The state dump of the manager after so many calls of the journal, or after the last; errors as from `rerun`.
 
     `ValueError` if the journal has fewer calls.
     """
     run = _Rerun(JournalReader(path.read_bytes()), device, False)
     run.stop_after = num_calls
+    run.progress = progress
     run.run()
     if num_calls is not None and run.num_calls < num_calls:
         raise ValueError(f"the journal has {run.num_calls} calls, fewer than {num_calls}")
     return run.dump
 
 
-def rerun(path: Path, device: Device, check_invariants: bool = False) -> RerunResult:
-    """`JournalError` if the journal cannot be read, `RerunMismatch` at the first difference, `OSError` from the file."""
+def rerun(
+    path: Path, device: Device, check_invariants: bool = False, progress: Callable[[int, int], None] | None = None
+) -> RerunResult:
+    """``progress`` gets the bytes done and all bytes, now and then. `JournalError` if the journal cannot be read, `RerunMismatch` at the
+    first difference, `OSError` from the file."""
     reader = JournalReader(path.read_bytes())
-    return _Rerun(reader, device, check_invariants).run()
+    run = _Rerun(reader, device, check_invariants)
+    run.progress = progress
+    return run.run()
 
 
 @final
@@ -69,7 +81,7 @@ class _Rerun:
 
     __slots__ = (
         "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "streams",
-        "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "dump",
+        "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "dump", "progress",
     )  # fmt: skip
 
     reader: Final[JournalReader]
@@ -91,6 +103,7 @@ class _Rerun:
     """Calls after which to end; None for all."""
     dump: dict[str, Any]
     """Of the manager, after the last call."""
+    progress: Callable[[int, int], None] | None
 
     def __init__(self, reader: JournalReader, device: Device, check_invariants: bool) -> None:
         self.reader = reader
@@ -121,11 +134,14 @@ class _Rerun:
         self.prompts = {}
         self.stop_after = None
         self.dump = {}
+        self.progress = None
 
     def run(self) -> RerunResult:
         try:
             while not self.reader.is_at_end and (self.stop_after is None or self.num_calls < self.stop_after):
                 num_calls, num_bytes_left = self.num_calls, self.reader.num_bytes_left
+                if self.progress is not None and num_calls % _CALLS_BETWEEN_UPDATES == 0:
+                    self.progress(int(self.reader.position), int(self.reader.position) + num_bytes_left)
                 try:
                     self.apply(self.reader.number())
                 except TornJournalError:

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
+from ...base.binary_content import describe_binary
 from ..bad_input import BadInputError
 from .aiperf_reader import AiperfReader
 from .hash_readers import BailianReader, MooncakeReader
@@ -27,6 +29,7 @@ AZURE: Final = "Azure"
 _LINES: Final = "lines"
 _ITEMS: Final = "items"
 _ROWS: Final = "rows"
+_HEAD_BYTES: Final = 1024
 _MAX_LINES: Final = 1000
 """That are looked at for one that is known."""
 
@@ -62,6 +65,9 @@ class RecognisedLog:
     def __init__(self, file: LogFile) -> None:
         """`BadInputError` if it is no log of a known format."""
         self.file = file
+        what = describe_binary(_read_head(file))
+        if what is not None:
+            raise BadInputError(f"{file.path}: {what}, where a log was expected; accepted are {FORMATS}")
         first = _first_lines(file)
         begin = first[0] if len(first) > 0 else b""
         self._container: Final[str] = _container_of(file, begin, first[1:])
@@ -124,6 +130,7 @@ class RecognisedLog:
 
     def _recognise_records(self) -> str:
         keys: str | None = None
+        hint = ""
         num_seen = 0
         for record in self.records():
             num_seen += 1
@@ -133,12 +140,15 @@ class RecognisedLog:
                     return name
                 if keys is None:
                     keys = ", ".join(sorted(record.value))
+                    if "model_type" in record.value or "architectures" in record.value:
+                        hint = f"; is it a model's config.json? kvcm replay LOG --model {self.file.path} takes it"
             if num_seen >= _MAX_LINES:
                 break
         if keys is not None:
             what = "JSON lines" if self._container == _LINES else "a JSON array"
             raise BadInputError(
-                f"{self.file.path}: {what} of objects with the fields {shown(keys)}, which no known format has; accepted are {FORMATS}"
+                f"{self.file.path}: {what} of objects with the fields {shown(keys)}, which no known format has{hint}; accepted are "
+                f"{FORMATS}"
             )
         # Not one JSON object: its lines are reported one by one.
         return MOONCAKE
@@ -172,6 +182,15 @@ def parse_line(number: int, line: bytes) -> LogRecord:
     except (ValueError, RecursionError) as error:
         # `UnicodeDecodeError` and `JSONDecodeError` are both of them; the text says where in the line.
         return LogRecord(number, None, f"not JSON: {error}")
+
+
+def _read_head(file: LogFile) -> bytes:
+    """Of what it is unpacked to. Empty if it ends early: its lines say that."""
+    with file.open() as opened:
+        try:
+            return opened.read(_HEAD_BYTES)
+        except (EOFError, OSError, zlib.error):
+            return b""
 
 
 def _first_lines(file: LogFile) -> list[bytes]:

@@ -91,7 +91,10 @@ def test_an_unknown_family_can_be_read_as_another() -> None:
     [
         (b"", ["not JSON", "config.json was expected"]),
         (b"{", ["not JSON"]),
-        (b"\xff\xfe", ["not JSON"]),
+        (b"\xff\xfe", ["not JSON but text as UTF-16"]),
+        (b"PK\x03\x04....", ["not JSON but a zip file", "config.json was expected"]),
+        (b"\xf1\x8b\x00", ["not JSON but a binary file (its first bytes are f1 8b 00)"]),
+        (b'{"prompt": "a"}\n{"prompt": "b"}\n', ["JSON lines", "kvcm replay"]),
         (b"[" * 100_000, ["not JSON"]),
         (b"[1]", ["a JSON list", "model_type"]),
     ],

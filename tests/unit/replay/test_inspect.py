@@ -14,6 +14,7 @@ from small_models import config_of, run_prompt
 
 from kv_cache_manager_v2 import HostCacheTierConfig, HostDevice, KVCacheManager
 from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.rerun import rerun, rerun_to
 from kv_cache_manager_v2.replay.slot_owners import find_slot_owners
 
 NUM_SLOTS = 16
@@ -171,3 +172,19 @@ def test_wrong_files_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["inspect", str(path), "--call", "-1"]) == 2
     wrong.write_text(json.dumps(dump))
     assert main(["inspect", str(wrong), "--call", "1"]) == 3
+
+
+def test_doing_a_journal_again_shows_how_far_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "long.kvj"
+    with KVCacheManager(config_of(), device=HostDevice(), journal=path) as manager:
+        for _ in range(200):
+            manager.probe_reuse(None, [1, 2, 3])
+    seen: list[tuple[int, int]] = []
+    rerun(path, HostDevice(), False, lambda done, total: seen.append((done, total)))
+    # Each 64 calls, from the first on.
+    assert len(seen) == 4 and {total for _done, total in seen} == {path.stat().st_size}
+    done = [done for done, _total in seen]
+    assert done == sorted(set(done)) and done[-1] > path.stat().st_size // 2
+    again: list[int] = []
+    rerun_to(path, HostDevice(), 100, lambda done, total: again.append(done))
+    assert again == done[:2]
