@@ -128,6 +128,11 @@ digests: interpreted compiled ## The same calls decide alike: builds, hash seeds
 soak: compiled ## A million random calls, a million streams; the memory of the process must stay flat (SOAK="--calls 100000").
 	$(COMPILED) $(VENV_PYTHON) -P tests/simulation/soak.py $(SOAK)
 
+DRILLS ?=
+.PHONY: drill-disk
+drill-disk: compiled ## Durable levels: killed replays, crashes on a lossy disk, a million blocks, the cost; one table (DRILLS="--only kill").
+	$(COMPILED):$(CURDIR)/tests $(VENV_PYTHON) -P tests/drills/disk_drills.py $(DRILLS)
+
 ENGINES ?=
 .PHONY: engines engines-setup
 engines-setup: setup # An environment that has torch and transformers.

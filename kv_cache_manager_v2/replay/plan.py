@@ -17,6 +17,7 @@ from .. import (
     HostDevice,
     KVCacheDesc,
     KVCacheManagerConfig,
+    ModelId,
     SnapshotPolicy,
     SwaScratchReuseConfig,
     default_device,
@@ -109,7 +110,8 @@ class ReplayPlan:
         num_bytes, constraints = self._memory(summary, device)
         policy = self.eviction_policy
         tiers: list[CacheTierConfig] = [GpuCacheTierConfig(quota=num_bytes, eviction_policy=policy)]
-        tiers.extend([tier.tier_config(temporary_folder, policy) for tier in self.lower_tiers])
+        model_id = ModelId(self.model.title, details={"shrink": str(self.shrink)})
+        tiers.extend([tier.tier_config(temporary_folder, policy, model_id) for tier in self.lower_tiers])
         layers = self.model.layer_configs(self.tokens_per_block, self.shrink)
         scratch = SwaScratchReuseConfig() if self.scratch else None
         num_checkpoints = self.decoding.num_drafts if self.model.bytes_per_state(self.shrink) > 0 else 0

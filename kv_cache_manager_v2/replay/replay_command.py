@@ -4,6 +4,8 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from .. import CacheTierConfig, DiskCacheTierConfig, EvictionPolicy, KVCacheManagerConfig
 from ..base.missing_package import missing_package
@@ -11,6 +13,7 @@ from .console import Console, make_console, make_live_console
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
 from .generators import DEFAULT_NUM_REQUESTS, WORKLOAD_NAMES, make_workload
+from .kill_drill import run_kill_drill
 from .log_option import add_log_options, given_log_option, make_log_options
 from .model_option import DEFAULT_TOKENS_PER_BLOCK, add_model_options, config_of, find_model, tokens_per_block_of
 from .option_values import parse_size, require_writable, to_positive, to_rate, to_ratio, to_share, to_sizes
@@ -29,6 +32,8 @@ from .timeline import Timeline
 from .trace import TraceWorkload
 from .trace_option import scan_usable
 from .workload import Workload
+
+REQUESTS_AFTER_KILL: Final = 500
 
 
 def add_replay_options(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +71,10 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
         "--tiers", type=_tiers, metavar="LIST",
         help="levels of memory instead of the GPU tier alone: gpu=64MiB,host=256MiB,disk=1GiB:/folder (a disk without a folder: a "
         "temporary one)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--durable", action="store_true",
+        help="the disk of --tiers keeps what it has for the next run on the same folder; needs a device with memory (--device host)",
     )  # fmt: skip
     machine.add_argument(
         "--write-policy", choices=("back", "through"),
@@ -151,6 +160,11 @@ def _add_result_options(parser: argparse.ArgumentParser) -> None:
         help="for the page: serve again with each tier so many times as large, or with none at other sizes (default: 0.25,0.5,2,4,8)",
     )  # fmt: skip
     checks.add_argument("--live", action="store_true", help="show hits, misses and memory in a table while it runs (needs rich)")
+    checks.add_argument(
+        "--kill-at", type=to_positive, metavar="N",
+        help=f"with --durable: end the process by SIGKILL once N requests are done, and compare the hits of the next "
+        f"{REQUESTS_AFTER_KILL} in a new one with those of a process that went on",
+    )  # fmt: skip
     checks.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -162,6 +176,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error("give --speculate or --beams, not both")
     if options.write_policy is not None and (options.tiers is None or len(options.tiers.lower) == 0):
         parser.error("--write-policy is about tiers below the GPU; give some, as in --tiers gpu=64MiB,host=256MiB")
+    _validate_durable(options, parser)
     if options.skip_bad and options.trace is None:
         parser.error("--skip-bad is about the lines of a TRACE, and none is given")
     if options.report is None and options.report_sizes is not DEFAULT_SIZES:
@@ -184,7 +199,7 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         workload = trace
     else:
         workload = make_workload(
-            options.workload or WORKLOAD_NAMES[0], options.seed, options.limit or DEFAULT_NUM_REQUESTS
+            options.workload or WORKLOAD_NAMES[0], options.seed, options.limit or _default_num_requests(options)
         )
     if options.rate is not None:
         if options.arrivals != RECORDED:
@@ -199,6 +214,8 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
         parser.error(str(error))
     require_writable(parser, "--json", options.json)
     require_writable(parser, "--report", options.report)
+    if options.kill_at is not None:
+        return _run_kill_drill(options, plan)
     console = _make_console(options, parser)
     timeline: Timeline | None = None
     if options.report is not None:
@@ -227,6 +244,34 @@ def run_replay_command(options: argparse.Namespace, parser: argparse.ArgumentPar
     return EXIT_INTERRUPTED if was_interrupted(curves) and exit_code(report) == EXIT_OK else exit_code(report)
 
 
+def _default_num_requests(options: argparse.Namespace) -> int:
+    return DEFAULT_NUM_REQUESTS if options.kill_at is None else options.kill_at + REQUESTS_AFTER_KILL
+
+
+def _validate_durable(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if options.durable and (options.tiers is None or len(options.tiers.lower) == 0 or options.tiers.lower[-1].kind != "disk"):
+        parser.error("--durable is about a disk as the last of --tiers, as in --tiers gpu=64MiB,disk=1GiB:/folder")
+    if options.durable and options.disaggregate:
+        parser.error("--durable: the two managers of --disaggregate cannot have one folder")
+    if options.kill_at is None:
+        return
+    if not options.durable:
+        parser.error("--kill-at is about what a --durable disk keeps")
+    if options.report is not None or options.live or options.arrivals == RECORDED:
+        parser.error("--kill-at has a report of its own: leave out --report, --live and --arrivals recorded")
+
+
+def _run_kill_drill(options: argparse.Namespace, plan: ReplayPlan) -> int:
+    result = run_kill_drill(plan, options.kill_at)
+    if options.json == "-":
+        sys.stdout.write(result.to_json())
+    else:
+        sys.stdout.write(result.to_text())
+        if options.json is not None:
+            write_result(options.json, result.to_json())
+    return EXIT_OK if result.has_passed else EXIT_WRONG
+
+
 def serves_none(report: ReplayReport) -> bool:
     return report.requests == 0 and report.requests_refused > 0
 
@@ -245,6 +290,8 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
     memory_bytes: int | None = options.memory if tiers is None else tiers.gpu_bytes
     base = config_of(model)
     lower = () if tiers is None else tiers.lower
+    if options.durable:
+        lower = (*lower[:-1], replace(lower[-1], is_durable=True))
     if memory_bytes is None and base is not None:
         memory_bytes = _shrunk_bytes(base.cache_tiers[0].quota, model, shrink)
         lower = tuple([_to_lower_tier(tier, _shrunk_bytes(tier.quota, model, shrink)) for tier in base.cache_tiers[1:]])
@@ -265,7 +312,7 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         limits=ServingLimits(
             options.max_running, options.token_budget, options.chunk, options.preempt, not options.no_wait, options.prefetch
         ),
-        device=options.device,
+        device="host" if options.durable and options.device == "auto" and not options.verify else options.device,
         lower_tiers=lower,
         write_policy=options.write_policy or ("back" if base is None else base.write_policy),
         decoding=Decoding(options.speculate or 0, options.beams or 1),

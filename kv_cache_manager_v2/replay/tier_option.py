@@ -6,7 +6,7 @@ A disk without a folder gets one of its own in the system's temporary folder, wh
 from dataclasses import dataclass
 from typing import Final
 
-from .. import DiskCacheTierConfig, EvictionPolicy, HostCacheTierConfig
+from .. import DiskCacheTierConfig, EvictionPolicy, HostCacheTierConfig, ModelId
 from ..base.value import Value
 from .option_values import parse_size
 
@@ -20,11 +20,17 @@ class LowerTier(Value):
     kind: str
     num_bytes: int
     path: str | None = None
+    is_durable: bool = False
 
-    def tier_config(self, temporary_folder: str, policy: EvictionPolicy) -> HostCacheTierConfig | DiskCacheTierConfig:
+    def tier_config(
+        self, temporary_folder: str, policy: EvictionPolicy, model_id: ModelId
+    ) -> HostCacheTierConfig | DiskCacheTierConfig:
+        """``model_id``: of a durable disk."""
         if self.kind == "host":
             return HostCacheTierConfig(self.num_bytes, eviction_policy=policy)
         folder = self.path if self.path is not None else temporary_folder
+        if self.is_durable:
+            return DiskCacheTierConfig(self.num_bytes, folder, eviction_policy=policy, durable=True, model_id=model_id)
         return DiskCacheTierConfig(self.num_bytes, folder, eviction_policy=policy)
 
 

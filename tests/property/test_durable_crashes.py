@@ -1,6 +1,7 @@
 """A process that is killed, or loses its power, at any write: the next one never reads a wrong byte, leaks no slot, and what it finds
 has all its ancestors. What was on the disk before a kill is found."""
 
+import os
 import random
 
 import pytest
@@ -8,6 +9,7 @@ from durable_models import TOKENS_PER_BLOCK, Process, durable_config, next_proce
 from lossy_files import LossyDisk
 
 NUM_STEPS = 40
+NUM_SEEDS = int(os.environ.get("DURABLE_CRASH_SEEDS", "24"))
 
 
 def random_text(choices: random.Random) -> list[int]:
@@ -35,7 +37,7 @@ def check_restart(process: Process, choices: random.Random) -> None:
     process.end()
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_killed_at_any_write(seed: int, tmp_path: object) -> None:
     choices = random.Random(seed)
     disk = LossyDisk()

@@ -1,0 +1,100 @@
+"""`kvcm replay --kill-at N`: a process is killed while it serves, and the next one reads what it has left; few hits are said, and fail."""
+
+import json
+from pathlib import Path
+
+import pytest
+from unit.replay.serving import BYTES_PER_BLOCK, FULL, TOKENS_PER_BLOCK, WINDOWED, request_of
+
+from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.kill_drill import KillDrillResult, run_kill_drill
+from kv_cache_manager_v2.replay.plan import ReplayPlan
+from kv_cache_manager_v2.replay.presets import ModelPreset
+from kv_cache_manager_v2.replay.replayer import PlanError
+from kv_cache_manager_v2.replay.scheduler import ServingLimits
+from kv_cache_manager_v2.replay.tier_option import LowerTier
+from kv_cache_manager_v2.replay.workload import ListedWorkload
+
+NUM_TEXTS = 6
+SHARED = 16
+OWN = 24
+
+
+def plan_of(model: ModelPreset = FULL, is_durable: bool = True, folder: str | None = None) -> ReplayPlan:
+    """Six texts under one system prompt, and each of them once more."""
+    requests = [request_of(number, [(1, SHARED), (100 + number % NUM_TEXTS, OWN)], 5) for number in range(2 * NUM_TEXTS)]
+    return ReplayPlan(
+        workload=ListedWorkload("texts", requests),
+        model=model,
+        tokens_per_block=TOKENS_PER_BLOCK,
+        memory_bytes=30 * BYTES_PER_BLOCK,
+        lower_tiers=(LowerTier("disk", 200 * BYTES_PER_BLOCK, folder, is_durable),),
+        limits=ServingLimits(2, 48, 24),
+        verify=True,
+        device="host",
+    )
+
+
+@pytest.mark.parametrize("kill_at", [1, 4, NUM_TEXTS])
+@pytest.mark.parametrize("model", [FULL, WINDOWED], ids=["full", "windowed"])
+def test_after_a_kill_every_byte_is_right(model: ModelPreset, kill_at: int, tmp_path: Path) -> None:
+    result = run_kill_drill(plan_of(model, folder=str(tmp_path)), kill_at)
+    assert (result.requests, result.prompt_tokens) == (2 * NUM_TEXTS - kill_at, (2 * NUM_TEXTS - kill_at) * (SHARED + OWN))
+    # At the least what the first requests had in common with the later ones, whole blocks of which are there.
+    assert result.hit_tokens_unkilled >= (2 * NUM_TEXTS - kill_at) * SHARED
+    # How much was on its way to the disk is a matter of milliseconds here; with more requests it is little (`make drill-disk`).
+    assert result.mismatches == 0
+    assert result.hit_tokens >= (2 * NUM_TEXTS - kill_at - 1) * SHARED
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+def test_without_a_durable_level_it_fails() -> None:
+    """All that comes after the kill was served before it."""
+    result = run_kill_drill(plan_of(is_durable=False), NUM_TEXTS)
+    assert result.hit_tokens_unkilled >= NUM_TEXTS * (SHARED + OWN - TOKENS_PER_BLOCK)
+    assert not result.has_passed and result.share < 0.5
+
+
+def test_few_hits_and_wrong_bytes_fail() -> None:
+    good = KillDrillResult(10, 500, 9000, 1000, 800, True, 0)
+    assert good.has_passed and json.loads(good.to_json())["share"] == 0.8 and "80.0%" in good.to_text()
+    assert not KillDrillResult(10, 500, 9000, 1000, 799, True, 0).has_passed
+    assert not KillDrillResult(10, 500, 9000, 1000, 1000, True, 1).has_passed
+    assert KillDrillResult(10, 500, 9000, 0, 0, True, 0).has_passed
+
+
+def test_plans_that_cannot_be_played_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="none would come after"):
+        run_kill_drill(plan_of(), 2 * NUM_TEXTS)
+    with pytest.raises(PlanError, match="no folder"):
+        run_kill_drill(plan_of(folder=str(tmp_path / "nowhere")), 3)
+
+
+TIERS = ["--tiers", "gpu=2MiB,disk=32MiB"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--durable"], "disk as the last"),
+        (["--durable", "--tiers", "gpu=1MiB,host=1MiB"], "disk as the last"),
+        (["--durable", *TIERS, "--disaggregate"], "one folder"),
+        (["--kill-at", "3", *TIERS], "--durable"),
+        (["--kill-at", "3", "--durable", *TIERS, "--arrivals", "recorded"], "report of its own"),
+        (["--kill-at", "0", "--durable", *TIERS], "at least 1"),
+        (["--kill-at", "3", "--limit", "3", "--durable", *TIERS, "--device", "host"], "none would come after"),
+        (["--kill-at", "3", "--limit", "9", "--durable", *TIERS, "--shrink", "max", "--device", "none"], "no files that outlive"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", *arguments]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_second_replay_hits_what_the_first_has_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["replay", "--durable", "--tiers", f"gpu=256MiB,disk=512MiB:{tmp_path}", "--limit", "3", "--shrink", "max", "--json", "-"]
+    hits = []
+    for _run in range(2):
+        assert main(arguments) == 0
+        hits.append(json.loads(capsys.readouterr().out)["hit_tokens"])
+    assert hits[1] > hits[0]
