@@ -225,6 +225,7 @@ def _config_fields(world: World, **changes: Any) -> dict[str, Any]:
         "min_offload_priority": 0,
         "write_policy": "back",
         "max_sequence_length": 4096,
+        "allow_seq_rebasing": False,
     }
     return fields | changes
 

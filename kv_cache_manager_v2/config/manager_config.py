@@ -58,6 +58,10 @@ class KVCacheManagerConfig(ConfigValue):
       early, at the commit that publishes them and at their sequence's end, so that evicting them needs no copy.
     - ``max_sequence_length``: the longest sequence in tokens, if known. It decides how pool groups share the quota where there is no
       typical step and no ratio; longer sequences are served as well.
+    - ``allow_seq_rebasing``: a commit of a block that is published already takes that block's pages over, which changes base page indices,
+      and `stop_committing` publishes the partial last block, which the next `resize` copies. False: indices of an ACTIVE sequence stay in
+      `commit`, `stop_committing` and `resize` (docs/edges.md). It keeps its own pages as long as another active sequence uses the
+      published ones; partial last blocks are published by `close`.
     - ``rebalance``: when `KVCacheManager.need_adjustment` is true.
     - ``reserve_null_slot``: keep one slot of each pool group unused, outside the quota, for kernels that read a page even where
       there is none.
@@ -86,6 +90,7 @@ class KVCacheManagerConfig(ConfigValue):
     min_offload_priority: int = 0
     write_policy: str = "back"
     max_sequence_length: int | None = None
+    allow_seq_rebasing: bool = True
 
     def __post_init__(self) -> None:
         take_int(self, "tokens_per_block", "tokens_per_block", 1, MAX_TOKENS_PER_BLOCK)
@@ -110,6 +115,7 @@ class KVCacheManagerConfig(ConfigValue):
         validate_bool(self, "enable_partial_reuse", "enable_partial_reuse")
         validate_bool(self, "reserve_null_slot", "reserve_null_slot")
         validate_bool(self, "enable_stats", "enable_stats")
+        validate_bool(self, "allow_seq_rebasing", "allow_seq_rebasing")
         take_float(self, "miss_ratio_sampling", "miss_ratio_sampling", 0, 1)
 
     def _validate_durable_tier(self) -> None:

@@ -69,7 +69,7 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         slots: list[int | None] = []
         on_levels: list[int | None] = []
         for ordinal in range(state.num_blocks):
-            page = state.blocks[ordinal].first_page + life_cycle
+            page = state.page_of(life_cycle, ordinal)
             needed = state.holds_page(life_cycle, ordinal)
             needed = needed and rows.has_page(page)
             slots.append(int(rows.slot(page)) if needed else None)
@@ -96,6 +96,8 @@ def _describe_sequence(state: SequenceState) -> StateDump:
             for group in range(state.shared.num_life_cycles)
         ],
     }
+    if state.twins is not None:
+        dump["twins"] = [_list_twins(state, life_cycle) for life_cycle in range(state.shared.num_life_cycles)]
     if has_lost_page(state):
         dump["has_lost_pages"] = True
     if len(state.beams) > 0:
@@ -106,6 +108,16 @@ def _describe_sequence(state: SequenceState) -> StateDump:
         dump["state_slots"] = [int(rows.slot(block.first_page + life_cycle)) for block in state.state_blocks]
         dump["state_levels"] = [int(rows.level(block.first_page + life_cycle)) for block in state.state_blocks]
     return dump
+
+
+def _list_twins(state: SequenceState, life_cycle: int) -> list[int]:
+    """Ordinals of the published blocks of which the sequence keeps a page of its own."""
+    return [
+        ordinal
+        for ordinal in range(int(state.num_blocks))
+        if state.holds_page(life_cycle, ordinal)
+        and state.page_of(life_cycle, ordinal) != state.blocks[ordinal].first_page + life_cycle
+    ]
 
 
 def _describe_forked(state: SequenceState, ordinal: int) -> str | int:

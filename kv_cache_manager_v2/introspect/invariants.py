@@ -30,7 +30,7 @@ _SCRATCH: Final = -1
 class _Tally:
     """The counts that follow from the sequences and the tree, by page id."""
 
-    __slots__ = ("holds", "locks", "pins", "published", "private_owners", "num_digests")
+    __slots__ = ("holds", "locks", "pins", "published", "private_owners", "num_digests", "twin_users")
 
     holds: Final[dict[int, int]]
     locks: Final[dict[int, int]]
@@ -40,6 +40,8 @@ class _Tally:
     private_owners: Final[dict[int, int]]
     """How many sequences list the private block with that first page id."""
     num_digests: int
+    twin_users: Final[dict[int, int]]
+    """By twin page, the sequences that use it."""
 
     def __init__(self) -> None:
         self.holds = {}
@@ -48,6 +50,7 @@ class _Tally:
         self.published = {}
         self.private_owners = {}
         self.num_digests = 0
+        self.twin_users = {}
 
 
 def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> None:
@@ -64,6 +67,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
             last = int(plan.blocks[-1].first_page)
             _require(last in tally.published, f"the plan to drop {plan.num_tokens} tokens ends outside the tree")
             tally.pins[last] = tally.pins.get(last, 0) + 1
+        _require(shared.twin_pages is None or shared.twin_pages.users() == tally.twin_users, "a twin page is listed that no sequence uses")
         _check_blocks(shared, tally)
         _check_pages(shared, states, tally)
         _check_slots(shared, states)
@@ -192,6 +196,7 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
     _require(state.tail.count == tail_tokens, f"{name} has {state.tail.count} tail tokens, not {tail_tokens}")
     tally.num_digests += _count_digests(state.tail.packed())
     _check_path(state, tally)
+    _check_twins(state, tally)
     is_active = state.status == ACTIVE
     _check_state_blocks(state, tally)
     for life_cycle in range(shared.num_life_cycles):
@@ -200,7 +205,7 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
         entries = state.tables[life_cycle].view().tolist()
         _require(len(entries) == num_blocks, f"{name}: page table {life_cycle} has {len(entries)} entries")
         for ordinal in range(num_blocks):
-            page = int(state.blocks[ordinal].first_page + life_cycle)
+            page = int(state.page_of(life_cycle, ordinal))
             if not state.holds_page(life_cycle, ordinal):
                 _require(entries[ordinal] == BAD_PAGE_INDEX, f"{name}: stale block {ordinal} has page index {entries[ordinal]}")
                 continue
@@ -212,6 +217,34 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
             _require(
                 entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}"
             )
+
+
+def _check_twins(state: SequenceState, tally: _Tally) -> None:
+    """Of published blocks an active sequence may keep pages of its own, where indices stay: then others have the published page locked."""
+    if state.twins is None:
+        return
+    shared = state.shared
+    rows = shared.storage.rows
+    name = f"sequence {state.id}"
+    _require(state.status == ACTIVE, f"{name} is not active and keeps pages of its own")
+    _require(shared.twin_pages is not None, f"{name} keeps pages of its own, where indices may move")
+    assert shared.twin_pages is not None
+    pages = shared.twin_pages.pages()
+    private: set[int] = set()
+    for key, twin in state.twins.items():
+        ordinal, life_cycle = divmod(key, int(shared.num_life_cycles))
+        block = shared.tree.pool.block_of_page(twin)
+        _require(twin == block.first_page + life_cycle, f"{name}: the twin of block {ordinal} is of another life cycle")
+        _require(ordinal < state.num_blocks and state.is_published(ordinal), f"{name} keeps a page of block {ordinal}, which is its own")
+        _require(state.holds_page(life_cycle, ordinal), f"{name} keeps a page of block {ordinal} that it does not need")
+        private.add(int(block.first_page))
+        if rows.has_page(twin):
+            page = int(state.blocks[ordinal].first_page + life_cycle)
+            _require(pages.get(twin) == page, f"{name}: page {twin} is the twin of page {pages.get(twin)}, not {page}")
+            _require(rows.has_page(page) and rows.num_locks(page) > 0, f"{name}: page {page} has a twin, and no active sequence needs it")
+            tally.twin_users[twin] = tally.twin_users.get(twin, 0) + 1
+    for first_page in private:
+        tally.private_owners[first_page] = tally.private_owners.get(first_page, 0) + 1
 
 
 def _check_state_blocks(state: SequenceState, tally: _Tally) -> None:

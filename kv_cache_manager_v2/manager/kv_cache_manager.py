@@ -612,8 +612,8 @@ class KVCacheManager(Handle):
 
     @property
     def allow_seq_rebasing(self) -> bool:
-        """Whether a commit swaps a private page for an equal published one. Always."""
-        return True
+        """Whether a commit swaps a private page for an equal published one, so that indices change."""
+        return self._config.allow_seq_rebasing
 
     @property
     def layer_ids(self) -> list[LayerId]:

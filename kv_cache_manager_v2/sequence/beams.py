@@ -25,6 +25,7 @@ from .fork import try_fork
 from .forked_blocks import add_owner, release_block
 from .page_users import release_page
 from .sequence_state import SequenceState
+from .twins import take_published_pages
 
 
 def list_beams(state: SequenceState) -> list[SequenceState]:
@@ -143,6 +144,8 @@ def reorder(state: SequenceState, parents: vec[i64]) -> None:
 def _reorder_blocks(beams: list[SequenceState], parents: vec[i64]) -> None:
     state = beams[0]
     begin = state.num_published
+    for beam in beams:
+        take_published_pages(beam, begin)
     texts = [beam.blocks[begin:] for beam in beams]
     # First every new owner, then the old ones go: so no block is freed in between.
     position: i64 = 0

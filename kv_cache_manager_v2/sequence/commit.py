@@ -21,6 +21,7 @@ from .early_copying import offload_published
 from .forked_blocks import join_tree, may_publish_partial, record_published
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshots import publish_snapshot, stage_snapshot
+from .twins import keep_own_pages
 from .window_move import move_windows
 
 _logger = logging.getLogger("kv_cache_manager_v2")
@@ -130,12 +131,16 @@ def _advance_history(state: SequenceState, mark: i64) -> None:
 def stop_committing(state: SequenceState, is_closing: bool) -> None:
     """Publish the partial last block, unless the tree has all of it anyway; nothing can be committed afterwards.
 
-    The sequence may be active or suspended. ``is_closing``: it will read and write nothing any more.
+    The sequence may be active or suspended. ``is_closing``: it will read and write nothing any more. Where indices stay, the block is
+    published by then only: a published block is copied before it is written.
     """
-    if state.is_committing and state.tail.count > 0 and not state.tail_is_shared:
-        _publish_tail(state, is_closing)
-        if not is_closing and state.shared.early_copies is not None:
-            offload_published(state, state.num_published)
+    if (state.is_committing or state.publishes_at_close) and state.tail.count > 0 and not state.tail_is_shared:
+        if is_closing or state.shared.twin_pages is None:
+            _publish_tail(state, is_closing)
+            if not is_closing and state.shared.early_copies is not None:
+                offload_published(state, state.num_published)
+        else:
+            state.publishes_at_close = True
     state.is_committing = False
     for beam in state.beams:
         beam.is_committing = False
@@ -249,7 +254,10 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     published = tree.find_child(state.path_end, key)
     if published is not None:
         shared.storage.digest.record(REBASE, ordinal)
-        _rebase(state, ordinal, private, published, mark)
+        if shared.twin_pages is None or state.timeline == NO_TIMELINE:
+            _rebase(state, ordinal, private, published, mark)
+        elif keep_own_pages([state], ordinal, private, published, mark) == 0:
+            tree.pool.release(private)
         return published
     tree.attach(state.path_end, private, key)
     if state.timeline != NO_TIMELINE:

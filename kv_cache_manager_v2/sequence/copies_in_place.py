@@ -114,7 +114,7 @@ class InPlaceCopies:
         """The present block's page."""
         turn = len(self._states) - 1
         ordinal = self._ordinals[turn][len(self._targets[turn]) - 1]
-        source = self._states[turn].blocks[ordinal].first_page + life_cycle
+        source = self._states[turn].page_of(life_cycle, ordinal)
         pool_group = self._states[turn].shared.storage.pool_group_of[life_cycle]
         copy = _Copy(turn, pool_group, source, self._targets[turn][-1].first_page + life_cycle, priority)
         donors = self._donors[pool_group]
@@ -261,5 +261,7 @@ def _add_donors(in_place: InPlaceCopies, plan: ResizePlan, turn: TurnPlan, publi
                 and int(ordinal) not in turn.copies
                 and count_given_back(state, life_cycle, ordinal, ordinal + 1) == 1
             ):
-                page = state.blocks[ordinal].first_page + life_cycle
+                page = state.page_of(life_cycle, ordinal)
+                if shared.twin_pages is not None and shared.twin_pages.is_involved(page):
+                    continue  # its slot is not the one that becomes free, or a twin goes on as this page
                 in_place.add_donor(page, shared.storage.pool_group_of[life_cycle])

@@ -83,7 +83,7 @@ def _list_pages(state: SequenceState) -> list[int]:
     for life_cycle in range(state.shared.num_life_cycles):
         for ordinal in range(state.num_blocks):
             if state.holds_page(life_cycle, ordinal):
-                pages.append(int(state.blocks[ordinal].first_page + life_cycle))
+                pages.append(int(state.page_of(life_cycle, ordinal)))
     blocks = state.state_blocks if state.matched_snapshot is None else [*state.state_blocks, state.matched_snapshot]
     for block in blocks:
         pages.append(int(block.first_page + state.shared.state_life_cycle))

@@ -14,6 +14,7 @@ from .forked_blocks import add_owner
 from .page_arrivals import settle_arrivals
 from .recurrent_state import share_snapshot, undo_begin_state
 from .sequence_state import ACTIVE, NO_TIMELINE, SequenceState
+from .twins import share_twins
 
 
 def has_room_to_fork(state: SequenceState, num_forks: i64) -> bool:
@@ -96,6 +97,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.tail_is_shared = state.tail_is_shared
     child.copies_tail_on_resume = state.copies_tail_on_resume
     child.is_committing = state.is_committing
+    child.publishes_at_close = state.publishes_at_close
     child.blocks = state.blocks[:]
     child.path_end = state.path_end
     child.path_end.num_pins += 1
@@ -120,6 +122,7 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     for ordinal in range(state.num_published, state.num_blocks):
         add_owner(state, state.blocks[ordinal], ordinal)
     _join_family(state, child)
+    share_twins(state, child)
     for life_cycle in range(shared.num_life_cycles):
         _share_pages(state, child, life_cycle)
 
@@ -145,7 +148,7 @@ def _share_pages(state: SequenceState, child: SequenceState, life_cycle: i64) ->
     is_active = state.status == ACTIVE
     for ordinal in range(state.num_blocks):
         if state.holds_page(life_cycle, ordinal):
-            page = state.blocks[ordinal].first_page + life_cycle
+            page = state.page_of(life_cycle, ordinal)
             if is_active:
                 table.set(ordinal, int(storage.share_locked_page(page)))
             else:

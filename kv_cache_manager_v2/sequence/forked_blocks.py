@@ -16,15 +16,15 @@ Work of other streams on a shared page is in the slot's point (`unlock` puts it 
 
 from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i32, i64
 
 from ..base.ids import GPU_LEVEL
 from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
 from ..storage.page_handover import move_page, replace_page
-from .disk_arrivals import expect_reads
 from .sequence_state import NO_TIMELINE, SequenceState
+from .twins import keep_own_pages, swap_page
 
 NO_ORDINALS: Final[list[int]] = []
 """No block at all; never changed."""
@@ -79,7 +79,7 @@ def settle_forked(state: SequenceState, first_written: i64) -> None:
     while ordinal < state.forked_end:
         for life_cycle in range(shared.num_life_cycles):
             if state.holds_page(life_cycle, ordinal):
-                slot = rows.slot(state.blocks[ordinal].first_page + life_cycle)
+                slot = rows.slot(state.page_of(life_cycle, ordinal))
                 allocator = shared.storage.allocators[shared.storage.pool_group_of[life_cycle]]
                 shared.order.wait(state.timeline, allocator.ready[slot])
         ordinal += 1
@@ -195,11 +195,15 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
         published = block
     else:
         state.shared.storage.digest.record(REBASE, ordinal)
-        _rebase_owners(state, owners, block, published, mark)
+        num_keepers: i64 = 0
+        if state.shared.twin_pages is None:
+            _rebase_owners(state, owners, block, published, mark)
+        else:
+            num_keepers = keep_own_pages(owners, ordinal, block, published, mark)
         published.num_pins += len(owners) - 1
-        num_leases = block.num_co_owners + 1 - len(owners)
-        block.num_co_owners = num_leases - 1 if num_leases > 0 else 0
-        if num_leases == 0:
+        num_left = num_keepers + i64(block.num_co_owners) + 1 - len(owners)
+        block.num_co_owners = i32(num_left - 1 if num_left > 0 else 0)
+        if num_left == 0:
             tree.pool.release(block)
     for owner in owners:
         if owner is not state and owner.num_published == ordinal:
@@ -257,19 +261,8 @@ def _rebase_owners(
                     continue
                 for owner in owners:
                     if owner.holds_page(life_cycle, ordinal):
-                        _swap_page(owner, ordinal, life_cycle, ours, theirs)
+                        swap_page(owner, ordinal, life_cycle, ours, theirs)
         life_cycle += 1
     for owner in owners:
         owner.blocks[ordinal] = published
 
-
-def _swap_page(owner: SequenceState, ordinal: i64, life_cycle: i64, ours: i64, theirs: i64) -> None:
-    storage = owner.shared.storage
-    pool_group = storage.pool_group_of[life_cycle]
-    storage.hold(theirs, pool_group)
-    if owner.timeline != NO_TIMELINE:
-        owner.tables[life_cycle].set(ordinal, int(storage.lock(theirs, pool_group, owner.timeline)))
-        if not storage.reads.is_idle:
-            expect_reads(owner)
-        storage.unlock(ours, pool_group, owner.timeline, owner.shared.order.mark(owner.timeline))
-    storage.drop_hold(ours, pool_group)

@@ -5,6 +5,7 @@ from mypy_extensions import i64
 from .sequence_state import SequenceState
 from .shared_state import UNBOUNDED
 from .transfer_leases import TransferLeaseState
+from .twins import list_twin_blocks
 
 
 def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseState:
@@ -19,9 +20,12 @@ def lease_blocks(state: SequenceState, begin: i64, end: i64) -> TransferLeaseSta
         ordinal: i64 = 0 if shared.window_sizes[life_cycle] == UNBOUNDED else begin
         while ordinal < end:
             if state.holds_page(life_cycle, ordinal):
-                leases.add_page(lease, life_cycle, state.blocks[ordinal].first_page + life_cycle, ordinal >= begin)
+                page = state.page_of(life_cycle, ordinal) if ordinal >= begin else state.blocks[ordinal].first_page + life_cycle
+                leases.add_page(lease, life_cycle, page, ordinal >= begin)
             ordinal += 1
     size = shared.tokens_per_block
+    for block in list_twin_blocks(state, begin, end):
+        leases.add_private_block(lease, block, size)
     for ordinal in range(state.num_published, end):
         block = state.blocks[ordinal]
         if block.parent is None:

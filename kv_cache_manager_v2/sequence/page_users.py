@@ -3,6 +3,7 @@
 from mypy_extensions import i64
 
 from .sequence_state import NO_TIMELINE, SequenceState
+from .twins import end_twin
 
 
 def release_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64) -> None:
@@ -12,6 +13,8 @@ def release_page(state: SequenceState, life_cycle: i64, ordinal: i64, mark: i64)
     points already.
     """
     storage = state.shared.storage
+    if state.twins is not None:
+        end_twin(state, life_cycle, ordinal, mark)
     page = state.blocks[ordinal].first_page + life_cycle
     pool_group = storage.pool_group_of[life_cycle]
     is_active = state.timeline != NO_TIMELINE
@@ -35,7 +38,7 @@ def count_given_back(state: SequenceState, life_cycle: i64, begin: i64, end: i64
     rows = state.shared.storage.rows
     count: i64 = 0
     for ordinal in range(begin, end):
-        page = state.blocks[ordinal].first_page + life_cycle
+        page = state.page_of(life_cycle, ordinal)
         if state.holds_page(life_cycle, ordinal) and rows.num_holds(page) == 1:
             count += 1
     return count

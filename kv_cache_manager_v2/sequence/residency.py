@@ -46,6 +46,7 @@ from .scratch import add_needed_slots
 from .sequence_state import ACTIVE, CLOSED, NO_TIMELINE, SUSPENDED, SequenceState
 from .snapshots import leave_last_state
 from .staged_copies import copy_shared_blocks
+from .twins import end_twins
 from .usage_recorder import record_resume
 from .whole_prefix import make_load_failed
 
@@ -388,6 +389,8 @@ def suspend(state: SequenceState) -> None:
     shared.guard.begin_change()
     storage = shared.storage
     mark = shared.order.mark(state.timeline)
+    if state.twins is not None:
+        end_twins(state, mark)
     for life_cycle in range(shared.num_life_cycles):
         pool_group = storage.pool_group_of[life_cycle]
         for ordinal in range(state.num_blocks):
@@ -417,6 +420,8 @@ def close(state: SequenceState) -> None:
     close_beams(state, 1)
     tree = shared.tree
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
+    if state.twins is not None:
+        end_twins(state, mark)
     state.scratch.release_all(mark)
     leave_last_state(state)
     if shared.early_copies is not None:

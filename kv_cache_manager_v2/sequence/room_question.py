@@ -24,7 +24,7 @@ from .shared_state import NEVER, SharedState
 class RoomQuestion:
     """One `find` for each sequence, in the order of the calls, and `take` between two of them."""
 
-    __slots__ = ("_shared", "_plan", "_taken", "_newly_held", "_num_released", "_num_left")
+    __slots__ = ("_shared", "_plan", "_taken", "_newly_held", "_num_released", "_num_left", "_gone_on")
 
     _shared: Final[SharedState]
     _plan: ResizePlan | None
@@ -37,6 +37,8 @@ class RoomQuestion:
     """By page, how many sequences have released it by then."""
     _num_left: Final[dict[int, int]]
     """By first page, how many sequences that had a shared block as their own have left it by then."""
+    _gone_on: Final[dict[int, int]]
+    """By twin, the published page that it goes on as by then."""
 
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
@@ -45,6 +47,7 @@ class RoomQuestion:
         self._newly_held = vec[i64]([0] * shared.storage.num_pool_groups)
         self._num_released = {}
         self._num_left = {}
+        self._gone_on = {}
 
     def find(self, state: SequenceState, capacity: i64, history: i64) -> Refusal | None:
         """Why the resize would be refused; None if it would not. The caller has validated the numbers."""
@@ -86,7 +89,7 @@ class RoomQuestion:
             for life_cycle in range(self._shared.num_life_cycles):
                 pool_group = self._shared.storage.pool_group_of[life_cycle]
                 for ordinal in _list_released(turn, plan, life_cycle, True):
-                    self._release(state.blocks[ordinal].first_page + life_cycle, pool_group)
+                    self._release(state.page_of(life_cycle, ordinal), pool_group)
             for pool_group in range(self._shared.storage.num_pool_groups):
                 self._taken[pool_group] += turn.needed[pool_group]
                 self._taken[pool_group] -= _count_scratch_released(turn, plan, pool_group)
@@ -98,12 +101,40 @@ class RoomQuestion:
 
     def _release(self, page: i64, pool_group: i64) -> None:
         storage = self._shared.storage
+        page = self._page_by_then(page)
         count = self._num_released.get(int(page), 0) + 1
         self._num_released[int(page)] = count
-        if storage.rows.num_holds(page) == count:
+        num_holds, num_locks = self._count_users(page)
+        if num_locks == count and self._let_twin_go_on(page):
             self._taken[pool_group] -= 1
-        elif storage.rows.num_locks(page) == count and storage.last_level > 0:
+        elif num_holds == count:
+            self._taken[pool_group] -= 1
+        elif num_locks == count and storage.last_level > 0:
             self._newly_held[pool_group] += 1
+
+    def _page_by_then(self, page: i64) -> i64:
+        """The published page that a twin goes on as by then, or the page itself."""
+        return self._gone_on.get(int(page), int(page))
+
+    def _count_users(self, page: i64) -> tuple[int, int]:
+        """Holds and locks of now, with those of the twins that went on as that page by then."""
+        rows = self._shared.storage.rows
+        num_holds, num_locks = int(rows.num_holds(page)), int(rows.num_locks(page))
+        for twin, published in self._gone_on.items():
+            if published == int(page):
+                num_holds += int(rows.num_holds(twin))
+                num_locks += int(rows.num_locks(twin))
+        return num_holds, num_locks
+
+    def _let_twin_go_on(self, page: i64) -> bool:
+        """The page has lost its last lock: its oldest twin, if it has one, takes its place, and its slot is free."""
+        twin_pages = self._shared.twin_pages
+        if twin_pages is not None:
+            for twin in twin_pages.twins_of(page):
+                if twin not in self._gone_on:
+                    self._gone_on[twin] = int(page)
+                    return True
+        return False
 
     def _plan_turn(self, state: SequenceState, copies: list[int], first_written: i64, plan: ResizePlan) -> TurnPlan:
         """With the pages among what it releases that the sequences before it have released by then."""
@@ -112,10 +143,12 @@ class RoomQuestion:
             rows = self._shared.storage.rows
             for life_cycle in range(self._shared.num_life_cycles):
                 for ordinal in _list_released(turn, plan, life_cycle, False):
-                    page = state.blocks[ordinal].first_page + life_cycle
-                    num_others = self._num_released.get(int(page), 0)
-                    if num_others > 0 and rows.num_holds(page) == num_others + 1:
-                        turn.released[self._shared.storage.pool_group_of[life_cycle]] += 1
+                    own = state.page_of(life_cycle, ordinal)
+                    page = self._page_by_then(own)
+                    num_holds, _num_locks = self._count_users(page)
+                    is_last = num_holds == self._num_released.get(int(page), 0) + 1
+                    # The plan has counted the pages that no other sequence has now.
+                    turn.released[self._shared.storage.pool_group_of[life_cycle]] += int(is_last) - int(rows.num_holds(own) == 1)
         return turn
 
     def _leave_out_last_owned(self, beams: list[SequenceState], position: int, copies: list[int]) -> list[int]:

@@ -59,6 +59,8 @@ class SequenceState:
         "tail_is_shared",
         "forked_end",
         "forks",
+        "twins",
+        "publishes_at_close",
         "beams",
         "has_beams",
         "copies_tail_on_resume",
@@ -126,6 +128,11 @@ class SequenceState:
     """The open sequences that were forked from one another, this one included: one list for all of them."""
     beams: "list[SequenceState]"
     """Beams 1 and up of a sequence with more than one; this state is beam 0 then (`beams`)."""
+    twins: dict[int, int] | None
+    """Where indices stay, the sequence's own pages of published blocks, by `twin_key`; a row without a page: it went on as the published
+    one. Only while ACTIVE; None before the first."""
+    publishes_at_close: bool
+    """`stop_committing` has left the partial last block to `close`."""
     copies_tail_on_resume: bool
     """The shared tail is a partial match: the first resume makes a private copy of it."""
     blocks: list[Block]
@@ -188,6 +195,8 @@ class SequenceState:
         self.forks = None
         self.beams = []
         self.has_beams = False
+        self.twins = None
+        self.publishes_at_close = False
         self.copies_tail_on_resume = False
         self.is_committing = True
         self.blocks = []
@@ -286,6 +295,19 @@ class SequenceState:
         if ordinal < self.window_begins[life_cycle]:
             return ordinal < self.shared.num_sink_blocks[life_cycle]
         return self.scratch.num_blocks == 0 or not self.scratch.contains(life_cycle, ordinal)
+
+    def twin_key(self, life_cycle: i64, ordinal: i64) -> int:
+        return int(ordinal * self.shared.num_life_cycles + life_cycle)
+
+    def page_of(self, life_cycle: i64, ordinal: i64) -> i64:
+        """The page that the sequence holds for that block: the block's, or its own twin of that."""
+        page = self.blocks[ordinal].first_page + life_cycle
+        twins = self.twins
+        if twins is not None:
+            twin: i64 = twins.get(self.twin_key(life_cycle, ordinal), -1)
+            if twin >= 0 and self.shared.storage.rows.has_page(twin):
+                return twin
+        return page
 
     def ask_priority(self, ordinal: i64, life_cycle: i64) -> i64:
         """The user's priority for a page; `ValueError` if it is none. Called before anything changes."""

@@ -28,6 +28,7 @@ from ..storage.slot_reclaimer import SlotReclaimer
 from .call_guard import CallGuard
 from .retention_records import RetentionRecords
 from .transfer_leases import TransferLeases
+from .twin_pages import TwinPages
 
 
 @final
@@ -46,6 +47,7 @@ class SharedState:
         "matcher",
         "drop_plans",
         "leases",
+        "twin_pages",
         "retention",
         "guard",
         "life_cycles",
@@ -85,6 +87,8 @@ class SharedState:
     matcher: Final[Matcher]
     drop_plans: Final[DropPlans]
     leases: Final[TransferLeases]
+    twin_pages: Final[TwinPages | None]
+    """None where a commit may change indices."""
     retention: Final[RetentionRecords]
     guard: Final[CallGuard]
     life_cycles: Final[list[LifeCycle]]
@@ -149,6 +153,8 @@ class SharedState:
         self.matcher = matcher
         self.drop_plans = DropPlans(tree, life_cycles, config.tokens_per_block)
         self.leases = TransferLeases(storage, tree)
+        self.twin_pages = None if config.allow_seq_rebasing else TwinPages(storage, self.leases)
+        storage.twin_owner = self.twin_pages
         self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
         self.guard = CallGuard(storage.changes, journal)
         self.life_cycles = list(life_cycles)

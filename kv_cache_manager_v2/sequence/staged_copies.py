@@ -109,14 +109,13 @@ def take_copies(
 
 def _copy_pages(state: SequenceState, ordinal: i64, target: Block, priorities: list[int], first: i64) -> None:
     storage = state.shared.storage
-    source = state.blocks[ordinal]
     for life_cycle in range(state.shared.num_life_cycles):
         if state.holds_page(life_cycle, ordinal):
             pool_group = storage.pool_group_of[life_cycle]
             page = target.first_page + life_cycle
             priority: i64 = PRIORITY_DEFAULT if len(priorities) == 0 else priorities[first + life_cycle]
             storage.make_locked_page(page, pool_group, priority, state.timeline)
-            copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)
+            copy_page(storage, state.page_of(life_cycle, ordinal), page, pool_group, state.stream)
 
 
 def _take_copy(state: SequenceState, ordinal: i64, target: Block, mark: i64, account: PageCounters | None) -> None:

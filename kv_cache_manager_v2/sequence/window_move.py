@@ -8,6 +8,7 @@ from ..base.ids import BAD_PAGE_INDEX
 from .block_runs import release_evict_first, release_stale
 from .page_users import release_page
 from .sequence_state import SequenceState
+from .twins import end_twins_between
 
 LEAST_SLACK_TOKENS: Final = 512
 
@@ -37,6 +38,8 @@ def move_windows(state: SequenceState, history: i64, mark: i64, keeps_scratch: b
 def _release_range(state: SequenceState, life_cycle: i64, begin: i64, new_begin: i64, mark: i64) -> None:
     end = new_begin if new_begin < state.num_blocks else state.num_blocks
     table = state.tables[life_cycle]
+    if state.twins is not None:
+        end_twins_between(state, life_cycle, life_cycle + 1, begin, end, mark)
     runs_end = begin
     if state.scratch.num_blocks == 0 and end - begin > 1:
         runs_end = end if end < state.num_published else state.num_published

@@ -43,21 +43,25 @@ def move_page(storage: PageStorage, source: i64, target: i64) -> None:
 
 
 def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) -> None:
-    """A published page that lies on a lower level goes on in the slot of an equal locked page on level 0."""
+    """A published page that no active sequence has locked goes on in the slot of an equal locked page on level 0."""
     words = storage.rows.words
-    storage.copies.forget(theirs)
     place = words[theirs * ROW_WORDS + PLACE]
     our_place = words[ours * ROW_WORDS + PLACE]
     num_our_holds = holds_of_place(our_place)
     level = level_of_place(place)
     index = level * storage.num_pool_groups + pool_group
-    assert words[theirs * ROW_WORDS + LINKS] >= NOT_QUEUED and level > 0, "a page was replaced that is in use"
+    assert words[theirs * ROW_WORDS + LINKS] >= NOT_QUEUED, "a page was replaced that is in use"
     assert words[ours * ROW_WORDS + LINKS] < NOT_QUEUED, "a page was replaced by one that is not locked"
     assert holds_of_place(place) + num_our_holds <= MOST_HOLDS, "a page has more users than its row can count"
+    point = _leave_slot(storage, theirs, index, level)
     if words[theirs * ROW_WORDS + LINKS] != NOT_QUEUED:
-        (storage.queues[index] if place < ONE_HOLD else storage.held_queues[index]).remove(theirs)
-    slot = place & LOW_MASK
-    storage.slots.free_slot(index, slot, storage.allocators[index].ready[slot])
+        if place >= ONE_HOLD:
+            storage.held_queues[index].remove(theirs)
+        elif level > GPU:
+            storage.queues[index].remove(theirs)
+        else:
+            storage.queues[index].use(theirs)
+    storage.slots.free_slot(index, place & LOW_MASK, point)
     words[theirs * ROW_WORDS + PLACE] = moved_place(place, GPU, our_place & LOW_MASK) + num_our_holds * ONE_HOLD
     words[theirs * ROW_WORDS + LINKS] = words[ours * ROW_WORDS + LINKS]
     words[ours * ROW_WORDS + PLACE] = NO_PAGE
@@ -65,5 +69,38 @@ def replace_page(storage: PageStorage, ours: i64, theirs: i64, pool_group: i64) 
     storage.reads.forget(theirs)
     storage.reads.record_copy(ours, theirs)
     storage.reads.forget(ours)
-    if storage.sink is not None:
+    if storage.sink is not None and level > GPU:
         storage.sink.on_page_moved(theirs, level, GPU)
+
+
+def take_twin(storage: PageStorage, page: i64, twin: i64, pool_group: i64) -> None:
+    """A published page on level 0 that is in no queue goes on in the slot of an equal locked page, with its holds and locks too."""
+    words = storage.rows.words
+    place = words[page * ROW_WORDS + PLACE]
+    twin_place = words[twin * ROW_WORDS + PLACE]
+    num_twin_holds = holds_of_place(twin_place)
+    assert level_of_place(place) == GPU and words[page * ROW_WORDS + LINKS] == NOT_QUEUED, "a page was replaced that is in use"
+    assert words[twin * ROW_WORDS + LINKS] < NOT_QUEUED, "a page was replaced by one that is not locked"
+    assert holds_of_place(place) + num_twin_holds <= MOST_HOLDS, "a page has more users than its row can count"
+    storage.slots.free_slot(pool_group, place & LOW_MASK, _leave_slot(storage, page, pool_group, GPU))
+    words[page * ROW_WORDS + PLACE] = moved_place(place, GPU, twin_place & LOW_MASK) + num_twin_holds * ONE_HOLD
+    words[page * ROW_WORDS + LINKS] = words[twin * ROW_WORDS + LINKS]
+    words[twin * ROW_WORDS + PLACE] = NO_PAGE
+    words[twin * ROW_WORDS + LINKS] = NOT_QUEUED
+    storage.reads.forget(page)
+    storage.reads.record_copy(twin, page)
+    storage.reads.forget(twin)
+
+
+def _leave_slot(storage: PageStorage, page: i64, index: i64, level: i64) -> i64:
+    """After which point the slot of a page may be touched that goes on, with the same bytes, in another one on level 0.
+
+    Its clean copy is that of the same bytes. Not if the page was on the same level as the copy, or may have come from a disk: then which
+    bytes the copy has depends on a read.
+    """
+    copies = storage.copies
+    if copies.has_copy(page) and level == GPU and not storage.closed.has_disks:
+        slot = storage.rows.slot(page)
+        return copies.end_read(page, storage.allocators[index].ready[slot])
+    copies.forget(page)
+    return storage.allocators[index].ready[storage.rows.slot(page)]

@@ -195,6 +195,7 @@ def _release_group(
     order = storage.order
     words = storage.rows.words
     has_lower_levels = storage.last_level > 0
+    twins = storage.twin_owner
     pool_group: i64 = storage.pool_group_of[life_cycles[0]]
     ready = storage.allocators[pool_group].ready
     released = vec[i64]([0] * ((end - begin) * len(life_cycles)))
@@ -215,6 +216,8 @@ def _release_group(
             ready[slot] = mark if timeline_of_point(point) == timeline and point <= mark else order.advance(point, timeline, mark)
             if links == NOT_QUEUED:
                 num_unlocked += 1
+                if twins is not None and twins.take_over(page):
+                    continue
                 if place < ONE_HOLD:
                     released[num_released] = page
                     num_released += 1
@@ -234,13 +237,14 @@ def release_run_evict_first(
     pool_group = storage.pool_group_of[life_cycle]
     ready = storage.allocators[pool_group].ready
     queue = storage.queues[pool_group]
+    twins = storage.twin_owner
     released = vec[i64]([0] * (end - begin))
     num_released: i64 = 0
     num_unlocked: i64 = 0
     for first_page in first_pages[begin:end]:
         page = first_page + life_cycle
         place = words[page * ROW_WORDS + PLACE]
-        if holds_of_place(place) == 1 and words[page * ROW_WORDS + LINKS] == LOCKED_ONCE:
+        if holds_of_place(place) == 1 and words[page * ROW_WORDS + LINKS] == LOCKED_ONCE and (twins is None or not twins.has_twin(page)):
             words[page * ROW_WORDS + PLACE] = place - ONE_HOLD
             words[page * ROW_WORDS + LINKS] = NOT_QUEUED
             num_unlocked += 1
@@ -250,7 +254,7 @@ def release_run_evict_first(
             released[num_released] = page
             num_released += 1
         else:
-            # Held by others too: it enters another queue, or none.
+            # Held by others too, or about to be: it enters another queue, or none.
             storage.unlock(page, pool_group, timeline, mark)
             storage.release_evict_first_page(page, pool_group)
     queue.push_run_first(released, num_released)

@@ -64,6 +64,7 @@ from .page_rows import (
 )
 from .refusal import Refusal
 from .slot_store import SlotStore
+from .twin_owner import TwinOwner
 from .victim_queue import NUM_PRIORITIES, VictimQueue
 
 GPU: Final = 0
@@ -75,7 +76,7 @@ class PageStorage:
     __slots__ = (
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
-        "last_refusal", "num_refusals", "sink", "reads", "copies", "closed", "changes", "durable", "learning", "_keys",
+        "last_refusal", "num_refusals", "sink", "twin_owner", "reads", "copies", "closed", "changes", "durable", "learning", "_keys",
         "_records", "_num_sentinels_used",
     )  # fmt: skip
 
@@ -108,6 +109,8 @@ class PageStorage:
     """Refused calls since the start, by index: where slots were missing."""
     sink: PageEventSink | None
     """Hears where published pages go; None without a listener."""
+    twin_owner: TwinOwner | None
+    """None where a commit takes equal published pages over."""
     reads: Final[DiskReads]
     copies: Final[CleanCopies]
     closed: Final[ClosedLevels]
@@ -155,6 +158,7 @@ class PageStorage:
         self.last_refusal = None
         self.num_refusals = vec[i64]([0] * num_places)
         self.sink = None
+        self.twin_owner = None
         self.changes = ChangeCount()
         self.durable = levels[len(levels) - 1].durable
         self.reads = DiskReads(device, order, self.changes)
@@ -335,8 +339,10 @@ class PageStorage:
 
     def unlock(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Drop a lock; the next user of the slot waits for ``mark``, a fresh mark of ``timeline``, too."""
-        if self._drop_lock(page, pool_group, timeline, mark) and self.last_level > 0:
-            self.held_queues[pool_group].push(page)
+        if self._drop_lock(page, pool_group, timeline, mark):
+            twins = self.twin_owner
+            if (twins is None or not twins.take_over(page)) and self.last_level > 0:
+                self.held_queues[pool_group].push(page)
 
     def unlock_and_release(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:
         """Drop a lock and the hold that goes with it, of a published page."""
@@ -345,6 +351,9 @@ class PageStorage:
         place = words[page * ROW_WORDS + PLACE] - ONE_HOLD
         assert place >= 0, "a hold was released twice"
         words[page * ROW_WORDS + PLACE] = place
+        twins = self.twin_owner
+        if is_unlocked and twins is not None and twins.take_over(page):
+            return
         if place < ONE_HOLD:
             self.queues[pool_group].push(page)
         elif is_unlocked and self.last_level > 0:
@@ -393,7 +402,8 @@ class PageStorage:
         words[page * ROW_WORDS + LINKS] = links
         if links == NOT_QUEUED:
             self.num_locked[pool_group] -= 1
-            if self.last_level > 0:
+            twins = self.twin_owner
+            if (twins is None or not twins.take_over(page)) and self.last_level > 0:
                 self.held_queues[pool_group].push(page)
 
     def advance_ready(self, page: i64, pool_group: i64, timeline: i64, mark: i64) -> None:

@@ -27,6 +27,7 @@ from .reference_pages import ModelDisagreement, StateDump, state_dump_of
 from .reference_room import ReferenceRoom
 from .reference_sequence import ReferenceSequence
 from .reference_tree import Page, Scope, Text
+from .reference_twins import ReferenceTwin
 
 NO_SNAPSHOT: Final = "no snapshot"
 MAY_SNAPSHOT: Final = "may leave a snapshot"
@@ -120,6 +121,7 @@ class ReferenceModel(ReferenceRoom):
     def suspend(self, sequence: ReferenceSequence) -> None:
         for beam in list_beams(sequence):
             beam.is_active = False
+        self.settle_twins()
 
     def resize(self, sequence: ReferenceSequence, capacity: int, history: int, dump: StateDump) -> None:
         tail_is_shared = bool(state_dump_of(dump, sequence.name)["shares_last_block"])
@@ -137,6 +139,7 @@ class ReferenceModel(ReferenceRoom):
         self._may_all_go = True
         for beam in sequence.beams:
             self.resize(beam, capacity, history, dump)
+        self.settle_twins()
 
     def set_width(self, sequence: ReferenceSequence, width: int) -> None:
         """The beam width was changed: further beams are forks of beam 0; the last ones are removed."""
@@ -145,9 +148,14 @@ class ReferenceModel(ReferenceRoom):
         while len(sequence.beams) + 1 > width:
             del self.sequences[sequence.beams.pop().name]
             self._may_all_go = True  # pages that only it kept, of blocks that fuller ones have replaced
+            self.settle_twins()
 
     def reorder(self, sequence: ReferenceSequence, parents: Sequence[int]) -> None:
         num_blocks = self.num_blocks(sequence)
+        for twin in self.twins:
+            if twin.ordinal >= len(sequence.path):
+                twin.users[:] = [user for user in twin.users if user not in list_beams(sequence)]
+        self.settle_twins()
         self._next_private = reorder_blocks(list_beams(sequence), parents, num_blocks, self._next_private)
 
     def may_gather(self, sequence: ReferenceSequence, sources: Sequence[int]) -> bool:
@@ -162,6 +170,9 @@ class ReferenceModel(ReferenceRoom):
         child = make_fork(sequence, name, num_blocks, self._next_private)
         self._next_private += num_blocks
         self.sequences[name] = child
+        for twin in self.twins:
+            if sequence in twin.users:
+                twin.users.append(child)
         return child
 
     def reserve(self, sequence: ReferenceSequence, number: int, begin: int, end: int, dump: StateDump) -> None:
@@ -176,8 +187,12 @@ class ReferenceModel(ReferenceRoom):
             for ordinal in range(0 if rule.window is None else begin, end):
                 if self.is_needed(sequence, group, ordinal):
                     node = sequence.node(ordinal)
+                    twin = self.find_twin(sequence, group, ordinal)
+                    if twin is not None and ordinal >= begin:
+                        lease.pages.append(LeasedPage(group, ordinal, slots[group][ordinal], twin.number, True, None))
+                        continue
                     private = None if node is not None else sequence.shared_private[ordinal]
-                    slot: int = slots[group][ordinal]
+                    slot: int = slots[group][ordinal] if twin is None or node is None else self.places[node, group][1]
                     lease.pages.append(LeasedPage(group, ordinal, slot, private, ordinal >= begin, node))
         self.leases[number] = lease
 
@@ -185,6 +200,7 @@ class ReferenceModel(ReferenceRoom):
         """A lease was settled: pages that were kept only for it may be evicted."""
         del self.leases[number]
         self._may_all_go = True
+        self.settle_twins()
 
     def may_toggle_scratch(self, sequence: ReferenceSequence) -> bool:
         """Whether scratch reuse may be switched: only if the present step does not depend on it."""
@@ -209,7 +225,11 @@ class ReferenceModel(ReferenceRoom):
         sequence.committed.extend(tokens)
         while (len(sequence.path) + 1) * size <= len(sequence.committed):
             ordinal = len(sequence.path)
+            number = sequence.shared_private.get(ordinal)
+            sharers = list_sharers(self.sequences.values(), sequence, ordinal)
             node = self._publish(sequence, ordinal, (ordinal + 1) * size, True)
+            if self.indices_stay and sequence.node(ordinal) is None:
+                self._keep_twins([sequence, *sharers], ordinal, node, number)
             self._share_node(sequence, ordinal, node)
             sequence.grow_path(node)
         sequence.history = max(sequence.history, len(sequence.committed))
@@ -220,8 +240,23 @@ class ReferenceModel(ReferenceRoom):
             self._may_go.update(sequence.commit_snapshots)
             page = self._expect_snapshot(sequence, snapshot == TAKES_FREE, self.state.thins_paths)
             sequence.commit_snapshots.add(page)
+        self.settle_twins()
         for beam in sequence.beams:
             self.commit(beam, tokens)
+
+    def _keep_twins(self, owners: Sequence[ReferenceSequence], ordinal: int, node: int, number: int | None) -> None:
+        """The block is published already: owners keep their pages where others have the published ones on the device."""
+        for group in range(len(self.rules)):
+            keepers = [
+                owner
+                for owner in owners
+                if owner.is_active and owner.name >= 0 and len(owner.beams) == 0 and self.is_needed(owner, group, ordinal)
+            ]
+            if len(keepers) > 0 and self.is_on_device((node, group), without=owners):
+                if number is None:
+                    number = self._next_private
+                    self._next_private += 1
+                self.twins.append(ReferenceTwin(node, group, ordinal, number, keepers))
 
     def _expect_snapshot(self, sequence: ReferenceSequence, must_come: bool, makes_room: bool) -> Page:
         """Expect a page of the recurrent group on the last committed block; its allocation may evict first."""
@@ -237,8 +272,15 @@ class ReferenceModel(ReferenceRoom):
     def stop_committing(self, sequence: ReferenceSequence, dump: StateDump) -> None:
         """The partial last block is published, unless a longer one with its tokens and all its pages exists.
 
-        Once only: what was written into the block since the first call must stay.
+        Once only: what was written into the block since the first call must stay. Where indices stay, `close` publishes it.
         """
+        if self.indices_stay:
+            sequence.publishes_at_close = sequence.publishes_at_close or sequence.is_committing
+            for beam in list_beams(sequence):
+                beam.is_committing = False
+            if bool(state_dump_of(dump, sequence.name)["shares_last_block"]) != (sequence.shared_tail is not None):
+                raise ModelDisagreement(f"sequence {sequence.name}: stop_committing changed who owns the last block")
+            return
         was_committing = sequence.is_committing
         for beam in list_beams(sequence):
             beam.is_committing = False
@@ -258,7 +300,8 @@ class ReferenceModel(ReferenceRoom):
     def close(self, sequence: ReferenceSequence) -> None:
         """The partial last block is published as by `stop_committing`."""
         self.set_width(sequence, 1)
-        self._end(sequence, sequence.is_committing and not self.may_stay_private(sequence))
+        publishes = sequence.is_committing or sequence.publishes_at_close
+        self._end(sequence, publishes and not self.may_stay_private(sequence))
 
     def abandon(self, sequence: ReferenceSequence) -> None:
         """The handle was dropped without `close`: everything is released. Whether the last block is published is open."""
@@ -275,6 +318,7 @@ class ReferenceModel(ReferenceRoom):
             if ordinal in sequence.shared_private:
                 self._maybe_published[sequence.shared_private[ordinal]] = node
         del self.sequences[sequence.name]
+        self.settle_twins()
 
     def clear(self) -> None:
         if len(self.sequences) > 0 or len(self.leases) > 0:
@@ -343,12 +387,3 @@ class ReferenceModel(ReferenceRoom):
                     if not rule.is_state:
                         self._may_go.add((sibling, group))
         return node
-
-    def _record_published(self, number: int, node: int) -> None:
-        """Leased pages of that private block may be pages of the tree now."""
-        self._published_as.setdefault(number, set()).add(node)
-        for lease in self.leases.values():
-            for page in lease.pages:
-                if page.number == number and page.node is None:
-                    self.tree.ever_published.add((node, page.group))
-                    self._may_come.add((node, page.group))

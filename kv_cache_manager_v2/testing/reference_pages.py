@@ -15,6 +15,7 @@ from .reference_scratch import ScratchRule
 from .reference_sequence import ReferenceSequence
 from .reference_state import StateRule, group_layers, make_rules
 from .reference_tree import GroupRule, Page, ReferenceMatch, ReferenceTree, Scope, Text
+from .reference_twins import ReferenceTwin, find_twin, list_twin_blocks
 
 StateDump: TypeAlias = dict[str, Any]
 
@@ -35,7 +36,7 @@ class ReferencePages:
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_backoff", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
-        "state", "lost", "_snapshots_due", "leases", "_published_as",
+        "state", "lost", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -58,6 +59,8 @@ class ReferencePages:
     leases: Final[dict[int, ReferenceLease]]
     _published_as: Final[dict[int, set[int]]]  # by the number of a private block that was shared: the nodes that it may be by now
     _snapshots_due: Final[set[Page]]  # made last in their call, so nothing can have evicted them
+    twins: Final[list[ReferenceTwin]]  # the oldest first
+    indices_stay: Final[bool]
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
@@ -89,6 +92,8 @@ class ReferencePages:
         self._snapshots_due = set()
         self.leases = {}
         self._published_as = {}
+        self.twins = []
+        self.indices_stay = not config.allow_seq_rebasing
 
     # -- state dumps --------------------------------------------------------------------------------------------------
 
@@ -119,6 +124,7 @@ class ReferencePages:
                 if page not in self.statuses and page not in self._may_go:
                     raise ModelDisagreement(f"{self.name(page)} is missing; nothing was evicted or replaced")
         self._check_reachable()
+        self._check_twins(dump)
         self._must_come.clear()
         self._may_come.clear()
         self._may_go.clear()
@@ -232,6 +238,56 @@ class ReferencePages:
                     if (parent, group) not in self.statuses:
                         raise ModelDisagreement(f"{self.name(page)} is kept, but {self.name((parent, group))} is gone")
 
+    def _check_twins(self, dump: StateDump) -> None:
+        for sequence in self.sequences.values():
+            shown: list[list[int]] = state_dump_of(dump, sequence.name).get("twins", [[]] * len(self.rules))
+            twins = [list_twin_blocks(self.twins, sequence, group) for group in range(len(self.rules))]
+            if shown != twins:
+                raise ModelDisagreement(f"sequence {sequence.name} keeps pages of its own for blocks {shown}, must for {twins}")
+
+    def settle_twins(self) -> None:
+        """A call is over: end the twins that no active sequence needs, and those that are the published page by now."""
+        for twin in list(self.twins):
+            twin.users[:] = [user for user in twin.users if self._uses_twin(user, twin)]
+            if len(twin.users) == 0:
+                self.twins.remove(twin)
+        passed: set[Page] = set()
+        for twin in list(self.twins):
+            page = (twin.node, twin.group)
+            if page not in passed and not self.is_on_device(page, [other for other in self.twins if (other.node, other.group) == page]):
+                self.twins.remove(twin)
+                self._record_published(twin.number, twin.node)
+            passed.add(page)
+
+    def _uses_twin(self, sequence: ReferenceSequence, twin: ReferenceTwin) -> bool:
+        return (
+            self.sequences.get(sequence.name) is sequence
+            and sequence.is_active
+            and twin.ordinal < self.num_blocks(sequence)
+            and sequence.node(twin.ordinal) == twin.node
+            and self.is_needed(sequence, twin.group, twin.ordinal)
+        )
+
+    def is_on_device(self, page: Page, twins: Sequence[ReferenceTwin] = (), without: Sequence[ReferenceSequence] = ()) -> bool:
+        """Whether an active sequence or a lease needs the published page; not counted are users of ``twins`` and ``without``."""
+        for sequence in self.sequences.values():
+            if sequence.is_active and sequence not in without and page in self._published_pages(sequence):
+                if not any([sequence in twin.users for twin in twins]):
+                    return True
+        return page in self._leased_pages()
+
+    def find_twin(self, sequence: ReferenceSequence, group: int, ordinal: int) -> ReferenceTwin | None:
+        return find_twin(self.twins, sequence, group, ordinal)
+
+    def _record_published(self, number: int, node: int) -> None:
+        """Leased pages of that private block may be pages of the tree now."""
+        self._published_as.setdefault(number, set()).add(node)
+        for lease in self.leases.values():
+            for page in lease.pages:
+                if page.number == number and page.node is None:
+                    self.tree.ever_published.add((node, page.group))
+                    self._may_come.add((node, page.group))
+
     def name(self, page: Page) -> str:
         node, group = page
         return f"the page of group {group} of block {self.tree.depth(node)} with tokens {self.tree.tokens(node)}"
@@ -277,6 +333,7 @@ class ReferencePages:
                 for ordinal in range(self.num_blocks(sequence)):
                     if sequence.node(ordinal) is None and self.is_needed(sequence, group, ordinal):
                         private.add(sequence.private_name(ordinal))
+        private.update([twin.private_name for twin in self.twins if twin.group == group])
         for lease in self.leases.values():
             private.update([page.private_name for page in lease.pages if page.group == group and page.node is None])
         return count + len(private) + self.state.num_private_slots(list(self.sequences.values()), group, active_only)

@@ -118,7 +118,8 @@ class ReferenceRoom(ReferencePages):
         others: set[Page] = set(self._leased_pages())
         for other in self.sequences.values():
             if other is not sequence:
-                others.update(self._published_pages(other))
+                kept = {(twin.node, twin.group) for twin in self.twins if other in twin.users}
+                others.update([page for page in self._published_pages(other) if page not in kept])
         scratch = self._scratch_after_resize(sequence, capacity, history)
         first_written = max(num_first_written(sequence, capacity, history, self.tokens_per_block), len(sequence.path))
         for group, rule in enumerate(self.rules):
@@ -141,6 +142,10 @@ class ReferenceRoom(ReferencePages):
 
     def _is_needed_by_others(self, sequence: ReferenceSequence, group: int, ordinal: int, others: set[Page]) -> bool:
         node = sequence.node(ordinal)
+        twin = self.find_twin(sequence, group, ordinal)
+        if twin is not None:
+            leased = [(page.number, page.group, page.node) for lease in self.leases.values() for page in lease.pages]
+            return (twin.number, group, None) in leased or len(twin.users) > 1
         if node is not None:
             return (node, group) in others
         sharers = list_sharers(self.sequences.values(), sequence, ordinal)

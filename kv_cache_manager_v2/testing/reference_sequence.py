@@ -20,7 +20,7 @@ class ReferenceSequence:
     __slots__ = (
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
         "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
-        "peak_capacity", "num_matched", "uses_scratch", "beams", "commit_snapshots",
+        "peak_capacity", "num_matched", "uses_scratch", "beams", "commit_snapshots", "publishes_at_close",
     )  # fmt: skip
 
     name: Final[int]
@@ -30,6 +30,7 @@ class ReferenceSequence:
     capacity: int
     is_active: bool
     is_committing: bool
+    publishes_at_close: bool  # it has stopped committing, and its partial last block is still to be published
     path: list[int]
     shared_tail: int | None
     is_matched_tail: bool  # it was matched, so `resume` must copy it
@@ -52,6 +53,7 @@ class ReferenceSequence:
         self.capacity = 0
         self.is_active = False
         self.is_committing = True
+        self.publishes_at_close = False
         self.path = []
         self.shared_tail = None
         self.is_matched_tail = False

@@ -629,4 +629,28 @@ CANARIES = (
         "ready = self._order.advance(ready, timeline, point)",
         "pass",
     ),
+    # -- indices that stay --------------------------------------------------------------------------------------------
+    Canary(
+        "twin is not taken over when the published page is free",
+        "sequence/twin_pages.py",
+        "TwinPages.take_over",
+        "if twins is None:\n"
+        "    return False",
+        "if twins is None or len(twins) == 1:\n"
+        "    return False",
+    ),
+    Canary(
+        "twin is not recorded as ready when its commit is",
+        "sequence/twins.py",
+        "keep_own_pages",
+        "storage.advance_ready(ours, pool_group, state.timeline, mark)",
+        "pass",
+    ),
+    Canary(
+        "published page is swapped though indices stay",
+        "sequence/twins.py",
+        "_share_out",
+        "if owner.timeline == NO_TIMELINE or owner.has_beams or twin_pages is None:",
+        "if owner.timeline != NO_TIMELINE or owner.has_beams or twin_pages is None:",
+    ),
 )

@@ -47,7 +47,11 @@ from .sharing_scenario import draw_sharing
 from .state_scenario import add_state
 
 _SHARE_OF_FILLED: Final = 0.06
+_SHARE_OF_STAYING: Final = 0.3
+"""The share of scenarios in which indices stay."""
 _SHARE_OF_REPEATED: Final = 0.85
+_SHARE_OF_REPEATED_PAIRS: Final = 0.4
+"""Where indices stay: two sequences that compute the same blocks side by side need a prompt that is not cached."""
 _STEP_BLOCKS: Final = 3
 """Chunks of a prompt have up to that many blocks."""
 _LIKELIHOODS: Final = {
@@ -158,6 +162,8 @@ class Scenario:
         if not self.is_large and bends is not CHUNKED:
             config = without_scratch(config) if self.grows_trees else add_state(config, seed)
             config = draw_policies(config, seed)
+        if Random(149 * seed + 41).random() < _SHARE_OF_STAYING:
+            config = replace(config, allow_seq_rebasing=False)
         if self.fault_share > 0.0:
             config = end_on_disk(config)
             if is_fragmented(seed):
@@ -175,7 +181,8 @@ class Scenario:
         self.max_tokens = self.config.tokens_per_block * (brimful_blocks(seed) if bends is BRIMFUL else max_blocks)
         vocabulary = random.choice((2, 4, 1000))
         self.vocabulary = 1000 if self.is_large else vocabulary
-        self.share_of_repeated = SHARE_OF_REPEATED if self.is_large else _SHARE_OF_REPEATED
+        share_of_repeated = _SHARE_OF_REPEATED if config.allow_seq_rebasing else _SHARE_OF_REPEATED_PAIRS
+        self.share_of_repeated = SHARE_OF_REPEATED if self.is_large else share_of_repeated
         self.digest_share = random.choice((0.0, 0.0, 0.1))
         max_kept_texts, commits_at_once = random.choice((1, 3, 12)), random.choice((0.3, 0.8, 1.0))
         self.max_cut = self.config.tokens_per_block if bends is BRIMFUL else 0

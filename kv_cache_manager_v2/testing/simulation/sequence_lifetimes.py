@@ -2,8 +2,10 @@
 
 import warnings
 from random import Random
+from typing import Final
 
 from ...base.errors import LogicError
+from ...base.ids import TokenIdExt
 from ...manager.kv_cache_manager import KVCacheManager
 from ...reuse.reuse_scope import ReuseScope
 from ..reference_model import ReferenceModel
@@ -18,12 +20,24 @@ from .state_checks import check_prompt
 from .text_source import draw_token_container
 
 
-def create(run: RunState, random: Random) -> None:
+_SHARE_OF_PAIRS: Final = 0.7
+"""Of the prompts where indices stay, those that two sequences compute side by side."""
+
+
+def create(run: RunState, random: Random) -> list[SimulatedSequence]:
+    """The sequences that were created: none, one, or two with the same prompt."""
     if len(run.sequences) >= run.scenario.max_sequences:
-        return
+        return []
     run.num_performed += 1
     scope = draw_scope(random)
     text = run.texts.draw_text(random, run.scenario.max_tokens)
+    created = [_create_one(run, scope, text, random)]
+    if run.model.indices_stay and random.random() < _SHARE_OF_PAIRS and len(run.sequences) < run.scenario.max_sequences:
+        created.append(_create_one(run, scope, text, random))
+    return created
+
+
+def _create_one(run: RunState, scope: ReuseScope, text: tuple[TokenIdExt, ...], random: Random) -> SimulatedSequence:
     tokens = draw_token_container(random, text)
     probed = run.manager.probe_reuse(scope, tokens)
     name = run.next_name
@@ -45,6 +59,7 @@ def create(run: RunState, random: Random) -> None:
     run.sequences.append(sequence)
     if random.random() < 0.6:
         resume(run, sequence, random)
+    return sequence
 
 
 def resume(run: RunState, sequence: SimulatedSequence, random: Random) -> None:

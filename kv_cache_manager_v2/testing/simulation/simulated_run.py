@@ -125,7 +125,11 @@ class SimulatedRun:
     def _perform(self, kind: str, random: Random) -> None:
         run = self._state
         if kind == "create":
-            create(run, random)
+            created = create(run, random)
+            for sequence in created if len(created) > 1 else []:
+                run.check()
+                if sequence.model.is_active:
+                    step(run, sequence, random)
         elif kind == "hint":
             run.num_performed += 1
             if give_hint(run.manager, run.texts.draw_text(random, run.scenario.max_tokens), random):

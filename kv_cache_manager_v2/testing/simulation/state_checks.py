@@ -41,7 +41,7 @@ def check_state(
                 _check_changes(sequence, group, entries)
             for ordinal, slot in enumerate(entries):
                 if slot != BAD_PAGE_INDEX:
-                    page = _name_page(expected, group, ordinal)
+                    page = _name_page(model, expected, group, ordinal)
                     place = (pool_group_of[group], slot)
                     if page_in_slot.setdefault(place, page) != page or slot_of_page.setdefault(page, place) != place:
                         raise ModelDisagreement(
@@ -143,7 +143,10 @@ def _check_scratch(model: ReferenceModel, sequence: SimulatedSequence, group: in
     return slots
 
 
-def _name_page(expected: ReferenceSequence, group: int, ordinal: int) -> PageName:
+def _name_page(model: ReferenceModel, expected: ReferenceSequence, group: int, ordinal: int) -> PageName:
+    twin = model.find_twin(expected, group, ordinal)
+    if twin is not None:
+        return ("private", *twin.private_name, group)
     node = expected.node(ordinal)
     if node is not None:
         return ("tree", node, group, 0)

@@ -179,6 +179,7 @@ def _any(value: object) -> Any:
         lambda: config(swa_scratch_reuse=True),
         lambda: config(max_util_for_resume="1"),
         lambda: config(enable_partial_reuse=1),
+        lambda: config(allow_seq_rebasing=0),
     ],
 )
 def test_wrong_types_are_type_errors(make: Any) -> None:
