@@ -257,7 +257,7 @@ CANARIES = (
         "private copy of a partial block is not copied",
         "sequence/staged_copies.py",
         "_copy_pages",
-        "copy_page(storage, source.first_page + life_cycle, page, pool_group, state.stream)",
+        "copy_page(storage, state.page_of(life_cycle, ordinal), page, pool_group, state.stream)",
         "pass",
     ),
     Canary(
@@ -429,7 +429,7 @@ CANARIES = (
         "published page on a lower level keeps its slot when ours replaces it",
         "storage/page_handover.py",
         "replace_page",
-        "storage.slots.free_slot(index, slot, storage.allocators[index].ready[slot])",
+        "storage.slots.free_slot(index, place & LOW_MASK, point)",
         "pass",
     ),
     Canary(
@@ -650,7 +650,7 @@ CANARIES = (
         "published page is swapped though indices stay",
         "sequence/twins.py",
         "_share_out",
-        "if owner.timeline == NO_TIMELINE or owner.has_beams or twin_pages is None:",
-        "if owner.timeline != NO_TIMELINE or owner.has_beams or twin_pages is None:",
+        "owner.timeline == NO_TIMELINE or owner.has_beams or twin_pages is None",
+        "owner.timeline != NO_TIMELINE or owner.has_beams or twin_pages is None",
     ),
 )
