@@ -54,6 +54,7 @@ UNCOMPILED: Final = {
     "__init__.py": "holds imports or a docstring: nothing to speed up, and folders stay importable from either build",
     "base/given.py": "what it says to mypyc is not what it says to Python",
     "__main__.py": "`python -m` needs a code object, which compiled modules lack",
+    "shared/": "its threads wait for sockets, hash and copy; between two statements the interpreter lets other threads run",
     "integrations/": "subclasses of other packages' classes, whose time is spent in those packages",
 }
 """Files that mypyc leaves out, and why. A name means every such file; a path, from the package's folder, one file or folder."""

@@ -33,6 +33,10 @@ class GivenTokens:
             mixed = list(tokens)
         self._mixed = mixed
 
+    def share(self) -> bytes | list[object]:
+        """All of them: packed, or as they were given where digests are among them."""
+        return self._packed if self._mixed is None else self._mixed
+
     def pack(self, begin: i64, end: i64, digests: DigestTable) -> bytes:
         """Those from ``begin`` to ``end``, for a commit."""
         mixed = self._mixed

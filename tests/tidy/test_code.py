@@ -39,7 +39,7 @@ C_WORDS: Final = {"__thread", "__asm", "__inline", "__const", "__volatile", "__s
 # What these names stand for has plain attributes of the same names as a handle's properties.
 NO_HANDLES: Final = {"self", "state"}
 
-FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "compat", "testing"}
+FOLDERS_WITH_PUBLIC_NAMES: Final = {"", "compat", "shared", "testing"}
 
 # Bases that mypyc cannot compile into native classes, or that make the class one of its special kinds.
 SPECIAL_BASES: Final = {"Enum", "IntEnum", "IntFlag", "Flag", "NamedTuple", "TypedDict", "Protocol"}

@@ -14,6 +14,7 @@ FOR_USERS: Final = {
     "export_memory",
     "get_stale_range",
     "to_tokens",
+    "ValkeyStore",
     "is_capacity",
     "life_cycle_of",
     "life_cycle_pool_group_indices",
@@ -28,7 +29,7 @@ FOR_USERS: Final = {
     "storage_statistics",
 }
 """Attributes of public values, which only users read; the public methods of classes that users hold need no entry."""
-FOLDERS_FOR_USERS: Final = {"compat", "integrations", "kernels", "manager", "testing"}
+FOLDERS_FOR_USERS: Final = {"compat", "integrations", "kernels", "manager", "shared", "testing"}
 """Whose methods users call."""
 FOR_TESTS: Final = {"num_live", "num_timelines"}
 """Read by the tests of their own classes alone, because there is no other way to see a leak."""

@@ -27,7 +27,7 @@ FLOORS: Final = (
     ("introspect",),
     ("manager",),
     ("kernels", "metrics", "models", "publishing"),
-    ("compat", "integrations"),
+    ("compat", "integrations", "shared"),
     ("testing",),
     ("replay",),
 )
@@ -56,10 +56,10 @@ DOORS: Final = {
     "zmq": {"publishing"},
     "msgspec": {"models", "publishing"},
     "xxhash": {"device"},
-    "time": {"device", "durable", "metrics", "publishing", "testing", "replay"},
+    "time": {"device", "durable", "metrics", "publishing", "shared", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},
-    "threading": {"compat", "device", "durable", "events", "metrics", "publishing", "sequence", "testing", "replay"},
+    "threading": {"compat", "device", "durable", "events", "metrics", "publishing", "sequence", "shared", "testing", "replay"},
     "weakref": set[str](),
 }
 

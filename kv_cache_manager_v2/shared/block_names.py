@@ -1,0 +1,60 @@
+"""Names of blocks that mean the same in all processes: a SHA-256 chain over the tokens, from the scope's root on.
+
+A name is not trusted to be unique: each record says its tokens and its parent's name, and both are compared when it is loaded. Digests
+are in the chain in full. The names of another model, layout or salt domain are others, since their `SharedIdentity` begins each key.
+"""
+
+import json
+from hashlib import sha256
+from time import sleep
+from typing import Final
+
+from ..base.ids import TokenIdExt
+from ..durable.record_format import MIXED, PACKED, encode_mixed
+from ..reuse.reuse_scope import ReuseScope
+from ..reuse.token_packing import TOKEN_BYTES
+
+DIGEST_BYTES: Final = 32
+_BLOCKS_AT_ONCE: Final = 64
+"""About 50 us of work, after which another thread may run."""
+
+
+class BlockName:
+    """A full block: its digest, its parent's, and its tokens as a durable level records them."""
+
+    __slots__ = ("digest", "form", "parent", "tokens")
+
+    def __init__(self, parent: bytes, form: int, tokens: bytes) -> None:
+        self.parent: Final = parent
+        self.form: Final = form
+        self.tokens: Final = tokens
+        self.digest: Final = sha256(b"%b%c%b" % (parent, form, tokens)).digest()
+
+
+def name_root(scope: ReuseScope) -> bytes:
+    """What the first block of the scope has as its parent's digest."""
+    return sha256(json.dumps(["scope", scope.lora_id, scope.salt]).encode()).digest()
+
+
+def name_blocks(parent: bytes, tokens: bytes | list[TokenIdExt], block_tokens: int) -> list[BlockName]:
+    """The full blocks of ``tokens``: packed ones, or a list where some are digests. Lets other threads run now and then."""
+    names: list[BlockName] = []
+    count = (len(tokens) // TOKEN_BYTES if isinstance(tokens, bytes) else len(tokens)) // block_tokens
+    for ordinal in range(count):
+        begin = ordinal * block_tokens
+        if isinstance(tokens, bytes):
+            name = BlockName(parent, PACKED, tokens[begin * TOKEN_BYTES : (begin + block_tokens) * TOKEN_BYTES])
+        else:
+            name = _name_mixed(parent, tokens[begin : begin + block_tokens])
+        names.append(name)
+        parent = name.digest
+        if ordinal % _BLOCKS_AT_ONCE == _BLOCKS_AT_ONCE - 1:
+            sleep(0)
+    return names
+
+
+def _name_mixed(parent: bytes, tokens: list[TokenIdExt]) -> BlockName:
+    ids = [token for token in tokens if isinstance(token, int)]
+    if len(ids) == len(tokens):
+        return BlockName(parent, PACKED, b"".join([token.to_bytes(TOKEN_BYTES, "little") for token in ids]))
+    return BlockName(parent, MIXED, encode_mixed(list(tokens)))

@@ -1,0 +1,44 @@
+"""Copies between pages of level 0 and staging slots, enqueued on a sequence's stream."""
+
+from typing import Final
+
+from ..base.ids import CacheTier
+from ..device.port import CopyBatch, Device
+from ..layout.pool_desc import PoolGroupDesc
+from .page_record import RecordLayout
+from .staging_slots import StagingSlots
+from .store_tasks import StagedPage
+
+
+class PageCopies:
+    """Pages and their slots, for one direction. ``descs``: the pools of level 0 as they are now."""
+
+    def __init__(
+        self, device: Device, staging: StagingSlots, layouts: list[RecordLayout], pool_group_of: list[int], descs: tuple[PoolGroupDesc, ...]
+    ) -> None:
+        self._device: Final = device
+        self._staging: Final = staging
+        self._layouts: Final = layouts
+        self._pool_group_of: Final = pool_group_of
+        self._descs: Final = {int(desc.pool_group_index): desc for desc in descs}
+
+    def enqueue(self, stream: int, pages: list[StagedPage], page_slots: list[int], is_load: bool) -> None:
+        """Each page, at its slot of level 0, from its staging slot if ``is_load``, else to there."""
+        gpu, host = CacheTier.GPU_MEM, CacheTier.HOST_MEM
+        batches: dict[int, CopyBatch] = {}
+        for page, slot in zip(pages, page_slots, strict=True):
+            staged = self._staging.address(page.slot) + self._layouts[page.life_cycle].head_bytes
+            for pool in self._descs[self._pool_group_of[page.life_cycle]].pools:
+                num_bytes = int(pool.slot_bytes)
+                batch = batches.get(num_bytes)
+                if batch is None:
+                    batch = CopyBatch(gpu, host, num_bytes) if is_load else CopyBatch(host, gpu, num_bytes)
+                    batches[num_bytes] = batch
+                address = int(pool.base_address) + slot * num_bytes
+                if is_load:
+                    batch.add(address, staged)
+                else:
+                    batch.add(staged, address)
+                staged += num_bytes
+        for batch in batches.values():
+            self._device.copy_batch(stream, batch)

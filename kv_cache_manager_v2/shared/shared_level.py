@@ -1,0 +1,496 @@
+"""`SharedLevel`: pages that other processes have computed, behind all levels of a manager.
+
+    call                          what it does                                              waits for
+    look_up(kv_cache)             queues a look-up of its prompt, behind what it matched    nothing
+    remote_report()               what is known so far; changes nothing                     nothing
+    admit(report)                 the only door: answers become known to requests           nothing
+    request.fetch()               queues a load into staging slots                          nothing
+    request.take()                copies what arrived into the sequence's pages, commits    the stream, if at all
+    request.store()               copies pages to staging slots, queues a store             nothing
+
+Every decision follows from these calls and the admitted reports: ranks that admit the same reports decide alike, whatever their stores
+say and when. What changes the manager are its own public calls, made on the caller's thread, so a journal has all of it. Loaded bytes
+are in staging slots until each record, its tokens and its checksums were compared; nothing else ever gets near a page.
+
+The threads are those of `StoreWorkers`. A manager without a shared level knows nothing of all this.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Any, Final
+
+from ..base.errors import LogicError
+from ..base.ids import BAD_PAGE_INDEX, TokenIdExt
+from ..config.model_id import ModelId
+from ..device.checksum import require_xxhash
+from ..layout.registry import LifeCycleRegistry
+from ..layout.slot_layout import compute_slot_layout
+from ..manager.durable_opening import describe_identity, describe_layout
+from ..manager.kv_cache import KVCache, SequenceStatus
+from ..manager.kv_cache_manager import KVCacheManager
+from ..reuse.token_packing import TOKEN_BYTES, has_digest
+from ..sequence.whole_prefix import pack_committed
+from .block_names import BlockName, name_blocks, name_root
+from .hash_ring import HashRing
+from .page_copies import PageCopies
+from .page_needs import PageNeeds
+from .page_record import RecordLayout, describe_identity_bytes
+from .remote_operation import RemoteOperation
+from .remote_report import RemoteReport, intersect_ranges, largest_at_most, to_ranges
+from .remote_request import RemoteRequest
+from .shared_statistics import SharedCounters, SharedStatistics
+from .shared_store import SharedStore
+from .staging_slots import EnqueuedCopy, StagingSlots
+from .store_tasks import LoadTask, LookUpTask, RecordSpace, StagedPage, StoreTask, share_out
+from .store_workers import LOADS, LOOKUPS, STORES, StoreWorkers, Task
+
+ON_COMMIT: Final = "commit"
+ON_SECOND_HIT: Final = "second_hit"
+OFF: Final = "off"
+WRITE_POLICIES: Final = (ON_COMMIT, ON_SECOND_HIT, OFF)
+
+_MAX_KNOWN: Final = 1 << 18
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+class _PendingStore:
+    """Pages on their way into staging slots, or from there to the store."""
+
+    def __init__(self, copy: EnqueuedCopy, tasks: list[Task], pages: list[StagedPage]) -> None:
+        self.copy: Final = copy
+        self.tasks: Final = tasks
+        self.pages: Final = pages
+        self.is_started = False
+
+
+class SharedLevel:
+    """The shared level of one manager; `close` it before the manager shuts down. A context manager.
+
+    ``model_id``: as for a durable level; managers with an equal one, and equal layers, share. ``load_bytes``, ``store_bytes``: of staging
+    memory. ``write_policy``: "second_hit" stores blocks that a sequence has reused, "commit" all that are committed, "off" none.
+
+    `StoreError` if an endpoint cannot be reached or refuses; `ValueError` for a bad argument, a store whose keys have another format, or
+    recurrent layers; `ImportError` without xxhash. Later no store's failure is an exception: it costs hits.
+    """
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        store: SharedStore,
+        model_id: ModelId,
+        *,
+        load_bytes: int = 256 << 20,
+        store_bytes: int = 64 << 20,
+        write_policy: str = ON_SECOND_HIT,
+        num_load_threads: int = 2,
+    ) -> None:
+        if not isinstance(manager, KVCacheManager):
+            raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
+        if not isinstance(store, SharedStore):
+            raise TypeError(f"store must be a SharedStore, such as ValkeyStore, not {type(store).__name__}")
+        if not isinstance(model_id, ModelId):
+            raise TypeError(f"model_id must be a ModelId, not {type(model_id).__name__}")
+        if write_policy not in WRITE_POLICIES:
+            raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
+        if not 1 <= num_load_threads <= 64:
+            raise ValueError(f"num_load_threads is {num_load_threads}; it must be from 1 to 64")
+        require_xxhash()
+        config = manager.init_config
+        life_cycles = LifeCycleRegistry(config)
+        if life_cycles.state_life_cycle_id is not None:
+            raise ValueError("this model has recurrent layers, whose states a shared level does not keep; serve it without one")
+        layout = compute_slot_layout(config, life_cycles)
+        identity = describe_identity_bytes(describe_identity(model_id, config), describe_layout(layout))
+        self._manager: Final = manager
+        self._write_policy: Final = write_policy
+        self._pool_group_of: Final = [int(group) for group in layout.pool_group_indices]
+        self._layouts: Final = [
+            RecordLayout(identity, life_cycle, layout.slot_bytes_total(group), config.tokens_per_block)
+            for life_cycle, group in enumerate(self._pool_group_of)
+        ]
+        slot_bytes = max([record.num_bytes for record in self._layouts])
+        for name, num_bytes in (("load_bytes", load_bytes), ("store_bytes", store_bytes)):
+            if num_bytes < _round_up(slot_bytes):
+                raise ValueError(f"{name} is {num_bytes}; one page with its head needs {_round_up(slot_bytes)}")
+        self.block_tokens: Final = config.tokens_per_block
+        self._needs: Final = PageNeeds(list(life_cycles), config.tokens_per_block)
+        self._counters: Final = SharedCounters()
+        ring = HashRing(store.endpoints)
+        self._space: Final = RecordSpace(self._layouts, ring, self._needs, self._counters, config.tokens_per_block)
+        for endpoint in store.endpoints:
+            connection = store.connect(endpoint)
+            try:
+                connection.check()
+            finally:
+                connection.close()
+        self._loads: Final = StagingSlots(manager.device, load_bytes // _round_up(slot_bytes), slot_bytes)
+        try:
+            self._stores: Final = StagingSlots(manager.device, store_bytes // _round_up(slot_bytes), slot_bytes)
+        except BaseException:
+            self._loads.close(False)
+            raise
+        self._workers: Final = StoreWorkers(store, self._counters, num_load_threads)
+        self._requests: Final[dict[int, RemoteRequest]] = {}
+        self._operations: Final[dict[tuple[int, int], RemoteOperation]] = {}
+        self._pending: list[_PendingStore] = []
+        self._known: Final[dict[bytes, None]] = {}
+        self._next_request = 0
+        self._is_closed = False
+
+    def __enter__(self) -> SharedLevel:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the threads and free the staging memory. What was not stored yet is dropped; requests are of no use any more. Twice is fine.
+
+        Waits for 2 seconds at most: a store that holds a thread for longer keeps the staging memory too, and the log says so.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._workers.is_foreign:
+            return
+        has_ended = self._workers.close()
+        if not has_ended:
+            _logger.warning("a thread of the shared level is still busy with its store; its staging memory is not freed")
+        for pending in self._pending:
+            pending.copy.wait()
+        self._loads.close(not has_ended)
+        self._stores.close(not has_ended)
+        self._requests.clear()
+        self._operations.clear()
+
+    # -- the flow -----------------------------------------------------------------------------------------------------
+
+    def look_up(self, kv_cache: KVCache) -> RemoteRequest:
+        """Queue a look-up of the tokens that the sequence was made with, behind those that it matched.
+
+        For a sequence that has just been made with `input_tokens`. Scopes with a ``lora_id`` are not shared, as the id of an adapter names
+        nothing in another process: then the answer is 0 at once.
+        """
+        self.require_usable()
+        if kv_cache.manager is not self._manager:
+            raise ValueError("the sequence is another manager's")
+        number = self._next_request
+        self._next_request = number + 1
+        request = RemoteRequest(self, number, kv_cache)
+        tokens = self._find_tokens(kv_cache)
+        if tokens is None or kv_cache.reuse_scope.lora_id is not None:
+            request.begin(None)
+            return request
+        begin = kv_cache.num_committed_tokens // self.block_tokens
+        task = LookUpTask(self._space, name_root(kv_cache.reuse_scope), tokens, begin)
+        operation = RemoteOperation(number, 0, LOOKUPS, [task], [], 0)
+        self._requests[number] = request
+        self._operations[(number, 0)] = operation
+        operation.start(self._workers)
+        request.begin(operation)
+        return request
+
+    def _find_tokens(self, kv_cache: KVCache) -> bytes | list[TokenIdExt] | None:
+        """Of the sequence's prompt; None where it has no whole block behind what it matched."""
+        given = kv_cache._state_for_batch().given
+        if given is None or given.num_tokens // self.block_tokens <= kv_cache.num_committed_tokens // self.block_tokens:
+            return None
+        tokens: Any = given.share()
+        shared: bytes | list[TokenIdExt] = tokens
+        return shared
+
+    def remote_report(self) -> RemoteReport:
+        """What the threads have found out; to be admitted, by this rank alone or reduced with those of the others. Changes no decision."""
+        self.require_usable()
+        self._settle_stores()
+        answers = []
+        for operation in self._operations.values():
+            if not operation.is_started:
+                if self._loads.are_copies_done(operation.slots):
+                    operation.start(self._workers)
+                continue
+            if operation.answer is None and operation.is_answerable(self._workers):
+                self._answer(operation)
+            if operation.answer is not None and (not operation.is_admitted or operation.is_ended):
+                answers.append(operation.to_answer())
+        return RemoteReport(tuple(answers))
+
+    def _answer(self, operation: RemoteOperation) -> None:
+        if operation.has_failed:
+            self._counters.add("deadlines")
+        if operation.kind == LOOKUPS:
+            (task,) = operation.tasks
+            assert isinstance(task, LookUpTask)
+            operation.answer = to_ranges(task.lengths) if task.is_over else ()
+            return
+        present: list[set[int]] = [set() for _layout in self._layouts]
+        for task in operation.tasks:
+            assert isinstance(task, LoadTask)
+            if task.is_over:
+                for page in task.whole:
+                    present[page.life_cycle].add(page.ordinal)
+        begin = min([page.ordinal for page in operation.pages])
+        operation.answer = to_ranges(self._needs.list_lengths(present, begin, operation.num_blocks))
+
+    def admit(self, report: RemoteReport) -> None:
+        """Act on answers: requests know them from here on. Answers that were admitted before are skipped.
+
+        `LogicError`, and nothing has changed, for a report that says more than this rank has found out itself: reduce the reports of all
+        ranks, this one's included.
+        """
+        self.require_usable()
+        if not isinstance(report, RemoteReport):
+            raise TypeError(f"report must be a RemoteReport, not {type(report).__name__}")
+        for answer in report.answers:
+            operation = self._operations.get((answer.request, answer.step))
+            if operation is None:
+                continue
+            name = f"the answer to step {answer.step} of request {answer.request}"
+            if operation.answer is None or intersect_ranges(answer.lengths, operation.answer) != answer.lengths:
+                raise LogicError(f"admit(): {name} has more than this rank's own; reduce the reports of all ranks")
+            if answer.is_ended and not operation.is_ended:
+                raise LogicError(f"admit(): {name} says that it has ended, and here it has not; reduce the reports of all ranks")
+        for answer in report.answers:
+            operation = self._operations.get((answer.request, answer.step))
+            if operation is None:
+                continue
+            if not operation.is_admitted:
+                operation.is_admitted = True
+                names: list[BlockName] = []
+                if operation.kind == LOOKUPS:
+                    (task,) = operation.tasks
+                    if isinstance(task, LookUpTask) and task.is_over:
+                        names = task.names
+                        self._learn(task)
+                else:
+                    self._unlearn(operation)
+                request = self._requests.get(answer.request)
+                if request is not None:
+                    request.receive(operation, answer.lengths, names)
+            if answer.is_ended:
+                self._end(operation)
+        for request in list(self._requests.values()):
+            if request.kv_cache.status is SequenceStatus.CLOSED:
+                request.cancel_remote()
+
+    def forget(self, request: int) -> None:
+        """The request wants nothing more."""
+        self._requests.pop(request, None)
+
+    def _end(self, operation: RemoteOperation) -> None:
+        """No rank's threads have it any more."""
+        del self._operations[(operation.request, operation.step)]
+        if operation.is_abandoned:
+            self._loads.end_quarantine(operation.slots)
+            operation.slots.clear()
+
+    def _learn(self, task: LookUpTask) -> None:
+        for life_cycle, blocks in enumerate(task.present):
+            layout = self._layouts[life_cycle]
+            for block in blocks:
+                self._remember(layout.key(task.names[block]))
+
+    def _unlearn(self, operation: RemoteOperation) -> None:
+        """What did not arrive is not there, as far as is known."""
+        whole = [page for task in operation.tasks if isinstance(task, LoadTask) and task.is_over for page in task.whole]
+        for page in operation.pages:
+            if page not in whole:
+                self._known.pop(self._layouts[page.life_cycle].key(page.name), None)
+
+    def _remember(self, key: bytes) -> None:
+        self._known[key] = None
+        if len(self._known) > _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    # -- for requests -------------------------------------------------------------------------------------------------
+
+    def require_usable(self) -> None:
+        if self._is_closed:
+            raise LogicError("the shared level is closed")
+        if self._workers.is_foreign:
+            raise LogicError("the shared level belongs to another process, which this one was forked from; make one of its own")
+
+    def begin_load(
+        self, request: int, step: int, names: list[BlockName], begin: int, lengths: tuple[tuple[int, int], ...]
+    ) -> RemoteOperation | None:
+        """Take staging slots for the longest of the lengths that all slots together can have; None if so many are not free."""
+        needs = self._needs
+        num_blocks = lengths[-1][1]
+        while num_blocks > begin and needs.count_pages(begin, num_blocks) > self._loads.num_slots:
+            num_blocks = largest_at_most(lengths, num_blocks - 1)
+        if num_blocks <= begin or needs.count_pages(begin, num_blocks) > self._loads.num_free:
+            return None
+        wanted = [(block, cycle) for cycle in range(needs.num_life_cycles) for block in needs.list_blocks(cycle, begin, num_blocks)]
+        slots = self._loads.take(len(wanted))
+        pages = [StagedPage(cycle, block, names[block], slot) for (block, cycle), slot in zip(wanted, slots, strict=True)]
+        tasks = share_out(self._space, pages, lambda endpoint, part: LoadTask(self._space, self._loads, endpoint, part))
+        operation = RemoteOperation(request, step, LOADS, tasks, pages, num_blocks)
+        self._operations[(request, step)] = operation
+        if self._loads.are_copies_done(slots):
+            operation.start(self._workers)
+        return operation
+
+    def fill_pages(self, kv_cache: KVCache, operation: RemoteOperation, begin: int, num_blocks: int) -> None:
+        """Copy what has arrived into the sequence's pages from ``begin`` on; the sequence is closed if that is refused."""
+        try:
+            pages: list[StagedPage] = []
+            slots: list[int] = []
+            staged = {(page.life_cycle, page.ordinal): page for page in operation.pages}
+            for life_cycle in range(self._needs.num_life_cycles):
+                indices = kv_cache.get_base_page_indices(life_cycle)
+                for block in range(begin, num_blocks):
+                    if indices[block] != BAD_PAGE_INDEX:
+                        pages.append(staged[(life_cycle, block)])
+                        slots.append(indices[block])
+            self._copies(self._loads).enqueue(kv_cache.cuda_stream, pages, slots, True)
+            copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream)
+        except BaseException:
+            # Some of its pages have no bytes: no token of theirs may be committed.
+            kv_cache.close()
+            raise
+        self.end_load(operation, copy)
+
+    def end_load(self, operation: RemoteOperation, copy: EnqueuedCopy | None) -> None:
+        """Its bytes are taken: free the slots, or quarantine them while a thread may still write there."""
+        if (operation.request, operation.step) in self._operations:
+            operation.is_abandoned = True
+            self._loads.quarantine(operation.slots, copy)
+        else:
+            self._loads.free(operation.slots, copy)
+
+    def abandon(self, operation: RemoteOperation) -> None:
+        """The request wants it no more."""
+        operation.cancel()
+        if not operation.is_started:
+            operation.start(self._workers)  # threads skip what is cancelled
+        if operation.kind == LOADS:
+            self.end_load(operation, None)
+
+    def count_due(self, num_blocks: int, num_hits: int) -> int:
+        """How many of the sequence's first blocks the write policy wants stored."""
+        if self._write_policy == OFF:
+            return 0
+        return num_blocks if self._write_policy == ON_COMMIT else min(num_blocks, num_hits)
+
+    def name_committed(self, kv_cache: KVCache, names: list[BlockName], num_blocks: int) -> list[BlockName]:
+        """The names of the first committed blocks; ``names``: of the prompt's, as far as they are known and hold for what was committed."""
+        packed = pack_committed(kv_cache._state_for_batch())
+        is_mixed = has_digest(packed)
+        tokens: bytes | list[TokenIdExt] = kv_cache.committed_tokens if is_mixed else packed
+        width = self.block_tokens if is_mixed else self.block_tokens * TOKEN_BYTES
+        kept: list[BlockName] = []
+        if isinstance(tokens, bytes):
+            for name in names[:num_blocks]:
+                if packed[len(kept) * width : (len(kept) + 1) * width] != name.tokens:
+                    break
+                kept.append(name)
+        parent = kept[-1].digest if len(kept) > 0 else name_root(kv_cache.reuse_scope)
+        return [*kept, *name_blocks(parent, tokens[len(kept) * width : num_blocks * width], self.block_tokens)]
+
+    def begin_store(self, kv_cache: KVCache, names: list[BlockName], begin: int, end: int) -> tuple[int, int]:
+        """Copy the pages of these blocks to staging slots, and queue their stores; how many pages, and the block to go on with."""
+        self._settle_stores()
+        if kv_cache.reuse_scope.lora_id is not None:
+            return 0, end
+        if not kv_cache.ready:
+            return 0, begin
+        if self._workers.is_full:
+            self._counters.add("dropped_pages", end - begin)
+            return 0, begin
+        tables = [kv_cache.get_base_page_indices(life_cycle) for life_cycle in range(self._needs.num_life_cycles)]
+        wanted: list[tuple[int, int, int]] = []
+        keys: list[bytes] = []
+        reached = begin
+        for block in range(begin, end):
+            of_block: list[tuple[int, int, int]] = []
+            for life_cycle, indices in enumerate(tables):
+                layout = self._layouts[life_cycle]
+                if indices[block] != BAD_PAGE_INDEX and layout.fits(names[block]) and layout.key(names[block]) not in self._known:
+                    of_block.append((life_cycle, block, int(indices[block])))
+            if len(wanted) + len(of_block) > self._stores.num_free:
+                self._counters.add("dropped_pages", end - block)
+                break
+            wanted.extend(of_block)
+            reached = block + 1
+        if len(wanted) == 0:
+            return 0, reached
+        slots = self._stores.take(len(wanted))
+        pages = [StagedPage(cycle, block, names[block], slot) for (cycle, block, _page), slot in zip(wanted, slots, strict=True)]
+        keys = [self._layouts[page.life_cycle].key(page.name) for page in pages]
+        try:
+            self._copies(self._stores).enqueue(kv_cache.cuda_stream, pages, [page for _cycle, _block, page in wanted], False)
+            copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream)
+        except Exception as error:
+            # Some copies may be under way all the same.
+            self._manager.device.synchronize_stream(kv_cache.cuda_stream)
+            self._stores.free(slots)
+            self._counters.add("dropped_pages", len(pages))
+            _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))
+            return 0, reached
+        for key in keys:
+            self._remember(key)
+        tasks = share_out(self._space, pages, lambda endpoint, part: StoreTask(self._space, self._stores, endpoint, part))
+        self._pending.append(_PendingStore(copy, tasks, pages))
+        self._settle_stores()
+        return len(pages), reached
+
+    def _copies(self, staging: StagingSlots) -> PageCopies:
+        manager = self._manager
+        return PageCopies(manager.device, staging, self._layouts, self._pool_group_of, manager.pool_group_descs)
+
+    def _settle_stores(self) -> None:
+        """Begin stores whose copies are done, and free the slots of those that are over."""
+        left: list[_PendingStore] = []
+        for pending in self._pending:
+            if not pending.is_started and pending.copy.poll():
+                pending.is_started = True
+                for task in pending.tasks:
+                    self._workers.submit(STORES, task)
+            if not pending.is_started or not all([task.is_over for task in pending.tasks]):
+                left.append(pending)
+                continue
+            for task in pending.tasks:
+                if isinstance(task, StoreTask) and not task.is_stored:
+                    for page in task.pages:
+                        self._known.pop(self._layouts[page.life_cycle].key(page.name), None)
+            self._stores.free([page.slot for page in pending.pages])
+        self._pending = left
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def statistics(self) -> SharedStatistics:
+        """Everything since the level was made."""
+        return self._counters.read()
+
+    @property
+    def num_quarantined(self) -> int:
+        """Staging slots that were abandoned while a thread may still write into them."""
+        return self._loads.num_quarantined
+
+    @property
+    def failed_endpoints(self) -> tuple[str, ...]:
+        """Those that are not asked at present, but for probes."""
+        return tuple([endpoint for endpoint, breaker in self._workers.breakers.items() if breaker.is_open])
+
+    def check_invariants(self) -> None:
+        """Evaluate the states of all staging slots from scratch; `LogicError` with the first that does not hold."""
+        try:
+            self._loads.check()
+            self._stores.check()
+            taken = [slot for operation in self._operations.values() for slot in operation.slots]
+            assert len(set(taken)) == len(taken), "a staging slot has two operations"
+            quarantined = [slot for operation in self._operations.values() if operation.is_abandoned for slot in operation.slots]
+            assert len(quarantined) == self._loads.num_quarantined, "a staging slot is in quarantine, and no operation may write into it"
+            stored = [page.slot for pending in self._pending for page in pending.pages]
+            assert len(stored) == len(set(stored)) == self._stores.num_slots - self._stores.num_free, "a staging slot of stores is lost"
+        except AssertionError as error:
+            raise LogicError(f"the shared level is inconsistent: {error}") from error
+
+
+def _round_up(num_bytes: int) -> int:
+    return (num_bytes + 4095) // 4096 * 4096

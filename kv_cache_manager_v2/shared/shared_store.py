@@ -1,0 +1,81 @@
+"""The port of the shared level: a store of bytes by name that several processes reach, such as a Valkey server.
+
+A `SharedStore` names its *endpoints*, the servers that fail apart from each other; the level decides which endpoint has which key, and
+opens one `StoreConnection` to each for every thread of its own. A connection's calls block, for `PROGRESS_SECONDS` without a byte moved at
+most where the store's protocol allows that, and raise `StoreError`; the level closes such a connection and opens another one. All that
+waits, retries, counts or cuts off is the level's (`store_workers`), so a store is a few calls.
+
+What every store guarantees (`tests/contract` tests each of them):
+- a value is the bytes of one `store` of that key, or part of them: the level verifies each record, and trusts no store further;
+- `load` writes into its targets only until it returns or raises;
+- a missing key is an answer, not an error;
+- a store that has no room says `StoreFullError`, or evicts.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+from ..base.errors import KVCacheManagerError
+
+PROGRESS_SECONDS: Final = 0.3
+"""How long an operation may move no byte before it has failed."""
+
+MISSING: Final = -1
+WRONG_SIZE: Final = -2
+
+
+class StoreError(KVCacheManagerError):
+    """A store cannot be reached, refuses, or answers what its protocol does not know. The message names the endpoint and the reason."""
+
+
+class StoreFullError(StoreError):
+    """The store has no room for more values, and evicts none. The connection goes on."""
+
+
+class StoreConnection(ABC):
+    """One connection to one endpoint, used by one thread at a time. ``last_progress``: when a byte was last moved, by
+    `time.monotonic`."""
+
+    last_progress: float = 0.0
+
+    @abstractmethod
+    def check(self) -> None:
+        """Ask the server for a sign of life and for its key space: `StoreError`, or `ValueError` for one of another format."""
+
+    @abstractmethod
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key has a value."""
+
+    @abstractmethod
+    def load(self, keys: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
+        """Write each value into its target, which has the size that the value must have; returns the sizes, MISSING or WRONG_SIZE."""
+
+    @abstractmethod
+    def store(self, keys: Sequence[bytes], sources: Sequence[Sequence[memoryview]]) -> None:
+        """Keep each value, given in pieces, in place of what the key had. `StoreFullError` if not all of them were kept."""
+
+    @abstractmethod
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Forget the values, where there are any."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Make a call that blocks in another thread raise, as far as that is possible."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection. Twice is fine."""
+
+
+class SharedStore(ABC):
+    """A store, by its endpoints."""
+
+    @property
+    @abstractmethod
+    def endpoints(self) -> tuple[str, ...]:
+        """The names of the servers, in an order that is equal in all processes."""
+
+    @abstractmethod
+    def connect(self, endpoint: str) -> StoreConnection:
+        """A new connection; `StoreError` if there is no server, or it refuses the credentials."""

@@ -1,0 +1,186 @@
+"""What the threads of a shared level do: look names up, load pages and verify them, store pages."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from ..base.ids import TokenIdExt
+from .block_names import BlockName, name_blocks
+from .hash_ring import HashRing
+from .page_needs import PageNeeds
+from .page_record import RecordLayout
+from .shared_statistics import SharedCounters
+from .shared_store import MISSING, StoreConnection
+from .staging_slots import StagingSlots
+from .store_workers import EndpointCalls, Task
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+class RecordSpace:
+    """What all tasks of a level share."""
+
+    def __init__(self, layouts: list[RecordLayout], ring: HashRing, needs: PageNeeds, counters: SharedCounters, block_tokens: int) -> None:
+        self.layouts: Final = layouts
+        self.ring: Final = ring
+        self.needs: Final = needs
+        self.counters: Final = counters
+        self.block_tokens: Final = block_tokens
+
+
+class StagedPage:
+    """A page of one block and life cycle, in a staging slot."""
+
+    __slots__ = ("life_cycle", "name", "ordinal", "slot")
+
+    def __init__(self, life_cycle: int, ordinal: int, name: BlockName, slot: int) -> None:
+        self.life_cycle: Final = life_cycle
+        self.ordinal: Final = ordinal
+        self.name: Final = name
+        self.slot: Final = slot
+
+
+class LookUpTask(Task):
+    """Name the blocks of a prompt, and ask which pages of them there are. ``present``: blocks by life cycle."""
+
+    def __init__(self, space: RecordSpace, root: bytes, tokens: bytes | list[TokenIdExt], begin: int) -> None:
+        super().__init__()
+        self._space: Final = space
+        self._root: Final = root
+        self._tokens: Final = tokens
+        self._first: Final = begin
+        self.names: list[BlockName] = []
+        self.present: Final[list[set[int]]] = [set() for _layout in space.layouts]
+        self.lengths: list[int] = []
+
+    def run(self, calls: EndpointCalls) -> None:
+        space = self._space
+        self.names = name_blocks(self._root, self._tokens, space.block_tokens)
+        end = len(self.names)
+        needs = space.needs
+        for life_cycle in range(needs.num_life_cycles):
+            if needs.is_unbounded(life_cycle):
+                end = self._ask(calls, life_cycle, end, True)
+        for life_cycle in range(needs.num_life_cycles):
+            if not needs.is_unbounded(life_cycle):
+                self._ask(calls, life_cycle, end, False)
+        self.lengths = needs.list_lengths(self.present, self._first, end)
+        space.counters.add("lookups")
+
+    def _ask(self, calls: EndpointCalls, life_cycle: int, end: int, stops: bool) -> int:
+        """Ask for blocks before ``end``; returns where the first one is missing if ``stops``, else ``end``."""
+        space = self._space
+        layout = space.layouts[life_cycle]
+        by_endpoint: dict[str, list[int]] = {}
+        for block in range(self._first, end):
+            if layout.fits(self.names[block]):
+                by_endpoint.setdefault(space.ring.endpoint_of(self.names[block].digest), []).append(block)
+        found = self.present[life_cycle]
+        for endpoint, blocks in by_endpoint.items():
+            keys = [layout.key(self.names[block]) for block in blocks]
+            answers: list[bool] = []
+
+            def ask(connection: StoreConnection, keys: list[bytes] = keys, answers: list[bool] = answers) -> None:
+                answers[:] = connection.lookup(keys)
+
+            space.counters.add("looked_up_pages", len(keys))
+            if calls.call(self, endpoint, ask):
+                found.update([block for block, is_present in zip(blocks, answers, strict=True) if is_present])
+        space.counters.add("found_pages", len(found))
+        if not stops:
+            return end
+        for block in range(self._first, end):
+            if block not in found:
+                return block
+        return end
+
+
+class LoadTask(Task):
+    """Load the pages that one endpoint has into their slots, and verify them. ``whole``: those that are what was stored."""
+
+    def __init__(self, space: RecordSpace, staging: StagingSlots, endpoint: str, pages: list[StagedPage]) -> None:
+        super().__init__()
+        self._space: Final = space
+        self._staging: Final = staging
+        self._endpoint: Final = endpoint
+        self._pages: Final = pages
+        self.whole: Final[list[StagedPage]] = []
+
+    def run(self, calls: EndpointCalls) -> None:
+        space = self._space
+        layouts = [space.layouts[page.life_cycle] for page in self._pages]
+        keys = [layout.key(page.name) for layout, page in zip(layouts, self._pages, strict=True)]
+        views = [self._staging.view(page.slot, layout.num_bytes) for layout, page in zip(layouts, self._pages, strict=True)]
+        sizes: list[int] = []
+
+        def load(connection: StoreConnection) -> None:
+            sizes[:] = connection.load(keys, views)
+
+        if not calls.call(self, self._endpoint, load):
+            return
+        wrong: list[bytes] = []
+        whole: list[StagedPage] = []
+        for position, page in enumerate(self._pages):
+            layout = layouts[position]
+            if sizes[position] == MISSING:
+                space.counters.add("missing_pages")
+                continue
+            fault = "it has another size"
+            if sizes[position] == layout.num_bytes:
+                fault = layout.find_fault(views[position], self._staging.address(page.slot), page.name)
+            if fault == "":
+                whole.append(page)
+                space.counters.add("loaded_pages")
+                space.counters.add("loaded_bytes", layout.num_bytes)
+            else:
+                key = keys[position]
+                wrong.append(key)
+                space.counters.add("corrupt_pages")
+                _logger.warning("the shared store %s has a wrong record under %s, which is removed: %s", self._endpoint, key, fault)
+        self.whole.extend(whole)
+        if len(wrong) > 0:
+            calls.call(self, self._endpoint, lambda connection: connection.remove(wrong))
+
+
+class StoreTask(Task):
+    """Put the heads before the pages, and store them in order, which is parents first. ``is_stored``: all of them were."""
+
+    def __init__(self, space: RecordSpace, staging: StagingSlots, endpoint: str, pages: list[StagedPage]) -> None:
+        super().__init__()
+        self._space: Final = space
+        self._staging: Final = staging
+        self._endpoint: Final = endpoint
+        self.pages: Final = pages
+        self.is_stored = False
+
+    def run(self, calls: EndpointCalls) -> None:
+        space = self._space
+        keys: list[bytes] = []
+        sources: list[list[memoryview]] = []
+        num_bytes = 0
+        for page in self.pages:
+            layout = space.layouts[page.life_cycle]
+            view = self._staging.view(page.slot, layout.num_bytes)
+            layout.write_head(view, self._staging.address(page.slot), page.name)
+            keys.append(layout.key(page.name))
+            sources.append([view])
+            num_bytes += layout.num_bytes
+
+        def store(connection: StoreConnection) -> None:
+            connection.store(keys, sources)
+            self.is_stored = True
+
+        calls.call(self, self._endpoint, store)
+        if self.is_stored:
+            space.counters.add("stored_pages", len(keys))
+            space.counters.add("stored_bytes", num_bytes)
+        else:
+            space.counters.add("dropped_pages", len(keys))
+
+
+def share_out(space: RecordSpace, pages: list[StagedPage], make: Callable[[str, list[StagedPage]], Task]) -> list[Task]:
+    """A task for each endpoint that has some of the pages."""
+    by_endpoint: dict[str, list[StagedPage]] = {}
+    for page in pages:
+        by_endpoint.setdefault(space.ring.endpoint_of(page.name.digest), []).append(page)
+    return [make(endpoint, part) for endpoint, part in by_endpoint.items()]
