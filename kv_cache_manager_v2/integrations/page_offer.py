@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.ids import BAD_PAGE_INDEX, LayerId
-from ..base.value import Value
 from ..config.layer_config import SsmLayerConfig
 from ..config.model_id import ModelId
 from ..device.cuda_device import CudaDevice
@@ -36,7 +35,7 @@ Ranges = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class BufferPlace(Value):
+class BufferPlace:
     """One layer's buffer: block ``i`` of its layer group lies at ``base + stride * slot`` and has ``size`` bytes.
 
     ``expansion``: how many of its kernel's blocks lie in one block.
@@ -52,7 +51,7 @@ class BufferPlace(Value):
 
 
 @dataclass(frozen=True)
-class PageOffer(Value):
+class PageOffer:
     """The pages of one sequence's first ``num_tokens`` tokens, as a peer needs to know them.
 
     ``pages``: by layer group, (block, slot) of each page. ``model`` and ``heads``: of the agent's `ModelId`. ``prefix_hash``: of the
