@@ -89,6 +89,7 @@ from .manager.transfer_lease import TransferLease
 from .manager.kv_cache_manager import KVCacheManager
 from .manager.pool_view import PoolView
 from .reuse.block_hashes import compute_block_hashes, gen_multimodal_cache_key_tokens
+from .metrics.open_telemetry_exporter import OpenTelemetryExporter
 from .metrics.prometheus_exporter import PrometheusExporter
 from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
@@ -269,6 +270,7 @@ __all__ = [
     "PoolView",
     "Priority",
     "PriorityCallback",
+    "OpenTelemetryExporter",
     "PrometheusExporter",
     "PromptStatistics",
     "Refusal",

@@ -601,7 +601,7 @@ LEFT_OUT: dict[str, str] = {
     ),
     **dict.fromkeys(("CopyBatch", "MemoryAccess"), _PORT),
     **dict.fromkeys(
-        ("DevicePageIndices", "KVCacheEventPublisher", "PrometheusExporter", "StatisticsLog", "default_device"), _OPTIONAL
+        "DevicePageIndices KVCacheEventPublisher OpenTelemetryExporter PrometheusExporter StatisticsLog default_device".split(), _OPTIONAL
     ),
 }
 """Constructors and functions, and of the classes of `_METHODS_LEFT_OUT` everything."""
@@ -615,7 +615,7 @@ _METHODS_LEFT_OUT: dict[str, str] = {
         ).split(),
         _INSIDE,
     ),
-    **dict.fromkeys(("DevicePageIndices", "PrometheusExporter"), _OPTIONAL),
+    **dict.fromkeys(("DevicePageIndices", "OpenTelemetryExporter", "PrometheusExporter"), _OPTIONAL),
 }
 
 _SINGLE_METHODS_LEFT_OUT: dict[str, str] = {

@@ -81,6 +81,7 @@ from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import residency
 from ..sequence.call_guard import Reading
 from ..sequence.given_tokens import GivenTokens
+from ..sequence.move_watch import PREFETCH, MoveWatch
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
 from ..sequence.retention_plan import FOR_EVER, RetentionPlan
@@ -565,7 +566,18 @@ class KVCacheManager(Handle):
         self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None, target_level: SupportsIndex = GPU_LEVEL
     ) -> HintResult:
         """Bring the cached pages of a prefix up to a level before they are asked for. All of it or, clipped, nothing."""
-        return self._hint(WARM, input_tokens, reuse_scope, self._levels.require(target_level, "target_level"), FOR_EVER)
+        level = self._levels.require(target_level, "target_level")
+        watch = self._shared.watch
+        if watch is None:
+            return self._hint(WARM, input_tokens, reuse_scope, level, FOR_EVER)
+        watch.begin()
+        try:
+            result = self._hint(WARM, input_tokens, reuse_scope, level, FOR_EVER)
+        except BaseException as error:
+            watch.end(PREFETCH, None, False, error)
+            raise
+        watch.end(PREFETCH, None, result.num_clipped == 0, None)
+        return result
 
     def _hint(
         self, kind: int, input_tokens: Tokens, reuse_scope: object, value: int, duration: int
@@ -935,6 +947,12 @@ class KVCacheManager(Handle):
                 return self._usage.take_snapshot()
         except BusyError:
             return self._wait_for_snapshot()
+
+    def _watch_moves(self, watch: MoveWatch | None) -> None:
+        """Tell it of calls that bring pages up; None: of none any more."""
+        if watch is not None and self._shared.watch is not None:
+            raise LogicError("another OpenTelemetryExporter traces this manager already; close() it first")
+        self._shared.watch = watch
 
     def _look(self, look: Callable[[], None]) -> None:
         """Run it while no call runs, and none begins. `BusyError` while another thread's call runs."""

@@ -26,6 +26,7 @@ from ..storage.page_storage import PageStorage
 from ..storage.room_count import RoomCount
 from ..storage.slot_reclaimer import SlotReclaimer
 from .call_guard import CallGuard
+from .move_watch import MoveWatch
 from .retention_records import RetentionRecords
 from .transfer_leases import TransferLeases
 from .twin_pages import TwinPages
@@ -72,6 +73,7 @@ class SharedState:
         "uses_priorities",
         "journal",
         "is_recording",
+        "watch",
     )
 
     device: Final[Device]
@@ -128,6 +130,8 @@ class SharedState:
     """What the guard hands out; without a journal one that keeps nothing."""
     is_recording: Final[bool]
     """Whether the journal keeps anything: asked where a record for each sequence of a batch would cost."""
+    watch: MoveWatch | None
+    """Told of calls that bring pages up."""
 
     def __init__(
         self,
@@ -188,6 +192,7 @@ class SharedState:
         self.uses_priorities = False
         self.journal = journal
         self.is_recording = isinstance(journal, CallJournal)
+        self.watch = None
 
     def _compute_least_scratch_step(self) -> i64:
         """A step ``H .. C-1`` has a scratch block only if ``H + T <= (e)T <= C - rewind + 1 - W`` for its end ``e``."""

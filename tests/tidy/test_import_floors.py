@@ -35,7 +35,7 @@ LEVEL_OF_FOLDER: Final = {folder: level for level, row in enumerate(FLOORS) for 
 
 THIRD_PARTY: Final = {
     "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
-    "zstandard", "tokenizers", "xxhash", "nixl",
+    "opentelemetry", "zstandard", "tokenizers", "xxhash", "nixl",
 }  # fmt: skip
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -50,6 +50,7 @@ DOORS: Final = {
     "transformers": {"integrations"},
     "nixl": {"integrations"},
     "prometheus_client": {"metrics"},
+    "opentelemetry": {"metrics"},
     "zstandard": {"replay"},
     "tokenizers": {"replay"},
     "argparse": {"replay", "testing"},

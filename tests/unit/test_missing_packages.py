@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
-OPTIONAL = {"prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash"}
+OPTIONAL = {"prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "opentelemetry"}
 
 # Modules that need their package from the first line on: nothing but a module with a guarded import may import them.
 NEED_IT_AT_ONCE = {"replay/plots.py", "replay/html_report.py", "replay/rich_console.py", "replay/live_console.py"}
@@ -34,6 +34,7 @@ def kvcm(*arguments):
     print("exit code", code)
 """
 EXPORTER = "library.PrometheusExporter(make_manager())"
+TRACER = "library.OpenTelemetryExporter(make_manager())"
 PUBLISHER = """
 events = library.KVCacheEventManager(100)
 manager = make_manager(events)
@@ -72,6 +73,7 @@ def run_without(absent: str, program: str) -> str:
     ("absent", "program", "said"),
     [
         ("prometheus_client", EXPORTER, "PrometheusExporter needs the package prometheus-client: pip install prometheus-client"),
+        ("opentelemetry", TRACER, "OpenTelemetryExporter needs the package opentelemetry-api: pip install opentelemetry-api"),
         ("zmq", PUBLISHER, "ImportError: KVCacheEventPublisher needs the package pyzmq: pip install pyzmq"),
         ("msgspec", PUBLISHER, "ImportError: KVCacheEventPublisher needs the package msgspec: pip install msgspec"),
         ("msgspec", "library.read_batch(b'')", "ImportError: read_batch needs the package msgspec: pip install msgspec"),
