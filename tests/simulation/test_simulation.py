@@ -38,6 +38,19 @@ def test_history(seed: int) -> None:
     assert history.num_performed > 0
 
 
+def test_histories_have_decode_batches_and_committed_inputs() -> None:
+    runs = []
+    for seed in (5, 22, 31, 33, 37):
+        scenario = Scenario(seed, NUM_ACTIONS)
+        run = SimulatedRun(scenario)
+        for action in scenario.actions:
+            run.perform(action)
+        run.finish()
+        runs.append(run)
+    assert sum(run.num_decode_steps for run in runs) > 50
+    assert sum(run.num_input_commits for run in runs) > 5
+
+
 def test_same_seed_makes_the_same_decisions() -> None:
     digests = [run_history(Scenario(seed, NUM_ACTIONS)).digest for seed in (0, 1, 2, 0, 1, 2)]
     assert digests[:3] == digests[3:]

@@ -18,6 +18,7 @@ from .text_source import TextSource, draw_token_container
 
 _SHARE_OF_TREES: Final = 0.15
 _SHARE_OF_ENDS: Final = 0.05
+_SHARE_OF_INPUTS: Final = 0.7
 
 
 def commit_some(
@@ -44,13 +45,31 @@ def commit_some(
     tokens: list[TokenIdExt] = sequence.text[begin : begin + count]
     is_tree = Random(begin * 1000 + count).random() < _SHARE_OF_TREES
     if is_end:
+        sequence.given_end = -1
         sequence.handle.commit(draw_token_container(random, tuple(tokens)), is_end=True)
     elif not is_tree or not _commit_as_tree(manager, sequence, tokens, begin):
-        sequence.handle.commit(draw_token_container(random, tuple(tokens)))
+        container = draw_token_container(random, tuple(tokens))
+        if not _commit_as_input(sequence, tokens, begin):
+            sequence.handle.commit(container)
     model.commit(sequence.model, tokens, snapshot)
     if is_end:
         model.stop_committing(sequence.model, manager.describe())
     texts.keep(random, tuple(sequence.model.committed))
+
+
+def _commit_as_input(sequence: SimulatedSequence, tokens: list[TokenIdExt], begin: int) -> bool:
+    """Commit tokens that the sequence was created with; False if they are others, or another call has committed some."""
+    end = begin + len(tokens)
+    given_end = sequence.given_end
+    # Any other call ends it, one that fails too.
+    sequence.given_end = -1
+    if given_end != begin or tuple(tokens) != sequence.given[begin:end]:
+        return False
+    if Random(begin * 1000 + end + 2).random() < _SHARE_OF_INPUTS:
+        sequence.handle.commit_input(len(tokens))
+        sequence.given_end = end
+        return True
+    return False
 
 
 def _commit_as_tree(
@@ -58,6 +77,7 @@ def _commit_as_tree(
 ) -> bool:
     """Commit a tree of drafts that is a chain, all of it accepted; False if this sequence cannot have one now."""
     dump = manager.describe()
+    sequence.given_end = -1
     try:
         sequence.handle.commit_tree(tokens, range(begin, begin + len(tokens)))
     except (LogicError, ValueError):
@@ -80,5 +100,6 @@ def commit_batch(
             del chosen[position], tokens[position]
     manager.commit_batch([sequence.handle for sequence in chosen], draw_token_container(random, tuple(tokens)))
     for sequence, token in zip(chosen, tokens):
+        sequence.given_end = -1
         model.commit(sequence.model, [token], NO_SNAPSHOT)
         texts.keep(random, tuple(sequence.model.committed))

@@ -36,7 +36,8 @@ class RunState:
 
     __slots__ = (
         "scenario", "device", "simulated", "manager", "engine", "model", "judge", "streams", "texts", "sequences", "lost", "drops",
-        "leases", "next_name", "num_performed", "num_refused", "_pool_group_of", "_follower", "_digest",
+        "leases", "next_name", "num_performed", "num_refused", "num_decode_steps", "num_input_commits",
+        "_pool_group_of", "_follower", "_digest",
     )  # fmt: skip
 
     scenario: Final[Scenario]
@@ -56,6 +57,10 @@ class RunState:
     next_name: int
     num_performed: int
     num_refused: int
+    num_decode_steps: int
+    """Of a `DecodeBatch`."""
+    num_input_commits: int
+    """Calls of `commit_input` with tokens."""
     _pool_group_of: Final[list[int]]
     _follower: Final[EventFollower]
 
@@ -94,6 +99,8 @@ class RunState:
         self._digest: Final = hashlib.sha256()
         self.num_performed = 0
         self.num_refused = 0
+        self.num_decode_steps = 0
+        self.num_input_commits = 0
 
     @property
     def num_faults(self) -> int:

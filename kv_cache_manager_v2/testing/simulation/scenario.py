@@ -43,7 +43,7 @@ from .rare_scenarios import (
     fragment,
     is_fragmented,
 )
-from .sharing_scenario import draw_sharing
+from .sharing_scenario import draw_decoding, draw_sharing
 from .state_scenario import add_state
 
 _SHARE_OF_FILLED: Final = 0.06
@@ -194,6 +194,7 @@ class Scenario:
         if len(bends) == 0:
             weights = draw_lopsided(seed, weights)
         kinds = draw_sharing(random.choices(list(weights), list(weights.values()), k=num_actions), seed)
+        kinds = draw_decoding(kinds, seed, self.fault_share > 0.0)
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # its own random numbers: a listener changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))

@@ -55,6 +55,8 @@ def _create_one(run: RunState, scope: ReuseScope, text: tuple[TokenIdExt, ...], 
     sequence = SimulatedSequence(name, handle, model, list(text[:num_matched]), to_compute, max_committed)
     sequence.state_tokens = state_tokens
     sequence.prompt_length = len(text)
+    sequence.given = tuple(text)
+    sequence.given_end = num_matched
     sequence.snapshot_positions = positions
     run.sequences.append(sequence)
     if random.random() < 0.6:

@@ -17,6 +17,7 @@ from ..reference_pages import ModelDisagreement
 from ..simulated_device import SimulatedDevice
 from . import failures
 from .beams import change_beams
+from .decode_steps import decode
 from .hints import give_hint
 from .level_changes import change_level, prefetch
 from .misuse import misuse_manager, misuse_sequence
@@ -64,6 +65,16 @@ class SimulatedRun:
     def num_refused(self) -> int:
         """Calls refused for lack of slots."""
         return self._state.num_refused
+
+    @property
+    def num_decode_steps(self) -> int:
+        """Of a `DecodeBatch`."""
+        return self._state.num_decode_steps
+
+    @property
+    def num_input_commits(self) -> int:
+        """Calls of `commit_input` with tokens."""
+        return self._state.num_input_commits
 
     @property
     def digest(self) -> str:
@@ -147,6 +158,8 @@ class SimulatedRun:
             run.engine.synchronize()
         elif kind == "step_batch":
             step_batch(run, random)
+        elif kind == "decode":
+            decode(run, random)
         elif kind == "misuse" and random.random() < 0.3:
             run.num_performed += 1
             misuse_manager(run.manager, random)
@@ -209,6 +222,7 @@ class SimulatedRun:
         elif kind == "give_buffer":
             give_buffer(run, sequence, random)
         else:
+            sequence.given_end = -1
             misuse_sequence(run.manager, sequence, random)
         return True
 

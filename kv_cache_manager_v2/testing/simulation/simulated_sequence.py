@@ -21,7 +21,7 @@ class SimulatedSequence:
 
     __slots__ = (
         "name", "model", "max_committed", "text", "to_compute", "buffers", "num_computed", "state_tokens", "prompt_length",
-        "snapshot_positions", "other_texts", "told_indices", "_handle",
+        "snapshot_positions", "other_texts", "told_indices", "given", "given_end", "_handle",
     )  # fmt: skip
 
     name: Final[int]
@@ -37,6 +37,10 @@ class SimulatedSequence:
     state_tokens: int
     """The tokens that the recurrent state covers; less than all only before the first resume."""
     prompt_length: int
+    given: tuple[TokenIdExt, ...]
+    """The tokens that it was created with."""
+    given_end: int
+    """How many of them were matched, or committed by `commit_input`; -1 once another call has committed, or may have."""
     snapshot_positions: list[int]
     """Lengths at which the user asked for a snapshot of the recurrent state."""
     told_indices: dict[int, list[int]]
@@ -62,6 +66,8 @@ class SimulatedSequence:
         self.num_computed = len(text)
         self.state_tokens = len(text)
         self.prompt_length = 0
+        self.given = ()
+        self.given_end = -1
         self.snapshot_positions = []
         self.other_texts = []
         self.told_indices = {}

@@ -31,7 +31,7 @@ def step(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
         grow_tree(run.manager, run.engine, run.model, run.texts, sequence, num_tokens, random)
         run.record_early_copies()
         return
-    _run_kernels(run, [sequence], [num_tokens], random)
+    run_kernels(run, [sequence], [num_tokens], random)
     if random.random() < run.scenario.commits_at_once:
         commit(run, sequence, random)
 
@@ -73,7 +73,7 @@ def step_batch(run: RunState, random: Random) -> None:
         else:
             run.num_refused += 1
     if count > 0:
-        _run_kernels(run, batch[:count], [draw[0] for draw in draws[:count]], random)
+        run_kernels(run, batch[:count], [draw[0] for draw in draws[:count]], random)
         if random.random() < 0.3:
             commit_batch(run.manager, run.model, run.texts, batch[:count], random)
     if failure is not None:
@@ -108,7 +108,7 @@ def _draw_step(run: RunState, sequence: SimulatedSequence, random: Random) -> tu
     return num_tokens, max(capacity, least_state_capacity(run, sequence)), history
 
 
-def _run_kernels(run: RunState, sequences: list[SimulatedSequence], num_tokens: list[int], random: Random) -> None:
+def run_kernels(run: RunState, sequences: list[SimulatedSequence], num_tokens: list[int], random: Random) -> None:
     steps: list[Step] = []
     for sequence, count in zip(sequences, num_tokens):
         if sequence.model.uses_scratch:
@@ -142,6 +142,8 @@ def _make_step(run: RunState, sequence: SimulatedSequence, inputs: list[TokenIdE
 def commit(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
     if not sequence.model.is_committing or sequence.num_uncommitted <= 0:
         return
+    given_end = sequence.given_end
     commit = commit_of_beams if len(sequence.other_texts) > 0 else commit_some
     commit(run.manager, run.scenario.config, run.model, run.judge, run.texts, sequence, random)
+    run.num_input_commits += sequence.given_end > given_end
     run.record_early_copies()
