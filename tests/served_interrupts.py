@@ -37,7 +37,7 @@ class Tracer:
             code, at = frame.f_code, frame.f_lasti
             if code not in self._operations:
                 self._operations[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
-            latest = self._latest.get(frame, "")
+            latest = self._latest.get(frame, "RESUME")  # the beginning has no event of its own
             self._latest[frame] = self._operations[code].get(at, "")
             if is_served_behind(latest):
                 self.places[(code, at)] = None

@@ -1,4 +1,7 @@
-"""Validation of arguments: converts the caller's value to the library's type, or raises an error that names the argument."""
+"""Validation of arguments: converts the caller's value to the library's type, or raises an error that names the argument.
+
+What comes out is of the library's type itself, not of a subclass of the caller's: no later call runs the caller's code.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
@@ -19,7 +22,7 @@ def to_int(value: object, name: str) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {value}")
     if isinstance(value, int):
-        return value
+        return value if type(value) is int else int.__index__(value)
     index = getattr(type(value), "__index__", None)
     number: object = None
     if index is not None:
@@ -29,7 +32,7 @@ def to_int(value: object, name: str) -> int:
             number = None  # an array of several numbers has the method, and none to give
     if not isinstance(number, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    return number
+    return number if type(number) is int else int.__index__(number)
 
 
 def to_count(value: object, name: str) -> i64:
@@ -68,7 +71,17 @@ def to_text(value: object, name: str) -> str:
     """``value``, which is a str."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, not {type(value).__name__}")
-    return value
+    return to_plain_text(value)
+
+
+def to_plain_text(text: str) -> str:
+    """An equal `str` that is of no subclass."""
+    return text if type(text) is str else str.__str__(text)
+
+
+def to_plain_bytes(data: bytes) -> bytes:
+    """Equal `bytes` that are of no subclass."""
+    return data if type(data) is bytes else bytes.__getitem__(data, slice(None))
 
 
 def to_instance(value: object, kind: type[T], name: str) -> T:
@@ -80,8 +93,8 @@ def to_instance(value: object, kind: type[T], name: str) -> T:
 
 def to_list(values: object, name: str) -> list[object]:
     """``values`` as a list: a list unchanged, an array's numbers as ints, any other iterable but a str."""
-    if isinstance(values, list):
-        return values
+    if type(values) is list:
+        return cast("list[object]", values)
     if isinstance(values, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
     to_ints = getattr(values, "tolist", None)
@@ -111,6 +124,7 @@ def to_counts(values: object, name: str) -> vec[i64]:
 
 
 def _to_counts_one_by_one(items: list[object], name: str) -> vec[i64]:
+    items = items.copy()  # an item's own code may change the caller's list
     counts = vec[i64]([0] * len(items))
     position: i64 = 0
     for item in items:
@@ -122,7 +136,7 @@ def _to_counts_one_by_one(items: list[object], name: str) -> vec[i64]:
 def to_role(role: object, name: str) -> DataRole:
     if not isinstance(role, str):
         raise TypeError(f"{name} must be the role of a buffer, a str like 'key', not {type(role).__name__}")
-    return DataRole(role)
+    return DataRole(to_plain_text(role))
 
 
 def to_index_mode(mode: object, name: str) -> PageIndexMode:

@@ -1,12 +1,13 @@
 """What destructors may do: report a leak. No caller can catch what they raise, and compiled destructors must not raise.
 
 Each `__del__` of the package calls `rawref.invalidate` first, even if no rawref exists: the call clears an exception that another
-object's destructor has left set. The rest of the `__del__` is inside a ``try`` whose handler calls `report_failure`.
+object's destructor has left set. It is imported by name: looking it up in the module could lose that exception. The rest of the
+`__del__` is inside a ``try`` whose handler calls `report_failure`.
 """
 
 import warnings
 
-import rawref
+from rawref import write_unraisable
 
 
 def warn_of_leak(text: str) -> None:
@@ -19,4 +20,4 @@ def warn_of_leak(text: str) -> None:
 
 def report_failure(error: BaseException, place: object) -> None:
     """Report to `sys.unraisablehook`. ``place`` must not be the dying object: a hook could keep it alive."""
-    rawref.write_unraisable(error, place)
+    write_unraisable(error, place)

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
-from .config_value import ConfigValue, given, take_int, take_optional_int, validate_bool, validate_text
+from .config_value import ConfigValue, given, take_int, take_optional_int, take_text, validate_bool
 from .eviction_policy import EvictionPolicy, validate_eviction_policy
 from .model_id import ModelId
 
@@ -78,7 +78,7 @@ class DiskCacheTierConfig(ConfigValue):
     def __post_init__(self) -> None:
         take_int(self, "quota", "DiskCacheTierConfig.quota", 1)
         validate_eviction_policy(given(self, "eviction_policy"), "DiskCacheTierConfig.eviction_policy")
-        validate_text(self, "path", "DiskCacheTierConfig.path")
+        take_text(self, "path", "DiskCacheTierConfig.path")
         validate_bool(self, "durable", "DiskCacheTierConfig.durable")
         model_id = given(self, "model_id")
         if model_id is not None and not isinstance(model_id, ModelId):

@@ -74,9 +74,12 @@ def take_optional_float(config: ConfigValue, field: str, name: str, minimum: flo
         take_float(config, field, name, minimum, maximum)
 
 
-def validate_text(config: ConfigValue, field: str, name: str) -> None:
-    if not to_text(given(config, field), name):
+def take_text(config: ConfigValue, field: str, name: str) -> None:
+    """Store the field as a str that is not empty."""
+    text = to_text(given(config, field), name)
+    if not text:
         raise ValueError(f"{name} must not be empty")
+    object.__setattr__(config, field, text)
 
 
 def validate_bool(config: ConfigValue, field: str, name: str) -> None:

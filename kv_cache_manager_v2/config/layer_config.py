@@ -13,7 +13,7 @@ from mypy_extensions import mypyc_attr
 from ..base.checks import to_int
 from ..base.given import Given
 from ..base.ids import DataRole, LayerId
-from .config_value import ConfigValue, take_int, take_optional_int, to_tuple, validate_text
+from .config_value import ConfigValue, take_int, take_optional_int, take_text, to_tuple
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BufferConfig(ConfigValue):
     tokens_per_block_override: int | None = None
 
     def __post_init__(self) -> None:
-        validate_text(self, "role", "BufferConfig.role")
+        take_text(self, "role", "BufferConfig.role")
         take_int(self, "size", f"size of buffer {self.role!r}", 1)
         take_optional_int(self, "tokens_per_block_override", f"tokens_per_block_override of buffer {self.role!r}", 1)
 

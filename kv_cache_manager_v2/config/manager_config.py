@@ -31,7 +31,7 @@ from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
 from .snapshot_policy import SnapshotPolicy
-from .write_policy import validate_write_policy
+from .write_policy import to_write_policy
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class KVCacheManagerConfig(ConfigValue):
         take_share(self, "max_pinned_share", "max_pinned_share")
         take_int(self, "min_offload_priority", "min_offload_priority", 0, 100)
         take_optional_int(self, "max_sequence_length", "max_sequence_length", 1)
-        validate_write_policy(given(self, "write_policy"))
+        object.__setattr__(self, "write_policy", to_write_policy(given(self, "write_policy")))
         self._validate_durable_tier()
         validate_bool(self, "enable_partial_reuse", "enable_partial_reuse")
         validate_bool(self, "reserve_null_slot", "reserve_null_slot")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mypy_extensions import mypyc_attr
 
 from ..base.checks import to_int, to_text
-from .config_value import ConfigValue, given, to_tuple, validate_text
+from .config_value import ConfigValue, given, take_text, to_tuple
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class ModelId(ConfigValue):
     heads: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        validate_text(self, "name", "ModelId.name")
+        take_text(self, "name", "ModelId.name")
         for field in ("revision", "dtype", "salt_domain"):
-            to_text(given(self, field), f"ModelId.{field}")
+            object.__setattr__(self, field, to_text(given(self, field), f"ModelId.{field}"))
         object.__setattr__(self, "details", _to_pairs(given(self, "details")))
         heads = given(self, "heads")
         if heads is not None:

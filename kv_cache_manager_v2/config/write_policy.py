@@ -2,11 +2,13 @@
 
 from typing import Final
 
+from ..base.checks import to_text
+
 WRITE_POLICIES: Final = ("back", "through")
 
 
-def validate_write_policy(value: object) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"write_policy must be a str, not {type(value).__name__}")
-    if value not in WRITE_POLICIES:
-        raise ValueError(f"write_policy is {value!r}; it is 'back' (pages are written when they are evicted) or 'through' (early)")
+def to_write_policy(value: object) -> str:
+    policy = to_text(value, "write_policy")
+    if policy not in WRITE_POLICIES:
+        raise ValueError(f"write_policy is {policy!r}; it is 'back' (pages are written when they are evicted) or 'through' (early)")
+    return policy

@@ -97,13 +97,18 @@ class EventAssembler:
     """``first_page``: the id of the first page of the first block."""
 
     __slots__ = (
-        "next_event_id", "num_dropped", "_groups", "_first_page", "_num_groups", "_algorithm", "_rank", "_max_events",
+        "next_event_id", "num_dropped", "num_taken", "is_taking",
+        "_groups", "_first_page", "_num_groups", "_algorithm", "_rank", "_max_events",
         "_num_blocks", "_roots", "_nodes", "_places", "_drafts", "_first_draft", "_open",
     )  # fmt: skip
 
     next_event_id: int
     num_dropped: int
     """Events dropped since the manager was made."""
+    num_taken: i64
+    """Number of the last batch that was taken in."""
+    is_taking: bool
+    """A batch is being taken in; under the lock: the taking-in was interrupted, and events are incomplete."""
     _groups: Final[list[LayerGroupFacts]]
     _first_page: Final[i64]
     _num_groups: Final[i64]
@@ -128,6 +133,8 @@ class EventAssembler:
     ) -> None:
         self.next_event_id = 0
         self.num_dropped = 0
+        self.num_taken = 0
+        self.is_taking = False
         self._groups = list(groups)
         self._first_page = first_page
         self._num_groups = len(groups)
@@ -151,6 +158,7 @@ class EventAssembler:
     # -- log entries --------------------------------------------------------------------------------------------------
 
     def take_in(self, batch: LogBatch) -> None:
+        self.is_taking = True
         words = batch.words
         objects = batch.objects
         next_object: i64 = 0
@@ -189,6 +197,9 @@ class EventAssembler:
         for group in range(len(self._open)):
             self._open[group] = None
         self._drop_oldest()
+        # Statements without a call, so no signal is served between them.
+        self.num_taken = batch.number
+        self.is_taking = False
 
     def _add_root(self, number: i64, scope: object) -> None:
         assert isinstance(scope, tuple)

@@ -6,15 +6,18 @@ oldest can be dropped; it does not while a drainer holds the lock.
 
 A thread may be interrupted anywhere (Ctrl-C) and leaves no lock behind: queues and lock are CPython's own, in C, and no signal is
 served between their taking effect and the code that undoes it. `threading.Condition` is Python code, which is interrupted inside.
+A batch stays in its queue until it is taken in. If that is interrupted midway, events are incomplete, and drainers are told so.
 """
 
 import threading
+from collections import deque
 from queue import Empty, SimpleQueue
 from typing import Final, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.errors import CorruptedError
 from .event_assembler import EventAssembler
 from .event_snapshot import KVCacheEventSnapshot
 from .kv_cache_event import KVCacheCreatedData, KVCacheEvent, KVCacheEventData, KVCacheRemovedData, KVCacheStoredData
@@ -30,7 +33,7 @@ class EventBacklog:
         "_batches", "_bell", "_num_pages_in", "_num_pages_out", "_assembling", "_assembler", "_max_events", "num_drained"
     )  # fmt: skip
 
-    _batches: Final[SimpleQueue[LogBatch]]
+    _batches: Final[deque[LogBatch]]
     _bell: Final[SimpleQueue[None]]
     """Not empty if a batch was handed over since a waiting thread was woken."""
     _num_pages_in: i64
@@ -45,7 +48,7 @@ class EventBacklog:
     """By type, in the order of `EVENT_TYPES`."""
 
     def __init__(self, assembler: EventAssembler, max_events: i64) -> None:
-        self._batches = SimpleQueue()
+        self._batches = deque()
         self._bell = SimpleQueue()
         self._num_pages_in = 0
         self._num_pages_out = 0
@@ -59,8 +62,8 @@ class EventBacklog:
         return self._assembler.num_dropped
 
     def hand_over(self, batch: LogBatch) -> None:
-        self._batches.put(batch)
-        self._num_pages_in += batch.num_pages
+        self._batches.append(batch)
+        self._num_pages_in = batch.num_pages_so_far
         self._ring()
         if self._num_pages_in - self._num_pages_out > self._max_events:
             self._assemble_unless_held()
@@ -72,7 +75,10 @@ class EventBacklog:
     def _assemble_unless_held(self) -> None:
         try:
             if self._assembling.acquire(False):
-                self._assemble()
+                if self._assembler.is_taking:
+                    self._batches.clear()  # drainers are told that events are incomplete, and get no more
+                else:
+                    self._assemble()
         finally:
             # Ask the lock itself: an interruption may come between taking it and recording that.
             try:
@@ -81,11 +87,19 @@ class EventBacklog:
                 pass  # another thread holds it, or none
 
     def _assemble(self) -> None:
+        if self._assembler.is_taking:
+            raise CorruptedError(
+                "events are incomplete since a drain was interrupted in the middle (Ctrl-C, or no memory): make the manager anew, with "
+                "a new event manager"
+            )
         batches = self._batches
-        while not batches.empty():
-            batch = batches.get()
-            self._num_pages_out += batch.num_pages
-            self._assembler.take_in(batch)
+        while len(batches) > 0:
+            batch = batches[0]
+            # One that was taken in already was handed over twice, or its removal was interrupted.
+            if batch.number > self._assembler.num_taken:
+                self._assembler.take_in(batch)
+            self._num_pages_out = batch.num_pages_so_far
+            batches.popleft()
 
     def _silence_bell(self) -> None:
         """Clear signals for batches that were drained since."""
@@ -96,7 +110,7 @@ class EventBacklog:
             pass
 
     def _is_empty(self) -> bool:
-        return self._batches.empty() and self._assembler.num_undrained == 0
+        return len(self._batches) == 0 and self._assembler.num_undrained == 0
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a batch is handed over; return at once if there is one, or an undrained event."""

@@ -46,7 +46,8 @@ MAX_WORDS: Final = 1 << 17
 @mypyc_attr(native_class=True)
 class EventLog(PageEventSink):
     __slots__ = (
-        "_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles", "_wants_partial_blocks"
+        "_backlog", "_words", "_num_words", "_objects", "_num_pages", "_marks", "_first_page", "_num_life_cycles", "_wants_partial_blocks",
+        "_num_batches", "_num_pages_before", "_unsent",
     )  # fmt: skip
 
     _backlog: Final[EventBacklog]
@@ -61,6 +62,11 @@ class EventLog(PageEventSink):
     _first_page: Final[i64]
     _num_life_cycles: Final[i64]
     _wants_partial_blocks: Final[bool]
+    _num_batches: i64
+    _num_pages_before: i64
+    """Entries about pages that were handed over."""
+    _unsent: LogBatch | None
+    """A batch whose handing over has begun and not returned."""
 
     def __init__(
         self, backlog: EventBacklog, first_page: i64, num_life_cycles: i64, wants_partial_blocks: bool = False
@@ -74,21 +80,35 @@ class EventLog(PageEventSink):
         self._first_page = first_page
         self._num_life_cycles = num_life_cycles
         self._wants_partial_blocks = wants_partial_blocks
+        self._num_batches = 0
+        self._num_pages_before = 0
+        self._unsent = None
 
     @property
     def wants_partial_blocks(self) -> bool:
         return self._wants_partial_blocks
 
     def hand_over(self) -> None:
-        """Hand all entries since the last time to the drainers."""
+        """Hand all entries since the last time to the drainers. Interrupted anywhere, the next call hands over what this one has not."""
+        unsent = self._unsent
+        if unsent is not None:
+            self._backlog.hand_over(unsent)
+            self._unsent = None
         num_words = self._num_words
         if num_words == 0:
             return
-        batch = LogBatch(self._words[:num_words], self._objects, self._num_pages)
+        number = self._num_batches + 1
+        num_pages = self._num_pages_before + self._num_pages
+        batch = LogBatch(self._words[:num_words], self._objects, number, num_pages)
+        # Statements without a call, so no signal is served between them.
+        self._unsent = batch
         self._objects = []
         self._num_words = 0
         self._num_pages = 0
+        self._num_batches = number
+        self._num_pages_before = num_pages
         self._backlog.hand_over(batch)
+        self._unsent = None
 
     def _record(self, word: i64) -> None:
         words = self._words

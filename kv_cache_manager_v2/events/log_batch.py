@@ -34,14 +34,17 @@ BYTE_MASK: Final = 255
 class LogBatch:
     """The log entries of some calls."""
 
-    __slots__ = ("words", "objects", "num_pages")
+    __slots__ = ("words", "objects", "number", "num_pages_so_far")
 
     words: vec[i64]
     objects: Final[list[object]]
-    num_pages: Final[i64]
-    """Entries about pages: an upper bound of the events that they become."""
+    number: Final[i64]
+    """Batches of the log so far, this one included: one that is handed over twice is taken in once."""
+    num_pages_so_far: Final[i64]
+    """Entries about pages in the log so far, these included: an upper bound of the events that they become."""
 
-    def __init__(self, words: vec[i64], objects: list[object], num_pages: i64) -> None:
+    def __init__(self, words: vec[i64], objects: list[object], number: i64, num_pages_so_far: i64) -> None:
         self.words = words
         self.objects = objects
-        self.num_pages = num_pages
+        self.number = number
+        self.num_pages_so_far = num_pages_so_far

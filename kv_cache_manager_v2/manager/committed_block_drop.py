@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final, final
 
-import rawref
 from mypy_extensions import mypyc_attr
+from rawref import invalidate
 
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure
@@ -107,7 +107,7 @@ class CommittedBlockDrop(Handle):
         self._drops_when_forgotten = True
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
         # Compiled, `__new__` may have been refused before there was a plan, and only `getattr` notices.
         shared = getattr(self, "_shared", None)
         if not isinstance(shared, SharedState) or self._is_done:

@@ -18,8 +18,8 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Final, SupportsIndex, final
 
-import rawref
 from mypy_extensions import i32, i64, mypyc_attr
+from rawref import invalidate
 
 from ..base.checks import MAX_COUNT, to_bool, to_count, to_counts, to_index_mode, to_int, to_list
 from ..base.errors import LogicError, OutOfPagesError
@@ -102,7 +102,7 @@ class KVCache(Handle):
         open_sequences.add(state, self)
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
         # Compiled, `__new__` may have been refused before there was a state, and only `getattr` notices.
         state = getattr(self, "_state", None)
         if not isinstance(state, SequenceState) or state.status == CLOSED or state.shared.guard.is_foreign:

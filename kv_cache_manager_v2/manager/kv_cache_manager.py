@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex, final
 
-import rawref
 from mypy_extensions import i64, mypyc_attr
+from rawref import invalidate
 
 from ..base.checks import to_bool, to_count, to_index_mode, to_instance, to_int, to_list, to_number, to_text
 from ..base.errors import BusyError, LogicError
@@ -269,7 +269,7 @@ class KVCacheManager(Handle):
             _logger.exception("shutting down the manager after an error failed")
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
         # Compiled, arguments of a wrong type are refused before the constructor has set anything, and only `getattr` notices.
         shared = getattr(self, "_shared", None)
         if not isinstance(shared, SharedState) or self._is_released:
@@ -995,8 +995,10 @@ def _to_device(device: object) -> Device | None:
 
 
 def _to_path(journal: object) -> str | None:
-    if journal is None or isinstance(journal, str):
-        return journal
+    if journal is None:
+        return None
+    if isinstance(journal, str):
+        return to_text(journal, "journal")
     if not isinstance(journal, os.PathLike):
         raise TypeError(f"journal must be a path or None, not {type(journal).__name__}")
     path: object = os.fspath(journal)

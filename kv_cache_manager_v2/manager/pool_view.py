@@ -18,8 +18,8 @@ not used any more.
 import sys
 from typing import Any, Final, final
 
-import rawref
 from mypy_extensions import mypyc_attr
+from rawref import invalidate
 
 from ..base.errors import LogicError
 from ..base.finalizers import report_failure
@@ -92,7 +92,7 @@ class PoolView(Handle):
         return f"<PoolView {self.shape} {self.dtype} at {self.address:#x}{', released' if self._is_released else ''}>"
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
         # Compiled, `__new__` may have been refused before the view had a lease, and only `getattr` notices.
         lease = getattr(self, "_lease", None)
         if not isinstance(lease, MemoryLease) or self._is_released or self._was_exported or sys.is_finalizing():

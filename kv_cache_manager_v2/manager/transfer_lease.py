@@ -11,8 +11,8 @@ import logging
 from types import TracebackType
 from typing import Final, SupportsIndex, final
 
-import rawref
 from mypy_extensions import i64, mypyc_attr
+from rawref import invalidate
 
 from ..base.checks import to_int
 from ..base.errors import LogicError
@@ -43,7 +43,7 @@ class TransferLease(Handle):
         self._lease = lease
 
     def __del__(self) -> None:
-        rawref.invalidate(self)
+        invalidate(self)
         # Compiled, `__new__` may have been refused before there was a lease, and only `getattr` notices.
         shared = getattr(self, "_shared", None)
         if not isinstance(shared, SharedState):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, SupportsIndex
 
-from ..base.checks import to_count
+from ..base.checks import to_count, to_plain_bytes
 from ..base.given import Given
 from ..base.ids import TokenIdExt
 from ..events.block_digest import (
@@ -82,6 +82,6 @@ def gen_multimodal_cache_key_tokens(
         raise ValueError("num_tokens is 0; an item has at least one token")
     if offset + count > 2**31:
         raise ValueError(f"id_offset {offset} and {count} tokens give ids of 2**31 and more; ids are 0 <= id < 2**31")
-    tokens: list[TokenIdExt] = [multimodal_data_digest]
+    tokens: list[TokenIdExt] = [to_plain_bytes(multimodal_data_digest)]
     tokens.extend(range(offset + 1, offset + count))
     return tokens

@@ -5,7 +5,7 @@ from typing import Any
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_int
+from ..base.checks import to_int, to_plain_text
 from ..config.config_value import given
 
 
@@ -27,7 +27,9 @@ class ReuseScope:
         if lora_id is not None:
             object.__setattr__(self, "lora_id", to_int(lora_id, "ReuseScope.lora_id"))
         salt = given(self, "salt")
-        if salt is not None and not isinstance(salt, str):
+        if isinstance(salt, str):
+            object.__setattr__(self, "salt", to_plain_text(salt))
+        elif salt is not None:
             object.__setattr__(self, "salt", to_int(salt, "ReuseScope.salt, unless a str or None,"))
 
     # Written out: those that `dataclass` makes stay interpreted, and every new sequence looks its scope up.

@@ -13,6 +13,7 @@ from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le
 from librt.vecs import vec
 from mypy_extensions import i32, i64
 
+from ..base.checks import to_plain_bytes
 from ..base.ids import TokenIdExt
 from .digest_table import DigestTable
 
@@ -25,13 +26,13 @@ _FEW: Final = 16  # up to so many, as accepted drafts are, the fixed cost of two
 
 def pack_tokens(tokens: object, digests: DigestTable, acquire: bool) -> bytes:
     """The tokens as packed int32. Digests are counted once more if ``acquire``, else only looked up."""
-    if isinstance(tokens, list):
-        return _pack_list(tokens, digests, acquire)
+    if type(tokens) is list:
+        return _pack_list(cast("list[object]", tokens), digests, acquire)
     if isinstance(tokens, (bytes, bytearray, str)):
         raise TypeError(
             f"tokens must be a sequence of ids, not {type(tokens).__name__}; a digest is one token: wrap it in a list"
         )
-    if isinstance(tokens, tuple):
+    if isinstance(tokens, (list, tuple)):
         return _pack_list(list(tokens), digests, acquire)
     buffer: Any = tokens
     try:
@@ -56,8 +57,9 @@ def single_token(tokens: object) -> int:
         token = tokens[0]
     elif isinstance(tokens, tuple) and len(tokens) == 1:
         token = tokens[0]
-    if isinstance(token, int) and 0 <= token <= MAX_TOKEN_ID:
-        return token
+    if type(token) is int:
+        if 0 <= token <= MAX_TOKEN_ID:
+            return token
     return -1
 
 
@@ -119,7 +121,8 @@ def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> byt
     return bytes(memoryview(packed))
 
 
-def _pack_items(tokens: list[object], digests: DigestTable, acquire: bool) -> bytes:
+def _pack_items(given: list[object], digests: DigestTable, acquire: bool) -> bytes:
+    tokens = given.copy()  # an item's own code may change the caller's list
     packed = vec[i32]([0] * len(tokens))
     position: i64 = 0
     first_digest: i64 = -1
@@ -131,7 +134,9 @@ def _pack_items(tokens: list[object], digests: DigestTable, acquire: bool) -> by
             token: i32 = value
             packed[position] = token
         elif isinstance(item, bytes):
-            if len(item) == 0:
+            plain = to_plain_bytes(item)
+            tokens[position] = plain
+            if len(plain) == 0:
                 raise ValueError(f"token {position} is an empty digest")
             if first_digest < 0:
                 first_digest = position

@@ -6,7 +6,8 @@ looks it takes no lock, as two plain numbers say so, and CPython switches thread
 setting one. When an invariant fails inside a call the manager is
 *broken*: that call and every later one raises `CorruptedError` with the first reason. So it is when a call is interrupted in
 the middle of a change that cannot be undone (the device refuses an event, the user presses Ctrl-C): the interruption itself
-is raised, later calls are refused. Sequences whose handle was dropped without `close` wait here; the next call closes them.
+is raised, later calls are refused. An `AssertionError` that code of the user's raised (a callback, an argument's ``__index__``) is
+no invariant of ours, but an exception like others. Sequences whose handle was dropped without `close` wait here; the next call closes them.
 
 The call records itself in the journal that the door hands out, as its last step: a call that raises is not recorded. A manager
 without a journal hands out one that keeps nothing. Compiled, the ``with`` and the record that is not kept cost some two nanoseconds
@@ -27,17 +28,21 @@ import os
 import sys
 from abc import ABCMeta, abstractmethod
 from threading import Lock, get_ident
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.build_mode import is_compiled
 from ..base.change_count import ChangeCount
 from ..base.errors import BusyError, CorruptedError, LogicError
 from ..base.process_bound import ProcessBound
 from ..journal.call_records import CallRecords
 
 _IDLE: Final = 0
+_PACKAGE: Final = __name__.rpartition(".sequence.")[0] + "."
+_FACADES: Final = (_PACKAGE + "manager.", _PACKAGE + "kernels.")
+"""Folders of the public calls."""
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
@@ -65,7 +70,7 @@ class SnapshotPublisher(metaclass=ABCMeta):
 @mypyc_attr(native_class=True)
 class CallGuard(ProcessBound):
     __slots__ = (
-        "is_foreign", "publisher", "_attention", "_busy", "_changes", "_journal", "_reason", "_user_error", "_abandoned",
+        "is_foreign", "publisher", "_attention", "_busy", "_changes", "_journal", "_reason", "_abandoned",
         "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
     )  # fmt: skip
 
@@ -92,8 +97,6 @@ class CallGuard(ProcessBound):
     _journal: Final[CallRecords]
     _reason: str | None
     """Why the manager is broken; None while it is sound."""
-    _user_error: AssertionError | None
-    """An assertion that failed in the user's own code, which says nothing about ours."""
     _abandoned: Final[list[Abandoned]]
     _process: Final[int]
 
@@ -105,7 +108,6 @@ class CallGuard(ProcessBound):
         self._attention = _IDLE
         self._busy = False
         self._reason = None
-        self._user_error = None
         self._abandoned = []
         self._readers = Lock()
         self._reader = 0
@@ -153,6 +155,7 @@ class CallGuard(ProcessBound):
         # In this order: a handle that another thread drops between the two sets it again.
         self._attention = _IDLE
         if self._must_stay:
+            self._attention = 1
             self._stay()
 
     def _stay(self) -> None:
@@ -165,10 +168,12 @@ class CallGuard(ProcessBound):
             finally:
                 self._is_entering = False
         self._must_stay = False
-        self._attention = _IDLE
-        if self._reason is not None or len(self._abandoned) > 0 or len(self._asked) > 0 or self.is_foreign:
+        is_needed = self._reason is not None or len(self._abandoned) > 0 or len(self._asked) > 0 or self.is_foreign
+        # Idle last, with no call in between: an interrupt leaves the closer look, another thread's reason is seen.
+        if is_needed or self._must_stay:
             self._must_stay = True
-            self._attention = 1
+        else:
+            self._attention = _IDLE
 
     def _publish(self) -> None:
         asked = self._asked
@@ -204,11 +209,18 @@ class CallGuard(ProcessBound):
         self._require_own_process()
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
-        if self._busy:
+        if self._busy and _is_a_call_running():
             raise LogicError(
                 "a call began while another call on the same manager was running (from another thread, or from inside a "
                 "callback); one caller at a time"
             )
+        if self._busy:
+            # An interrupt at the very beginning of `__exit__` kept it from doing anything.
+            self._journal.discard()
+            if self._changes.num_begun > 0:
+                self._record_interruption()
+                self._busy = False
+                raise CorruptedError(f"the manager is broken: {self._reason}")
         if self._is_read:
             self._wait_for_reader()
         self._is_entering = True
@@ -302,14 +314,9 @@ class CallGuard(ProcessBound):
         if self._reason is not None:
             raise CorruptedError(f"the manager is broken since an earlier call: {self._reason}")
 
-    def record_user_error(self, error: AssertionError) -> None:
-        """The user's callback raised it, before anything changed: the user gets it as it is."""
-        self._user_error = error
-
     def _fail(self, error: AssertionError) -> Exception:
-        """An invariant failed inside a call: remember the first reason; returns what the call has to raise."""
-        if error is self._user_error:
-            self._user_error = None
+        """An assertion failed inside a call; returns what the call has to raise. If it is an invariant of ours, remember the first."""
+        if not _is_ours(error):
             return error
         if self._reason is None:
             self._reason = str(error) or "an invariant failed without a text"
@@ -357,3 +364,34 @@ class Reading:
             self._guard.end_reading()
         else:
             self._guard.fail_reading(error)
+
+
+def _is_a_call_running() -> bool:
+    """Whether some thread is in a public call, apart from the one that asks; compiled code, which is never interrupted, has no frames."""
+    if is_compiled():
+        return True
+    here = sys._getframe()
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        if top is here:
+            while frame is not None and _module_of(frame).startswith(_PACKAGE):
+                frame = frame.f_back
+        while frame is not None:
+            if _module_of(frame).startswith(_FACADES):
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_ours(error: AssertionError) -> bool:
+    """Whether a module of this package raised it, rather than code of the user's that the package had called."""
+    last: TracebackType | None = error.__traceback__
+    if last is None:
+        return True
+    while last.tb_next is not None:
+        last = last.tb_next
+    return _module_of(last.tb_frame).startswith(_PACKAGE)

@@ -314,11 +314,7 @@ class SequenceState:
         callback = self.priority_callback
         if callback is None:
             return PRIORITY_DEFAULT
-        try:
-            answer: object = callback(BlockOrdinal(int(ordinal)), self.shared.life_cycles[life_cycle])
-        except AssertionError as error:
-            self.shared.guard.record_user_error(error)
-            raise
+        answer: object = callback(BlockOrdinal(int(ordinal)), self.shared.life_cycles[life_cycle])
         priority = to_int(answer, "what custom_priority_callback returned")
         if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
             raise ValueError(

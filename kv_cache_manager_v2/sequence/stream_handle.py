@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from ..base.checks import to_int
 from ..device.port import Device
 
 _PROTOCOL_VERSION: Final = 0
@@ -55,4 +56,4 @@ def _handle_of_protocol(described: object, name: str) -> int:
 def _validate_handle(handle: int, name: str) -> int:
     if not 0 <= handle <= _MAX_HANDLE:
         raise ValueError(f"{name} is {handle}; a stream's handle is from 0 to {_MAX_HANDLE}")
-    return handle
+    return to_int(handle, name)

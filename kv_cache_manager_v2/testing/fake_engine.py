@@ -16,7 +16,7 @@ from typing import Any, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import MAX_COUNT, to_bool, to_count, to_index_mode, to_instance, to_int, to_list
+from ..base.checks import MAX_COUNT, to_bool, to_count, to_index_mode, to_instance, to_list
 from ..base.errors import OutOfPagesError
 from ..base.given import Given
 from ..base.handle import Handle
@@ -34,7 +34,7 @@ from .kv_mismatch import KVMismatch
 from .launch_plan import LaunchPlan
 from .mismatch_log import MismatchLog
 from .paged_sequence import PagedSequence
-from .step_batch import Step, StepBatch, validate_tokens
+from .step_batch import Step, StepBatch, to_token, validate_tokens
 
 
 @final
@@ -125,10 +125,8 @@ class FakeEngine(Handle):
         """
         kv_cache = to_instance(kv_cache, KVCache, "kv_cache")
         validate_tokens(prompt, "prompt")
-        tokens: Any = prompt
-        for token in tokens:
-            if not isinstance(token, bytes):
-                to_int(token, "a token of the prompt")
+        items: Any = prompt
+        tokens = [to_token(item, "a token of the prompt") for item in items]
         layers = {int(layer) for group in kv_cache.manager.layer_grouping for layer in group}
         if layers != {int(buffers[0].layer_id) for buffers in self._model if len(buffers) > 0}:
             raise ValueError(f"kv_cache {kv_cache.id} has the layers {sorted(layers)}; the engine was made for others")

@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Final, cast, final
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_int, to_list
+from ..base.checks import to_int, to_list, to_plain_bytes
 from ..base.errors import LogicError
 from ..base.handle import Handle
+from ..base.ids import TokenId, TokenIdExt
+from ..reuse.token_packing import MAX_TOKEN_ID
 from .paged_sequence import PagedManager, PagedSequence
 from .step_rows import StepRows
 from .token_values import Values, prefix_values, token_numbers, tree_values
@@ -23,6 +25,19 @@ def validate_tokens(tokens: object, name: str) -> None:
     """Check that the argument may be tokens; the items are checked when the step is added to a batch."""
     if isinstance(tokens, (str, bytes, Mapping)) or not isinstance(tokens, Sized):
         raise TypeError(f"{name} must be a sequence of tokens, not {type(tokens).__name__}")
+
+
+def to_token(token: object, name: str) -> TokenIdExt:
+    """An id, or a digest."""
+    if isinstance(token, bytes):
+        digest = to_plain_bytes(token)
+        if len(digest) == 0:
+            raise ValueError(f"{name} is an empty digest")
+        return digest
+    number = to_int(token, name)
+    if not 0 <= number <= MAX_TOKEN_ID:
+        raise ValueError(f"{name} is {number}: ids are 0 <= id < 2**31")
+    return TokenId(number)
 
 
 @final

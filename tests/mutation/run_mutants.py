@@ -67,26 +67,46 @@ def rungs(mutant: Mutant, whole_suite: bool) -> list[tuple[str, list[str], int]]
     return ladder
 
 
-def find_killer(mutant: Mutant, whole_suite: bool) -> str | None:
-    """What noticed the mutant, or None."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / PACKAGE.name
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        file = copy / mutant.file
+class Copies:
+    """A copy of the package in which one mutant at a time is planted; what did not change stays compiled to bytecode."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._num_planted = 0
+        shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+
+    def find_killer(self, mutant: Mutant, whole_suite: bool) -> str | None:
+        """What noticed the mutant, or None."""
+        file = self._folder / PACKAGE.name / mutant.file
+        self._num_planted += 1
         file.write_bytes(mutant.apply(file.read_bytes()))
+        # Bytecode is taken for that of another source if size and second are equal: each mutant has a second of its own.
+        os.utime(file, (self._num_planted, self._num_planted))
+        try:
+            return self._climb(rungs(mutant, whole_suite))
+        finally:
+            shutil.copy2(PACKAGE / mutant.file, file)
+
+    def _climb(self, ladder: list[tuple[str, list[str], int]]) -> str | None:
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]),
-            "PYTHONPYCACHEPREFIX": str(Path(folder) / "pycache"),
+            "PYTHONPATH": os.pathsep.join([str(self._folder), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPYCACHEPREFIX": str(self._folder / "pycache"),
         }
-        for name, command, seconds in rungs(mutant, whole_suite):
+        for name, command, seconds in ladder:
             run = run_limited(command, environment, seconds)
             if run.returncode < 0:
                 return f"{name}: out of time"
             if run.returncode != 0:
                 lines = [line for line in run.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ", "seed "))]
                 return f"{name}: {(lines or run.stderr.splitlines() or ['it failed'])[-1][:150]}"
-    return None
+        return None
+
+
+def find_killer(mutant: Mutant, whole_suite: bool) -> str | None:
+    """What noticed the mutant, or None; in a copy of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Copies(Path(folder)).find_killer(mutant, whole_suite)
 
 
 def read_results(path: Path | None) -> dict[str, str | None]:
@@ -110,19 +130,21 @@ def main() -> int:
     equivalent = read_equivalent()
     outcomes: Counter[str] = Counter()
     living: list[Mutant] = []
-    for number, mutant in enumerate(chosen, options.first):
-        if mutant.key not in equivalent and mutant.key not in results:
-            results[mutant.key] = find_killer(mutant, options.whole_suite)
-            if options.results is not None:
-                with options.results.open("a") as file:
-                    file.write(json.dumps([mutant.key, results[mutant.key]]) + "\n")
-        killer = results.get(mutant.key)
-        outcome = "equivalent" if mutant.key in equivalent else "lives" if killer is None else "killed"
-        outcomes[outcome] += 1
-        if outcome == "lives":
-            living.append(mutant)
-        seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        print(f"{number:4} {outcome:10} {mutant.kind:18} {mutant.file}:{mutant.line} {killer or ''} [{seconds:.0f} s]", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        copies = Copies(Path(folder))
+        for number, mutant in enumerate(chosen, options.first):
+            if mutant.key not in equivalent and mutant.key not in results:
+                results[mutant.key] = copies.find_killer(mutant, options.whole_suite)
+                if options.results is not None:
+                    with options.results.open("a") as file:
+                        file.write(json.dumps([mutant.key, results[mutant.key]]) + "\n")
+            killer = results.get(mutant.key)
+            outcome = "equivalent" if mutant.key in equivalent else "lives" if killer is None else "killed"
+            outcomes[outcome] += 1
+            if outcome == "lives":
+                living.append(mutant)
+            seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            print(f"{number:4} {outcome:10} {mutant.kind:18} {mutant.file}:{mutant.line} {killer or ''} [{seconds:.0f} s]", flush=True)
     print(f"\nof {len(mutants)} possible mutants {len(chosen)} were drawn with seed {options.seed}: {dict(outcomes)}")
     counted = outcomes["killed"] + outcomes["lives"]
     if counted:

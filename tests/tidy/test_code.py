@@ -272,6 +272,20 @@ def test_no_attribute_becomes_a_word_of_c() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+def test_destructors_clear_first_what_others_left() -> None:
+    """`base/finalizers.py`: `invalidate` by name, before anything is looked up in a module, and the rest in a ``try``."""
+    found = []
+    num_destructors = 0
+    for source in package_sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.FunctionDef) and node.name == "__del__":
+                num_destructors += 1
+                first, last = node.body[0], node.body[-1]
+                if ast.unparse(first) != "invalidate(self)" or not isinstance(last, ast.Try) or "report_failure(" not in ast.unparse(last):
+                    found.append(source.at(node))
+    assert num_destructors > 5 and not found, "\n".join(found)
+
+
 def test_handles_are_set_through_any() -> None:
     """mypyc 2.4.1 passes a number wrongly to a property's setter that is declared wider than its getter (`Given`)."""
     wide = set()

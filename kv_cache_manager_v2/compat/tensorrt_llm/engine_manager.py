@@ -7,8 +7,10 @@ from types import TracebackType
 from typing import Any, Final, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
+from rawref import invalidate
 
 from ...base.checks import to_bool, to_instance, to_list
+from ...base.finalizers import report_failure
 from ...base.given import Given
 from ...device.monotonic_clock import MonotonicClock
 from ...device.port import Device
@@ -107,9 +109,13 @@ class KVCacheManager(EngineQueries):
         unregister_manager(self._core._shared.guard)
 
     def __del__(self) -> None:
-        core = getattr(self, "_core", None)
-        if isinstance(core, kv_cache_manager.KVCacheManager):
-            unregister_manager(core._shared.guard)
+        invalidate(self)
+        try:
+            core = getattr(self, "_core", None)
+            if isinstance(core, kv_cache_manager.KVCacheManager):
+                unregister_manager(core._shared.guard)
+        except BaseException as error:
+            report_failure(error, KVCacheManager)
 
     @property
     def event_manager(self) -> KVCacheEventManager | None:

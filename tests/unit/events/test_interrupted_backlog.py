@@ -1,4 +1,5 @@
-"""A KeyboardInterrupt wherever Python serves signals in what hands events over, waits for them and drains them: no thread hangs then.
+"""A KeyboardInterrupt wherever Python serves signals in what hands events over, waits for them and drains them: no thread hangs then, and
+no entry is lost or told twice; where a drain was cut off while it took entries in, every later one says so.
 
 Python serves signals behind calls, at the beginning of functions and at jumps backwards. Compiled code does not, but Python code that it
 calls does: the library's `threading` is watched as well.
@@ -8,13 +9,16 @@ import itertools
 import threading
 from collections.abc import Callable
 
+import pytest
 from librt.vecs import vec
 from mypy_extensions import i64
 from served_interrupts import Tracer
 
+from kv_cache_manager_v2 import CorruptedError, KVCacheCreatedData
 from kv_cache_manager_v2.events import event_backlog
 from kv_cache_manager_v2.events.event_assembler import EventAssembler
 from kv_cache_manager_v2.events.event_backlog import EventBacklog
+from kv_cache_manager_v2.events.event_log import EventLog
 from kv_cache_manager_v2.events.layer_group_facts import LayerGroupFacts
 from kv_cache_manager_v2.events.log_batch import LEVELS_RESIZED, LogBatch
 
@@ -32,7 +36,8 @@ def make_backlog() -> EventBacklog:
 
 def hand_over(backlog: EventBacklog) -> None:
     """One event; it counts for many, so that from the second one on the caller's thread makes events itself."""
-    backlog.hand_over(LogBatch(vec[i64]([LEVELS_RESIZED]), [[(next(COUNT),)]], 1 + MAX_EVENTS // 2))
+    number = next(COUNT)
+    backlog.hand_over(LogBatch(vec[i64]([LEVELS_RESIZED]), [[(number,)]], number, number * (1 + MAX_EVENTS // 2)))
 
 
 def use(backlog: EventBacklog) -> None:
@@ -108,3 +113,91 @@ def test_all_threads_that_wait_are_woken() -> None:
     for thread in threads:
         thread.join(SECONDS)
         assert not thread.is_alive()
+
+
+NUM_ENTRIES = 12
+MODULES_OF_TAKING = ("event_log", "event_backlog", "event_assembler")
+
+
+class Told:
+    """What a log of so many entries has told, each a number; entries come from calls that are not interrupted."""
+
+    def __init__(self, max_events: int) -> None:
+        groups = [LayerGroupFacts("full_attention", None, (0,))]
+        self.backlog = EventBacklog(EventAssembler(groups, 0, "sha256", None, max_events), max_events)
+        self.log = EventLog(self.backlog, 0, 1)
+        self.numbers: list[int] = []
+        self.is_refused = False
+        self.begun = 0
+
+    def record(self) -> None:
+        self.begun += 1
+        self.log.on_levels_resized([(self.begun,)])
+
+    def drain(self) -> None:
+        try:
+            events = self.backlog.drain()
+        except CorruptedError as error:
+            assert "interrupted in the middle" in str(error)
+            self.is_refused = True
+        else:
+            for event in events:
+                assert isinstance(event.data, KVCacheCreatedData)
+                self.numbers += event.data.num_blocks_per_cache_level
+
+
+def tell(told: Told, tracer: Tracer, modules_drained: bool) -> None:
+    """Entries, each handed over, the latter of two after an interrupt; drained by the interrupted thread too if so asked."""
+
+    def work() -> None:
+        while told.begun < NUM_ENTRIES:
+            told.record()
+            try:
+                with tracer.at_work():
+                    told.log.hand_over()
+                    if modules_drained and told.begun % 3 == 0:
+                        told.backlog.snapshot()
+            except KeyboardInterrupt:
+                pass
+            except CorruptedError:
+                told.is_refused = True
+
+    in_another_thread(work)
+    in_another_thread(told.log.hand_over)
+    in_another_thread(told.drain)
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_no_entry_is_lost_or_told_twice(drains: bool) -> None:
+    """``drains``: the interrupted thread takes entries in as well."""
+    modules = MODULES_OF_TAKING if drains else ("event_log", "event_backlog")
+    tracer = Tracer(modules)
+    tell(Told(1000), tracer, drains)
+    assert len(tracer.places) > (30 if drains else 5) or not IS_INTERPRETED
+    refused = 0
+    for place in tracer.places:
+        told = Told(1000)
+        stopper = Tracer(modules, place)
+        tell(told, stopper, drains)
+        assert stopper.has_raised, place
+        refused += told.is_refused
+        assert told.is_refused or told.numbers == list(range(NUM_ENTRIES + 1)), (place, told.numbers)
+        assert drains or not told.is_refused
+    assert refused < len(tracer.places) or not IS_INTERPRETED
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="compiled code serves no signals there")
+def test_a_log_that_no_drain_can_use_does_not_grow() -> None:
+    """After an interrupted taking-in, entries that are handed over are dropped, and every drain says why."""
+    tracer = Tracer(("event_assembler",))
+    tell(Told(4), tracer, True)
+    told = Told(4)
+    tell(told, Tracer(("event_assembler",), [*tracer.places][-1]), True)
+    assert told.is_refused
+    for _ in range(100):
+        told.record()
+        told.log.hand_over()
+    assert len(told.backlog._batches) <= 5
+    told.is_refused = False
+    told.drain()
+    assert told.is_refused
