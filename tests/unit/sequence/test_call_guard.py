@@ -8,6 +8,7 @@ from kv_cache_manager_v2.base.change_count import ChangeCount
 from kv_cache_manager_v2.base.errors import BusyError, CorruptedError, LogicError
 from kv_cache_manager_v2.journal.call_records import CallRecords
 from kv_cache_manager_v2.sequence.call_guard import Abandoned, CallGuard, Reading, SnapshotPublisher
+from kv_cache_manager_v2.testing import SimulatedDevice
 
 
 class Dropped(Abandoned):
@@ -83,17 +84,34 @@ def test_a_look_during_a_call_is_refused_and_gets_a_snapshot() -> None:
     assert publisher.number == 1, "it is made when it is asked for"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("the tree is no tree"), LogicError("shut down")])
+def raise_inside(error: Exception) -> None:
+    """As a module of the library raises it."""
+    device = SimulatedDevice(1)
+    device.faults.fail("record", 1, error)
+    device.record_event(device.default_stream())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("the caller's own"), LogicError("shut down")])
 def test_a_look_that_raises_lets_others_go_on(error: Exception) -> None:
     guard = CallGuard(ChangeCount(), CallRecords())
-    breaks = isinstance(error, AssertionError)
-    with pytest.raises(CorruptedError if breaks else type(error)), guard.readers, Reading(guard):
+    with pytest.raises(type(error)), guard.readers, Reading(guard):
         raise error
-    assert guard.is_broken is breaks
-    if not breaks:
-        with guard:
-            pass
-        assert guard.is_idle
+    assert not guard.is_broken
+    with guard:
+        pass
+    assert guard.is_idle
+
+
+def test_an_assertion_of_the_library_breaks_and_one_of_the_caller_does_not() -> None:
+    guard = CallGuard(ChangeCount(), CallRecords())
+    with pytest.raises(AssertionError, match="the caller's own"), guard:
+        raise AssertionError("the caller's own")
+    assert not guard.is_broken and guard.is_idle
+    with pytest.raises(CorruptedError, match="the tree is no tree"), guard.readers, Reading(guard):
+        raise_inside(AssertionError("the tree is no tree"))
+    assert guard.is_broken
+    with pytest.raises(CorruptedError, match="the tree is no tree"), guard:
+        pass
 
 
 def test_an_interrupted_look_is_not_taken_for_one_that_goes_on() -> None:
