@@ -93,6 +93,7 @@ from .metrics.open_telemetry_exporter import OpenTelemetryExporter
 from .metrics.prometheus_exporter import PrometheusExporter
 from .metrics.statistics_log import StatisticsLog
 from .reuse.reuse_scope import ReuseScope
+from .sequence.finish_plan import FinishPlan
 from .sequence.matched_tokens import MatchedTokens
 from .sequence.priority_callback import PriorityCallback
 from .sequence.reuse_sample import ReuseSample
@@ -214,6 +215,7 @@ __all__ = [
     "EvictionPolicy",
     "ExpandedBuffer",
     "FilePort",
+    "FinishPlan",
     "GPU_LEVEL",
     "GpuCacheTierConfig",
     "HalfOpenRange",

@@ -329,6 +329,10 @@ CALLS: dict[str, Callable[[World], Example]] = {
         w.manager.find_refusal,
         {"kv_caches": [w.active], "capacities": [33], "history_lengths": [6]},
     ),
+    "KVCacheManager.can_finish": lambda w: (
+        w.manager.can_finish,
+        {"sequences": [w.active], "remaining_tokens": [33], "max_step": 6},
+    ),
     "KVCacheManager.commit_batch": lambda w: (w.manager.commit_batch, {"kv_caches": [w.active], "tokens": [7]}),
     "KVCacheManager.probe_reuse": lambda w: (w.manager.probe_reuse, {"reuse_scope": None, "input_tokens": [1, 2, 3]}),
     "KVCacheManager.retain": lambda w: (
@@ -589,7 +593,7 @@ LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(
         (
             "AggregatedPageDesc AttnLifeCycle BlockStatistics BlockTimes CapacityPlan CoalescedBuffer CommittedBlockDrop DropStatistics "
-            "ExpandedBuffer HitRateCurve HitRatePoint HintResult IndexedBlock KVCache KVCacheCreatedData KVCacheEvent "
+            "ExpandedBuffer FinishPlan HitRateCurve HitRatePoint HintResult IndexedBlock KVCache KVCacheCreatedData KVCacheEvent "
             "KVCacheEventData KVCacheEventDiff KVCacheEventSnapshot KVCacheRemovedData KVCacheStoredBlockData KVCacheStoredData "
             "KVCacheUpdatedData LevelCapacity "
             "LifeCycleRegistry MatchedTokens PageIndexConverter PoolDesc PoolGroupCapacity PoolGroupDesc "

@@ -10,15 +10,18 @@ from librt.strings import read_i32_le
 from librt.vecs import append, vec
 from mypy_extensions import i32, i64, mypyc_attr
 
-from ..base.checks import to_counts, to_list
+from ..base.checks import MAX_COUNT, to_count, to_counts, to_list
+from ..base.errors import LogicError
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
 from ..sequence.commit import commit_packed, commit_token
 from ..sequence.disk_arrivals import wait_for_reads
+from ..sequence.finish_plan import FinishPlan
+from ..sequence.finish_question import FinishQuestion
 from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.page_arrivals import settle_arrivals
 from ..sequence.resize import try_resize
 from ..sequence.room_question import RoomQuestion
-from ..sequence.sequence_state import SequenceState
+from ..sequence.sequence_state import CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.small_step import is_small_commit, is_small_resize, make_small_commit
 from ..sequence.step_validation import validate_next_token, validate_resize
@@ -36,11 +39,14 @@ class BatchStep:
 
     __slots__ = (
         "_shared", "_call", "_number", "_kv_caches", "_others", "_other_positions", "_num_checked", "_old_capacities", "_old_histories",
+        "_name",
     )  # fmt: skip
 
     _shared: Final[SharedState]
     _call: Final[str]
     _number: Final[i64]
+    _name: Final[str]
+    """Of the argument that lists the sequences."""
     _kv_caches: Final[list[object]]
     """A copy of the caller's list, which the caller's callbacks may change."""
     _others: Final[list[SequenceState]]
@@ -52,11 +58,12 @@ class BatchStep:
     _old_histories: vec[i64]
     """Empty if the histories stay."""
 
-    def __init__(self, shared: SharedState, call: str, number: i64, kv_caches: object) -> None:
+    def __init__(self, shared: SharedState, call: str, number: i64, kv_caches: object, name: str = "kv_caches") -> None:
         self._shared = shared
         self._call = call
         self._number = number
-        self._kv_caches = list(to_list(kv_caches, "kv_caches"))
+        self._name = name
+        self._kv_caches = list(to_list(kv_caches, name))
         self._others = []
         self._other_positions = vec[i64]()
         self._old_capacities = vec[i64]()
@@ -111,6 +118,29 @@ class BatchStep:
             position += 1
         return None
 
+    def find_finish_order(self, remaining_tokens: object, max_step: object) -> FinishPlan:
+        """Whether all can finish one after the other. Changes nothing."""
+        remaining = to_counts(remaining_tokens, "one of remaining_tokens")
+        count: i64 = len(self._kv_caches)
+        if len(remaining) != count:
+            raise ValueError(f"{self._call}: {self._name} has {count} sequences, remaining_tokens {len(remaining)} numbers")
+        largest_step: i64 = MAX_COUNT if max_step is None else to_count(max_step, "max_step")
+        if largest_step < 1:
+            raise ValueError(f"{self._call}: max_step is 0; a step has at least one token, and None stands for any number")
+        position: i64 = 0
+        for item in self._kv_caches:
+            state = self._enlist(item, position)
+            if state.status == CLOSED:
+                raise LogicError(f"{self._call}: sequence {state.id} is closed")
+            if remaining[position] > MAX_COUNT - state.capacity:
+                raise ValueError(
+                    f"{self._call}: remaining_tokens[{position}] is {remaining[position]}, and sequence {state.id} has room for "
+                    f"{state.capacity} tokens; a sequence has at most {MAX_COUNT}"
+                )
+            self._others.append(state)
+            position += 1
+        return FinishQuestion(self._shared, self._others, remaining, largest_step).find()
+
     def commit(self, tokens: object) -> None:
         """One token id each."""
         packed = pack_tokens(tokens, self._shared.tree.digests, False)
@@ -150,10 +180,10 @@ class BatchStep:
 
     def _enlist(self, item: object, position: i64) -> SequenceState:
         if not isinstance(item, KVCache):
-            raise TypeError(f"{self._call}: kv_caches[{position}] must be a KVCache, not {type(item).__name__}")
+            raise TypeError(f"{self._call}: {self._name}[{position}] must be a KVCache, not {type(item).__name__}")
         state = item._state_for_batch()
         if state.shared is not self._shared:
-            raise ValueError(f"{self._call}: kv_caches[{position}] is sequence {state.id} of another manager")
+            raise ValueError(f"{self._call}: {self._name}[{position}] is sequence {state.id} of another manager")
         if state.batch_number == self._number:
             raise ValueError(f"{self._call}: sequence {state.id} is listed twice")
         state.batch_number = self._number

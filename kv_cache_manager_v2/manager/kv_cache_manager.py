@@ -80,6 +80,7 @@ from ..reuse.state_match import StateMatch
 from ..reuse.token_packing import TOKEN_BYTES, pack_tokens
 from ..sequence import residency
 from ..sequence.call_guard import Reading
+from ..sequence.finish_plan import FinishPlan
 from ..sequence.given_tokens import GivenTokens
 from ..sequence.move_watch import PREFETCH, MoveWatch
 from ..sequence.priority_callback import PriorityCallback
@@ -523,6 +524,28 @@ class KVCacheManager(Handle):
             self._batch_number += 1
             step = BatchStep(self._shared, "find_refusal", self._batch_number, kv_caches)
             return step.find_refusal(capacities, history_lengths)
+
+    def can_finish(
+        self,
+        sequences: Sequence[KVCache],
+        remaining_tokens: Sequence[int],
+        max_step: SupportsIndex | None = None,
+    ) -> FinishPlan:
+        """Whether the sequences can be resumed one after the other, each grown and closed, the others suspended meanwhile.
+
+        Each grows by its ``remaining_tokens`` beyond its capacity, in steps of at most ``max_step`` tokens (None: of any number), each of
+        which begins where the last one ended: ``resize(old capacity + step, old capacity)``. Open sequences outside the list stay as they
+        are; leased pages and quarantined slots are no room. The plan is true if there is an order, and has it; else it says what
+        binds. Never a wrong yes; a wrong no only where windows, beams or scratch slots are. What a device may refuse is not foreseen.
+
+        Changes nothing, and waits for nothing. `ValueError` for numbers that are out of range or not one for each sequence, and for a
+        sequence that is listed twice or is another manager's; `LogicError` for a closed one.
+        """
+        with self._shared.guard:
+            self._require_open()
+            self._batch_number += 1
+            step = BatchStep(self._shared, "can_finish", self._batch_number, sequences, "sequences")
+            return step.find_finish_order(remaining_tokens, max_step)
 
     def commit_batch(self, kv_caches: Sequence[KVCache], tokens: Tokens) -> None:
         """`KVCache.commit` of one token id for each of many sequences, in order: the end of a decode step.

@@ -5,7 +5,8 @@ prefilling, the token budget over all), one batch call resizes all sequences, th
 requests, the engine computes, the tokens are committed, finished requests are closed.
 
 The oldest request has priority. If a call is refused for it, the youngest running request is suspended; a suspended one
-whose pages cannot be offloaded is closed and restarts later, matching what it had published; a request that is itself
+whose pages cannot be offloaded is closed and restarts later, matching what it had published (never while `FinishGuard` knows an order in
+which all can finish: it says which are admitted and which grow); a request that is itself
 the youngest waits, suspended; and one that is refused while no other is open is rejected. So the oldest request always
 advances or is rejected, and every replay ends. After any refusal no request is admitted or resumed until another one has finished
 or been suspended for other reasons.
@@ -23,6 +24,7 @@ from .. import KVCache, SsmLayerConfig
 from ..base.value import Value
 from ..testing import FakeEngine, Step
 from .decoding import Decoding
+from .finish_guard import FinishGuard
 from .forced_pauses import ForcedPauses
 from .handover import Handover
 from .prefix_ledger import PrefixLedger
@@ -85,7 +87,7 @@ class Scheduler:
     __slots__ = (
         "tally", "census", "_calls", "_queue", "_limits", "_engine", "_ledger", "_tokens_per_block", "_has_colder_tiers", "_has_state",
         "_running", "_preempted", "_batch", "_budget", "_has_partial_prompt", "_room_may_exist", "_step", "_pauses",
-        "_decoding", "_handover", "_clock",
+        "_decoding", "_handover", "_clock", "_guard",
     )  # fmt: skip
 
     tally: Final[Tally]
@@ -129,6 +131,10 @@ class Scheduler:
         self._decoding: Final[Decoding | None] = None if decoding is None or decoding.is_plain else decoding
         self._handover: Final[Handover | None] = handover
         self._clock: Final[ServiceClock | None] = clock
+        # Drafts, beams and a second manager take slots that the guard does not foresee.
+        self._guard: Final[FinishGuard | None] = (
+            FinishGuard(calls.manager, limits.chunk_tokens) if self._decoding is None and handover is None else None
+        )
 
     def step(self) -> bool:
         """One step of the engine; False when there is nothing left to serve."""
@@ -136,6 +142,7 @@ class Scheduler:
             self._room_may_exist = True
         self._resume_preempted()
         self._plan_inputs()
+        self._choose_growing()
         self._make_room()
         self._admit()
         if len(self._batch) == 0:
@@ -200,13 +207,32 @@ class Scheduler:
                     self._batch.append(served)
         self._budget = budget
 
+    def _list_open(self) -> list[ServedRequest]:
+        """All requests with a sequence, oldest first."""
+        return sorted([*self._running, *self._preempted], key=_ticket)
+
+    def _choose_growing(self) -> None:
+        """Take those out of the batch whose growth would leave too little room for the others to finish."""
+        guard = self._guard
+        if guard is None or len(self._running) + len(self._preempted) < 2:
+            return
+        self._batch = guard.choose(self._batch, self._list_open())
+        if len(self._batch) == 0 and guard.favoured in self._preempted:
+            # Without the others it has room.
+            for served in self._running[:]:
+                self._preempt(served)
+            self._room_may_exist = True
+
     def _list_ready(self) -> list[ServedRequest]:
         """The running requests whose pages have arrived; all of them if none has, and the stream waits for the rest."""
         ready: list[ServedRequest] = []
+        favoured = None if self._guard is None else self._guard.favoured
         for served in self._running:
             if served.is_arriving:
                 served.is_arriving = not served.open_kv_cache().ready
-            if not served.is_arriving:
+            if not served.is_arriving and served is favoured:
+                ready.insert(0, served)
+            elif not served.is_arriving:
                 ready.append(served)
         return ready if len(ready) > 0 else self._running[:]
 
@@ -289,6 +315,11 @@ class Scheduler:
             self.tally.num_refused_calls += 1
             self._close_kv_cache(served)
             return False
+        if self._guard is not None:
+            others = self._list_open()
+            if len(others) > 0 and not self._guard.admits(others, served):
+                self._close_kv_cache(served)
+                return False
         insort(self._running, served, key=_ticket)
         if not served.was_admitted:
             served.was_admitted = True
@@ -338,6 +369,11 @@ class Scheduler:
     def _preempt_for(self, blocked: ServedRequest) -> None:
         """Preempt a younger request for ``blocked``, or else remove ``blocked`` itself from the batch."""
         self._room_may_exist = False
+        if self._guard is not None and self._guard.favoured is not None:
+            others = [served for served in self._running if served is not self._guard.favoured]
+            if len(others) > 0:
+                self._preempt(others[-1])
+                return
         youngest_running = self._running[-1]
         has_younger_running = youngest_running is not blocked
         has_younger_preempted = len(self._preempted) > 0 and self._preempted[-1].ticket > blocked.ticket
@@ -412,7 +448,10 @@ class Scheduler:
                 self._refuse(served)
 
     def _next_to_resume(self) -> ServedRequest | None:
-        """The oldest whose pause is over."""
+        """The oldest whose pause is over; before all others the one that can finish first."""
+        favoured = None if self._guard is None else self._guard.favoured
+        if favoured is not None and favoured in self._preempted and favoured.paused_until <= self._step:
+            return favoured
         for served in self._preempted:
             if served.paused_until <= self._step:
                 return served
@@ -514,6 +553,8 @@ class Scheduler:
         if served.position > 0:
             self._ledger.publish(served.cursor, served.position)
         self._calls.close(served.open_kv_cache())
+        if self._guard is not None:
+            self._guard.forget(served)
         served.kv_cache = None
         served.start_over()
 

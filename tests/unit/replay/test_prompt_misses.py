@@ -3,6 +3,7 @@
 from unit.replay.serving import BYTES_PER_BLOCK, replay, request_of
 
 from kv_cache_manager_v2 import MissCause, PromptStatistics
+from kv_cache_manager_v2.replay.decoding import Decoding
 from kv_cache_manager_v2.replay.prompt_misses import MISS_MEANINGS, count_misses, words_of
 from kv_cache_manager_v2.replay.report_rows import plain_report
 from kv_cache_manager_v2.replay.scheduler import ServingLimits
@@ -30,9 +31,9 @@ def test_a_tiny_cache_forgets_what_was_here() -> None:
 
 
 def test_requests_that_start_again_count_once() -> None:
-    """Room for two of three: one is closed and comes back, and finds what it has published itself. That is no reuse."""
+    """Room for two of three, which draft: one is closed and comes back, and finds what it has published itself. That is no reuse."""
     requests = [request_of(number, [(number, 16)], 24) for number in range(3)]
-    report = replay(requests, memory_bytes=18 * BYTES_PER_BLOCK)
+    report = replay(requests, memory_bytes=18 * BYTES_PER_BLOCK, decoding=Decoding(1))
     assert report.restarts > 0
     assert report.prompt_tokens == 48 and report.hit_tokens == 0 and report.missed_tokens == {"new": 48}
     assert sum([tier.hit_tokens for tier in report.tiers]) == report.hit_tokens

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from unit.replay.serving import BYTES_PER_BLOCK, FULL, MODELS, WINDOWED, replay, request_of
 
+from kv_cache_manager_v2.replay.decoding import Decoding
 from kv_cache_manager_v2.replay.generators import WORKLOAD_NAMES, make_workload
 from kv_cache_manager_v2.replay.presets import ModelPreset
 from kv_cache_manager_v2.replay.report import ReplayReport
@@ -115,26 +116,39 @@ def test_scarce_memory_is_got_over(model: ModelPreset, seed: int) -> None:
     assert report.hit_tokens <= report.reusable_tokens
 
 
-def test_preempted_sequences_resume_or_restart() -> None:
-    # Six requests of 20 + 40 tokens (15 blocks of 4) in 40 blocks: four get in and no more than two can end together.
+def long_answers_in_little_room(decoding: Decoding) -> tuple[ReplayReport, list[Request]]:
+    """Six requests of 20 + 40 tokens (15 blocks of 4) in 40 blocks: four could get in, and no more than two can end together."""
     requests = [request_of(id, [(id, 20)], 40) for id in range(6)]
     limits = ServingLimits(max_running=6, token_budget=64, chunk_tokens=20)
-    report = replay(requests, memory_bytes=40 * BYTES_PER_BLOCK, limits=limits, verify=True, device="host")
+    report = replay(
+        requests, memory_bytes=40 * BYTES_PER_BLOCK, limits=limits, decoding=decoding, verify=True, device="host"
+    )
     assert_all_served(report, requests)
+    return report, requests
+
+
+def test_no_request_starts_again_where_an_order_is_known() -> None:
+    # A request computes its prompt and all of its answer but the last token, once.
+    report, requests = long_answers_in_little_room(Decoding())
+    assert (report.restarts, report.computed_tokens) == (0, len(requests) * (20 + 40 - 1))
+
+
+def test_preempted_sequences_resume_or_restart() -> None:
+    # Drafts come and go: no order is asked for.
+    report, _ = long_answers_in_little_room(Decoding(1))
     assert report.preemptions > 0
     # With one tier the pages of a suspended sequence have nowhere to go, so some had to be closed.
     assert report.restarts > 0
 
 
-def test_the_youngest_waits_suspended_and_goes_on() -> None:
+def test_the_youngest_waits_and_goes_on() -> None:
     # Request 0 needs 5 + 9 tokens = 13 computed, 4 blocks; request 1 the same. In 7 blocks they start with 2 each; when
-    # request 1 wants its 4th block, request 0 has taken its own before: request 1 is suspended, and resumed once
-    # request 0 is done, without a token computed twice.
+    # both want their 4th block, there is one: request 1 waits until request 0 is done, without a token computed twice.
     requests = [request_of(id, [(id, 5)], 9) for id in range(2)]
     limits = ServingLimits(max_running=2, token_budget=10, chunk_tokens=5)
     report = replay(requests, memory_bytes=7 * BYTES_PER_BLOCK, limits=limits, verify=True, device="host")
     assert_all_served(report, requests)
-    assert (report.preemptions, report.restarts) == (1, 0)
+    assert report.restarts == 0
     assert report.computed_tokens == 26
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from unit.replay.serving import BYTES_PER_BLOCK, MODELS, WINDOWED, replay, request_of
 
+from kv_cache_manager_v2.replay.decoding import Decoding
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.presets import ModelPreset
 from kv_cache_manager_v2.replay.report import ReplayReport
@@ -50,8 +51,9 @@ def test_without_room_below_some_start_again() -> None:
     limits = ServingLimits(6, 48, 12, preempt_share=0.5)
     lower = (LowerTier("host", 4 * BYTES_PER_BLOCK),)
     report = replay(
-        long_answers(8), memory_bytes=20 * BYTES_PER_BLOCK, lower_tiers=lower, limits=limits, verify=True, device="host"
-    )
+        long_answers(8), memory_bytes=20 * BYTES_PER_BLOCK, lower_tiers=lower, limits=limits, decoding=Decoding(1), verify=True,
+        device="host",
+    )  # fmt: skip
     assert (report.requests, report.requests_refused, report.mismatches) == (8, 0, 0), report.first_mismatches
     assert report.restarts > 0
 

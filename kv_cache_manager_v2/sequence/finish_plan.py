@@ -1,0 +1,42 @@
+"""A finish plan: the order in which sequences can finish one after the other, or what they lack; a value."""
+
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.value import Value
+from ..storage.refusal import Refusal
+
+
+@final
+@mypyc_attr(native_class=True)
+class FinishPlan(Value):
+    """True if all sequences can finish. ``print`` says how, or what binds.
+
+    ``order``: positions in the list that was asked about, as many of them as can finish. ``refusal``: why the others cannot, of the
+    one that lacks the fewest slots; None if all can. ``spare_slots``: per pool group, how many slots the sequences may take as they
+    grow, all together and in any order, before the answer can become no; all 0 if it is no.
+    """
+
+    __slots__ = ("order", "refusal", "spare_slots")
+
+    order: Final[tuple[int, ...]]
+    refusal: Final[Refusal | None]
+    spare_slots: Final[tuple[int, ...]]
+
+    def __init__(self, order: tuple[int, ...], refusal: Refusal | None, spare_slots: tuple[int, ...]) -> None:
+        self.order = order
+        self.refusal = refusal
+        self.spare_slots = spare_slots
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (self.order, self.refusal, self.spare_slots)
+
+    def __bool__(self) -> bool:
+        return self.refusal is None
+
+    def __repr__(self) -> str:
+        order = ", ".join([str(position) for position in self.order])
+        if self.refusal is None:
+            return f"FinishPlan(all finish, in the order {order}; spare slots {list(self.spare_slots)})"
+        return f"FinishPlan(only {order or 'none'} finish; {self.refusal.text})"

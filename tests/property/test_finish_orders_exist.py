@@ -1,0 +1,181 @@
+"""`can_finish` is yes if and only if some order works, tried out on managers of the same history; windows may make it a wrong no.
+
+Each world is made anew from its seed for each order that is tried, so the manager itself is what the answer is compared with.
+"""
+
+from collections.abc import Sequence
+from itertools import permutations
+from random import Random
+
+import pytest
+from small_models import attention_layers
+
+from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
+    BufferConfig,
+    FinishPlan,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    HostDevice,
+    KVCache,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LayerId,
+    LogicError,
+    OutOfPagesError,
+    SsmLayerConfig,
+    SwaScratchReuseConfig,
+    TransferLease,
+)
+
+BLOCK = 4
+NUM_SEEDS = 200
+
+
+class World:
+    """A small manager with open sequences that share blocks, some of them outside the list, and now and then a lease."""
+
+    def __init__(self, seed: int) -> None:
+        random = Random(seed)
+        self.windows = random.choice(([None], [None], [None, None], [None, 6], [6], [None, 6, 14]))
+        self.has_state = random.random() < 0.15
+        layers: list[AttentionLayerConfig | SsmLayerConfig] = [*attention_layers(self.windows, BLOCK)]
+        scratch = SwaScratchReuseConfig() if random.random() < 0.25 else None
+        block_bytes = sum(buffer.size for layer in layers for buffer in layer.buffers)
+        if self.has_state:
+            layers.append(SsmLayerConfig(LayerId(9), [BufferConfig("state", block_bytes)]))
+            block_bytes *= 2
+        tiers: list[GpuCacheTierConfig | HostCacheTierConfig] = [GpuCacheTierConfig(random.choice((6, 8, 11, 14)) * block_bytes)]
+        if random.random() < 0.5:
+            tiers.append(HostCacheTierConfig(random.choice((2, 5)) * block_bytes))
+        limit = random.choice((1.0, 1.0, 0.5))
+        config = KVCacheManagerConfig(BLOCK, tiers, layers, max_util_for_resume=limit, swa_scratch_reuse=scratch)
+        self.manager = KVCacheManager(config, device=HostDevice())
+        self.sequences: list[KVCache] = []
+        self.leases: list[TransferLease] = []
+        for _ in range(random.randrange(6, 30)):
+            self.act(random)
+        open_ones = self.sequences[:]
+        random.shuffle(open_ones)
+        self.listed = open_ones[: random.randrange(1, 5)]
+        self.remaining = [random.choice((0, 1, 3, 8, 14, 20)) for _ in self.listed]
+        self.max_step = random.choice((1, 3, 5, 9, 30))
+
+    def act(self, random: Random) -> None:
+        draw = random.random()
+        active = [one for one in self.sequences if one.is_active]
+        if draw < 0.3 or not self.sequences:
+            text = [random.choice((1, 2)) * 100 + position for position in range(random.choice((3, 6, 9, 13)))]
+            kv_cache = self.manager.create_kv_cache(input_tokens=text)
+            self.sequences.append(kv_cache)
+            if kv_cache.resume() and kv_cache.capacity < len(text) and kv_cache.resize(len(text)):
+                kv_cache.commit(text[kv_cache.num_committed_tokens :])
+                if random.random() < 0.4:
+                    kv_cache.stop_committing()
+        elif draw < 0.45:
+            try:
+                self.sequences.append(random.choice(self.sequences).fork())
+            except (LogicError, OutOfPagesError):
+                pass
+        elif draw < 0.6 and active:
+            random.choice(active).suspend()
+        elif draw < 0.65 and len(self.sequences) > 2:
+            self.sequences.pop(random.randrange(len(self.sequences))).close()
+        elif draw < 0.68 and active:
+            try:
+                random.choice(active).beam_width = 2
+            except (LogicError, OutOfPagesError):
+                pass
+        elif draw < 0.72 and active:
+            kv_cache = random.choice(active)
+            try:
+                self.leases.append(kv_cache.reserve_transfer())
+            except (LogicError, ValueError):
+                pass
+        elif active:
+            kv_cache = random.choice(active)
+            kv_cache.resize(kv_cache.capacity + random.choice((1, 2, 4, 9)), kv_cache.capacity)
+
+    @property
+    def is_exact(self) -> bool:
+        """No wrong no is allowed."""
+        has_beams = any(one.beam_width > 1 for one in self.listed)
+        return not has_beams and all(window is None for window in self.windows)
+
+    def ask(self) -> FinishPlan:
+        return self.manager.can_finish(self.listed, self.remaining, self.max_step)
+
+    def finishes(self, order: tuple[int, ...], random: Random) -> bool:
+        """Whether all of the list finish so, in steps of any size."""
+        for kv_cache in self.listed:
+            if kv_cache.is_active:
+                kv_cache.suspend()
+        commits = random.random() < 0.5
+        for position in order:
+            kv_cache = self.listed[position]
+            if not kv_cache.resume():
+                return False
+            target = kv_cache.capacity + self.remaining[position]
+            while kv_cache.capacity < target:
+                step = min(random.randrange(1, self.max_step + 1), target - kv_cache.capacity)
+                if not kv_cache.resize(kv_cache.capacity + step, kv_cache.capacity):
+                    return False
+                if commits:
+                    self.commit(kv_cache, random)
+            self.manager.check_invariants()
+            kv_cache.close()
+        return True
+
+    def commit(self, kv_cache: KVCache, random: Random) -> None:
+        count = kv_cache.capacity - kv_cache.num_committed_tokens
+        try:
+            kv_cache.commit([random.randrange(1000, 1 << 20) for _ in range(count)])
+        except (LogicError, ValueError):
+            pass  # stopped committing, or a fork has committed other tokens
+
+    def close(self) -> None:
+        for lease in self.leases:
+            lease.settle()
+        for kv_cache in self.sequences:
+            kv_cache.close()
+        self.manager.shutdown()
+
+
+def ask(seed: int) -> tuple[FinishPlan, World]:
+    world = World(seed)
+    before = world.manager.state_digest(), world.manager.describe(), world.manager.last_refusal
+    plan = world.ask()
+    assert (world.manager.state_digest(), world.manager.describe(), world.manager.last_refusal) == before
+    return plan, world
+
+
+def can_be_finished(seed: int, order: tuple[int, ...], step_seed: int) -> bool:
+    world = World(seed)
+    try:
+        return world.finishes(order, Random(step_seed))
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, NUM_SEEDS, 50)] + [[967, 1297]])
+def test_answers_are_what_managers_do(seeds: Sequence[int]) -> None:
+    """The last two: beams that copy a block whose page is leased."""
+    for seed in seeds:
+        plan, world = ask(seed)
+        count = len(world.listed)
+        world.close()
+        if plan:
+            assert sorted(plan.order) == list(range(count)) and plan.refusal is None
+            for step_seed in range(3):
+                assert can_be_finished(seed, plan.order, step_seed), f"seed {seed}, steps {step_seed}: {plan} is a wrong yes"
+        elif world.is_exact:
+            for order in permutations(range(count)):
+                assert not can_be_finished(seed, order, 0), f"seed {seed}: {plan} is a wrong no, {order} works"
+
+
+def test_worlds_have_what_they_are_for() -> None:
+    plans = [(ask(seed)[0], World(seed)) for seed in range(100)]
+    yes = sum(bool(plan) for plan, _ in plans)
+    assert 20 < yes < 80
+    assert sum(not plan and world.is_exact for plan, world in plans) > 8
+    assert sum(bool(plan) and list(plan.order) != sorted(plan.order) for plan, _ in plans) > 2, "the order matters nowhere"
