@@ -38,9 +38,9 @@ _COMMON_FIELDS: Final = ("tokens", "lora_id", "salt")
 def apply_kv_hints(manager: Given[KVCacheManager], envelope: Given[Mapping[str, Any]]) -> dict[str, Any]:
     """Apply the actions of an envelope in their order: ``{"protocol_version", "message_id", "receipts": [...]}``.
 
-    A receipt has ``action_id``, ``action_type`` and ``status``: "applied", or "partial" where tokens of the prefix are not cached or were clipped,
-    with ``accepted_tokens``, ``clipped_tokens`` and ``missing_tokens``; or "refused", with a ``reason``. `TypeError` and `ValueError` for an
-    envelope that is none; what the manager raises that is not about the action (it is shut down, or broken) is passed on.
+    A receipt has ``action_id``, ``action_type`` and ``status``: "applied", or "partial" where tokens of the prefix are not cached or
+    were clipped, with ``accepted_tokens``, ``clipped_tokens`` and ``missing_tokens``; or "refused", with a ``reason``. `TypeError` and
+    `ValueError` for an envelope that is none; what the manager raises because it is shut down or broken is passed on.
     """
     manager = to_instance(manager, KVCacheManager, "manager")
     version = _text_of(envelope, "protocol_version", "envelope")

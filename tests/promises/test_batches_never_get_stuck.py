@@ -1,4 +1,4 @@
-"""`can_finish` says whether open sequences can be finished one after the other, in which order, and else what binds; asking changes nothing."""
+"""`can_finish` says whether open sequences can be finished one after the other, and in which order, else what binds; it changes nothing."""
 
 import pytest
 from small_models import attention_layers, config_of
