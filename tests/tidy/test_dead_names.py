@@ -7,6 +7,7 @@ from typing import Final
 from .source_tree import ROOT, Source, package_sources, sources_of_tests
 
 FOR_USERS: Final = {
+    "apply_kv_hints",
     "clean_copies",
     "convert_batch_into",
     "convert_into",
