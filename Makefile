@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
-EXTRAS ?= cli test gpu metrics report events logs yaml durable
+EXTRAS ?= check cli test gpu metrics report events logs yaml durable
 WORKERS ?= auto
 PYTEST ?=
 REPLAY ?=
@@ -86,7 +86,9 @@ testp: interpreted ## All tests on the interpreted sources: what one runs while 
 testc: compiled ## All tests on the compiled package.
 	$(COMPILED) $(RUN_TESTS)
 
-check: interpreted ## Types (mypy --strict, tests included) and the style rules that a machine can check.
+check: interpreted ## Types (mypy --strict, tests included), who imports whom, and the style rules that a machine can check.
+	.venv/bin/ruff check --quiet
+	PYTHONPATH=$(CURDIR) .venv/bin/lint-imports --no-cache > build/imports.log || { cat build/imports.log; exit 1; }
 	$(VENV_PYTHON) -P -m mypy
 	$(INTERPRETED) $(VENV_PYTHON) -P -m pytest tests/tidy -q
 

@@ -3,8 +3,8 @@
     python -P benchmarks/peers/run_peers.py --compiled build/compiled [--rounds 5] [--only vllm]
 
 Each peer is installed from the package index into an environment of its own under build/peers, with the torch that it pins and the
-packages that importing its cache manager takes; that is some 10 GB and ten minutes the first time. Then each has a process on the same core, and
-in every round all do a piece of work in turn. A peer that cannot be installed or imported is left out, and the page says so.
+packages that importing its cache manager takes; that is some 10 GB and ten minutes the first time. Then each has a process on the same
+core, and in every round all do a piece of work in turn. A peer that cannot be installed or imported is left out, and the page says so.
 """
 
 import argparse
@@ -31,7 +31,8 @@ NEEDED: Final = {
     "sglang": "aiohttp apache-tvm-ffi compressed-tensors dill fastapi gguf ipython msgspec numpy openai orjson packaging"
     " partial-json-parser pillow psutil pybase64 pydantic pyzmq regex requests sentencepiece torch tqdm transformers",
 }
-"""Of the many requirements of each package those that importing its cache manager takes; their versions are within the package's own upper bounds."""
+"""Of the many requirements of each package those that importing its cache manager takes; their versions are within the package's own
+upper bounds."""
 
 PIN: Final = """
 import importlib.metadata, re, sys
@@ -68,7 +69,7 @@ def run(*command: object) -> str:
 
 
 def install(name: str, requirement: str, torch: str) -> Path:
-    """The Python of the peer's environment, which is made if it is not there. ``torch``: what to install as torch, if not what is pinned."""
+    """The Python of the peer's environment, which is made if it is not there. ``torch``: what to install in place of the pinned one."""
     folder = ENVIRONMENTS / name
     python = folder / "bin" / "python"
     mark = folder / "ready"

@@ -46,7 +46,10 @@ PARTS = {
 MODULES = {
     "testing": ("Test tools", [f"{PACKAGE}.testing"]),
     "integrations": ("torch and transformers", [f"{PACKAGE}.integrations.torch", f"{PACKAGE}.integrations.transformers"]),
-    "transfers": ("Transfers between processes", [f"{PACKAGE}.integrations.transfer_agent", f"{PACKAGE}.integrations.transfer", f"{PACKAGE}.integrations.nixl"]),
+    "transfers": (
+        "Transfers between processes",
+        [f"{PACKAGE}.integrations.{name}" for name in ("transfer_agent", "transfer", "nixl")],
+    ),
 }
 FROM_ELSEWHERE = re.compile(
     r"""<(?:script|img|iframe|audio|video|source|embed)\b[^>]*?\bsrc=["']?(?:https?:)?//[^>]*>"""
@@ -110,7 +113,8 @@ def write_reference(folder: str) -> str:
 
 
 def write_modules(title: str, modules: list[str]) -> str:
-    entries = "".join(f"::: {module}\n    options:\n      show_root_full_path: true\n      show_submodules: false\n\n" for module in modules)
+    settings = "    options:\n      show_root_full_path: true\n      show_submodules: false\n\n"
+    entries = "".join(f"::: {module}\n{settings}" for module in modules)
     return f"# {title}\n\n{entries}"
 
 
@@ -124,9 +128,12 @@ def generated_pages() -> dict[str, str]:
         pages[f"reference/{folder}.md"] = write_reference(folder)
     for part, (title, modules) in MODULES.items():
         pages[f"reference/{part}.md"] = write_modules(title, modules)
-    index = "".join(f"- [{PARTS[folder]}]({folder}.md): {', '.join(f'`{name}`' for name in sorted(NAMES, key=str.casefold) if NAMES[name] == folder)}\n"
-                    for folder in PARTS)  # fmt: skip
-    index += "".join(f"- [{title}]({part}.md): {', '.join(f'`{module}`' for module in modules)}\n" for part, (title, modules) in MODULES.items())
+    index = ""
+    for folder in PARTS:
+        names = sorted([name for name in NAMES if NAMES[name] == folder], key=str.casefold)
+        index += f"- [{PARTS[folder]}]({folder}.md): {', '.join(f'`{name}`' for name in names)}\n"
+    for part, (title, modules) in MODULES.items():
+        index += f"- [{title}]({part}.md): {', '.join(f'`{module}`' for module in modules)}\n"
     pages["reference/index.md"] = (
         "# API reference\n\nAll public names, with their signatures. Units are the last word of a name (`_bytes`, `_tokens`, `_blocks`, "
         "`_ms`); the text says which errors a call raises. A wrong type is a `TypeError`, a wrong value a `ValueError`, a call that "
@@ -202,6 +209,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     found = []
     for path in sorted(Path(config.site_dir).rglob("*")):
         if path.suffix in (".html", ".css"):
-            found += [f"{path.relative_to(config.site_dir)}: {match[0][:120]}" for match in FROM_ELSEWHERE.finditer(path.read_text(encoding="utf-8"))]
+            text = path.read_text(encoding="utf-8")
+            found += [f"{path.relative_to(config.site_dir)}: {match[0][:120]}" for match in FROM_ELSEWHERE.finditer(text)]
     if found:
         raise PluginError("pages load from other hosts:\n" + "\n".join(found[:20]))

@@ -45,7 +45,9 @@ class Signatures(griffe.Extension):
                 cls.del_member(member.name)
         added = []
         if is_enumeration(cls):
-            values = [f"`{found.name}`" + (f" = `{found.value}`" if found.value is not None else "") for found in members if found.is_attribute]
+            values = [
+                f"`{found.name}`" + (f" = `{found.value}`" if found.value is not None else "") for found in members if found.is_attribute
+            ]
             added.append("Values: " + ", ".join(values) + ".")
         module = cls.parent
         if cls.docstring is not None and module is not None and module.is_module and module.docstring is not None:

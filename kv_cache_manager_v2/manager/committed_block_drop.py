@@ -130,7 +130,7 @@ class CommittedBlockDrop(Handle):
         goes with them. 0 once `clear_reusable_blocks` or `shutdown` dropped everything. `LogicError` the second time.
         """
         shared = self._shared
-        with shared.guard as journal:
+        with shared.guard:
             self._require_planned("drop")
             count = drop_plan(shared, self._number)
             self._is_done = True

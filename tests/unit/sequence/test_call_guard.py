@@ -132,7 +132,7 @@ def test_calls_inside_a_look_of_the_same_thread_are_refused() -> None:
         with pytest.raises(LogicError), guard:
             pass
         with pytest.raises(LogicError):
-            guard.readers  # noqa: B018
+            assert guard.readers
     assert guard.is_idle
 
 
