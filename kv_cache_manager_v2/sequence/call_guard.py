@@ -335,6 +335,11 @@ class CallGuard(ProcessBound):
     def is_broken(self) -> bool:
         return self._reason is not None
 
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether handles were dropped whose work the next call does, and no call is running."""
+        return len(self._abandoned) > 0 and not self._busy
+
     def add_abandoned(self, abandoned: Abandoned) -> None:
         """Called from a destructor, at any moment; only queues."""
         self._must_stay = True

@@ -8,15 +8,15 @@ _PROMISES = {
     "pools": "nothing_leaks tiers_can refusals_change leased_pages tiers_hold",
     "storage": (
         "tiers_ clean_pages failing_tiers eviction_policies retention refused_copies nobody_waits refusals_change scopes_can "
-        "debug_fill transfers_are"
+        "debug_fill transfers_are caches_outlive"
     ),
     "reuse": (
         "prefixes_are coverage equal_blocks misses_have published_ends scopes_can recurrent_state_is_reused tokens_in eviction_pol "
-        "events_say retention statistics_add"
+        "events_say retention statistics_add caches_outlive"
     ),
     "sequence": (
         "a_batch beams forks leased prefill recurrent refusals_change scratch_slots starting states_arrive steps_cost trees_of "
-        "windows_free retention equal_blocks published_ends misuse nobody_waits refused_copies"
+        "windows_free retention equal_blocks published_ends misuse nobody_waits refused_copies forked_processes other_"
     ),
     "device": "nobody_waits refused_copies tiers_hold states_arrive forks leased pauses",
 }

@@ -241,3 +241,77 @@ def test_a_wrong_scope_is_named_where_it_is_given(field: str) -> None:
         with pytest.raises(TypeError, match=field):
             ask(wrong, [1, 2])
     world.end()
+
+
+def counts_of(record: Any) -> dict[str, Any]:
+    return dict.fromkeys(record.__dataclass_fields__, 3)
+
+
+BLOCK = runtime.KVCacheStoredBlockData(7, [runtime.UniqueToken(1)], 0, 35)
+RECORD_EXAMPLES: dict[str, dict[str, Any]] = {
+    "KVCacheCreatedData": {"num_blocks_per_cache_level": [4, 2]},
+    "KVCacheEvent": {
+        "event_id": 1, "data": runtime.KVCacheCreatedData([4]), "window_size": 8, "hash_algo": "v2_sha256", "attention_dp_rank": 0,
+        "layer_group_id": 0,
+    },
+    "KVCacheEventDiff": {"old_value": 0, "new_value": 1},
+    "KVCacheIterationStatsDelta": counts_of(runtime.KVCacheIterationStatsDelta),
+    "KVCacheRemovedData": {"block_hashes": [HASH]},
+    "KVCacheStatsDelta": counts_of(runtime.KVCacheStatsDelta),
+    "KVCacheStoredBlockData": {
+        "block_hash": HASH, "tokens": [runtime.UniqueToken(1)], "cache_level": 0, "priority": 35, "mm_keys": [], "cache_salt": None
+    },
+    "KVCacheStoredData": {"parent_hash": HASH, "blocks": [BLOCK]},
+    "KVCacheUpdatedData": {"block_hash": HASH, "cache_level": runtime.KVCacheEventDiff(0, 1), "priority": None},
+    "MmItemContext": {"digest": HASH, "uuid": "a"},
+    "PoolGroupPeakBlockStats": {"available": 1, "unavailable": 2, "evictable": 3},
+    "ReusedBlocksByLevel": {"full": [1], "partial": [2]},
+    "SsmSnapshotIterationStatsDelta": counts_of(runtime.SsmSnapshotIterationStatsDelta),
+    "UniqueToken": {"token_id": 1, "token_extra_id": 0},
+}  # fmt: skip
+"""Records that the engine makes itself."""
+MADE_BY_THE_LIBRARY = (
+    "AggregatedPageDesc BufferId CoalescedBuffer ExpandedBuffer HalfOpenRange PageIndexConverter PoolDesc PoolGroupDesc ScratchDesc "
+    "SlotDesc SlotDescVariant StorageStatistics typed_range KVCacheManager ReuseScope"
+).split()
+"""Those, and what other tests give wrong arguments."""
+
+
+def test_every_record_has_an_example() -> None:
+    with_arguments = [found for found in find_callables() if found[0] == "" and found[2]]
+    records = {name: parameters for owner, name, parameters in with_arguments if (owner, name) not in EXAMPLES}
+    assert {*records} == {*RECORD_EXAMPLES, *MADE_BY_THE_LIBRARY}
+    for name, example in RECORD_EXAMPLES.items():
+        assert {*example} == {*records[name]}, name
+        getattr(runtime, name)(**example)
+
+
+@pytest.mark.parametrize("name", RECORD_EXAMPLES)
+def test_a_wrong_field_of_a_record_is_named(name: str) -> None:
+    """An object of no use in every field; a fraction and a text in those that are numbers."""
+    failures = []
+    for field, right in RECORD_EXAMPLES[name].items():
+        named = re.compile(rf"\b({field}|{OTHER_NAMES.get(field, field)})\b")
+        wrong: list[Any] = [Useless()]
+        if isinstance(right, int) and (name, field) != ("UniqueToken", "token_id"):
+            wrong += [1.5, "seven"]
+        for value in wrong:
+            try:
+                getattr(runtime, name)(**{**RECORD_EXAMPLES[name], field: value})
+            except (TypeError, ValueError) as error:
+                if not named.search(str(error)) or "object expected" in str(error):
+                    failures.append(f"{field}={value!r}: unnamed: {error}")
+            else:
+                failures.append(f"{field}={value!r}: taken")
+    assert failures == []
+
+
+@pytest.mark.parametrize("name", [name for name in RECORD_EXAMPLES if hasattr(getattr(runtime, name), "add")])
+def test_counts_are_added_to_their_own_kind_only(name: str) -> None:
+    record = getattr(runtime, name)(**RECORD_EXAMPLES[name])
+    before = repr(record)
+    for wrong in (Useless(), 1, "seven", None, runtime.KVCacheEventDiff(0, 1)):
+        for call_name in [one for one in ("add", "subtract") if hasattr(record, one)]:
+            with pytest.raises(TypeError, match="other must be a"):
+                getattr(record, call_name)(wrong)
+    assert repr(record) == before

@@ -8,11 +8,31 @@ from typing import TypeAlias
 
 from mypy_extensions import mypyc_attr
 
-from ...base.checks import to_int
+from ...base.checks import to_instance, to_int, to_text
 from ...config.config_value import ConfigValue, given, to_tuple
 
 EventBlockHash: TypeAlias = int | str
 MmKey: TypeAlias = tuple[bytes, int] | tuple[bytes, int, str | None]
+
+
+def _take_hash(record: ConfigValue, field: str, may_be_none: bool = False) -> None:
+    value = given(record, field)
+    if isinstance(value, (str, bytes)) or (value is None and may_be_none):
+        return
+    name = f"{type(record).__name__}.{field}, unless a str or bytes{' or None' if may_be_none else ''},"
+    object.__setattr__(record, field, to_int(value, name))
+
+
+def _take_int(record: ConfigValue, field: str, may_be_none: bool = False) -> None:
+    value = given(record, field)
+    if value is not None or not may_be_none:
+        object.__setattr__(record, field, to_int(value, f"{type(record).__name__}.{field}{' unless None,' if may_be_none else ''}"))
+
+
+def _take_optional_text(record: ConfigValue, field: str) -> None:
+    value = given(record, field)
+    if value is not None:
+        object.__setattr__(record, field, to_text(value, f"{type(record).__name__}.{field} unless None,"))
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,10 @@ class KVCacheStoredBlockData(ConfigValue):
     cache_salt: str | None = None
 
     def __post_init__(self) -> None:
+        _take_hash(self, "block_hash")
+        _take_int(self, "cache_level")
+        _take_int(self, "priority")
+        _take_optional_text(self, "cache_salt")
         object.__setattr__(self, "tokens", list(to_tuple(given(self, "tokens"), "KVCacheStoredBlockData.tokens")))
         object.__setattr__(self, "mm_keys", list(to_tuple(given(self, "mm_keys"), "KVCacheStoredBlockData.mm_keys")))
 
@@ -72,6 +96,7 @@ class KVCacheStoredData(ConfigValue):
     blocks: Sequence[KVCacheStoredBlockData]
 
     def __post_init__(self) -> None:
+        _take_hash(self, "parent_hash", True)
         object.__setattr__(self, "blocks", list(to_tuple(given(self, "blocks"), "KVCacheStoredData.blocks")))
 
 
@@ -108,6 +133,12 @@ class KVCacheUpdatedData(ConfigValue):
     cache_level: KVCacheEventDiff | None
     priority: KVCacheEventDiff | None
 
+    def __post_init__(self) -> None:
+        _take_hash(self, "block_hash")
+        for field in ("cache_level", "priority"):
+            if given(self, field) is not None:
+                to_instance(given(self, field), KVCacheEventDiff, f"KVCacheUpdatedData.{field} unless None,")
+
 
 EventData: TypeAlias = KVCacheCreatedData | KVCacheStoredData | KVCacheRemovedData | KVCacheUpdatedData
 
@@ -125,8 +156,11 @@ class KVCacheEvent(ConfigValue):
     layer_group_id: int | None = None
 
     def __post_init__(self) -> None:
-        for field in ("event_id", "window_size"):
-            object.__setattr__(self, field, to_int(given(self, field), f"KVCacheEvent.{field}"))
+        _take_int(self, "event_id")
+        _take_int(self, "window_size")
+        _take_int(self, "attention_dp_rank", True)
+        _take_int(self, "layer_group_id", True)
+        _take_optional_text(self, "hash_algo")
         data = given(self, "data")
         if not isinstance(data, (KVCacheCreatedData, KVCacheStoredData, KVCacheRemovedData, KVCacheUpdatedData)):
             raise TypeError(f"KVCacheEvent.data must be the data of an event, not {type(data).__name__}")

@@ -155,3 +155,11 @@ def test_a_handle_that_is_dropped_after_a_call_hinders_no_look() -> None:
             pass
         with guard:
             pass
+
+
+def test_a_foreign_guard_refuses_the_next_call() -> None:
+    """In a forked process every call is refused, the first one too."""
+    guard = CallGuard(ChangeCount(), CallRecords())
+    guard.become_foreign()
+    with pytest.raises(LogicError, match="a fork of process"), guard:
+        pass

@@ -2,7 +2,17 @@
 
 from tiered_models import TOKENS_PER_BLOCK, tiered_config
 
-from kv_cache_manager_v2 import HostDevice, KVCacheManager
+from kv_cache_manager_v2 import (
+    AttentionLayerConfig,
+    BufferConfig,
+    DataRole,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    HostDevice,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LayerId,
+)
 
 SLOT_BYTES = 2 * 8 * TOKENS_PER_BLOCK
 
@@ -23,6 +33,32 @@ def test_a_refusal_names_the_slots_of_all_lower_levels() -> None:
         refusal = manager.last_refusal
         assert refusal is not None, "12 pages, and 4 + 3 + 2 slots"
         assert "in the 5 slots below it" in refusal.text
+        for kv_cache in kept:
+            kv_cache.close()
+
+
+def test_a_refusal_counts_the_slots_of_its_own_pool_group() -> None:
+    """Two pool groups, of pages of 32 and 64 bytes; the windowed one, which keeps one page of a sequence, is full below first."""
+    layers = [
+        AttentionLayerConfig(LayerId(0), [BufferConfig(DataRole("key"), 8)]),
+        AttentionLayerConfig(LayerId(1), [BufferConfig(DataRole("key"), 16)], sliding_window_size=TOKENS_PER_BLOCK),
+    ]
+    tiers = [GpuCacheTierConfig(1024), HostCacheTierConfig(768)]
+    config = KVCacheManagerConfig(TOKENS_PER_BLOCK, tiers, layers, initial_pool_ratio=[0.7, 0.3])
+    with KVCacheManager(config, device=HostDevice()) as manager:
+        below = manager.get_storage_statistics(1)[1].total
+        assert below != manager.get_storage_statistics(1)[0].total
+        kept = []
+        while manager.last_refusal is None and len(kept) < 100:
+            kv_cache = manager.create_kv_cache()
+            kept.append(kv_cache)
+            if kv_cache.resume() and kv_cache.resize(2 * TOKENS_PER_BLOCK):
+                first = 1000 * len(kept)
+                kv_cache.commit(list(range(first, first + 2 * TOKENS_PER_BLOCK)))
+                kv_cache.suspend()
+        refusal = manager.last_refusal
+        assert refusal is not None and refusal.pool_group == 1, refusal
+        assert f"in the {below} slots below it" in refusal.text
         for kv_cache in kept:
             kv_cache.close()
 
