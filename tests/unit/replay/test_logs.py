@@ -314,6 +314,25 @@ def test_a_tokenizer_counts_its_own_tokens(tmp_path: Path) -> None:
     assert "given tokenizer" in log.notes()[0]
 
 
+def test_a_real_tokenizer_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One token for each word, as words split at spaces are its whole vocabulary."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra tokenizer is not installed")
+    words = {word: number for number, word in enumerate(["[UNK]", "one", "two", "three", "four", "five", "six"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    log, target = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
+    log.write_bytes(jsonl({"prompt": "one two three four", "completion": "five six"}))
+    for name in (tmp_path, tmp_path / "tokenizer.json"):
+        assert main(["convert", str(log), str(target), "--quiet", "--tokenizer", str(name)]) == 0
+        (line,) = target.read_text().splitlines()
+        assert (json.loads(line)["input_length"], json.loads(line)["output_length"]) == (4, 2)
+    capsys.readouterr()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert main(["convert", str(log), str(target), "--quiet", "--tokenizer", str(tmp_path)]) == 3
+    assert "tokenizer.json" in capsys.readouterr().err
+
+
 def test_without_the_package_a_tokenizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log"
     path.write_bytes(LOGS["custom"][0])
