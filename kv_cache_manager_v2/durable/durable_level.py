@@ -8,6 +8,7 @@ What a write is for is *announced* before it is planned, and *retracted* right a
 unrecorded. All that is recorded goes through `IndexWriter`. Knows pages by the number of their block's node, and no tokens.
 """
 
+import logging
 from threading import Lock
 from typing import Final, final
 
@@ -20,6 +21,8 @@ from .index_writer import PAGE_RECORD, RECORD, IndexWriter
 from .record_format import IndexState, encode_clear_all, encode_clear_scope, encode_free, encode_page
 
 UNKNOWN: Final = 0
+
+_logger = logging.getLogger("kv_cache_manager_v2")
 
 
 @final
@@ -48,7 +51,7 @@ class _PageTicket(SlotTicket):
 class DurableGroup:
     """One pool group of the level. ``announced``: by slot, while a write is planned. ``recorded``: slots."""
 
-    __slots__ = ("index", "pools", "announced", "recorded", "num_chunks")
+    __slots__ = ("index", "pools", "announced", "recorded", "num_chunks", "num_restored", "num_damaged")
 
     index: Final[i64]
     pools: Final[list["DurablePool"]]
@@ -56,6 +59,10 @@ class DurableGroup:
     recorded: Final[set[int]]
     num_chunks: i64
     """Of a slot in all pools."""
+    num_restored: i64
+    """Pages that the last process has left."""
+    num_damaged: i64
+    """Pages that were read and are not what was written."""
 
     def __init__(self, index: i64) -> None:
         self.index = index
@@ -63,6 +70,8 @@ class DurableGroup:
         self.announced = {}
         self.recorded = set()
         self.num_chunks = 0
+        self.num_restored = 0
+        self.num_damaged = 0
 
 
 @final
@@ -106,7 +115,7 @@ class DurablePool(SlotWatch):
         return self._checksums[chunk]
 
     def report_mismatch(self, slot: i64) -> None:
-        self._level.end_record(self._group, slot)
+        self._level.record_damage(self._group, slot)
 
     def list_checksums(self, slot: i64) -> list[int]:
         first = slot * self.chunks_per_slot
@@ -118,7 +127,7 @@ class DurablePool(SlotWatch):
 class DurableLevel:
     """``index``: of the level. ``folder``: locked until `close`."""
 
-    __slots__ = ("index", "folder", "groups", "writer", "_lock", "_next_generation")
+    __slots__ = ("index", "folder", "groups", "writer", "_lock", "_next_generation", "_has_damage")
 
     index: Final[i64]
     folder: Final[CacheFolder]
@@ -127,6 +136,8 @@ class DurableLevel:
     _lock: Final[Lock]
     """Of the workers."""
     _next_generation: i64
+    _has_damage: bool
+    """Whether the log has said so."""
 
     def __init__(self, index: i64, folder: CacheFolder, slot_bytes: list[tuple[int, ...]], num_slots: tuple[int, ...]) -> None:
         """``slot_bytes`` and ``num_slots`` by pool group."""
@@ -135,6 +146,7 @@ class DurableLevel:
         self.groups = []
         self._lock = Lock()
         self._next_generation = folder.state.next_generation
+        self._has_damage = False
         watches: list[SlotWatch] = []
         for number, sizes in enumerate(slot_bytes):
             group = DurableGroup(number)
@@ -171,6 +183,7 @@ class DurableLevel:
                 pool.set_checksum(chunk, checksums[position])
                 position += 1
         group.recorded.add(int(slot))
+        group.num_restored += 1
 
     def record_node(self, record: bytes) -> None:
         self.writer.put(RECORD, record)
@@ -202,6 +215,22 @@ class DurableLevel:
                 if int(slot) in group.recorded:
                     group.recorded.discard(int(slot))
                     self.writer.put(RECORD, encode_free(slot, group.index))
+
+    def record_damage(self, group: DurableGroup, slot: i64) -> None:
+        """The page in the slot is not what was written. Several chunks of it are one page."""
+        with self._lock:
+            if int(slot) not in group.recorded:
+                return
+            group.recorded.discard(int(slot))
+            group.num_damaged += 1
+            self.writer.put(RECORD, encode_free(slot, group.index))
+            if self._has_damage:
+                return
+            self._has_damage = True
+        _logger.warning(
+            "the durable level in %s has pages that are not what was written there; each is lost when it is read, and computed again",
+            self.folder.path,
+        )
 
     def count_chunk(self, group: DurableGroup, ticket: _PageTicket, has_failed: bool) -> None:
         """One chunk of the page is done; after the last one it is recorded, if all were written."""

@@ -108,8 +108,10 @@ class UsageReports(SnapshotPublisher):
         storage = self._shared.storage
         num_pool_groups = int(storage.num_pool_groups)
         found: list[StorageStatistics] = []
+        durable = storage.durable if storage.durable is not None and storage.durable.index == level else None
         for pool_group in range(num_pool_groups):
             index = level * num_pool_groups + pool_group
+            group = None if durable is None else durable.groups[pool_group]
             allocator = storage.allocators[index]
             free = int(allocator.num_free)
             evictable = int(storage.queues[index].num_pages + storage.held_queues[index].num_pages)
@@ -127,6 +129,9 @@ class UsageReports(SnapshotPublisher):
                     clean_copies=int(allocator.num_aside),
                     refusals=int(storage.num_refusals[index]),
                     is_closed=storage.closed.is_closed(level),
+                    restored_pages=0 if group is None else int(group.num_restored),
+                    damaged_pages=0 if group is None else int(group.num_damaged),
+                    has_durable_failure=durable is not None and durable.writer.failure != "",
                 )
             )
         return found

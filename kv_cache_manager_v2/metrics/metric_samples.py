@@ -101,17 +101,27 @@ def _sample_slots(snapshot: ManagerSnapshot, tiers: list[str]) -> list[MetricSam
     )
     refusals = MetricSamples("refusals", COUNTER, "Calls refused because slots were missing there", ("tier", "pool_group"))
     closed = MetricSamples("level_closed", GAUGE, "1 if the level takes no more pages: its disk failed to take a write", ("tier",))
+    failed = MetricSamples(
+        "durable_failed", GAUGE, "1 if the index of a durable level is not written any more: its disk refused it", ("tier",)
+    )
+    restored = MetricSamples("restored_pages", GAUGE, "Pages of a durable level that the last process has left", ("tier", "pool_group"))
+    damaged = MetricSamples(
+        "damaged_pages", COUNTER, "Pages of a durable level that were read and are not what was written", ("tier", "pool_group")
+    )
     for level, tier in enumerate(tiers):
         groups = snapshot.levels[level]
         closed.add((tier,), float(groups[0].is_closed))
+        failed.add((tier,), float(groups[0].has_durable_failure))
         for index, group in enumerate(groups):
             refusals.add((tier, str(index)), float(group.refusals))
+            restored.add((tier, str(index)), float(group.restored_pages))
+            damaged.add((tier, str(index)), float(group.damaged_pages))
             ratio.add((tier, str(index)), group.unavailable / group.total if group.total > 0 else 0.0)
             blocks.add((tier, str(index), "needed"), float(group.unavailable))
             blocks.add((tier, str(index), "kept"), float(group.evictable))
             blocks.add((tier, str(index), "free"), float(group.free))
             copies.add((tier, str(index)), float(group.clean_copies))
-    return [ratio, blocks, copies, refusals, closed]
+    return [ratio, blocks, copies, refusals, closed, failed, restored, damaged]
 
 
 def _sample_sequences(snapshot: ManagerSnapshot, usage: UsageStatistics) -> list[MetricSamples]:

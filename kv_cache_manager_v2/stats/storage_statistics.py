@@ -29,3 +29,9 @@ class StorageStatistics(Value):
     """Calls that were refused since the manager was made because slots of this pool group were missing on this level."""
     is_closed: bool = False
     """The level takes no more pages, as its disk failed to take a write; the same in all pool groups."""
+    restored_pages: int = 0
+    """Of a durable level: pages that the last process has left, as the constructor found them."""
+    damaged_pages: int = 0
+    """Of a durable level: pages that were read and are not what was written."""
+    has_durable_failure: bool = False
+    """The disk has refused the index of a durable level: what is published now is not found by the next process."""

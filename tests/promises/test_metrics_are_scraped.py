@@ -44,6 +44,7 @@ NAMES = {
     "kvcm_transfer_bytes_total", "kvcm_transfer_blocks_total", "kvcm_evicted_blocks_total", "kvcm_events_dropped_total",
     "kvcm_events_published_total", "kvcm_estimated_hit_ratio", "kvcm_block_lifetime_seconds", "kvcm_block_reuse_gap_seconds",
     "kvcm_block_idle_before_evict_seconds", "kvcm_transfer_seconds", "kvcm_refusals_total", "kvcm_level_closed", "kvcm_build_info",
+    "kvcm_durable_failed", "kvcm_restored_pages", "kvcm_damaged_pages_total",
 }  # fmt: skip
 
 

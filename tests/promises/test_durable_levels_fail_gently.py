@@ -1,0 +1,203 @@
+"""A durable level that cannot be used is a named error at the start; one that fails later costs durability, and no call an exception.
+
+Each failure is said in the log, and in the metrics.
+"""
+
+import errno
+import logging
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from durable_models import SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config, next_process
+from lossy_files import LossyDisk, LossyFiles
+
+from kv_cache_manager_v2 import KVCacheManager, LoadFailed, LogicError, OutOfMemoryError, StorageIOError
+from kv_cache_manager_v2.metrics.metric_samples import take_samples
+
+SYSTEM = list(range(100, 120))
+PROMPTS = [SYSTEM + [1000 * number + position for position in range(12)] for number in range(1, 6)]
+
+
+def metric_of(process: Process, name: str) -> float:
+    """Of the disk tier, over its pool groups."""
+    (metric,) = [metric for metric in take_samples(process.manager) if metric.name == name]
+    return sum(value for labels, value in metric.samples if labels[0] == "disk")
+
+
+class StubbornFiles(LossyFiles):
+    """The named calls fail with an error number."""
+
+    def __init__(self, disk: LossyDisk, **failures: int) -> None:
+        super().__init__(disk)
+        self.failures = failures
+
+    def _fail(self, call: str, path: str) -> None:
+        if call in self.failures:
+            raise OSError(self.failures[call], os.strerror(self.failures[call]), path)
+
+    def make_folder(self, path: str) -> None:
+        self._fail("make_folder", path)
+
+    def free_bytes(self, path: str) -> int:
+        return 0 if "full" in self.failures else super().free_bytes(path)
+
+    def open_named(self, path: str, is_direct: bool) -> int:
+        self._fail("open_direct" if is_direct else "open_named", path)
+        return super().open_named(path, is_direct)
+
+    def rename(self, path: str, new_path: str) -> None:
+        self._fail("rename", path)
+        super().rename(path, new_path)
+
+
+# -- at the start --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failures", "error", "reason"),
+    [
+        ({"make_folder": errno.EROFS}, StorageIOError, "Read-only file system.*check the folder's permissions"),
+        ({"make_folder": errno.EACCES}, StorageIOError, "Permission denied.*give another path"),
+        ({"make_folder": errno.ENOSPC}, StorageIOError, "No space left.*free space"),
+        ({"open_named": errno.EROFS}, StorageIOError, "Read-only file system"),
+        ({"full": 1}, OutOfMemoryError, "no room for .* bytes of the DISK tier"),
+    ],
+    ids=["read-only", "no permission", "full", "read-only files", "no room for its slots"],
+)
+def test_disks_that_refuse_are_named(tmp_path: object, failures: dict[str, int], error: type[Exception], reason: str) -> None:
+    disk = LossyDisk()
+    with pytest.raises(error, match=reason):
+        Process(durable_config(str(tmp_path)), StubbornFiles(disk, **failures))
+    assert disk.locked == set(), "the folder is free again"
+    process, _files = next_process(disk, durable_config(str(tmp_path)))
+    process.end()
+
+
+def test_another_process_is_named(tmp_path: object) -> None:
+    config = durable_config(str(tmp_path))
+    process = Process(config)
+    program = "import sys\nsys.path.insert(0, sys.argv[2])\nfrom durable_models import *\nProcess(durable_config(sys.argv[1]))"
+    tests = str(Path(__file__).resolve().parents[1])
+    done = subprocess.run([sys.executable, "-P", "-c", program, str(tmp_path), tests], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and LogicError.__name__ in done.stderr and f"in use by process {os.getpid()}" in done.stderr, done.stderr
+    assert process.run(PROMPTS[0]) == 0
+    process.end()
+
+
+def test_file_systems_without_direct_transfers_will_do(tmp_path: object) -> None:
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path))
+    for restart in range(2):
+        process = Process(config, StubbornFiles(disk, open_direct=errno.EINVAL))
+        assert [process.run(text + [7 + restart]) for text in PROMPTS] == ([0, 20, 20, 20, 20] if restart == 0 else [32] * 5)
+        process.end()
+
+
+# -- later ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_may_vanish_while_in_use(tmp_path: Path) -> None:
+    """What was open stays open; the next process begins anew."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    config = durable_config(str(folder))
+    process = Process(config)
+    assert process.run(PROMPTS[0]) == 0
+    shutil.rmtree(folder)
+    assert [process.run(text) for text in PROMPTS] == [32, 20, 20, 20, 20]
+    process.end()
+    with pytest.raises(ValueError, match="create it first"):
+        KVCacheManager(config)
+    folder.mkdir()
+    again = Process(config)
+    assert again.run(PROMPTS[0]) == 0
+    again.end()
+
+
+def test_an_index_that_is_refused_costs_what_comes_now(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path))
+    process, files = next_process(disk, config)
+    process.run(PROMPTS[0])
+    process.settle()
+    assert metric_of(process, "kvcm_durable_failed") == 0
+    files.failing_writes = errno.EIO
+    with caplog.at_level(logging.ERROR):
+        assert [process.run(text) for text in PROMPTS[1:]] == [20] * 4
+        process.settle()
+    assert [record.levelno for record in caplog.records if "records nothing more" in record.message] == [logging.ERROR]
+    assert metric_of(process, "kvcm_durable_failed") == 1 and metric_of(process, "kvcm_level_closed") == 1
+    assert min([process.run(text) for text in PROMPTS]) >= 20, "serving goes on, with what fits above the disk"
+    process.end()
+    again, _files = next_process(disk, config)
+    assert again.manager.probe_reuse(None, PROMPTS[0]) == 32 and again.manager.probe_reuse(None, PROMPTS[1]) == 20
+    assert metric_of(again, "kvcm_restored_pages") == 8
+    again.end()
+
+
+def test_a_snapshot_that_is_refused_keeps_the_old_index(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path))
+    first, _files = next_process(disk, config)
+    first.run(PROMPTS[0])
+    first.end()
+    with caplog.at_level(logging.WARNING):
+        second = Process(config, StubbornFiles(disk, rename=errno.EIO))
+        assert [second.run(text) for text in PROMPTS] == [32, 20, 20, 20, 20]
+        second.end()
+    assert len([record for record in caplog.records if "keeps its old index" in record.message]) == 1
+    third, _files = next_process(disk, config)
+    assert [third.manager.probe_reuse(None, text) for text in PROMPTS] == [32] * 5
+    third.end()
+
+
+def test_damaged_pages_are_said_once_and_counted(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path))
+    first, _files = next_process(disk, config)
+    first.run(PROMPTS[0])
+    first.end()
+    (data,) = disk.paths("/data-")
+    for position in range(0, len(disk.files[data].content), SLOT_BYTES):
+        disk.files[data].content[position] ^= 1
+    again, _files = next_process(disk, config)
+    assert metric_of(again, "kvcm_restored_pages") == 8
+    kv_cache = again.manager.create_kv_cache(None, PROMPTS[0])
+    with caplog.at_level(logging.WARNING), pytest.raises(LoadFailed):
+        kv_cache.resume()
+    kv_cache.close()
+    assert len([record for record in caplog.records if "not what was written there; each is lost" in record.message]) == 1
+    assert metric_of(again, "kvcm_damaged_pages") == 8
+    again.end()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_fuzzed_index_is_no_data(seed: int, tmp_path: object) -> None:
+    """Bytes of the index are changed, cut off and added: the next process starts, and reads no wrong byte."""
+    choices = random.Random(seed)
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path))
+    process, _files = next_process(disk, config)
+    for text in PROMPTS:
+        process.run(text)
+    process.end()
+    for path in disk.paths("/log-") + disk.paths("/snapshot-"):
+        content = disk.files[path].content
+        for _change in range(choices.randrange(4)):
+            kind = choices.randrange(3)
+            if kind == 0 and len(content) > 0:
+                content[choices.randrange(len(content))] ^= 1 << choices.randrange(8)
+            elif kind == 1:
+                del content[choices.randrange(len(content) + 1) :]
+            else:
+                content.extend(choices.randbytes(choices.randrange(1, 40)))
+    again, _files = next_process(disk, config)
+    found = [again.manager.probe_reuse(None, text) for text in PROMPTS]
+    assert all(number % TOKENS_PER_BLOCK == 0 and number <= 32 for number in found)
+    assert [again.run(text) for text in PROMPTS][0] == found[0]
+    again.end()
