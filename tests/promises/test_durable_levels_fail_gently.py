@@ -108,6 +108,7 @@ def test_a_folder_may_vanish_while_in_use(tmp_path: Path) -> None:
     config = durable_config(str(folder))
     process = Process(config)
     assert process.run(PROMPTS[0]) == 0
+    process.settle()
     shutil.rmtree(folder)
     assert [process.run(text) for text in PROMPTS] == [32, 20, 20, 20, 20]
     process.end()
