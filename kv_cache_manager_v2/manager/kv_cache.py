@@ -417,7 +417,8 @@ class KVCache(Handle):
         """The tokens are final, and all writes of theirs are enqueued on the sequence's stream.
 
         Blocks that become full are published at once. If another sequence has published the same block already, ours is given
-        up in favour of theirs: base page indices may change. History moves up to the committed count by itself.
+        up in favour of theirs: base page indices may change, unless the manager is configured with ``allow_seq_rebasing=False``.
+        History moves up to the committed count by itself.
         `ValueError` if there is no capacity for them, a token is out of range, or a fork has committed other tokens for a block
         that both have; `LogicError` unless ACTIVE, or after `stop_committing`.
 
@@ -512,7 +513,8 @@ class KVCache(Handle):
             commit_nodes(state, tokens, accepted_positions, num_heads)
 
     def stop_committing(self) -> None:
-        """What follows is never reused; the partial last block is published now. Twice is fine. `LogicError` once closed."""
+        """What follows is never reused; the partial last block is published now, or by `close` where indices stay
+        (``allow_seq_rebasing=False``). Twice is fine. `LogicError` once closed."""
         state = self._state
         with state.shared.guard as journal:
             self._require_open("stop_committing")

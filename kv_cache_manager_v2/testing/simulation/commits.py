@@ -12,7 +12,7 @@ from ..reference_model import NO_SNAPSHOT, ReferenceModel
 from .room_judge import RoomJudge
 from .simulated_sequence import SimulatedSequence
 from .snapshot_judge import expect_snapshot, keep_off
-from .state_checks import require_unchanged
+from .state_checks import note_indices, require_indices_stay, require_unchanged
 from .text_source import TextSource, draw_token_container
 
 
@@ -43,6 +43,7 @@ def commit_some(
         has_free_slot = judge.has_free_slot(manager, model.state.group)
         snapshot = expect_snapshot(config, sequence, count, judge.has_room(model.state.group), has_free_slot, is_end)
     tokens: list[TokenIdExt] = sequence.text[begin : begin + count]
+    before = note_indices(model, sequence)
     is_tree = Random(begin * 1000 + count).random() < _SHARE_OF_TREES
     if is_end:
         sequence.given_end = -1
@@ -51,6 +52,7 @@ def commit_some(
         container = draw_token_container(random, tuple(tokens))
         if not _commit_as_input(sequence, tokens, begin):
             sequence.handle.commit(container)
+    require_indices_stay("commit", sequence, before)
     model.commit(sequence.model, tokens, snapshot)
     if is_end:
         model.stop_committing(sequence.model, manager.describe())

@@ -25,6 +25,7 @@ from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
 from .scenario import Action, Scenario
 from .sequence_lifetimes import abandon, clear, close, create, fork, resume
+from .state_checks import note_indices, require_indices_stay
 from .steps import commit, step, step_batch
 
 
@@ -198,7 +199,9 @@ class SimulatedRun:
             sequence.handle.suspend()
             run.model.suspend(sequence.model)
         elif kind == "stop_committing":
+            before = note_indices(run.model, sequence)
             sequence.handle.stop_committing()
+            require_indices_stay("stop_committing", sequence, before)
             run.model.stop_committing(sequence.model, run.manager.describe())
             run.record_early_copies()
             run.drops.plan(sequence.handle, random)

@@ -128,6 +128,26 @@ def _check_changes(sequence: SimulatedSequence, group: int, entries: list[int]) 
     sequence.told_indices[group] = entries
 
 
+def note_indices(model: ReferenceModel, sequence: SimulatedSequence) -> list[list[int]]:
+    """The base page indices before a commit, stop or resize after which they must be the same; none where they may change."""
+    expected = sequence.model
+    shares = len(expected.beams) > 0 or len(expected.adopted) > 0 or len(expected.shared_private) > 0 or expected.shared_tail is not None
+    if not model.indices_stay or not expected.is_active or shares:
+        return []
+    return [sequence.handle.get_base_page_indices(group).tolist() for group in range(len(model.rules))]
+
+
+def require_indices_stay(call: str, sequence: SimulatedSequence, before: list[list[int]]) -> None:
+    """Blocks may only have come, gone, or left their window."""
+    for group, entries in enumerate(before):
+        now: list[int] = sequence.handle.get_base_page_indices(group).tolist()
+        for ordinal, (old, new) in enumerate(zip(entries, now)):
+            if old != BAD_PAGE_INDEX and new not in (old, BAD_PAGE_INDEX):
+                raise ModelDisagreement(
+                    f"{call} moved block {ordinal} of sequence {sequence.name}, group {group}, from slot {old} to {new}, and indices stay"
+                )
+
+
 def _check_scratch(model: ReferenceModel, sequence: SimulatedSequence, group: int) -> list[int]:
     """Check and return the group's scratch slots."""
     desc = sequence.handle.get_scratch_desc(group)

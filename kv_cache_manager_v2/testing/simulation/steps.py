@@ -12,6 +12,7 @@ from .refusal_questions import ask_before_batch, ask_before_resize, judge_answer
 from .room_changes import fits_buffers, least_history, least_state_capacity
 from .run_state import RunState
 from .simulated_sequence import SimulatedSequence
+from .state_checks import note_indices, require_indices_stay
 
 
 def step(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
@@ -20,7 +21,9 @@ def step(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
         return
     needs = run.model.slots_of_beams_to_resize(sequence.model, capacity, history)
     question = ask_before_resize(run, sequence, capacity, history)
+    before = note_indices(run.model, sequence)
     passed = sequence.handle.resize(capacity, history)
+    require_indices_stay("resize", sequence, before)
     judge_answer(run, question, passed)
     run.judge.judge_turns(f"resize of sequence {sequence.name} to ({capacity}, {history})", needs, passed)
     if not passed:
