@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)
-EXTRAS ?= check cli test gpu metrics report events logs tokenizer yaml durable
+EXTRAS ?= check cli test gpu metrics report events logs tokenizer yaml durable objects
 WORKERS ?= auto
 PYTEST ?=
 REPLAY ?=
@@ -156,6 +156,11 @@ transfers-setup: setup # An environment that has NIXL, without the torch and CUD
 transfers: interpreted transfers-setup ## Pages from process to process over NIXL, and a drill with freezes and kills (TRANSFERS="--seconds 600").
 	$(INTERPRETED) NIXL_LOG_LEVEL=ERROR build/transfers/bin/python -P -m pytest -q tests/transfers
 	$(INTERPRETED) NIXL_LOG_LEVEL=ERROR build/transfers/bin/python -P tests/transfers/drill.py $(TRANSFERS)
+
+DRILL ?=
+.PHONY: drill
+drill: interpreted ## The shared level beside servers that die, freeze and lie, and four processes with kills (DRILL="--seconds 600 --only faults").
+	$(INTERPRETED) $(VENV_PYTHON) -P tests/drill/shared_drill.py $(DRILL)
 
 GPU ?=
 .PHONY: gpu

@@ -1,6 +1,7 @@
 """The shared level: pages that other processes have computed, in stores that exist. See `SharedLevel`; the core needs none of it."""
 
 from .memory_store import MemoryStore
+from .object_store import ObjectStore
 from .remote_report import RemoteAnswer, RemoteReport
 from .remote_request import RemoteRequest
 from .shared_level import SharedLevel
@@ -10,6 +11,7 @@ from .valkey_store import ValkeyStore
 
 __all__ = [
     "MemoryStore",
+    "ObjectStore",
     "RemoteAnswer",
     "RemoteReport",
     "RemoteRequest",

@@ -105,6 +105,7 @@ class SharedLevel:
         identity = describe_identity_bytes(describe_identity(model_id, config), describe_layout(layout))
         self._manager: Final = manager
         self._write_policy: Final = write_policy
+        self._num_parts: Final = num_load_threads
         self._pool_group_of: Final = [int(group) for group in layout.pool_group_indices]
         self._layouts: Final = [
             RecordLayout(identity, life_cycle, layout.slot_bytes_total(group), config.tokens_per_block)
@@ -327,7 +328,7 @@ class SharedLevel:
         wanted = [(block, cycle) for cycle in range(needs.num_life_cycles) for block in needs.list_blocks(cycle, begin, num_blocks)]
         slots = self._loads.take(len(wanted))
         pages = [StagedPage(cycle, block, names[block], slot) for (block, cycle), slot in zip(wanted, slots, strict=True)]
-        tasks = share_out(self._space, pages, lambda endpoint, part: LoadTask(self._space, self._loads, endpoint, part))
+        tasks = share_out(self._space, pages, self._num_parts, lambda endpoint, part: LoadTask(self._space, self._loads, endpoint, part))
         operation = RemoteOperation(request, step, LOADS, tasks, pages, num_blocks)
         self._operations[(request, step)] = operation
         if self._loads.are_copies_done(slots):
@@ -433,7 +434,7 @@ class SharedLevel:
             return 0, reached
         for key in keys:
             self._remember(key)
-        tasks = share_out(self._space, pages, lambda endpoint, part: StoreTask(self._space, self._stores, endpoint, part))
+        tasks = share_out(self._space, pages, 1, lambda endpoint, part: StoreTask(self._space, self._stores, endpoint, part))
         self._pending.append(_PendingStore(copy, tasks, pages))
         self._settle_stores()
         return len(pages), reached

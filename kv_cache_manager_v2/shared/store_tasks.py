@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 from ..base.ids import TokenIdExt
@@ -13,6 +14,10 @@ from .shared_statistics import SharedCounters
 from .shared_store import MISSING, StoreConnection
 from .staging_slots import StagingSlots
 from .store_workers import EndpointCalls, Task
+
+_WARNING_SECONDS: Final = 10.0
+_LEAST_PART: Final = 4
+"""Pages: fewer are not divided."""
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
@@ -26,6 +31,15 @@ class RecordSpace:
         self.needs: Final = needs
         self.counters: Final = counters
         self.block_tokens: Final = block_tokens
+        self._next_warning = 0.0
+
+    def warns_now(self) -> bool:
+        """Whether a wrong record may be logged: one in ten seconds, as a store that lies has many."""
+        now = monotonic()
+        if now < self._next_warning:
+            return False
+        self._next_warning = now + _WARNING_SECONDS
+        return True
 
 
 class StagedPage:
@@ -136,7 +150,8 @@ class LoadTask(Task):
                 key = keys[position]
                 wrong.append(key)
                 space.counters.add("corrupt_pages")
-                _logger.warning("the shared store %s has a wrong record under %s, which is removed: %s", self._endpoint, key, fault)
+                if space.warns_now():
+                    _logger.warning("the shared store %s has a wrong record under %s, which is removed: %s", self._endpoint, key, fault)
         self.whole.extend(whole)
         if len(wrong) > 0:
             calls.call(self, self._endpoint, lambda connection: connection.remove(wrong))
@@ -178,9 +193,15 @@ class StoreTask(Task):
             space.counters.add("dropped_pages", len(keys))
 
 
-def share_out(space: RecordSpace, pages: list[StagedPage], make: Callable[[str, list[StagedPage]], Task]) -> list[Task]:
-    """A task for each endpoint that has some of the pages."""
+def share_out(
+    space: RecordSpace, pages: list[StagedPage], num_parts: int, make: Callable[[str, list[StagedPage]], Task]
+) -> list[Task]:
+    """Up to ``num_parts`` tasks for each endpoint that has some of the pages: one thread receives while another one verifies."""
     by_endpoint: dict[str, list[StagedPage]] = {}
     for page in pages:
         by_endpoint.setdefault(space.ring.endpoint_of(page.name.digest), []).append(page)
-    return [make(endpoint, part) for endpoint, part in by_endpoint.items()]
+    tasks: list[Task] = []
+    for endpoint, share in by_endpoint.items():
+        size = max(_LEAST_PART, (len(share) + num_parts - 1) // num_parts)
+        tasks.extend([make(endpoint, share[begin : begin + size]) for begin in range(0, len(share), size)])
+    return tasks

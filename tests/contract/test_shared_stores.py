@@ -1,12 +1,13 @@
 """What every store of the shared level guarantees, whatever is behind it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fake_valkey_server import FakeServer
 from shared_models import Server
 
-from kv_cache_manager_v2.shared import MemoryStore, SharedStore, StoreConnection, ValkeyStore
+from kv_cache_manager_v2.shared import MemoryStore, ObjectStore, SharedStore, StoreConnection, ValkeyStore
 from kv_cache_manager_v2.shared.shared_store import MISSING, WRONG_SIZE
 
 
@@ -16,10 +17,14 @@ def server() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=["memory", "valkey", "two valkey servers, one of them fake"])
-def store(request: pytest.FixtureRequest) -> Iterator[SharedStore]:
+@pytest.fixture(params=["memory", "valkey", "two valkey servers, one of them fake", "objects"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedStore]:
     if request.param == "memory":
         yield MemoryStore()
+        return
+    if request.param == "objects":
+        local = pytest.importorskip("obstore.store")
+        yield ObjectStore(local.LocalStore(str(tmp_path)))
         return
     real: Server = request.getfixturevalue("server")
     if request.param == "valkey":

@@ -7,7 +7,7 @@ import pytest
 from shared_models import Rank, agree, shared_config, wait_until
 
 from kv_cache_manager_v2 import HostDevice, LogicError, ModelId, ReuseScope
-from kv_cache_manager_v2.shared import MemoryStore, RemoteReport, SharedLevel
+from kv_cache_manager_v2.shared import MemoryStore, ObjectStore, RemoteReport, SharedLevel
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 
 TEXT = list(range(100, 133))  # 8 whole blocks and the token that the model must compute
@@ -311,3 +311,24 @@ def test_misuse_is_named() -> None:
         level.close()
         with pytest.raises(LogicError, match="closed"):
             level.remote_report()
+
+
+def test_a_shared_folder_serves_as_a_store(tmp_path: Path) -> None:
+    """Through obstore: cold, but the same pages; a record that is cut is a miss."""
+    local = pytest.importorskip("obstore.store")
+    with Rank(ObjectStore(local.LocalStore(str(tmp_path)))) as first, Rank(ObjectStore(local.LocalStore(str(tmp_path)))) as second:
+        first.run(TEXT)
+        first.drain()
+        assert second.run(TEXT) == 32
+        second.forget()
+        records = [path for path in tmp_path.rglob("g0/*") if path.is_file()]
+        assert len(records) == 8
+        for record in records:
+            record.write_bytes(record.read_bytes()[:-1])
+        assert second.run(TEXT) == 0
+        second.drain()
+    with pytest.raises(TypeError, match="LocalStore"):
+        ObjectStore(str(tmp_path))
+    (tmp_path / "kvcm" / "format").write_bytes(b"KVCMSHR9")
+    with pytest.raises(ValueError, match="KVCMSHR9"):
+        Rank(ObjectStore(local.LocalStore(str(tmp_path))))

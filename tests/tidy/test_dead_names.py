@@ -16,6 +16,7 @@ FOR_USERS: Final = {
     "get_stale_range",
     "to_tokens",
     "ValkeyStore",
+    "ObjectStore",
     "is_capacity",
     "life_cycle_of",
     "life_cycle_pool_group_indices",

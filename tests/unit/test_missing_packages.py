@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
-OPTIONAL = {"prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "opentelemetry"}
+OPTIONAL = {
+    "prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "opentelemetry", "obstore",
+}  # fmt: skip
 
 # Modules that need their package from the first line on: nothing but a module with a guarded import may import them.
 NEED_IT_AT_ONCE = {"replay/plots.py", "replay/html_report.py", "replay/rich_console.py", "replay/live_console.py"}
@@ -59,6 +61,7 @@ import tempfile
 with tempfile.NamedTemporaryFile() as file:
     kvcm("replay", file.name, "--tokenizer", "tokenizer.json")
 """
+OBJECTS = "import kv_cache_manager_v2.shared as shared; shared.ObjectStore(None)"
 NVRTC = "from kv_cache_manager_v2.device.cuda_kernel import load_nvrtc_module; load_nvrtc_module()"
 
 
@@ -80,6 +83,7 @@ def run_without(absent: str, program: str) -> str:
         ("plotly", REPLAY.format(", '--report', '/dev/null'"), "kvcm: --report needs the package plotly: pip install plotly"),
         ("rich", REPLAY.format(", '--live'"), "error: --live needs the package rich: pip install rich"),
         ("xxhash", DURABLE, "pip install xxhash"),
+        ("obstore", OBJECTS, "ObjectStore needs the package obstore: pip install obstore"),
         ("cuda", "kvcm('replay', '--limit', '2', '--device', 'cuda')", "pip install cuda-python"),
         ("zstandard", ZST.format("replay"), "a .zst file needs the package zstandard: pip install zstandard"),
         ("zstandard", ZST.format("convert"), "a .zst file needs the package zstandard: pip install zstandard"),

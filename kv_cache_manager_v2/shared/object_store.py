@@ -1,0 +1,109 @@
+"""`ObjectStore`: an object store or a shared file system, through the package obstore. Cold: seconds are normal, so fetch early.
+
+    ObjectStore(obstore.store.LocalStore("/mnt/shared/kv"))
+    ObjectStore(obstore.store.S3Store("bucket", client_options={"timeout": "2s"}, retry_config={"max_retries": 0}))
+
+obstore's calls cannot be cut off: give its store a time limit. A call that takes longer than 300 ms without an answer is a miss for the
+request that waits; its slots are quarantined until the call has returned.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, Final
+
+from ..base.missing_package import missing_package
+from .resp_connection import FORMAT, FORMAT_KEY
+from .shared_store import MISSING, WRONG_SIZE, SharedStore, StoreConnection, StoreError
+
+
+class ObjectStore(SharedStore):
+    """``store``: any of `obstore.store`. ``name``: for messages, and equal in all processes. `ImportError` without obstore."""
+
+    def __init__(self, store: Any, name: str = "objects") -> None:
+        try:
+            import obstore
+        except ImportError as error:
+            raise missing_package("ObjectStore", "obstore", error) from error
+        if not all([hasattr(store, call) for call in ("get", "put", "head", "delete")]):
+            raise TypeError(f"store must be one of obstore.store, such as LocalStore, not {type(store).__name__}")
+        self._store: Final = store
+        self._name: Final = name
+        self._errors: Final = (obstore.exceptions.BaseError, OSError)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return (self._name,)
+
+    def connect(self, endpoint: str) -> StoreConnection:
+        return _ObjectConnection(self._store, self._name, self._errors)
+
+
+class _ObjectConnection(StoreConnection):
+    """All connections are the one client of obstore, which keeps its own."""
+
+    def __init__(self, store: Any, name: str, errors: tuple[type[BaseException], ...]) -> None:
+        self._store: Final = store
+        self._name: Final = name
+        self._errors: Final = errors
+        self.last_progress = monotonic()
+
+    def _ask(self, function: Callable[[], Any], missing: Any) -> Any:
+        """What the function returns, or ``missing`` where there is no such object."""
+        try:
+            result = function()
+        except FileNotFoundError:
+            result = missing
+        except self._errors as error:
+            raise StoreError(f"the store {self._name} fails: {error}") from error
+        self.last_progress = monotonic()
+        return result
+
+    def check(self) -> None:
+        path = FORMAT_KEY.decode()
+        found = self._ask(lambda: bytes(self._store.get(path).bytes()), b"")
+        if found == b"":
+            self._ask(lambda: self._store.put(path, FORMAT), None)
+        elif found != FORMAT:
+            raise ValueError(
+                f"the store {self._name} has objects of the format {found[:32]!r}, and this release has {FORMAT!r}: give another bucket, "
+                f"prefix or folder, or remove what is there"
+            )
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        return [self._ask(partial(self._store.head, key.decode()), None) is not None for key in keys]
+
+    def load(self, keys: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
+        sizes: list[int] = []
+        for key, target in zip(keys, targets, strict=True):
+            found = self._ask(partial(self._store.get, key.decode()), None)
+            if found is None:
+                sizes.append(MISSING)
+            elif found.meta["size"] != len(target):
+                sizes.append(WRONG_SIZE)
+            else:
+                sizes.append(self._ask(partial(_copy, found, target), MISSING))
+        return sizes
+
+    def store(self, keys: Sequence[bytes], sources: Sequence[Sequence[memoryview]]) -> None:
+        for key, pieces in zip(keys, sources, strict=True):
+            value = b"".join(pieces)
+            self._ask(partial(self._store.put, key.decode(), value), None)
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._ask(partial(self._store.delete, key.decode()), None)
+
+    def abort(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def _copy(found: Any, target: memoryview) -> int:
+    view = memoryview(found.bytes())
+    if len(view) != len(target):
+        return WRONG_SIZE
+    target[:] = view
+    return len(view)
