@@ -92,9 +92,12 @@ def to_instance(value: object, kind: type[T], name: str) -> T:
 
 
 def to_list(values: object, name: str) -> list[object]:
-    """``values`` as a list: a list unchanged, an array's numbers as ints, any other iterable but a str."""
+    """``values`` as a list of our own: a copy of a list, an array's numbers as ints, any other iterable but a str.
+
+    A copy, since an item's own code may change the caller's list while it is gone through: compiled code would write past its end.
+    """
     if type(values) is list:
-        return cast("list[object]", values)
+        return cast("list[object]", values).copy()
     if isinstance(values, (str, bytes, bytearray, Mapping)):
         raise TypeError(f"{name} must be a sequence, not {type(values).__name__}")
     to_ints = getattr(values, "tolist", None)
@@ -124,7 +127,6 @@ def to_counts(values: object, name: str) -> vec[i64]:
 
 
 def _to_counts_one_by_one(items: list[object], name: str) -> vec[i64]:
-    items = items.copy()  # an item's own code may change the caller's list
     counts = vec[i64]([0] * len(items))
     position: i64 = 0
     for item in items:

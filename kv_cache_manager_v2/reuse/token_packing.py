@@ -110,7 +110,8 @@ def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> byt
     # All of them are good ids nearly always, so what is wrong with one is for a second look.
     try:
         # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i32 is a TypeError there.
-        packed = vec[i32]([token for token in cast("list[i32]", tokens)])
+        # A copy, since an item's own code may change the caller's list meanwhile: compiled code would write past its end.
+        packed = vec[i32]([token for token in cast("list[i32]", tokens.copy())])
     except (TypeError, ValueError, OverflowError):
         return _pack_items(tokens, digests, acquire)
     signs: i32 = 0

@@ -78,9 +78,9 @@ class Growing(list[Any]):
 class Changes:
     """An item that changes the list in which it is when it is asked for its number."""
 
-    def __init__(self, change: Callable[[list[Any]], object]) -> None:
+    def __init__(self, change: Callable[[list[Any]], object], is_long: bool) -> None:
         self.change = change
-        self.home: list[Any] = [1, self, b"digest", b"another", 1]
+        self.home: list[Any] = [*[1] * 20, self, *[1] * 20] if is_long else [1, self, b"digest", b"another", 1]
 
     def __index__(self) -> int:
         self.change(self.home)
@@ -156,8 +156,8 @@ def answering(numbers: tuple[int, ...], in_a_list: bool) -> Maker:
     return lambda world: [Answers(*numbers)] if in_a_list else Answers(*numbers)
 
 
-def changing(change: Callable[[list[Any]], object]) -> Maker:
-    return lambda world: Changes(change).home
+def changing(change: Callable[[list[Any]], object], is_long: bool) -> Maker:
+    return lambda world: Changes(change, is_long).home
 
 
 def calling(call: Callable[[World], object], in_a_list: bool) -> Maker:
@@ -182,7 +182,8 @@ def makers() -> list[Maker]:
     for numbers in ((1, 2**62), (1, -1), (1, 2, 3), (2, 1, 0)):
         found += [answering(numbers, in_a_list) for in_a_list in (False, True)]
     found.append(lambda world: Growing([1]))
-    found += [changing(list.clear), changing(lambda home: home.extend([1] * 50))]
+    for is_long in (False, True):
+        found += [changing(list.clear, is_long), changing(lambda home: home.extend([1] * 5000), is_long)]
     calls: list[Callable[[World], object]] = [
         make_and_close, lambda world: world.manager.clear_reusable_blocks(), lambda world: world.active.suspend()
     ]  # fmt: skip
