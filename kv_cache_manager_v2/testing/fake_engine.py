@@ -125,7 +125,8 @@ class FakeEngine(Handle):
         """
         kv_cache = to_instance(kv_cache, KVCache, "kv_cache")
         validate_tokens(prompt, "prompt")
-        items: Any = prompt
+        given: Any = prompt
+        items: list[Any] = list(given)
         tokens = [to_token(item, "a token of the prompt") for item in items]
         layers = {int(layer) for group in kv_cache.manager.layer_grouping for layer in group}
         if layers != {int(buffers[0].layer_id) for buffers in self._model if len(buffers) > 0}:
