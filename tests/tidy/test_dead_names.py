@@ -8,6 +8,8 @@ from .source_tree import ROOT, Source, package_sources, sources_of_tests
 
 FOR_USERS: Final = {
     "apply_kv_hints",
+    "ManagedScheduler",
+    "TieredConnector",
     "clean_copies",
     "convert_batch_into",
     "convert_into",

@@ -16,7 +16,7 @@ import kv_cache_manager_v2
 
 from .source_tree import ROOT, project_files
 
-FOREIGN_OPTIONS = {"--pdb", "--strict"}  # of pytest and mypy
+FOREIGN_OPTIONS = {"--pdb", "--strict", "--scheduler-cls"}  # of pytest, mypy and vLLM
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 
 

@@ -15,7 +15,7 @@ from .source_tree import PACKAGE, Source, package_sources
 
 THIRD_PARTY: Final = {
     "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
-    "opentelemetry", "zstandard", "tokenizers", "xxhash", "obstore", "nixl",
+    "opentelemetry", "zstandard", "tokenizers", "xxhash", "vllm", "obstore", "nixl",
 }  # fmt: skip
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -29,6 +29,7 @@ DOORS: Final = {
     "torch": {"integrations"},
     "transformers": {"integrations"},
     "nixl": {"integrations"},
+    "vllm": {"integrations"},
     "prometheus_client": {"metrics"},
     "opentelemetry": {"metrics"},
     "zstandard": {"replay"},

@@ -1,0 +1,371 @@
+"""`PagedKVCacheManager`: a `KVCacheManager` behind the calls that vLLM's scheduler makes on its own KV cache manager.
+
+A request is a sequence from its first `allocate_slots` until `free`; preempting one closes it, and its blocks are found again by their
+tokens. With full attention only, blocks are published when the step that computes them is scheduled, so that requests of one step
+share: each layer writes a step's keys and values before it reads any. Until that step has run such blocks match whole only. With
+windowed layers blocks are published after their step.
+
+Most decode steps change nothing: a request goes to the manager only where a block is begun, or becomes full.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.metrics.stats import PrefixCacheStats
+
+from ..events.kv_cache_event import KVCacheEvent as ManagerEvent
+from ..manager.kv_cache import KVCache
+from ..publishing import wire_event
+from ..publishing.wire_translator import WireTranslator
+from ..reuse.reuse_scope import ReuseScope
+from .vllm_pool import LayerPool
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+class BlockIds(KVCacheBlocks):
+    """Block ids of one request, a list for each KV cache group, without an object for each block."""
+
+    def __init__(self, ids: tuple[list[int], ...]) -> None:
+        self.ids: Final = ids
+        super().__init__(tuple(() for _ in ids))
+
+    def get_block_ids(self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None) -> tuple[list[int], ...] | None:
+        ids = self.ids if group_ids is None else tuple(self.ids[group] for group in group_ids)
+        return None if allow_none and not any(ids) else ids
+
+    def new_empty(self) -> BlockIds:
+        return BlockIds(tuple([] for _ in self.ids))
+
+
+class _Running:
+    """A request that has pages."""
+
+    __slots__ = ("kv_cache", "num_announced", "quiet_end", "is_published")
+
+    def __init__(self, kv_cache: KVCache, is_published: bool) -> None:
+        self.kv_cache: Final = kv_cache
+        self.num_announced = 0
+        """Blocks whose ids the workers know."""
+        self.quiet_end = 0
+        """Up to this many tokens a step neither begins nor fills a block."""
+        self.is_published: Final = is_published
+
+
+class _Groups:
+    """What vLLM asks of its coordinator, beside the calls that `PagedKVCacheManager` answers itself."""
+
+    enable_partial_hash_hits = False
+
+    def __init__(self, manager: PagedKVCacheManager, kv_cache_config: KVCacheConfig) -> None:
+        self._manager: Final = manager
+        self.single_type_managers: Final = [
+            _Group(number, group.kv_cache_spec) for number, group in enumerate(kv_cache_config.kv_cache_groups)
+        ]
+
+    def get_num_blocks_to_allocate(self, request_id: str, num_tokens: int, **_keywords: Any) -> int:
+        return self._manager.count_missing_blocks(request_id, num_tokens)
+
+
+class _Group:
+    def __init__(self, number: int, spec: Any) -> None:
+        self.kv_cache_group_id: Final = number
+        self.kv_cache_spec: Final = spec
+        self.block_size: Final = spec.block_size
+
+
+class PagedKVCacheManager(KVCacheManager):
+    """Made by `ManagedScheduler`. The methods are those of vLLM's class, and mean what they mean there.
+
+    ``publishes_when_scheduled``: off where a step's request may be preempted before the step has run.
+    """
+
+    def __init__(
+        self,
+        pool: LayerPool,
+        kv_cache_config: KVCacheConfig,
+        *,
+        max_model_len: int,
+        max_step_tokens: int,
+        enable_caching: bool,
+        publishes_when_scheduled: bool,
+        log_stats: bool,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.enable_caching = enable_caching
+        self.log_stats = log_stats
+        self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
+        self.kv_cache_config = kv_cache_config
+        self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
+        self.mamba_shared_prefix_checkpoint = False
+        self.coordinator: Any = _Groups(self, kv_cache_config)
+        self.pool: Final = pool
+        self._manager: Final = pool.manager
+        self._tokens_per_block: Final = pool.manager.tokens_per_block
+        self._max_step_tokens: Final = max_step_tokens
+        # With windows, publishing a chunk releases pages that the chunk's own first tokens read.
+        self._publishes_early: Final = publishes_when_scheduled and not pool.has_windows
+        self._running: Final[dict[str, _Running]] = {}
+        self._moved: set[str] = set()
+        self._has_unwritten = False
+        """Whether blocks are published whose step has not run yet."""
+        self._translator: WireTranslator | None = None
+        if pool.events is not None:
+            kinds = pool.events.layer_group_kinds
+            self._translator = WireTranslator(self._tokens_per_block, pool.events.cache_tiers, kinds, {})
+        self.empty_kv_cache_blocks = BlockIds(tuple([] for _ in range(self.num_kv_cache_groups)))
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def new_step_starts(self) -> None:
+        self._has_unwritten = False
+
+    def get_computed_blocks(self, request: Any) -> tuple[KVCacheBlocks, int, int]:
+        """How many tokens need no computing. Nothing is held: `allocate_slots` follows before anything else happens."""
+        if not self.prefix_cache_lookup_enabled(request) or request.prompt_embeds is not None:
+            return self.empty_kv_cache_blocks, 0, 0
+        tokens = request.all_token_ids
+        scope = scope_of(request)
+        # The last token is always computed.
+        num_tokens = request.num_tokens - 1
+        while True:
+            found = self._manager.probe_reuse(scope, tokens[:num_tokens])
+            if not self._has_unwritten or found % self._tokens_per_block == 0:
+                return self.empty_kv_cache_blocks, found, 0
+            # A part of a block is copied at once, and its tokens may be of the step that is being scheduled.
+            num_tokens = found - found % self._tokens_per_block
+
+    def allocate_slots(
+        self,
+        request: Any,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> KVCacheBlocks | None:
+        num_computed = request.num_computed_tokens + num_new_computed_tokens
+        num_needed = num_computed + num_new_tokens + num_lookahead_tokens
+        running = self._running.get(request.request_id)
+        if running is not None and num_needed <= running.quiet_end:
+            return self.empty_kv_cache_blocks
+        is_new = running is None
+        if running is None:
+            running = self._open(request, num_computed)
+            if running is None:
+                return None
+            if full_sequence_must_fit and not self._can_hold(running, request, num_computed):
+                running.kv_cache.close()
+                return None
+        kv_cache = running.kv_cache
+        if running.is_published:
+            self._commit(running, request, num_computed)
+        size = self._tokens_per_block
+        capacity = -(-min(num_needed, self.max_model_len) // size) * size
+        if capacity < kv_cache.capacity:
+            capacity = kv_cache.capacity
+        if not kv_cache.resize(capacity, num_computed):
+            if is_new:
+                kv_cache.close()
+            return None
+        if is_new:
+            self._running[request.request_id] = running
+        self.pool.await_tiers(kv_cache)
+        if running.is_published and self._publishes_early:
+            num_final = min(num_computed + num_new_tokens, request.num_tokens)
+            self._commit(running, request, num_final - num_final % size)
+        blocks = self._announce(running, request.request_id)
+        next_full = capacity if not running.is_published else kv_cache.num_committed_tokens // size * size + size
+        running.quiet_end = min(capacity, next_full - 1)
+        return blocks
+
+    def _open(self, request: Any, num_computed: int) -> _Running | None:
+        """An active sequence that begins with ``num_computed`` matched tokens; None if there is no room."""
+        is_published = self.enable_caching and request.prompt_embeds is None
+        kv_cache = self._manager.create_kv_cache(
+            scope_of(request), request.all_token_ids[:num_computed], expected_prompt_length=request.num_prompt_tokens
+        )
+        if kv_cache.num_committed_tokens != num_computed:
+            found = kv_cache.num_committed_tokens
+            kv_cache.close()
+            raise RuntimeError(f"request {request.request_id}: {num_computed} tokens could be reused, now {found}")
+        if not kv_cache.resume():
+            kv_cache.close()
+            return None
+        return _Running(kv_cache, is_published)
+
+    def _can_hold(self, running: _Running, request: Any, num_computed: int) -> bool:
+        """Whether all of the request fits; of windowed layers what the last step needs."""
+        length = min(request.num_tokens, self.max_model_len)
+        history = max(num_computed, length - self._max_step_tokens)
+        return running.kv_cache.find_refusal(length, history) is None
+
+    def _commit(self, running: _Running, request: Any, num_tokens: int) -> None:
+        """Publish the request's tokens up to ``num_tokens``, whose keys and values are there, or will be once the step has run."""
+        kv_cache = running.kv_cache
+        begin = kv_cache.num_committed_tokens
+        if begin >= num_tokens:
+            return
+        if num_tokens > request.num_computed_tokens:
+            self._has_unwritten = True
+        kv_cache.commit(request.all_token_ids[begin:num_tokens])
+
+    def _announce(self, running: _Running, request_id: str) -> KVCacheBlocks:
+        """The ids of the blocks that the workers do not know; a request whose known ones changed is announced anew."""
+        kv_cache = running.kv_cache
+        begin = running.num_announced
+        running.num_announced = kv_cache.num_blocks
+        for group in set(self.pool.table_groups):
+            indices = kv_cache.get_base_page_indices(group)
+            for changed in kv_cache.take_changed_blocks(group):
+                # Blocks that left the window have no index, and the workers may keep the old one.
+                if any(indices[block] > 0 for block in range(changed.beg, min(changed.end, begin))):
+                    self._moved.add(request_id)
+        if begin == running.num_announced:
+            return self.empty_kv_cache_blocks
+        return BlockIds(self._list_ids(kv_cache, begin))
+
+    def _list_ids(self, kv_cache: KVCache, begin: int) -> tuple[list[int], ...]:
+        # Workers keep the lists and append to them, so groups do not share one.
+        return tuple(
+            [max(index, 0) for index in kv_cache.get_base_page_indices(group)[begin:]] for group in self.pool.table_groups
+        )
+
+    def take_moved(self) -> set[str]:
+        """Requests whose announced block ids changed since the last call."""
+        moved, self._moved = self._moved, set()
+        return moved
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def free(self, request: Any) -> None:
+        """Close the sequence. What it has computed stays to be matched, a partial last block too."""
+        running = self._running.pop(request.request_id, None)
+        if running is None:
+            return
+        if running.is_published:
+            self._commit(running, request, min(request.num_computed_tokens, request.num_tokens))
+        self._moved.discard(request.request_id)
+        running.kv_cache.close()
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        running = self._running.get(request_id)
+        return self.empty_kv_cache_blocks if running is None else BlockIds(self._list_ids(running.kv_cache, 0))
+
+    def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        running = self._running.get(request.request_id)
+        if running is not None and running.is_published:
+            self._commit(running, request, min(num_computed_tokens, request.num_tokens))
+
+    def estimate_cached_tokens(self, request: Any) -> int:
+        running = self._running.get(request.request_id)
+        return 0 if running is None else running.kv_cache.num_committed_tokens
+
+    def count_missing_blocks(self, request_id: str, num_tokens: int) -> int:
+        """How many blocks of one layer group a request of this length needs beyond those that it has."""
+        running = self._running.get(request_id)
+        capacity = 0 if running is None else running.kv_cache.capacity
+        return max(0, -(-(num_tokens - capacity) // self._tokens_per_block))
+
+    def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None) -> None:
+        """Nothing: `allocate_slots` releases what has left the window."""
+
+    def pop_blocks_for_free(self, request: Any) -> list[Any]:
+        self.free(request)
+        return []
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        raise NotImplementedError("ManagedScheduler cannot evict single blocks: only KV connectors ask for that, and they are refused")
+
+    # -- the whole cache -----------------------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> float:
+        """The used share of the pool group that is fullest; blocks that could be evicted count as free, as in vLLM."""
+        return max(group.unavailable / max(1, group.total) for group in self._manager.get_storage_statistics())
+
+    def reset_prefix_cache(self) -> bool:
+        if self._running:
+            _logger.warning("Failed to reset prefix cache because %d requests are running", len(self._running))
+            return False
+        self._has_unwritten = False
+        self._manager.clear_reusable_blocks()
+        if self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        return True
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """KV events in vLLM's classes; of a group of the manager as its first KV cache group."""
+        translator = self._translator
+        events = self.pool.events
+        if translator is None or events is None:
+            return []
+        events.flush_iteration_events()
+        latest: list[ManagerEvent] = events.get_latest_events(0)
+        found = translator.translate(latest)
+        if translator.needs_snapshot:
+            translator.begin_anew(events.snapshot())
+            found = translator.events_of_state()
+        return [self._to_event(event) for event in found]
+
+    def _to_event(self, event: wire_event.WireEvent) -> KVCacheEvent:
+        if isinstance(event, wire_event.BlockStored):
+            return BlockStored(
+                block_hashes=event.hashes,
+                parent_block_hash=event.parent_hash,
+                token_ids=event.token_ids,
+                block_size=event.block_size,
+                lora_id=event.lora_id,
+                medium=event.medium,
+                lora_name=event.lora_name,
+                extra_keys=event.extra_keys,
+                group_idx=self._to_group(event.group),
+                kv_cache_spec_kind=event.kind,
+                kv_cache_spec_sliding_window=event.window,
+            )
+        if isinstance(event, wire_event.BlockRemoved):
+            return BlockRemoved(block_hashes=event.hashes, medium=event.medium, group_idx=self._to_group(event.group))
+        return AllBlocksCleared()
+
+    def _to_group(self, layer_group: int | None) -> int:
+        return 0 if layer_group is None else self.pool.table_groups.index(layer_group)
+
+    # Without Mamba layers there is nothing of these.
+
+    def take_new_block_ids(self) -> list[int]:
+        return []
+
+    def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
+        return [], []
+
+    def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
+        return {}
+
+    def finalize_partial_tail_offloads(self, request: Any) -> list[tuple[int, int, int]]:
+        return []
+
+    def shutdown(self) -> None:
+        """Close all sequences and free the memory."""
+        for running in self._running.values():
+            running.kv_cache.close()
+        self._running.clear()
+        self.pool.close()
+
+
+def scope_of(request: Any) -> ReuseScope | None:
+    lora = request.lora_request
+    if lora is None and request.cache_salt is None:
+        return None
+    return ReuseScope(None if lora is None else lora.lora_int_id, request.cache_salt)

