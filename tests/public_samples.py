@@ -7,6 +7,7 @@ import ast
 import enum
 import io
 import tempfile
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -62,6 +63,13 @@ WITHOUT_SAMPLE: Final = {
     "DevicePageIndices": "needs a GPU",
     "HostLayerKernel": "lives inside one launch of the fake engine",
     "EventLog": "is behind the event manager, where nobody sees it",
+    **dict.fromkeys(
+        (
+            "MemoryStore", "ObjectStore", "RemoteOperation", "RemoteRequest", "RespConnection", "SharedLevel", "ValkeyStore",
+            "_MemoryConnection", "_ObjectConnection", "Transfer", "TransferAgent", "TransferEngine",
+        ),
+        "is made around threads, servers or peers, and not compiled: tests/unit/shared and tests/unit/integrations have it",
+    ),
 }
 """Leaf classes whose objects this module cannot make; what can be done with the class alone is done to them too."""
 LEAVES: Final[dict[str, Any]] = {
@@ -234,7 +242,7 @@ class Samples:
             ReadOnlyFiles(),
             wakeup,
             KVCacheEventIndex(),
-            OpenTelemetryExporter(manager),
+            OpenTelemetryExporter(manager, attributes={"rank": uuid.uuid4().hex}),
             PrometheusExporter(manager, registry=prometheus_client.CollectorRegistry()),
             StatisticsLog(manager),
             batch.add_block_table(StridedPages(0)),

@@ -1,8 +1,9 @@
 """`TransferEngine`: what a `TransferAgent` needs of a library that moves bytes between machines. The port; `nixl` has an implementation."""
 
 import enum
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 
+from ..base.handle import Handle
 from .page_offer import Ranges
 
 
@@ -18,7 +19,7 @@ class PeerGone(Exception):
     """The connection to a peer is broken: nothing that it began arrives any more."""
 
 
-class TransferEngine(ABC):
+class TransferEngine(Handle, metaclass=ABCMeta):
     """Copies between registered memory here and at peers, and carries short messages. Calls never wait for a peer."""
 
     name: str

@@ -373,7 +373,7 @@ class KVCacheManager(Handle):
         """How many leading tokens could be reused now; holds nothing. From any thread.
 
         `BusyError` while another thread's call runs; a call that another thread begins meanwhile waits. Pages that a disk is still
-        reading count as there.
+        reading count as there. What sequences that were dropped without `close` leave counts after the engine's next call.
         """
         guard = self._shared.guard
         # Before the lock: the user's tokens may be objects with code of their own.

@@ -8,6 +8,9 @@ NAMES: Final[dict[str, tuple[str, str]]] = {
     "kvcm_clean_copies": ("kvcm.clean_copy.count", "{slot}"),
     "kvcm_refusals": ("kvcm.refusals", "{call}"),
     "kvcm_level_closed": ("kvcm.level.closed", "1"),
+    "kvcm_durable_failed": ("kvcm.durable.failed", "1"),
+    "kvcm_restored_pages": ("kvcm.restored.count", "{page}"),
+    "kvcm_damaged_pages": ("kvcm.pages.damaged", "{page}"),
     "kvcm_sequences": ("kvcm.sequence.count", "{sequence}"),
     "kvcm_requests": ("kvcm.requests", "{request}"),
     "kvcm_suspends": ("kvcm.suspends", "{call}"),
@@ -27,7 +30,7 @@ NAMES: Final[dict[str, tuple[str, str]]] = {
     "kvcm_events_dropped": ("kvcm.events.dropped", "{event}"),
 }
 """With the unit, in UCUM."""
-SUMMED: Final = frozenset({"kvcm_blocks", "kvcm_clean_copies", "kvcm_sequences"})
+SUMMED: Final = frozenset({"kvcm_blocks", "kvcm_clean_copies", "kvcm_restored_pages", "kvcm_sequences"})
 """Gauges whose samples may be added up: up-down counters there."""
 ATTRIBUTES: Final[dict[str, str]] = {"src": "kvcm.source_tier", "dst": "kvcm.target_tier"}
 """Of labels that are not called ``kvcm.`` and their own name."""

@@ -10,6 +10,7 @@ from time import sleep
 from typing import Final
 
 from ..base.ids import TokenIdExt
+from ..base.value import Value
 from ..durable.record_format import MIXED, PACKED, encode_mixed
 from ..reuse.reuse_scope import ReuseScope
 from ..reuse.token_packing import TOKEN_BYTES
@@ -19,7 +20,7 @@ _BLOCKS_AT_ONCE: Final = 64
 """About 50 us of work, after which another thread may run."""
 
 
-class BlockName:
+class BlockName(Value):
     """A full block: its digest, its parent's, and its tokens as a durable level records them."""
 
     __slots__ = ("digest", "form", "parent", "tokens")
@@ -29,6 +30,9 @@ class BlockName:
         self.form: Final = form
         self.tokens: Final = tokens
         self.digest: Final = sha256(b"%b%c%b" % (parent, form, tokens)).digest()
+
+    def _arguments(self) -> tuple[object, ...]:
+        return self.parent, self.form, self.tokens
 
 
 def name_root(scope: ReuseScope) -> bytes:

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Final
 
+from ..base.handle import Handle
 from .remote_report import RemoteAnswer
 from .shared_store import PROGRESS_SECONDS
 from .store_tasks import StagedPage
 from .store_workers import StoreWorkers, Task
 
 
-class RemoteOperation:
+class RemoteOperation(Handle):
     """``kind``: of its tasks' queue. ``slots``: of staging, which are its own until the end is admitted."""
 
     def __init__(self, request: int, step: int, kind: int, tasks: Sequence[Task], pages: list[StagedPage], num_blocks: int) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..base.errors import LogicError
+from ..base.value import Value
 
 
 @dataclass(frozen=True)
-class RemoteAnswer:
+class RemoteAnswer(Value):
     """Of one operation. ``lengths``: ``(first, last)`` of each range, ascending; none: nothing was found or arrived.
 
     ``is_ended``: no thread is busy with it any more. ``has_failed``: it was answered while one was.
@@ -26,7 +27,7 @@ class RemoteAnswer:
 
 
 @dataclass(frozen=True)
-class RemoteReport:
+class RemoteReport(Value):
     """The answers of one rank, or what several ranks agree on; pickle or send it as you like."""
 
     answers: tuple[RemoteAnswer, ...] = ()

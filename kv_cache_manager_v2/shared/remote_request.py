@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ..base.errors import LogicError
+from ..base.handle import Handle
 from ..manager.kv_cache import KVCache
 from .block_names import BlockName
 from .remote_operation import RemoteOperation
@@ -30,7 +31,7 @@ ARRIVED: Final = 3
 ENDED: Final = 4
 
 
-class RemoteRequest:
+class RemoteRequest(Handle):
     """Made by `SharedLevel.look_up`. Calls are the manager's thread's, like the sequence's own."""
 
     def __init__(self, level: SharedLevel, number: int, kv_cache: KVCache) -> None:

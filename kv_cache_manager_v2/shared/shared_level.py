@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..base.errors import LogicError
+from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, TokenIdExt
 from ..config.model_id import ModelId
 from ..device.checksum import require_xxhash
@@ -65,7 +66,7 @@ class _PendingStore:
         self.is_started = False
 
 
-class SharedLevel:
+class SharedLevel(Handle):
     """The shared level of one manager; `close` it before the manager shuts down. A context manager.
 
     ``model_id``: as for a durable level; managers with an equal one, and equal layers, share. ``load_bytes``, ``store_bytes``: of staging

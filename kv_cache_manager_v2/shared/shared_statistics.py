@@ -4,9 +4,11 @@ from dataclasses import dataclass, fields
 from threading import Lock
 from typing import Final
 
+from ..base.value import Value
+
 
 @dataclass(frozen=True)
-class SharedStatistics:
+class SharedStatistics(Value):
     """What happened so far; blocks count once for each layer group, as pages."""
 
     lookups: int = 0

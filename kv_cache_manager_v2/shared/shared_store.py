@@ -12,11 +12,12 @@ What every store guarantees (`tests/contract` tests each of them):
 - a store that has no room says `StoreFullError`, or evicts.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
 from ..base.errors import KVCacheManagerError
+from ..base.handle import Handle
 
 PROGRESS_SECONDS: Final = 0.3
 """How long an operation may move no byte before it has failed."""
@@ -33,7 +34,7 @@ class StoreFullError(StoreError):
     """The store has no room for more values, and evicts none. The connection goes on."""
 
 
-class StoreConnection(ABC):
+class StoreConnection(Handle, metaclass=ABCMeta):
     """One connection to one endpoint, used by one thread at a time. ``last_progress``: when a byte was last moved, by
     `time.monotonic`."""
 
@@ -68,7 +69,7 @@ class StoreConnection(ABC):
         """End the connection. Twice is fine."""
 
 
-class SharedStore(ABC):
+class SharedStore(Handle, metaclass=ABCMeta):
     """A store, by its endpoints."""
 
     @property

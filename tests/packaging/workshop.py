@@ -95,7 +95,7 @@ def import_or_skip(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        if "needs the package " not in str(error) and error.name not in ("torch", "transformers"):
+        if "needs the package " not in str(error) and error.name not in ("torch", "transformers", "vllm"):
             raise
         pytest.skip(str(error))
 
