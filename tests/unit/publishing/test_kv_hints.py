@@ -1,4 +1,4 @@
-"""KV hint envelopes: each action is the manager's call of the same name, and its receipt says what became of it."""
+"""KV hint envelopes: each action is the manager's call of the same name, and its receipt says the outcome."""
 
 from typing import Any
 
