@@ -112,7 +112,7 @@ def test_a_thread_in_select_is_woken_behind_the_disk(bench: DeviceUnderTest) -> 
         device.synchronize_stream(stream)
         assert (select.select([wakeup.file_descriptor], [], [], 60 if is_told else 0)[0] != []) is is_told
         wakeup.take()
-    # Of a device that only runs its streams when it is asked, nobody waits in `select`.
+    # Of a device that only runs its streams when it is asked, no thread waits in `select`.
     assert is_told is not device.name.startswith("simulated")
     device.wake_after(stream, wakeup)
     device.forget_wakeup(wakeup)

@@ -114,7 +114,7 @@ def test_scrapes_come_from_other_threads() -> None:
         exporter = PrometheusExporter(manager, registry=registry)
         serve_watched(manager, [scrape, scrape])
         text = prometheus_client.generate_latest(registry).decode()
-        assert f"kvcm_requests_total {float(NUM_REQUESTS)}\n" in text, "nobody called update()"
+        assert f"kvcm_requests_total {float(NUM_REQUESTS)}\n" in text, "without a call of update()"
         exporter.close()
 
 
@@ -141,7 +141,7 @@ def test_what_a_thread_finds_while_a_call_runs() -> None:
             with pytest.raises(LogicError) as other_call:
                 manager.create_kv_cache()
             assert not isinstance(other_call.value, BusyError)
-            # Nobody took statistics that a thread may have; the call has not ended.
+            # No statistics were taken that a thread may have: the call has not ended.
             assert manager.get_statistics().prompts.tokens in (0, usage.prompts.tokens)
             asked = threading.Thread(target=lambda: found.append(manager.get_statistics().prompts.tokens))
             found: list[int] = []

@@ -34,8 +34,8 @@ def test_refusals_name_what_there_is() -> None:
     engine = NixlEngine("a")
     with pytest.raises(ValueError, match="3 bytes of a peer's metadata"):
         engine.add_peer(b"abc")
-    with pytest.raises(PeerGone, match="'nobody' cannot be reached"):
-        engine.send("nobody", b"{}")
+    with pytest.raises(PeerGone, match="'unknown' cannot be reached"):
+        engine.send("unknown", b"{}")
     engine.close()
 
 

@@ -45,7 +45,7 @@ class FakeNetwork:
             for mine, other, size in copy.rows[copy.next_row : copy.next_row + num_rows]:
                 source, target, to = (other, mine, copy.owner) if copy.access == READ else (mine, other, copy.peer)
                 if not to.has_leased(target, size):
-                    self.wrong_bytes.append(f"{size} bytes arrived at {target} of {to.name}, which nobody lends")
+                    self.wrong_bytes.append(f"{size} bytes arrived at {target} of {to.name}, which no lease has")
                 ctypes.memmove(target, source, size)
                 copy.next_row += 1
             if copy.next_row == len(copy.rows):
