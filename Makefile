@@ -164,6 +164,16 @@ transfers: interpreted transfers-setup ## Pages from process to process over NIX
 	$(INTERPRETED) NIXL_LOG_LEVEL=ERROR build/transfers/bin/python -P -m pytest -q tests/transfers
 	$(INTERPRETED) NIXL_LOG_LEVEL=ERROR build/transfers/bin/python -P tests/transfers/drill.py $(TRANSFERS)
 
+ROUTERS ?=
+.PHONY: routers routers-setup
+routers-setup: setup # An environment that has Dynamo's indexer.
+	@test -x build/routers/bin/python || $(VENV_PYTHON) -m venv build/routers
+	@build/routers/bin/python -m pip install --quiet -r tests/routers/requirements.txt
+
+routers: interpreted routers-setup ## Dynamo's indexer follows through restarts, gaps and late starts, in a network of its own (ROUTERS="-k gap").
+	$(INTERPRETED) unshare --user --map-root-user --net sh -c \
+		'ip link set lo up && exec build/routers/bin/python -P -m pytest -q tests/routers $(ROUTERS)'
+
 DRILL ?=
 .PHONY: drill
 drill: interpreted ## The shared level beside servers that die, freeze and lie, and four processes with kills (DRILL="--seconds 600 --only faults").

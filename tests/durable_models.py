@@ -12,6 +12,7 @@ from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostCacheTierConfig,
     HostDevice,
+    KVCacheEventManager,
     KVCacheManager,
     KVCacheManagerConfig,
     ModelId,
@@ -51,9 +52,11 @@ def durable_config(
 class Process:
     """A manager with its engine, from start to end. ``files``: None for the operating system's."""
 
-    def __init__(self, config: KVCacheManagerConfig, files: FilePort | None = None) -> None:
+    def __init__(
+        self, config: KVCacheManagerConfig, files: FilePort | None = None, event_manager: KVCacheEventManager | None = None
+    ) -> None:
         self.device = HostDevice() if files is None else HostDevice(files=files)
-        self.manager = KVCacheManager(config, device=self.device)
+        self.manager = KVCacheManager(config, device=self.device, event_manager=event_manager)
         self.engine = FakeEngine(config, self.device)
         self.manager.check_invariants()
 

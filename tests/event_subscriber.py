@@ -1,6 +1,6 @@
 """A router as strangers write it: follows a publisher over ZeroMQ in a process of its own, with nothing of the library.
 
-    python event_subscriber.py ENDPOINT REPLAY_ENDPOINT TOPIC
+    python event_subscriber.py ENDPOINT REPLAY_ENDPOINT TOPIC [SNAPSHOT_ENDPOINT]
 
 Commands on standard input, one answer each on standard output:
 
@@ -11,6 +11,9 @@ Commands on standard input, one answer each on standard output:
 Counts one removal for each store. A number that is missing is asked for at the replay socket, as is what was published before this
 process was there; a number that was there before with another batch means that the publisher has begun anew, and everything is
 asked for. An answer that does not come in time, as the publisher is gone or the machine is busy, is asked for again.
+
+With a snapshot endpoint, nothing is asked for at the replay socket: a gap, a number that goes back, and the first batch of all are
+answered by a snapshot, after which the stream goes on with the number that it names.
 """
 
 import json
@@ -24,24 +27,27 @@ import zmq
 
 
 class Router:
-    def __init__(self, endpoint: str, replay_endpoint: str, topic: str) -> None:
+    def __init__(self, endpoint: str, replay_endpoint: str, topic: str, snapshot_endpoint: str = "") -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.SUB)
         self.socket.set_hwm(0)
         self.socket.connect(endpoint)
         self.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self.replay_endpoint = replay_endpoint
+        self.snapshot_endpoint = snapshot_endpoint
+        self.publisher_id = ""
         self.topic = topic.encode()
         self.next_sequence = 0
         self.seen: dict[int, bytes] = {}
         self.stored: dict[str, Counter[int]] = {}
-        self.facts = {"live": 0, "replays": 0, "restarts": 0, "first": "", "errors": []}
+        self.facts = {"live": 0, "replays": 0, "snapshots": 0, "restarts": 0, "heartbeats": 0, "first": "", "errors": []}
 
     def state(self) -> dict[str, list[int]]:
         return {place: sorted(hashes) for place, hashes in self.stored.items() if +hashes}
 
     def take(self, sequence: int, payload: bytes) -> None:
         batch: Any = msgspec.msgpack.decode(payload)
+        self.facts["heartbeats"] += not batch[1]
         for event in batch[1]:
             if not self.facts["first"]:
                 self.facts["first"] = event["type"]
@@ -88,7 +94,52 @@ class Router:
         socket.close(linger=0)
         return is_whole
 
+    def take_snapshot(self) -> bool:
+        """Whether all of it has come: then the state is that of the batches before the number that it names."""
+        self.facts["snapshots"] += 1
+        socket = self.context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.connect(self.snapshot_endpoint)
+        socket.send_multipart([b"", b"snapshot"])
+        answer: list[list[bytes]] = []
+        while socket.poll(500):
+            answer.append(socket.recv_multipart())
+            if answer[-1][2] == (-1).to_bytes(8, "big", signed=True):
+                break
+        socket.close(linger=0)
+        if not answer or answer[-1][1:] != [b"", (-1).to_bytes(8, "big", signed=True), b""]:
+            return False
+        header = msgspec.msgpack.decode(answer[0][3])
+        batches = answer[1:-1]
+        if len(batches) != header["num_batches"] or any(frames[:3] != answer[0][:3] for frames in batches):
+            self.facts["errors"].append(f"a snapshot that is not as its header says: {header}")
+        if self.publisher_id not in ("", header["publisher_id"]):
+            self.facts["restarts"] += 1
+        self.publisher_id = header["publisher_id"]
+        self.stored.clear()
+        self.seen.clear()
+        for frames in batches:
+            self.take(header["resume_sequence"] - 1, frames[3])
+        self.next_sequence = header["resume_sequence"]
+        return True
+
+    def step_with_snapshots(self) -> None:
+        if self.publisher_id == "" and not self.take_snapshot():
+            return
+        if not self.socket.poll(50):
+            return
+        _topic, number, payload = self.socket.recv_multipart()
+        sequence = int.from_bytes(number, "big")
+        if sequence > self.next_sequence or self.seen.get(sequence, payload) != payload:
+            self.take_snapshot()
+        elif sequence == self.next_sequence:
+            self.facts["live"] += 1
+            self.take(sequence, payload)
+
     def step(self) -> None:
+        if self.snapshot_endpoint:
+            self.step_with_snapshots()
+            return
         if not self.socket.poll(50):
             self.replay(self.next_sequence)
             return
@@ -119,7 +170,7 @@ class Router:
 
 
 def main() -> None:
-    router = Router(*sys.argv[1:4])
+    router = Router(*sys.argv[1:5])
     for line in sys.stdin:
         command, _space, argument = line.strip().partition(" ")
         if command == "expect":

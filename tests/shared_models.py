@@ -19,6 +19,7 @@ from kv_cache_manager_v2 import (
     GpuCacheTierConfig,
     HostCacheTierConfig,
     HostDevice,
+    KVCacheEventManager,
     KVCacheManager,
     KVCacheManagerConfig,
     ModelId,
@@ -50,12 +51,16 @@ class Rank:
         model_id: ModelId = MODEL,
         write_policy: str = "commit",
         journal: str | None = None,
+        event_manager: KVCacheEventManager | None = None,
+        publish: Callable[[KVCacheManager], Any] | None = None,
         **settings: Any,
     ) -> None:
         self.config = shared_config() if config is None else config
         self.device = HostDevice()
-        self.manager = KVCacheManager(self.config, device=self.device, journal=journal)
+        self.manager = KVCacheManager(self.config, device=self.device, journal=journal, event_manager=event_manager)
         self.engine = FakeEngine(self.config, self.device)
+        if publish is not None:
+            settings["publisher"] = publish(self.manager)
         settings = {"load_bytes": 1 << 20, "store_bytes": 1 << 20, **settings}
         self.level = SharedLevel(self.manager, store, model_id, write_policy=write_policy, **settings)
         self.num_computed = 0

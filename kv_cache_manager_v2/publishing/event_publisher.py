@@ -3,7 +3,9 @@
 A message is three frames: topic, sequence number (8 bytes, big-endian), payload (`wire_writer`). A consumer that misses a number
 sends ``[b"", first number as 8 bytes]`` to the replay socket, which answers with each batch from there on as ``[b"", topic, number,
 payload]``, and then ``[b"", b"", -1, b""]``. If the requested number is older than the replay buffer, the answer is built from the
-index of all published events: cleared, then all present blocks.
+index of all published events: cleared, then all present blocks. The snapshot socket answers ``[b"", b"snapshot"]`` with everything that is
+there, for consumers that come late (`snapshot_answer`). The first batch of all is that too. While nothing happens, batches without events
+show the numbers.
 
     state      guaranteed                                          ways out
     RUNNING    flushed events are published within milliseconds    close -> CLOSED; an error in the thread -> FAILED
@@ -19,19 +21,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Final, SupportsIndex, final
+from typing import Any, ClassVar, Final, SupportsFloat, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_count, to_int
+from ..base.checks import to_count, to_int, to_number
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..events.event_manager import KVCacheEventManager
 from .replay_buffer import PublishedBatch, ReplayBuffer
-from .wire_event import AllBlocksCleared, WireEvent
+from .shared_copies import SharedBlocks, SharedChange
+from .snapshot_answer import SNAPSHOT, SNAPSHOT_REQUESTS, SnapshotHeader
+from .wire_event import WireEvent
 from .wire_translator import WireTranslator
 from .wire_writer import DIALECTS, MAP, WireWriter
 
@@ -40,6 +46,8 @@ MAX_SEQUENCE: Final = 2**63 - 1
 _POLL_MS: Final = 10
 _MAX_EVENTS_PER_BATCH: Final = 256
 _MAX_REQUESTS_AT_ONCE: Final = 16
+_LEAST_HEARTBEAT: Final = 0.01
+_MOST_HEARTBEAT: Final = 3600.0
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
@@ -49,8 +57,10 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class KVCacheEventPublisher(Handle):
     """Publishes events from its creation until `close`; a context manager. No other code may drain the event manager.
 
-    ``endpoint``, ``replay_endpoint``: addresses to bind (`*`, `::`, ipc, inproc) or else connect to; TCP ports are offset by
-    ``data_parallel_rank``. No replay endpoint: no replays. ``topic``: llm-d wants ``kv@<pod>@<model>``. ``dialect``: "map", or
+    Made by the thread that calls the manager, whose changes so far are flushed. ``endpoint``, ``replay_endpoint``,
+    ``snapshot_endpoint``: addresses to bind (`*`, `::`, ipc, inproc) or else connect to; TCP ports are offset by ``data_parallel_rank``.
+    Without a replay or snapshot endpoint there are none. ``heartbeat_seconds``: of silence, after which a batch without events is
+    published; None: never. ``topic``: llm-d wants ``kv@<pod>@<model>``. ``dialect``: "map", or
     "array" for consumers of vLLM up to 0.23. ``first_sequence``: a number, or "epoch" for microseconds since 1970, so that numbers
     grow over restarts. ``buffer_batches``: batches kept for replays. ``lora_names``: by LoRA id. ``linger_ms``: how long
     `close` waits for slow consumers.
@@ -59,8 +69,9 @@ class KVCacheEventPublisher(Handle):
     """
 
     __slots__ = (
-        "_event_manager", "_topic", "_rank", "_translator", "_writer", "_buffer", "_sequence", "_context", "_socket",
-        "_replay_socket", "_endpoint", "_replay_endpoint", "_stop", "_sender", "_error", "_num_batches", "_num_lost", "_linger_ms",
+        "_event_manager", "_topic", "_rank", "_translator", "_writer", "_buffer", "_sequence", "_context", "_socket", "_replay_socket",
+        "_snapshot_socket", "_endpoint", "_replay_endpoint", "_snapshot_endpoint", "_stop", "_sender", "_error", "_num_batches",
+        "_num_lost", "_linger_ms", "_publisher_id", "_heartbeat", "_last_sent", "_changes", "_pack",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "sockets and threads of this process"
@@ -76,14 +87,22 @@ class KVCacheEventPublisher(Handle):
     _context: Any
     _socket: Any
     _replay_socket: Any
+    _snapshot_socket: Any
     _endpoint: str
     _replay_endpoint: str | None
+    _snapshot_endpoint: str | None
     _stop: Final[threading.Event]
     _sender: threading.Thread | None
     _error: BaseException | None
     _num_batches: int
     _num_lost: int
     _linger_ms: Final[int]
+    _publisher_id: Final[str]
+    _heartbeat: Final[float | None]
+    _last_sent: float
+    _changes: Final[deque[SharedChange]]
+    """Of the shared level; any thread appends, the sender takes."""
+    _pack: Final[Any]
 
     def __init__(
         self,
@@ -91,6 +110,8 @@ class KVCacheEventPublisher(Handle):
         *,
         endpoint: str = "tcp://*:5557",
         replay_endpoint: str | None = None,
+        snapshot_endpoint: str | None = None,
+        heartbeat_seconds: SupportsFloat | None = 1.0,
         topic: str = "",
         data_parallel_rank: SupportsIndex | None = None,
         dialect: str = MAP,
@@ -105,6 +126,7 @@ class KVCacheEventPublisher(Handle):
         self._context = None
         self._socket = None
         self._replay_socket = None
+        self._snapshot_socket = None
         self._stop = threading.Event()
         self._error = None
         if not isinstance(event_manager, KVCacheEventManager):
@@ -123,6 +145,7 @@ class KVCacheEventPublisher(Handle):
         if not isinstance(topic, str):
             raise TypeError(f"topic must be a str, not {type(topic).__name__}")
         rank = None if data_parallel_rank is None else int(to_count(data_parallel_rank, "data_parallel_rank"))
+        heartbeat = _to_heartbeat(heartbeat_seconds)
         try:
             import msgspec
         except ImportError as error:
@@ -138,14 +161,22 @@ class KVCacheEventPublisher(Handle):
             event_manager.cache_tiers,
             event_manager.layer_group_kinds,
             {} if lora_names is None else dict(lora_names),
+            event_manager.hash_algo,
         )
-        self._writer = WireWriter(msgspec.msgpack.Encoder(), dialect, self._translator.has_groups)
+        self._pack = msgspec.msgpack.Encoder()
+        self._writer = WireWriter(self._pack, dialect, self._translator.has_groups)
         self._buffer = ReplayBuffer(int(to_count(buffer_batches, "buffer_batches")), self._sequence)
         self._num_batches = 0
         self._num_lost = 0
         self._linger_ms = int(to_count(linger_ms, "linger_ms"))
+        self._publisher_id = uuid.uuid4().hex
+        self._heartbeat = heartbeat
+        self._last_sent = 0.0
+        self._changes = deque()
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
+        self._snapshot_endpoint = snapshot_endpoint
+        event_manager.flush_iteration_events()
         self._open(int(to_count(high_water_mark, "high_water_mark")))
         thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)
         self._sender = thread
@@ -163,18 +194,23 @@ class KVCacheEventPublisher(Handle):
                 self._replay_socket = self._context.socket(zmq.ROUTER)
                 self._replay_socket.set_hwm(0)  # a replay is sent whole
                 self._replay_endpoint = _attach(self._replay_socket, offset_port(self._replay_endpoint, rank))
+            if self._snapshot_endpoint is not None:
+                self._snapshot_socket = self._context.socket(zmq.ROUTER)
+                self._snapshot_socket.set_hwm(0)
+                self._snapshot_endpoint = _attach(self._snapshot_socket, offset_port(self._snapshot_endpoint, rank))
         except BaseException:
             self._close_sockets(0)
             raise
 
     def _close_sockets(self, linger_ms: int) -> None:
-        for socket in (self._socket, self._replay_socket):
+        for socket in (self._socket, self._replay_socket, self._snapshot_socket):
             if socket is not None:
                 socket.close(linger=linger_ms)
         if self._context is not None:
             self._context.term()
         self._socket = None
         self._replay_socket = None
+        self._snapshot_socket = None
         self._context = None
 
     # -- for the user -------------------------------------------------------------------------------------------------
@@ -188,6 +224,16 @@ class KVCacheEventPublisher(Handle):
     def replay_endpoint(self) -> str | None:
         """The address for replays; None without replays."""
         return self._replay_endpoint
+
+    @property
+    def snapshot_endpoint(self) -> str | None:
+        """The address for snapshots; None without."""
+        return self._snapshot_endpoint
+
+    @property
+    def publisher_id(self) -> str:
+        """32 hex digits, others for each publisher: a consumer that sees another id begins anew."""
+        return self._publisher_id
 
     @property
     def next_sequence(self) -> int:
@@ -226,25 +272,51 @@ class KVCacheEventPublisher(Handle):
             self._sender = None
         self._close_sockets(self._linger_ms)
 
+    # -- for a shared level -------------------------------------------------------------------------------------------
+
+    def _follows(self, event_manager: KVCacheEventManager | None) -> bool:
+        return event_manager is self._event_manager
+
+    def _tell_shared(
+        self, salt: int | str | None, blocks: SharedBlocks | None, pages: list[tuple[int, int, bytes]], gone: list[bytes]
+    ) -> None:
+        """Pages are in the store, or not any more (`SharedChange`); from any thread. Costs a list's entry here."""
+        if self._error is None and not self._stop.is_set():
+            self._changes.append(SharedChange(salt, blocks, pages, gone))
+
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            self._publish([AllBlocksCleared()])
+            self._publish_first()
             while not self._stop.is_set():
                 self._publish_latest(_POLL_MS)
                 self._answer_requests()
+                self._keep_alive()
             self._publish_latest(0)
             self._answer_requests()
         except BaseException as error:
             self._error = error
             _logger.exception("publishing of KV events has stopped")
 
+    def _publish_first(self) -> None:
+        """Cleared, then everything that is there: what a durable level has brought back, say."""
+        self._translator.translate(self._event_manager.get_latest_events())
+        if self._translator.needs_snapshot:
+            self._translator.begin_anew(self._event_manager.snapshot(flush=False))
+        self._publish_in_batches(self._translator.events_of_state())
+
+    def _keep_alive(self) -> None:
+        heartbeat = self._heartbeat
+        if heartbeat is not None and time.monotonic() - self._last_sent >= heartbeat:
+            self._publish([])
+
     def _publish_latest(self, timeout_ms: int) -> None:
         events = self._event_manager.get_latest_events(timeout_ms)
-        if len(events) == 0:
-            return
-        self._publish_in_batches(self._translator.translate(events))
+        said = self._translator.translate(events)
+        while len(self._changes) > 0:
+            said.extend(self._translator.translate_shared(self._changes.popleft()))
+        self._publish_in_batches(said)
         if self._translator.needs_snapshot:
             # A number without a batch shows the gap; a replay cannot continue from batches before it to those after it.
             self._buffer.forget_up_to(self._sequence)
@@ -263,17 +335,40 @@ class KVCacheEventPublisher(Handle):
         self._socket.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), payload))
         self._sequence += 1
         self._num_batches += 1
+        self._last_sent = time.monotonic()
 
-    # -- replays ------------------------------------------------------------------------------------------------------
+    # -- replays and snapshots ----------------------------------------------------------------------------------------
 
     def _answer_requests(self) -> None:
-        if self._replay_socket is None:
-            return
-        for _request in range(_MAX_REQUESTS_AT_ONCE):
-            if self._replay_socket.poll(0) == 0:
-                return
-            frames: list[bytes] = self._replay_socket.recv_multipart()
-            self._answer(frames)
+        for socket in (self._replay_socket, self._snapshot_socket):
+            for _request in range(_MAX_REQUESTS_AT_ONCE):
+                if socket is None or socket.poll(0) == 0:
+                    break
+                frames: list[bytes] = socket.recv_multipart()
+                if socket is self._replay_socket:
+                    self._answer(frames)
+                else:
+                    self._answer_snapshot(frames)
+
+    def _answer_snapshot(self, frames: list[bytes]) -> None:
+        """The state of all batches so far: they and the header name the next one's number."""
+        consumer = frames[0]
+        if len(frames) != 3 or frames[1] != b"" or frames[2] not in SNAPSHOT_REQUESTS:
+            _logger.warning(
+                "a snapshot was asked for in %d frames; it must be an empty one and b'snapshot' or b'identity'", len(frames) - 1
+            )
+        else:
+            events: list[WireEvent] = []
+            if frames[2] == SNAPSHOT:
+                events = self._translator.events_of_state()
+            batches: list[bytes] = []
+            for begin in range(0, len(events), _MAX_EVENTS_PER_BATCH):
+                batches.append(self._writer.write_batch(time.time(), events[begin : begin + _MAX_EVENTS_PER_BATCH], self._rank))
+            header = SnapshotHeader(self._publisher_id, self._sequence, len(batches), self._heartbeat, self._rank)
+            number = self._sequence.to_bytes(8, "big")
+            for payload in [header.write(self._pack), *batches]:
+                self._snapshot_socket.send_multipart((consumer, b"", self._topic, number, payload))
+        self._snapshot_socket.send_multipart((consumer, b"", b"", END_OF_REPLAY, b""))
 
     def _answer(self, frames: list[bytes]) -> None:
         consumer = frames[0]
@@ -299,6 +394,17 @@ class KVCacheEventPublisher(Handle):
             part = events[index * size : (index + 1) * size]
             answer.append(PublishedBatch(first + index, self._writer.write_batch(time.time(), part, self._rank)))
         return answer
+
+
+def _to_heartbeat(value: SupportsFloat | None) -> float | None:
+    if value is None:
+        return None
+    seconds = to_number(value, "heartbeat_seconds")
+    if not _LEAST_HEARTBEAT <= seconds <= _MOST_HEARTBEAT:
+        raise ValueError(
+            f"heartbeat_seconds is {seconds:g}; it must be from {_LEAST_HEARTBEAT:g} to {_MOST_HEARTBEAT:g}, or None for never"
+        )
+    return seconds
 
 
 def _to_first_sequence(value: object) -> int:

@@ -1,7 +1,7 @@
 """Translates a manager's events to the wire form, which has media instead of levels, and no moves.
 
 Keeps an index of all published events. It has the medium of a removed block and the content of a moved one, and answers consumers
-that missed more than the replay buffer has.
+that missed more than the replay buffer has. What a shared level has in its store is on the medium EXTERNAL (`SharedCopies`).
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier, TokenIdExt
-from ..events.block_digest import BlockHash
+from ..events.block_digest import SHA256, BlockHash
 from ..events.event_index import IndexedBlock, KVCacheEventIndex
 from ..events.event_snapshot import KVCacheEventSnapshot
 from ..events.kv_cache_event import (
@@ -22,6 +22,7 @@ from ..events.kv_cache_event import (
     KVCacheUpdatedData,
 )
 from ..events.layer_group_facts import FULL_ATTENTION
+from .shared_copies import SharedChange, SharedCopies
 from .wire_event import AllBlocksCleared, BlockRemoved, BlockStored, WireEvent
 
 
@@ -38,30 +39,38 @@ def to_wire_token(token: TokenIdExt) -> int:
 
 
 _MEDIUM: Final = {CacheTier.GPU_MEM: "GPU", CacheTier.HOST_MEM: "CPU", CacheTier.DISK: "DISK"}
+_EXTERNAL: Final = "EXTERNAL"
 
 
 @final
 @mypyc_attr(native_class=True)
 class WireTranslator:
-    __slots__ = ("has_groups", "_index", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names")
+    __slots__ = ("has_groups", "_index", "_shared", "_tokens_per_block", "_media", "_kinds", "_windows", "_lora_names")
 
     has_groups: Final[bool]
     """Whether messages name layer groups: not if the whole model is one full-attention group. The same in all messages of a stream."""
     _index: KVCacheEventIndex
+    _shared: Final[SharedCopies]
     _tokens_per_block: Final[int]
     _media: Final[list[str]]
-    """By cache level."""
+    """By cache level; behind them the shared level's."""
     _kinds: Final[list[str]]
     _windows: Final[dict[int, int | None]]
     _lora_names: Final[Mapping[int, str]]
 
     def __init__(
-        self, tokens_per_block: int, cache_tiers: Sequence[CacheTier], kinds: Sequence[str], lora_names: Mapping[int, str]
+        self,
+        tokens_per_block: int,
+        cache_tiers: Sequence[CacheTier],
+        kinds: Sequence[str],
+        lora_names: Mapping[int, str],
+        algorithm: str = SHA256,
     ) -> None:
         self.has_groups = len(kinds) > 1 or list(kinds) != [FULL_ATTENTION]
         self._index = KVCacheEventIndex()
+        self._shared = SharedCopies(len(cache_tiers), algorithm)
         self._tokens_per_block = tokens_per_block
-        self._media = [_MEDIUM[tier] for tier in cache_tiers]
+        self._media = [*[_MEDIUM[tier] for tier in cache_tiers], _EXTERNAL]
         self._kinds = list(kinds)
         self._windows = {}
         self._lora_names = lora_names
@@ -96,7 +105,8 @@ class WireTranslator:
         return found
 
     def _add_cleared(self, found: list[WireEvent], cleared: list[WireEvent]) -> None:
-        if len(cleared) > 0 and len(self._index) == 0:
+        # What clears the manager clears no store.
+        if len(cleared) > 0 and len(self._index) == 0 and len(self._shared) == 0:
             found.append(AllBlocksCleared())
         else:
             found.extend(cleared)
@@ -174,17 +184,29 @@ class WireTranslator:
     def _group(self, group: int) -> int | None:
         return group if self.has_groups else None
 
+    def translate_shared(self, change: SharedChange) -> list[WireEvent]:
+        """What a shared level tells, in the wire form; what is known already is skipped."""
+        found: list[WireEvent] = []
+        gone = self._shared.remove(change.gone)
+        for group in sorted(gone):
+            found.append(BlockRemoved([to_wire_hash(block_hash) for block_hash in gone[group]], _EXTERNAL, self._group(group)))
+        for group, run in self._shared.add(change):
+            found.append(self._stored(run, run[0].parent_hash, None, _EXTERNAL, group))
+        return found
+
     def begin_anew(self, snapshot: KVCacheEventSnapshot) -> None:
         """Events are lost: restart from a snapshot."""
+        for event in snapshot.events:
+            self._windows[event.layer_group_id] = event.window_size
         self._index.apply_snapshot(snapshot)
 
     def events_of_state(self) -> list[WireEvent]:
         """The present state as events: cleared, then all blocks, parents first."""
         found: list[WireEvent] = [AllBlocksCleared()]
-        blocks = self._index.blocks()
-        for group in sorted({group for block in blocks for group in block.places}):
-            for run in self._runs_of(blocks, group):
-                found.extend(self._say_stored(run, group))
+        for blocks in (self._index.blocks(), self._shared.blocks()):
+            for group in sorted({group for block in blocks for group in block.places}):
+                for run in self._runs_of(blocks, group):
+                    found.extend(self._say_stored(run, group))
         return found
 
     def _runs_of(self, blocks: list[IndexedBlock], group: int) -> list[KVCacheStoredData]:

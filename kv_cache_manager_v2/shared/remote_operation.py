@@ -20,15 +20,25 @@ from .store_workers import StoreWorkers, Task
 
 
 class RemoteOperation(Handle):
-    """``kind``: of its tasks' queue. ``slots``: of staging, which are its own until the end is admitted."""
+    """``kind``: of its tasks' queue. ``slots``: of staging, which are its own until the end is admitted. ``salt``: of the scope."""
 
-    def __init__(self, request: int, step: int, kind: int, tasks: Sequence[Task], pages: list[StagedPage], num_blocks: int) -> None:
+    def __init__(
+        self,
+        request: int,
+        step: int,
+        kind: int,
+        tasks: Sequence[Task],
+        pages: list[StagedPage],
+        num_blocks: int,
+        salt: int | str | None = None,
+    ) -> None:
         self.request: Final = request
         self.step: Final = step
         self.kind: Final = kind
         self.tasks: Final = tuple(tasks)
         self.pages: Final = pages
         self.slots: Final = [page.slot for page in pages]
+        self.salt: Final = salt
         self.num_blocks: Final = num_blocks
         """The length that a load was begun for."""
         self.is_started = False

@@ -31,10 +31,12 @@ from ..layout.slot_layout import compute_slot_layout
 from ..manager.durable_opening import describe_identity, describe_layout
 from ..manager.kv_cache import KVCache, SequenceStatus
 from ..manager.kv_cache_manager import KVCacheManager
+from ..publishing.event_publisher import KVCacheEventPublisher
 from ..reuse.token_packing import TOKEN_BYTES, has_digest
 from ..sequence.whole_prefix import pack_committed
 from .block_names import BlockName, name_blocks, name_root
 from .hash_ring import HashRing
+from .known_pages import KnownPages
 from .page_copies import PageCopies
 from .page_needs import PageNeeds
 from .page_record import RecordLayout, describe_identity_bytes
@@ -52,17 +54,20 @@ ON_SECOND_HIT: Final = "second_hit"
 OFF: Final = "off"
 WRITE_POLICIES: Final = (ON_COMMIT, ON_SECOND_HIT, OFF)
 
-_MAX_KNOWN: Final = 1 << 18
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
 class _PendingStore:
     """Pages on their way into staging slots, or from there to the store."""
 
-    def __init__(self, copy: EnqueuedCopy, tasks: list[Task], pages: list[StagedPage]) -> None:
+    def __init__(
+        self, copy: EnqueuedCopy, tasks: list[Task], pages: list[StagedPage], names: list[BlockName], salt: int | str | None
+    ) -> None:
         self.copy: Final = copy
         self.tasks: Final = tasks
         self.pages: Final = pages
+        self.names: Final = names
+        self.salt: Final = salt
         self.is_started = False
 
 
@@ -71,6 +76,7 @@ class SharedLevel(Handle):
 
     ``model_id``: as for a durable level; managers with an equal one, and equal layers, share. ``load_bytes``, ``store_bytes``: of staging
     memory. ``write_policy``: "second_hit" stores blocks that a sequence has reused, "commit" all that are committed, "off" none.
+    ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what this level knows to be in the store.
 
     `StoreError` if an endpoint cannot be reached or refuses; `ValueError` for a bad argument, a store whose keys have another format, or
     recurrent layers; `ImportError` without xxhash. Later no store's failure is an exception: it costs hits.
@@ -86,6 +92,7 @@ class SharedLevel(Handle):
         store_bytes: int = 64 << 20,
         write_policy: str = ON_SECOND_HIT,
         num_load_threads: int = 2,
+        publisher: KVCacheEventPublisher | None = None,
     ) -> None:
         if not isinstance(manager, KVCacheManager):
             raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
@@ -97,6 +104,10 @@ class SharedLevel(Handle):
             raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
         if not 1 <= num_load_threads <= 64:
             raise ValueError(f"num_load_threads is {num_load_threads}; it must be from 1 to 64")
+        if publisher is not None and not isinstance(publisher, KVCacheEventPublisher):
+            raise TypeError(f"publisher must be a KVCacheEventPublisher, not {type(publisher).__name__}")
+        if publisher is not None and not publisher._follows(manager.event_manager):
+            raise ValueError("the publisher is of another manager's events; give that of this manager's event_manager")
         require_xxhash()
         config = manager.init_config
         life_cycles = LifeCycleRegistry(config)
@@ -137,7 +148,7 @@ class SharedLevel(Handle):
         self._requests: Final[dict[int, RemoteRequest]] = {}
         self._operations: Final[dict[tuple[int, int], RemoteOperation]] = {}
         self._pending: list[_PendingStore] = []
-        self._known: Final[dict[bytes, None]] = {}
+        self._known: Final = KnownPages(publisher)
         self._next_request = 0
         self._is_closed = False
 
@@ -189,7 +200,7 @@ class SharedLevel(Handle):
             return request
         begin = kv_cache.num_committed_tokens // self.block_tokens
         task = LookUpTask(self._space, name_root(kv_cache.reuse_scope), tokens, begin)
-        operation = RemoteOperation(number, 0, LOOKUPS, [task], [], 0)
+        operation = RemoteOperation(number, 0, LOOKUPS, [task], [], 0, kv_cache.reuse_scope.salt)
         self._requests[number] = request
         self._operations[(number, 0)] = operation
         operation.start(self._workers)
@@ -267,7 +278,7 @@ class SharedLevel(Handle):
                     (task,) = operation.tasks
                     if isinstance(task, LookUpTask) and task.is_over:
                         names = task.names
-                        self._learn(task)
+                        self._learn(task, operation.salt)
                 else:
                     self._unlearn(operation)
                 request = self._requests.get(answer.request)
@@ -290,23 +301,21 @@ class SharedLevel(Handle):
             self._loads.end_quarantine(operation.slots)
             operation.slots.clear()
 
-    def _learn(self, task: LookUpTask) -> None:
+    def _learn(self, task: LookUpTask, salt: int | str | None) -> None:
+        pages: list[tuple[int, int, bytes]] = []
         for life_cycle, blocks in enumerate(task.present):
             layout = self._layouts[life_cycle]
-            for block in blocks:
-                self._remember(layout.key(task.names[block]))
+            pages.extend([(life_cycle, block, layout.key(task.names[block])) for block in sorted(blocks)])
+        self._known.confirm(salt, task.names, pages)
 
     def _unlearn(self, operation: RemoteOperation) -> None:
         """What did not arrive is not there, as far as is known."""
         whole = [page for task in operation.tasks if isinstance(task, LoadTask) and task.is_over for page in task.whole]
-        for page in operation.pages:
-            if page not in whole:
-                self._known.pop(self._layouts[page.life_cycle].key(page.name), None)
+        arrived = {page.slot for page in whole}
+        self._known.forget([self._key(page) for page in operation.pages if page.slot not in arrived])
 
-    def _remember(self, key: bytes) -> None:
-        self._known[key] = None
-        if len(self._known) > _MAX_KNOWN:
-            del self._known[next(iter(self._known))]
+    def _key(self, page: StagedPage) -> bytes:
+        return self._layouts[page.life_cycle].key(page.name)
 
     # -- for requests -------------------------------------------------------------------------------------------------
 
@@ -422,7 +431,7 @@ class SharedLevel(Handle):
             return 0, reached
         slots = self._stores.take(len(wanted))
         pages = [StagedPage(cycle, block, names[block], slot) for (cycle, block, _page), slot in zip(wanted, slots, strict=True)]
-        keys = [self._layouts[page.life_cycle].key(page.name) for page in pages]
+        keys = [self._key(page) for page in pages]
         try:
             self._copies(self._stores).enqueue(kv_cache.cuda_stream, pages, [page for _cycle, _block, page in wanted], False)
             copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream)
@@ -433,10 +442,9 @@ class SharedLevel(Handle):
             self._counters.add("dropped_pages", len(pages))
             _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))
             return 0, reached
-        for key in keys:
-            self._remember(key)
+        self._known.expect(keys)
         tasks = share_out(self._space, pages, 1, lambda endpoint, part: StoreTask(self._space, self._stores, endpoint, part))
-        self._pending.append(_PendingStore(copy, tasks, pages))
+        self._pending.append(_PendingStore(copy, tasks, pages, names, kv_cache.reuse_scope.salt))
         self._settle_stores()
         return len(pages), reached
 
@@ -456,9 +464,11 @@ class SharedLevel(Handle):
                 left.append(pending)
                 continue
             for task in pending.tasks:
-                if isinstance(task, StoreTask) and not task.is_stored:
-                    for page in task.pages:
-                        self._known.pop(self._layouts[page.life_cycle].key(page.name), None)
+                if isinstance(task, StoreTask) and task.is_stored:
+                    stored = [(page.life_cycle, page.ordinal, self._key(page)) for page in task.pages]
+                    self._known.confirm(pending.salt, pending.names, stored)
+                elif isinstance(task, StoreTask):
+                    self._known.forget([self._key(page) for page in task.pages])
             self._stores.free([page.slot for page in pending.pages])
         self._pending = left
 

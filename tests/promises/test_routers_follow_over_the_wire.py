@@ -184,12 +184,18 @@ def test_numbers_that_begin_at_0_again_are_a_restart(routers: list[Router], same
 
 def test_events_that_come_too_fast_leave_a_gap_and_then_everything(routers: list[Router]) -> None:
     with engine(2, num_slots=200) as manager:
-        # Before the first drain: all but the last two are lost.
+        # Before the first drain: all but the last two are lost, and no consumer has missed them.
         for start in range(0, 1000, 100):
             serve(manager, range(start, start + 8))
         expected = {"None/GPU": sum([names(range(start, start + 8))["None/GPU"] for start in range(0, 1000, 100)], [])}
         with publish(manager) as publisher:
             routers.append(Router(publisher))
+            routers[0].expect(expected)
+            assert publisher.num_batches_lost == 0
+            for start in range(1000, 2000, 100):
+                run_prompt(manager, range(start, start + 8)).close()
+                expected["None/GPU"] += names(range(start, start + 8))["None/GPU"]
+            manager.event_manager.flush_iteration_events()
             routers[0].expect(expected)
             assert publisher.num_batches_lost == 1
             assert routers[0].facts()["errors"] == []

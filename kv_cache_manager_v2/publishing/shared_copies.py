@@ -1,0 +1,117 @@
+"""Which pages a shared level has in its store, as routers see them: blocks on the medium EXTERNAL.
+
+A page is announced once, and removed once, whatever its level tells and how often. Names of blocks in a store are not those of events:
+both follow from the tokens, so the changes bring the tokens along, and the publisher's thread hashes them.
+"""
+
+from collections.abc import Callable
+from typing import Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.ids import TokenIdExt
+from ..durable.record_format import MIXED, decode_mixed
+from ..events.block_digest import BlockHash, show_digest
+from ..events.block_node import BlockNode
+from ..events.event_index import IndexedBlock
+
+SharedBlocks = Callable[[], list[tuple[int, bytes]]]
+"""The full blocks of a path from its root on, as a durable level records tokens: form and bytes."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class SharedChange:
+    """Pages that are in the store now: ``(layer group, ordinal in the path, key)``; or keys that are not there any more."""
+
+    __slots__ = ("salt", "blocks", "pages", "gone")
+
+    salt: Final[int | str | None]
+    blocks: Final[SharedBlocks | None]
+    pages: Final[list[tuple[int, int, bytes]]]
+    gone: Final[list[bytes]]
+
+    def __init__(
+        self, salt: int | str | None, blocks: SharedBlocks | None, pages: list[tuple[int, int, bytes]], gone: list[bytes]
+    ) -> None:
+        self.salt = salt
+        self.blocks = blocks
+        self.pages = pages
+        self.gone = gone
+
+
+@final
+@mypyc_attr(native_class=True)
+class SharedCopies:
+    """``level``: what stands for the store among the cache levels. ``algorithm``: of the hashes in events."""
+
+    __slots__ = ("_level", "_algorithm", "_blocks", "_places")
+
+    _level: Final[int]
+    _algorithm: Final[str]
+    _blocks: Final[dict[BlockHash, IndexedBlock]]
+    _places: Final[dict[bytes, tuple[BlockHash, int]]]
+    """Block and layer group, by the key in the store."""
+
+    def __init__(self, level: int, algorithm: str) -> None:
+        self._level = level
+        self._algorithm = algorithm
+        self._blocks = {}
+        self._places = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def blocks(self) -> list[IndexedBlock]:
+        return list(self._blocks.values())
+
+    def add(self, change: SharedChange) -> list[tuple[int, list[IndexedBlock]]]:
+        """Enter the pages; those that are new as runs, each block the parent of the next, with their layer group."""
+        runs: list[tuple[int, list[IndexedBlock]]] = []
+        if change.blocks is None:
+            return runs
+        nodes: list[BlockNode] = []
+        parent = BlockNode(-1, None, b"", None, None, change.salt)
+        for form, tokens in change.blocks():
+            mixed: list[TokenIdExt] | None = None
+            if form == MIXED:
+                mixed = [*decode_mixed(tokens)]
+            parent = BlockNode(0, parent, b"" if form == MIXED else tokens, mixed)
+            nodes.append(parent)
+        last_group = -1
+        last_ordinal = -1
+        for group, ordinal, key in sorted(change.pages):
+            if key in self._places:
+                continue
+            node = nodes[ordinal]
+            block_hash = self._show(node)
+            block = self._blocks.get(block_hash)
+            if block is None:
+                above = nodes[ordinal - 1] if ordinal > 0 else None
+                block = IndexedBlock(block_hash, None if above is None else self._show(above), node.tokens(), None)
+                self._blocks[block_hash] = block
+            block._places[group] = (self._level, 0)
+            self._places[key] = (block_hash, group)
+            if group != last_group or ordinal != last_ordinal + 1:
+                runs.append((group, []))
+            runs[-1][1].append(block)
+            last_group = group
+            last_ordinal = ordinal
+        return runs
+
+    def _show(self, node: BlockNode) -> BlockHash:
+        return show_digest(node.digest(self._algorithm), self._algorithm)
+
+    def remove(self, keys: list[bytes]) -> dict[int, list[BlockHash]]:
+        """Forget the pages; the blocks of those that were known, by layer group."""
+        gone: dict[int, list[BlockHash]] = {}
+        for key in keys:
+            place = self._places.pop(key, None)
+            if place is not None:
+                block_hash, group = place
+                block = self._blocks[block_hash]
+                del block._places[group]
+                if len(block._places) == 0:
+                    del self._blocks[block_hash]
+                gone.setdefault(group, []).append(block_hash)
+        return gone
