@@ -346,6 +346,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
         {"input_tokens": [1, 2], "reuse_scope": None, "target_level": 0},
     ),
     "KVCacheManager.invalidate_reuse_scope": lambda w: (w.manager.invalidate_reuse_scope, {"reuse_scope": ReuseScope(5)}),
+    "KVCacheManager.keep_restored": lambda w: (w.manager.keep_restored, {"names": []}),
     "KVCacheManager.advance_clock": lambda w: (w.manager.advance_clock, {"seconds": 0.5}),
     "KVCacheManager.get_quota": lambda w: (w.manager.get_quota, {"level": 0}),
     "KVCacheManager.resize": lambda w: (

@@ -23,9 +23,10 @@ from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_file, write_file
 from ..device.file_port import FilePort
 from .index_files import load_state, number_of
-from .record_format import MAGIC, IndexState, frame
+from .index_state import IndexSnapshot, IndexState
+from .record_format import MAGIC, frame
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 FOLDER_PREFIX: Final = "kvcm-"
 IDENTITY_NAME: Final = "identity.json"
 LOCK_NAME: Final = "lock"
@@ -42,8 +43,8 @@ class CacheFolder:
 
     path: Final[str]
     files: Final[FilePort]
-    state: Final[IndexState]
-    """What the last process has left."""
+    state: IndexState
+    """What the last process has left; empty once that is restored."""
     _lock: int
     _log: int
     _log_bytes: int
@@ -112,7 +113,10 @@ class CacheFolder:
             if not isinstance(theirs, dict):
                 raise self._foreign("identity.json there cannot be read, so what it has is unknown")
             if theirs.get("format") != FORMAT:
-                raise self._foreign(f"it has format {theirs.get('format')}, and this release reads format {FORMAT}")
+                raise self._foreign(
+                    f"it has format {theirs.get('format')}, and this release reads format {FORMAT} only; the release that made it still "
+                    "reads it"
+                )
             for key in ("identity", "layout"):
                 if theirs.get(key) != ours[key]:
                     raise self._foreign(f"it has another {key}: {json.dumps(theirs.get(key))}, not {json.dumps(ours[key])}")
@@ -133,7 +137,8 @@ class CacheFolder:
 
     def _foreign(self, reason: str) -> ValueError:
         return ValueError(
-            f"the durable level cannot use {self.path}: {reason}. Nothing there is changed; give another path, or delete that folder"
+            f"the durable level cannot use {self.path}: {reason}. Nothing there is changed; give another path, or remove that folder (kvcm "
+            "cache rm)"
         )
 
     # -- writing; by one thread at a time -----------------------------------------------------------------------------
@@ -145,7 +150,7 @@ class CacheFolder:
         self._log_bytes += len(data)
         self.files.sync(self._log)
 
-    def write_snapshot(self, state: IndexState) -> None:
+    def write_snapshot(self, snapshot: IndexSnapshot) -> None:
         """The state at the beginning of this process' log; what older processes have left is removed."""
         path = os.path.join(self.path, f"snapshot-{self._number}")
         new_path = path + ".new"
@@ -154,10 +159,12 @@ class CacheFolder:
             self.files.discard(file, 0, self.files.length(file), True)
             write_file(self.files, file, MAGIC, 0)
             offset = len(MAGIC)
-            for records in state.encode():
-                data = frame(records)
+            piece = snapshot.take_piece()
+            while piece is not None:
+                data = frame(piece)
                 write_file(self.files, file, data, offset)
                 offset += len(data)
+                piece = snapshot.take_piece()
             self.files.sync(file)
         finally:
             self.files.close_file(file)

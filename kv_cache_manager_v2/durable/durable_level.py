@@ -5,7 +5,8 @@
     recorded    the index has its page, with its checksums       a write begins, or a read found other bytes: unrecorded
 
 What a write is for is *announced* before it is planned, and *retracted* right after: a write that was not announced makes its slots
-unrecorded. All that is recorded goes through `IndexWriter`. Knows pages by the number of their block's node, and no tokens.
+unrecorded. Each write has a generation, given when it is planned: in the order of the decisions, whenever it ends. All that is recorded
+goes through `IndexWriter`. Knows pages by the number of their block's node, and no tokens.
 """
 
 import logging
@@ -18,7 +19,8 @@ from mypy_extensions import i64, mypyc_attr
 from ..device.slot_watch import SlotTicket, SlotWatch
 from .cache_folder import CacheFolder
 from .index_writer import PAGE_RECORD, RECORD, IndexWriter
-from .record_format import IndexState, encode_clear_all, encode_clear_scope, encode_free, encode_page
+from .index_state import IndexSnapshot, IndexState
+from .record_format import encode_clear_all, encode_clear_scope, encode_free, encode_page, encode_weights
 
 UNKNOWN: Final = 0
 
@@ -30,16 +32,18 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class _PageTicket(SlotTicket):
     """A page that is being written. The fields from ``num_left`` on are the workers', under their lock."""
 
-    __slots__ = ("node", "life_cycle", "slot", "num_left", "has_failed")
+    __slots__ = ("node", "generation", "life_cycle", "slot", "num_left", "has_failed")
 
     node: Final[i64]
+    generation: Final[i64]
     life_cycle: Final[i64]
     slot: Final[i64]
     num_left: i64
     has_failed: bool
 
-    def __init__(self, node: i64, life_cycle: i64, slot: i64, num_chunks: i64) -> None:
+    def __init__(self, node: i64, generation: i64, life_cycle: i64, slot: i64, num_chunks: i64) -> None:
         self.node = node
+        self.generation = generation
         self.life_cycle = life_cycle
         self.slot = slot
         self.num_left = num_chunks
@@ -49,14 +53,14 @@ class _PageTicket(SlotTicket):
 @final
 @mypyc_attr(native_class=True)
 class DurableGroup:
-    """One pool group of the level. ``announced``: by slot, while a write is planned. ``recorded``: slots."""
+    """One pool group of the level. ``announced``: by slot, while a write is planned. ``recorded``: by slot, whether it is."""
 
     __slots__ = ("index", "pools", "announced", "recorded", "num_chunks", "num_restored", "num_damaged")
 
     index: Final[i64]
     pools: Final[list["DurablePool"]]
     announced: Final[dict[int, _PageTicket]]
-    recorded: Final[set[int]]
+    recorded: Final[vec[bool]]
     num_chunks: i64
     """Of a slot in all pools."""
     num_restored: i64
@@ -64,11 +68,11 @@ class DurableGroup:
     num_damaged: i64
     """Pages that were read and are not what was written."""
 
-    def __init__(self, index: i64) -> None:
+    def __init__(self, index: i64, num_slots: i64) -> None:
         self.index = index
         self.pools = []
         self.announced = {}
-        self.recorded = set()
+        self.recorded = vec[bool]([False] * num_slots)
         self.num_chunks = 0
         self.num_restored = 0
         self.num_damaged = 0
@@ -149,7 +153,7 @@ class DurableLevel:
         self._has_damage = False
         watches: list[SlotWatch] = []
         for number, sizes in enumerate(slot_bytes):
-            group = DurableGroup(number)
+            group = DurableGroup(number, num_slots[number])
             for num_bytes in sizes:
                 pool = DurablePool(self, group, num_bytes, num_slots[number])
                 group.pools.append(pool)
@@ -164,26 +168,45 @@ class DurableLevel:
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 
-    def announce(self, pool_group: i64, slot: i64, node: i64, life_cycle: i64) -> None:
+    def take_generations(self, count: i64) -> i64:
+        """The first of so many generations, for as many writes that are planned now."""
+        first = self._next_generation
+        self._next_generation = first + count
+        return first
+
+    def announce(self, pool_group: i64, slot: i64, node: i64, life_cycle: i64, generation: i64) -> None:
         """The next write to the slot is the page of that block."""
         group = self.groups[pool_group]
-        group.announced[int(slot)] = _PageTicket(node, life_cycle, slot, group.num_chunks)
+        group.announced[int(slot)] = _PageTicket(node, generation, life_cycle, slot, group.num_chunks)
 
     def retract(self, pool_group: i64) -> None:
         """What was announced is planned, or refused."""
         self.groups[pool_group].announced.clear()
 
-    def adopt(self, pool_group: i64, slot: i64, checksums: list[int]) -> None:
-        """The slot has a page that the last process has recorded."""
-        group = self.groups[pool_group]
-        position = 0
+    def adopt(self, state: IndexState, page: i64) -> None:
+        """The slot of that page has what the last process has recorded."""
+        group = self.groups[state.pool_group_of(page)]
+        slot = state.slot_of(page)
+        position: i64 = 0
         for pool in group.pools:
             first = slot * pool.chunks_per_slot
             for chunk in range(first, first + pool.chunks_per_slot):
-                pool.set_checksum(chunk, checksums[position])
+                pool.set_checksum(chunk, state.checksum_of(page, position))
                 position += 1
-        group.recorded.add(int(slot))
+        recorded = group.recorded
+        recorded[slot] = True
         group.num_restored += 1
+
+    def disown(self, pool_group: i64, slot: i64) -> None:
+        """A page that was adopted is not to be found again."""
+        self.end_record(self.groups[pool_group], slot)
+
+    def restart_generations(self, next_generation: i64) -> None:
+        """Of what was restored all that has that generation or a later one is disowned."""
+        self._next_generation = next_generation
+
+    def record_weights(self, weights: bytes) -> None:
+        self.writer.put(RECORD, encode_weights(weights))
 
     def record_node(self, record: bytes) -> None:
         self.writer.put(RECORD, record)
@@ -198,8 +221,8 @@ class DurableLevel:
         self.writer.put(RECORD, encode_clear_all())
         self.writer.flush()
 
-    def start(self, state: IndexState) -> None:
-        self.writer.start(state)
+    def start(self, snapshot: IndexSnapshot) -> None:
+        self.writer.start(snapshot)
 
     def close(self) -> None:
         """Write what is queued, and unlock the folder. The disk's work is done; the files are still open. Twice is fine."""
@@ -210,18 +233,20 @@ class DurableLevel:
 
     def end_record(self, group: DurableGroup, slot: i64) -> None:
         """The slot is unrecorded from now on."""
-        if int(slot) in group.recorded:
+        recorded = group.recorded
+        if recorded[slot]:
             with self._lock:
-                if int(slot) in group.recorded:
-                    group.recorded.discard(int(slot))
+                if recorded[slot]:
+                    recorded[slot] = False
                     self.writer.put(RECORD, encode_free(slot, group.index))
 
     def record_damage(self, group: DurableGroup, slot: i64) -> None:
         """The page in the slot is not what was written. Several chunks of it are one page."""
         with self._lock:
-            if int(slot) not in group.recorded:
+            recorded = group.recorded
+            if not recorded[slot]:
                 return
-            group.recorded.discard(int(slot))
+            recorded[slot] = False
             group.num_damaged += 1
             self.writer.put(RECORD, encode_free(slot, group.index))
             if self._has_damage:
@@ -239,11 +264,10 @@ class DurableLevel:
             ticket.has_failed = ticket.has_failed or has_failed
             if ticket.num_left != 0 or ticket.has_failed:
                 return
-            generation = self._next_generation
-            self._next_generation = generation + 1
             checksums: list[int] = []
             for pool in group.pools:
                 checksums.extend(pool.list_checksums(ticket.slot))
-            group.recorded.add(int(ticket.slot))
-            record = encode_page(ticket.node, generation, ticket.slot, ticket.life_cycle, group.index, checksums)
+            recorded = group.recorded
+            recorded[ticket.slot] = True
+            record = encode_page(ticket.node, ticket.generation, ticket.slot, ticket.life_cycle, group.index, checksums)
             self.writer.put(PAGE_RECORD, record)

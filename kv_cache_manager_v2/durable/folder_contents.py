@@ -15,7 +15,8 @@ from ..device.file_bytes import read_file
 from ..device.file_port import FilePort
 from .cache_folder import FOLDER_PREFIX, FORMAT, IDENTITY_NAME, LOCK_NAME, name_holder
 from .index_files import load_state
-from .record_format import MIXED, BadRecordError, IndexState, StoredNode, decode_mixed
+from .index_state import IndexState, StoredNode
+from .record_format import MIXED, BadRecordError, decode_mixed
 
 _TOKEN_BYTES: Final = 4
 _MAX_ATTEMPTS: Final = 4

@@ -5,7 +5,8 @@ import os
 
 from ..device.file_bytes import read_file
 from ..device.file_port import FilePort
-from .record_format import MAGIC, BadRecordError, IndexState, split_frames
+from .index_state import IndexState
+from .record_format import MAGIC, BadRecordError, split_frames
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 

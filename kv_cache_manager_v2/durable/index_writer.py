@@ -25,7 +25,7 @@ from ..device.exit_drain import Drained, drain_at_exit, forget_at_exit
 from ..device.file_port import FilePort
 from ..device.slot_watch import SlotWatch
 from .cache_folder import CacheFolder
-from .record_format import IndexState
+from .index_state import IndexSnapshot
 
 RECORD: Final = 0
 PAGE_RECORD: Final = 1
@@ -58,14 +58,14 @@ class _Latch:
 class IndexWriter(Drained):
     """See the module. ``failure``: why nothing is written any more, or an empty text."""
 
-    __slots__ = ("failure", "_folder", "_files", "_watches", "_state", "_inbox", "_process", "_ended", "_is_started")
+    __slots__ = ("failure", "_folder", "_files", "_watches", "_snapshot", "_inbox", "_process", "_ended", "_is_started")
 
     failure: str
     _folder: Final[CacheFolder]
     _files: Final[FilePort]
     _watches: Final[list[SlotWatch]]
-    _state: IndexState | None
-    """The snapshot to be written first."""
+    _snapshot: IndexSnapshot | None
+    """To be written first."""
     _inbox: Final[SimpleQueue[tuple[int, bytes, _Latch | None]]]
     _process: Final[int]
     _ended: Final[_Latch]
@@ -76,7 +76,7 @@ class IndexWriter(Drained):
         self._folder = folder
         self._files = folder.files
         self._watches = watches
-        self._state = None
+        self._snapshot = None
         self._inbox = SimpleQueue()
         self._process = os.getpid()
         self._ended = _Latch()
@@ -90,9 +90,9 @@ class IndexWriter(Drained):
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 
-    def start(self, state: IndexState) -> None:
-        """Begin, with a snapshot of ``state``."""
-        self._state = state
+    def start(self, snapshot: IndexSnapshot) -> None:
+        """Begin, with that snapshot."""
+        self._snapshot = snapshot
         try:
             start_new_thread(self._serve, ())
         except RuntimeError as error:
@@ -133,16 +133,16 @@ class IndexWriter(Drained):
     # -- on the thread ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        state = self._state
-        self._state = None
+        snapshot = self._snapshot
+        self._snapshot = None
         is_open = True
-        if state is not None:
+        if snapshot is not None:
             try:
-                self._folder.write_snapshot(state)
+                self._folder.write_snapshot(snapshot)
             except Exception as error:
                 # The old snapshot and logs are still there, so the state can be read as before.
                 _logger.warning("the durable level in %s keeps its old index: %s", self._folder.path, error)
-        state = None
+        snapshot = None
         while is_open:
             is_open = self._serve_batch()
         self._ended.lock.release()

@@ -11,7 +11,7 @@ from ..device.file_bytes import read_range
 from ..device.file_port import FilePort
 from ..device.slot_watch import CHUNK_BYTES
 from .folder_contents import FolderContents
-from .record_format import StoredPage
+from .index_state import StoredPage
 
 
 @final

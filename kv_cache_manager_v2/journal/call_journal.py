@@ -26,11 +26,13 @@ from .journal_format import (
     GROW,
     HINT,
     INVALIDATE,
+    KEEP,
     MIXED,
     MOVE,
     PROBE,
     REORDER,
     RESIZE,
+    RESTORED,
     RESUME,
 )
 from .journal_writer import JournalWriter
@@ -121,6 +123,18 @@ class CallJournal(CallRecords):
     def invalidate(self, scope: ReuseScope) -> None:
         self._writer.number(INVALIDATE)
         self._scope(scope)
+        self._writer.end_record()
+
+    def restored(self, records: bytes) -> None:
+        self._writer.number(RESTORED)
+        self._writer.raw(records)
+        self._writer.flush()
+
+    def keep(self, names: list[bytes]) -> None:
+        self._writer.number(KEEP)
+        self._writer.number(len(names))
+        for name in names:
+            self._writer.fixed(name)
         self._writer.end_record()
 
     def resume(self, serial: i64, stream: int, result: bool) -> None:

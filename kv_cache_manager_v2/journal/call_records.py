@@ -60,6 +60,12 @@ class CallRecords:
     def invalidate(self, scope: ReuseScope) -> None:
         """All that was kept for the scope is forgotten."""
 
+    def restored(self, records: bytes) -> None:
+        """Of the index of the durable level, as the manager found it, before any call. The last ones end with END."""
+
+    def keep(self, names: list[bytes]) -> None:
+        """Of what was restored only that is left."""
+
     def resume(self, serial: i64, stream: int, result: bool) -> None:
         """With the priorities that it asked for."""
 

@@ -1,6 +1,8 @@
 """Format of a journal file, for the writer and the reader.
 
-    file     = magic, version (1 byte), length of the configuration (varint), configuration (JSON), record*
+    file     = magic, version (1 byte), length of the configuration (varint), configuration (JSON), restored*, record*
+    restored = RESTORED, length (varint), records of an index as `durable.record_format` has them, without checksums: what the manager
+               found on its durable level, if it has one; the last one ends with END
     record   = operation (1 byte), its fields
 
 Fields are unsigned varints (7 bits a byte, least significant first) unless said. The records of a decode step, `GROW` and
@@ -55,6 +57,7 @@ present ones where it said to keep them.
     HINT        kind (retain, release, demote, prefetch), scope, returned
                 tokens, priority or level, duration in
                 microseconds + 1 or 0, accepted tokens
+    KEEP        count, names of 16 bytes each                    returned
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
 A scope is two parts, each a kind byte (NOTHING, NUMBER, TEXT) and its value: a number in zigzag, a text as length and UTF-8.
@@ -65,7 +68,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 24
+VERSION: Final = 25
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -101,6 +104,8 @@ MOVE: Final = 37
 COMMIT_GIVEN: Final = 38
 COMMIT_LAST: Final = 39
 REWIND: Final = 40
+RESTORED: Final = 41
+KEEP: Final = 42
 
 RETAIN: Final = 0
 RELEASE: Final = 1
@@ -116,5 +121,7 @@ NUMBER: Final = 1
 TEXT: Final = 2
 
 DIGEST_BYTES: Final = 8
+NAME_BYTES: Final = 16
+"""Of what was restored."""
 DIGEST_EVERY: Final = 1024
 """A power of two."""

@@ -4,7 +4,7 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from .journal_format import MAGIC, MIXED, NOTHING, NUMBER, PACKED, TEXT, VERSION
+from .journal_format import MAGIC, MIXED, NOTHING, NUMBER, PACKED, RESTORED, TEXT, VERSION
 
 _MAX_SHIFT: Final = 56
 
@@ -53,6 +53,19 @@ class JournalReader:
     @property
     def is_at_end(self) -> bool:
         return self.position >= len(self._data)
+
+    def restored(self) -> list[bytes]:
+        """What the manager found on its durable level: to be read before the first call."""
+        pieces: list[bytes] = []
+        begin = self.position
+        while not self.is_at_end and self._data[self.position] == RESTORED:
+            try:
+                self.number()
+                pieces.append(self.raw(self.number()))
+            except TornJournalError:
+                self.position = begin
+                raise JournalError("the journal ends inside what its manager had restored: nothing can be done again") from None
+        return pieces
 
     def number(self) -> i64:
         value: i64 = 0

@@ -75,6 +75,15 @@ class JournalWriter:
         last: u8 = u8(value)
         buffer.append(last)
 
+    def raw(self, data: bytes) -> None:
+        """Its length, and the bytes."""
+        self.number(len(data))
+        self.buffer.write(data)
+
+    def fixed(self, data: bytes) -> None:
+        """Bytes of a length that the reader knows."""
+        self.buffer.write(data)
+
     def operation(self, code: i64, serial: i64) -> None:
         self.number(code)
         self.number(serial)

@@ -45,3 +45,10 @@ def drain_pages(shared: SharedState, seconds: float) -> None:
             shared.order.synchronize_all()
             pages = vec[i64]()
             num_blocks = 0
+
+
+def record_weights(shared: SharedState) -> None:
+    """What the policies have learned is for the next process."""
+    storage = shared.storage
+    if storage.durable is not None and storage.learns:
+        storage.durable.record_weights(storage.learning.model.to_bytes())

@@ -9,7 +9,9 @@ from ..device.checksum import require_xxhash
 from ..device.port import Device
 from ..durable.cache_folder import CacheFolder
 from ..durable.durable_level import DurableLevel
-from ..layout.slot_layout import SlotLayout
+from ..durable.index_state import IndexState
+from ..layout.registry import LifeCycleRegistry
+from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..storage.level_slots import LevelSlots
 
 
@@ -65,6 +67,26 @@ def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayou
     folder = CacheFolder(files, tier.path, describe_identity(tier.model_id, config), describe_layout(layout))
     slot_bytes = [layout.slot_bytes(index) for index in range(layout.num_pool_groups)]
     levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
+
+
+def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[bytes]) -> None:
+    """Make the durable level's folder as another process has left it, but for the bytes of its pages. ``pieces``: the records of a
+    snapshot, from `IndexSnapshot`. `BadRecordError` where they are none."""
+    tier = config.cache_tiers[len(config.cache_tiers) - 1]
+    assert isinstance(tier, DiskCacheTierConfig) and tier.model_id is not None, "a folder of a level that is not durable"
+    files = device.file_port()
+    if files is None:
+        raise ValueError(f"the last tier is durable, and {device.name} has no files that outlive the process; use another device")
+    require_xxhash()
+    state = IndexState()
+    for piece in pieces:
+        state.apply(piece)
+    layout = compute_slot_layout(config, LifeCycleRegistry(config))
+    folder = CacheFolder(files, tier.path, describe_identity(tier.model_id, config), describe_layout(layout))
+    try:
+        folder.append(b"".join(state.encode()))
+    finally:
+        folder.close()
 
 
 def close_durable(levels: list[LevelSlots]) -> None:

@@ -2,250 +2,435 @@
 
     1. nodes that say the same (a scope, or a parent and tokens) are one block; of a page that was recorded twice the newer one counts
     2. a block is kept if a match can reach it: its ancestors have the pages of all layer groups without a window
-    3. the slots of its pages are taken, the pages are droppable, in the order in which they were written, and the blocks are in the tree
+    3. the slots of its pages are taken, the pages are droppable, in the order in which their writes were planned, and the blocks are in
+       the tree
 
-Nothing is read from the slots here: each page is verified when it is read.
+Nothing is read from the slots here: each page is verified when it is read. Blocks and pages come in the order of the generations alone, so
+that managers with equal pages are in equal states; `keep` takes all of it out again, and brings a part of it back.
+
+Nodes and pages are ordinals of the `IndexState`. Runs of blocks without branches go into the tree together.
 """
 
 from typing import Final, final
 
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import PRIORITY_DEFAULT
 from ..durable.durable_level import DurableLevel
-from ..durable.record_format import MIXED, BadRecordError, IndexState, StoredNode, StoredPage, decode_mixed
+from ..durable.index_state import IS_GONE, IS_ROOT, NO_ORDINAL, IndexSnapshot, IndexState
+from ..durable.record_format import BadRecordError, decode_mixed
 from ..reuse.block import Block
 from ..reuse.durable_nodes import DurableNodes
 from ..reuse.reuse_scope import make_scope
 from ..reuse.token_packing import TOKEN_BYTES, has_digest, pack_tokens
+from ..reuse.uprooting import uproot
 from ..sequence.shared_state import SharedState
 from ..storage.decision_digest import SLOT
 from ..storage.page_rows import PLACE, ROW_WORDS, pack_place
 
-
-@final
-@mypyc_attr(native_class=True)
-class _Restored:
-    """A block to be."""
-
-    __slots__ = ("number", "parent", "stored", "tokens", "pages", "is_reachable", "is_kept", "is_full", "block")
-
-    number: Final[int]
-    parent: Final["_Restored | None"]
-    stored: Final[StoredNode]
-    tokens: Final[list[int | bytes] | None]
-    """Where some are digests."""
-    pages: Final[dict[int, tuple[int, StoredPage]]]
-    """By life cycle: slot, and record."""
-    is_reachable: bool
-    is_kept: bool
-    is_full: bool
-    block: Block | None
-
-    def __init__(self, number: int, parent: "_Restored | None", stored: StoredNode, tokens: list[int | bytes] | None) -> None:
-        self.number = number
-        self.parent = parent
-        self.stored = stored
-        self.tokens = tokens
-        self.pages = {}
-        self.is_reachable = False
-        self.is_kept = False
-        self.is_full = False
-        self.block = None
+_MIXED_MARK: Final = b"m"
+"""Before tokens of which some are digests: packed ones have a multiple of four bytes."""
+_IS_FULL: Final = 1
+_IS_REACHABLE: Final = 2
+_IS_KEPT: Final = 4
 
 
 @final
 @mypyc_attr(native_class=True)
 class DurableRestore:
-    """``num_pages``, ``num_blocks``: what was restored."""
+    """``num_pages``, ``num_blocks``: what was restored. Made before the first sequence, and of no use after it."""
 
-    __slots__ = ("num_pages", "num_blocks", "_shared", "_durable", "_nodes", "_block_tokens")
+    __slots__ = (
+        "num_pages", "num_blocks", "state", "pages", "page_ids", "has_weights", "_shared", "_durable", "_nodes", "_blocks", "_twins",
+        "_flags", "_pages_of", "_roots", "_planted", "_slot_mark",
+    )  # fmt: skip
 
-    num_pages: int
-    num_blocks: int
+    num_pages: i64
+    num_blocks: i64
+    state: Final[IndexState]
+    pages: vec[i64]
+    """Ordinals of what is restored, in the order of the generations."""
+    page_ids: vec[i64]
+    """Their rows."""
+    has_weights: bool
+    """Whether what the policies had learned is restored."""
     _shared: Final[SharedState]
     _durable: Final[DurableLevel]
-    _nodes: Final[dict[int, _Restored]]
-    """By number; several numbers may name one block."""
-    _block_tokens: Final[int]
+    _nodes: Final[DurableNodes]
+    _blocks: list[Block | None]
+    """By node, while it is in the tree."""
+    _twins: vec[i64]
+    """By node: the first one that says the same, or NO_ORDINAL."""
+    _flags: vec[i64]
+    _pages_of: vec[i64]
+    """By node and life cycle: a page, or NO_ORDINAL."""
+    _roots: list[Block]
+    _planted: list[Block]
+    """All blocks but roots, in the order in which they came into the tree."""
+    _slot_mark: Final[i64]
+    """The digest before the first page."""
 
     def __init__(self, shared: SharedState, durable: DurableLevel) -> None:
         self.num_pages = 0
         self.num_blocks = 0
+        self.state = durable.folder.state
+        self.pages = vec[i64]()
+        self.page_ids = vec[i64]()
+        self.has_weights = False
         self._shared = shared
         self._durable = durable
-        self._nodes = {}
-        self._block_tokens = int(shared.tokens_per_block)
+        tree = shared.tree
+        self._nodes = DurableNodes(durable, shared.storage.rows, tree.block_bytes, tree.digests, self.state.next_node)
+        self._blocks = []
+        self._twins = vec[i64]()
+        self._flags = vec[i64]()
+        self._pages_of = vec[i64]()
+        self._roots = []
+        self._planted = []
+        self._slot_mark = shared.storage.digest.mark()
 
-    def run(self) -> None:
-        """Restore, and begin to record."""
-        shared = self._shared
-        state = self._durable.folder.state
-        blocks = self._join_nodes(state)
+    def run(self) -> IndexSnapshot:
+        """Restore, and begin to record. What was restored, without checksums."""
+        state = self.state
+        self._join_nodes(state)
         self._join_pages(state)
-        self._choose(blocks)
-        nodes = DurableNodes(self._durable, shared.storage.rows, shared.tree.block_bytes, shared.tree.digests, state.next_node)
-        shared.tree.nodes = nodes
-        kept = [block for block in blocks if block.is_kept]
-        self._take_slots(kept)
-        self._plant(kept, nodes)
-        snapshot = self._queue_pages(kept, state)
-        state.nodes.clear()
-        state.pages.clear()
-        self._durable.start(snapshot)
+        self._choose(state)
+        self._shared.tree.nodes = self._nodes
+        self._plant(True)
+        parents = vec[i64]([self._twins[parent] if parent >= 0 else parent for parent in state.parents])
+        page_nodes = vec[i64]([self._twins[node] if node >= 0 else node for node in state.page_nodes])
+        nodes = self._list_nodes(state)
+        self._durable.start(IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation))
+        self._durable.folder.state = IndexState()
+        return IndexSnapshot(state, nodes, parents, self.pages, page_nodes, state.next_generation, False)
+
+    def keep(self, kept: set[int], keeps_weights: bool) -> None:
+        """Of the pages that were restored only those with these positions in `pages`. Those that cannot be reached then are dropped, too.
+
+        Afterwards the manager is in the state in which it would be had the last process left nothing else.
+        """
+        state = self.state
+        pages_of = self._pages_of
+        num_life_cycles = self._shared.num_life_cycles
+        self._uproot()
+        position: i64 = 0
+        for page in self.pages:
+            if int(position) not in kept:
+                pages_of[self._twins[state.page_nodes[page]] * num_life_cycles + state.life_cycle_of(page)] = NO_ORDINAL
+            position += 1
+        old_pages = self.pages
+        self._choose(state)
+        self._plant(keeps_weights)
+        remaining = set([int(page) for page in self.pages])
+        for page in old_pages:
+            if int(page) not in remaining:
+                self._durable.disown(state.pool_group_of(page), state.slot_of(page))
+        next_generation: i64 = 1
+        if len(self.pages) > 0:
+            next_generation = state.generation_of(self.pages[len(self.pages) - 1]) + 1
+        self._durable.restart_generations(next_generation)
+        if not self.has_weights:
+            self._durable.record_weights(b"")
 
     # -- which blocks -------------------------------------------------------------------------------------------------
 
-    def _join_nodes(self, state: IndexState) -> list[_Restored]:
-        blocks: list[_Restored] = []
-        by_content: dict[tuple[int, int, bytes], _Restored] = {}
-        roots: dict[tuple[int | None, int | str | None], _Restored] = {}
-        for number, stored in state.nodes.items():
-            if stored.parent == 0:
-                scope = (stored.lora_id, stored.salt)
-                root = roots.get(scope)
-                if root is None:
-                    root = _Restored(number, None, stored, None)
-                    root.is_reachable = True
-                    root.is_full = True
-                    roots[scope] = root
-                    blocks.append(root)
-                self._nodes[number] = root
-                continue
-            parent = self._nodes.get(stored.parent)
-            if parent is None:
-                continue
-            content = (parent.number, stored.form, stored.tokens)
-            known = by_content.get(content)
-            if known is None:
-                made = self._make_block(number, parent, stored)
-                if made is None:
-                    continue
-                known = made
-                by_content[content] = made
-                blocks.append(made)
-            self._nodes[number] = known
-        return blocks
+    def _join_nodes(self, state: IndexState) -> None:
+        num_nodes = state.num_nodes
+        twins = vec[i64]([NO_ORDINAL] * num_nodes)
+        flags = vec[i64]([0] * num_nodes)
+        first_children = vec[i64]([NO_ORDINAL] * num_nodes)
+        families: dict[int, dict[bytes, int]] = {}
+        roots: dict[tuple[int | None, int | str | None], int] = {}
+        parents = state.parents
+        node: i64 = 0
+        while node < num_nodes:
+            parent = parents[node]
+            if parent == IS_ROOT:
+                root = roots.setdefault(state.scopes[int(node)], int(node))
+                twins[node] = root
+                flags[node] = _IS_FULL | _IS_REACHABLE
+            elif parent != IS_GONE and twins[parent] != NO_ORDINAL:
+                above = twins[parent]
+                num_tokens = self._count_tokens(state, node)
+                if num_tokens > 0:
+                    flags[node] = _IS_FULL if num_tokens == self._shared.tokens_per_block else 0
+                    first = first_children[above]
+                    if first == NO_ORDINAL:
+                        first_children[above] = node
+                        twins[node] = node
+                    else:
+                        family = families.get(int(above))
+                        if family is None:
+                            family = {_content_of(state, first): int(first)}
+                            families[int(above)] = family
+                        twins[node] = family.setdefault(_content_of(state, node), int(node))
+            node += 1
+        self._twins = twins
+        self._flags = flags
 
-    def _make_block(self, number: int, parent: _Restored, stored: StoredNode) -> _Restored | None:
-        """None for what no block can be: the index has a right checksum and was made by something else."""
-        tokens: list[int | bytes] | None = None
-        if stored.form == MIXED:
+    def _count_tokens(self, state: IndexState, node: i64) -> i64:
+        """0 for what no block can be: the index has a right checksum and was made by something else."""
+        tokens = state.tokens_of(node)
+        count: i64 = 0
+        if state.is_mixed(node):
             try:
-                tokens = decode_mixed(stored.tokens)
+                count = len(decode_mixed(tokens))
             except BadRecordError:
-                return None
-            count = len(tokens)
-        else:
-            if len(stored.tokens) % TOKEN_BYTES != 0 or has_digest(stored.tokens):
-                return None
-            count = len(stored.tokens) // TOKEN_BYTES
-        if not 0 < count <= self._block_tokens:
-            return None
-        block = _Restored(number, parent, stored, tokens)
-        block.is_full = count == self._block_tokens
-        return block
+                return 0
+        elif len(tokens) % TOKEN_BYTES == 0 and not has_digest(tokens):
+            count = len(tokens) // TOKEN_BYTES
+        return count if count <= self._shared.tokens_per_block else 0
 
     def _join_pages(self, state: IndexState) -> None:
         storage = self._shared.storage
         index = self._durable.index * storage.num_pool_groups
-        for (pool_group, slot), page in state.pages.items():
-            block = self._nodes.get(page.node)
+        num_life_cycles = self._shared.num_life_cycles
+        pages_of = vec[i64]([NO_ORDINAL] * (state.num_nodes * num_life_cycles))
+        for found in state.list_pages():
+            page: i64 = found
+            node = self._twins[state.page_nodes[page]]
+            life_cycle = state.life_cycle_of(page)
+            if node == NO_ORDINAL or state.parents[node] < 0 or life_cycle >= num_life_cycles:
+                continue
+            pool_group = storage.pool_group_of[life_cycle]
             if (
-                block is None
-                or block.parent is None
-                or page.life_cycle >= self._shared.num_life_cycles
-                or storage.pool_group_of[page.life_cycle] != pool_group
-                or slot >= storage.allocators[index + pool_group].num_slots
-                or len(page.checksums) != self._durable.groups[pool_group].num_chunks
+                pool_group != state.pool_group_of(page)
+                or state.slot_of(page) >= storage.allocators[index + pool_group].num_slots
+                or state.count_checksums(page) != self._durable.groups[pool_group].num_chunks
             ):
                 continue
-            older = block.pages.get(page.life_cycle)
-            if older is None or older[1].generation < page.generation:
-                block.pages[page.life_cycle] = (slot, page)
+            place = node * num_life_cycles + life_cycle
+            older = pages_of[place]
+            if older == NO_ORDINAL or state.generation_of(older) < state.generation_of(page):
+                pages_of[place] = page
+        self._pages_of = pages_of
 
-    def _choose(self, blocks: list[_Restored]) -> None:
-        unbounded: list[int] = []
+    def _choose(self, state: IndexState) -> None:
+        num_life_cycles = self._shared.num_life_cycles
+        unbounded = vec[i64]()
         for number, cycle in enumerate(self._shared.life_cycles):
             if cycle.has_page_per_block and cycle.window_size is None:
-                unbounded.append(number)
-        for block in blocks:
-            parent = block.parent
-            if parent is not None:
-                has_all = parent.parent is None or all([number in parent.pages for number in unbounded])
-                block.is_reachable = parent.is_reachable and parent.is_full and has_all
-        for block in reversed(blocks):
-            if block.is_reachable and len(block.pages) > 0:
-                block.is_kept = True
-            if block.is_kept and block.parent is not None:
-                block.parent.is_kept = True
+                unbounded = append(unbounded, number)
+        flags = self._flags
+        twins = self._twins
+        pages_of = self._pages_of
+        num_nodes = state.num_nodes
+        node: i64 = 0
+        while node < num_nodes:
+            if twins[node] == node and state.parents[node] >= 0:
+                parent = twins[state.parents[node]]
+                above = flags[parent]
+                reaches = above & _IS_REACHABLE != 0 and above & _IS_FULL != 0
+                if reaches and state.parents[parent] >= 0:
+                    for life_cycle in unbounded:
+                        if pages_of[parent * num_life_cycles + life_cycle] == NO_ORDINAL:
+                            reaches = False
+                flags[node] = (flags[node] & _IS_FULL) | (_IS_REACHABLE if reaches else 0)
+            node += 1
+        # All ancestors of what can be reached can be reached.
+        node = num_nodes - 1
+        while node >= 0:
+            if twins[node] == node and state.parents[node] >= 0 and flags[node] & _IS_REACHABLE != 0:
+                is_kept = flags[node] & _IS_KEPT != 0
+                place = node * num_life_cycles
+                while not is_kept and place < (node + 1) * num_life_cycles:
+                    is_kept = pages_of[place] != NO_ORDINAL
+                    place += 1
+                if is_kept:
+                    flags[node] |= _IS_KEPT
+                    parent = twins[state.parents[node]]
+                    flags[parent] |= _IS_KEPT
+            node -= 1
 
     # -- into the tree ------------------------------------------------------------------------------------------------
 
-    def _take_slots(self, kept: list[_Restored]) -> None:
+    def _plant(self, has_weights: bool) -> None:
+        storage = self._shared.storage
+        state = self.state
+        self.has_weights = storage.load_weights(state.weights if has_weights else b"")
+        self._order_pages(state)
+        self._take_slots(state)
+        self._plant_blocks(state)
+        self._queue_pages(state)
+        # To come back from the disk teaches the policies nothing.
+        storage.load_weights(state.weights if has_weights else b"")
+
+    def _order_pages(self, state: IndexState) -> None:
+        pages = vec[i64]()
+        latest: i64 = -1
+        is_ordered = True
+        for found in state.list_pages():
+            page: i64 = found
+            node = self._twins[state.page_nodes[page]]
+            if (
+                node == NO_ORDINAL
+                or self._flags[node] & _IS_KEPT == 0
+                or state.life_cycle_of(page) >= self._shared.num_life_cycles
+                or self._pages_of[node * self._shared.num_life_cycles + state.life_cycle_of(page)] != page
+            ):
+                continue
+            generation = state.generation_of(page)
+            is_ordered = is_ordered and generation > latest
+            latest = generation
+            pages = append(pages, page)
+        if not is_ordered:
+            # Two of one generation are in an index that nothing of this package wrote.
+            pairs = [(int(state.generation_of(page)), int(page)) for page in pages]
+            pairs.sort()
+            pages = vec[i64]([pair[1] for pair in pairs])
+        self.pages = pages
+        self.num_pages = len(pages)
+
+    def _take_slots(self, state: IndexState) -> None:
         storage = self._shared.storage
         slots: list[list[int]] = [[] for _group in range(int(storage.num_pool_groups))]
-        for block in kept:
-            for life_cycle, (slot, _page) in block.pages.items():
-                slots[int(storage.pool_group_of[life_cycle])].append(slot)
+        for page in self.pages:
+            slots[state.pool_group_of(page)].append(int(state.slot_of(page)))
         for pool_group, taken in enumerate(slots):
             taken.sort()
             storage.allocators[self._durable.index * storage.num_pool_groups + pool_group].take_first_slots(taken)
 
-    def _plant(self, kept: list[_Restored], nodes: DurableNodes) -> None:
-        tree = self._shared.tree
-        storage = self._shared.storage
+    def _plant_blocks(self, state: IndexState) -> None:
+        """In the order of the first page that needs each, ancestors first."""
+        nodes = self._list_nodes(state)
+        blocks: list[Block | None] = [None] * int(state.num_nodes)
+        self._blocks = blocks
+        count: i64 = 0
+        for node in nodes:
+            if state.parents[node] >= 0:
+                count += 1
         taken: list[Block] = []
-        tree.pool.take_many(len([block for block in kept if block.parent is not None]), taken)
-        self.num_blocks = len(taken)
-        roots: list[Block] = []
-        position = 0
-        for restored in kept:
-            parent = restored.parent
-            if parent is None:
-                root = tree.pin_root(make_scope(restored.stored.lora_id, restored.stored.salt))
-                roots.append(root)
-                restored.block = root
-                nodes.adopt(root, restored.number)
+        tree = self._shared.tree
+        tree.pool.take_many(count, taken)
+        self._planted = taken
+        self.num_blocks = count
+        num_children = vec[i64]([0] * state.num_nodes)
+        for node in nodes:
+            parent = state.parents[node]
+            if parent >= 0:
+                num_children[self._twins[parent]] += 1
+        begin: i64 = 0
+        next_block: i64 = 0
+        while begin < len(nodes):
+            node = nodes[begin]
+            if state.parents[node] < 0:
+                lora_id, salt = state.scopes[int(node)]
+                root = tree.pin_root(make_scope(lora_id, salt))
+                self._roots.append(root)
+                blocks[node] = root
+                self._nodes.adopt(root, state.number_of(node))
+                begin += 1
                 continue
-            block = taken[position]
-            position += 1
-            restored.block = block
-            words = storage.rows.words
-            for life_cycle, (slot, _page) in restored.pages.items():
-                words[(block.first_page + life_cycle) * ROW_WORDS + PLACE] = pack_place(slot, self._durable.index, PRIORITY_DEFAULT)
-            key = restored.stored.tokens
-            if restored.tokens is not None:
-                key = pack_tokens(restored.tokens, tree.digests, True)
-                tree.has_digests = True
-            above = parent.block
-            assert above is not None, "a restored block comes before its parent"
-            tree.attach(above, block, key)
-            nodes.adopt(block, restored.number)
-        for root in roots:
+            end = self._end_of_run(state, nodes, begin, num_children)
+            self._plant_run(state, nodes, begin, end, next_block)
+            next_block += end - begin
+            begin = end
+        for root in self._roots:
             tree.unpin(root)
+        self._roots = []
 
-    def _queue_pages(self, kept: list[_Restored], state: IndexState) -> IndexState:
-        """Make the pages droppable, oldest first; returns the state without what was not kept."""
+    def _list_nodes(self, state: IndexState) -> vec[i64]:
+        """Those that are kept, parents first."""
+        nodes = vec[i64]()
+        is_listed = vec[bool]([False] * state.num_nodes)
+        path = vec[i64]()
+        for page in self.pages:
+            node = self._twins[state.page_nodes[page]]
+            path = path[:0]
+            while not is_listed[node]:
+                is_listed[node] = True
+                path = append(path, node)
+                parent = state.parents[node]
+                if parent < 0:
+                    break
+                node = self._twins[parent]
+            position: i64 = len(path) - 1
+            while position >= 0:
+                nodes = append(nodes, path[position])
+                position -= 1
+        return nodes
+
+    def _end_of_run(self, state: IndexState, nodes: vec[i64], begin: i64, num_children: vec[i64]) -> i64:
+        """Of blocks below each other, of which all but the last one have no other child, all but the first one are full, and none has a
+        digest."""
+        end = begin + 1
+        count: i64 = len(nodes)
+        above = nodes[begin]
+        while end < count:
+            node = nodes[end]
+            parent = state.parents[node]
+            if parent < 0 or self._twins[parent] != above or num_children[above] != 1:
+                break
+            if self._flags[node] & _IS_FULL == 0 or state.is_mixed(node):
+                break
+            above = node
+            end += 1
+        return end
+
+    def _plant_run(self, state: IndexState, nodes: vec[i64], begin: i64, end: i64, next_block: i64) -> None:
+        tree = self._shared.tree
+        first = nodes[begin]
+        key = state.tokens_of(first)
+        if state.is_mixed(first):
+            key = pack_tokens(decode_mixed(key), tree.digests, True)
+            tree.has_digests = True
+        above = self._blocks[self._twins[state.parents[first]]]
+        assert above is not None, "a restored block comes before its parent"
+        position = begin
+        block = next_block
+        while position < end:
+            self._place_pages(state, nodes[position], self._planted[block])
+            position += 1
+            block += 1
+        tree.attach(above, self._planted[next_block], key)
+        if end > begin + 1:
+            packed = b"".join([state.tokens_of(nodes[position]) for position in range(begin + 1, end)])
+            tree.attach_run(self._planted[next_block], self._planted, next_block + 1, block, packed, 0)
+
+    def _place_pages(self, state: IndexState, node: i64, block: Block) -> None:
+        """Before it is in the tree: what listens hears where its pages are."""
+        self._blocks[node] = block
+        words = self._shared.storage.rows.words
+        num_life_cycles = self._shared.num_life_cycles
+        life_cycle: i64 = 0
+        while life_cycle < num_life_cycles:
+            page = self._pages_of[node * num_life_cycles + life_cycle]
+            if page != NO_ORDINAL:
+                place = pack_place(state.slot_of(page), self._durable.index, PRIORITY_DEFAULT)
+                words[(block.first_page + life_cycle) * ROW_WORDS + PLACE] = place
+            life_cycle += 1
+        self._nodes.adopt(block, state.number_of(node))
+
+    def _queue_pages(self, state: IndexState) -> None:
+        """Make the pages droppable, oldest first."""
         storage = self._shared.storage
-        snapshot = IndexState()
-        snapshot.next_node = state.next_node
-        snapshot.next_generation = state.next_generation
-        for restored in kept:
-            parent = restored.parent
-            stored = restored.stored
-            number = 0 if parent is None else parent.number
-            snapshot.nodes[restored.number] = StoredNode(number, stored.form, stored.tokens, stored.lora_id, stored.salt)
-        for (pool_group, slot), page in state.pages.items():
-            found = self._nodes.get(page.node)
-            if found is None or not found.is_kept or page.life_cycle not in found.pages or found.pages[page.life_cycle][1] is not page:
-                continue
-            block = found.block
+        durable = self._durable
+        index = durable.index * storage.num_pool_groups
+        page_ids = vec[i64]()
+        for page in self.pages:
+            block = self._blocks[self._twins[state.page_nodes[page]]]
             assert block is not None, "a kept block is not in the tree"
-            row: i64 = block.first_page + page.life_cycle
-            storage.queues[self._durable.index * storage.num_pool_groups + pool_group].push(row)
-            storage.digest.record(SLOT, slot)
-            self._durable.adopt(pool_group, slot, page.checksums)
-            snapshot.pages[(pool_group, slot)] = StoredPage(found.number, page.life_cycle, page.generation, page.checksums)
-            self.num_pages += 1
-        return snapshot
+            row: i64 = block.first_page + state.life_cycle_of(page)
+            storage.queues[index + state.pool_group_of(page)].push(row)
+            storage.digest.record(SLOT, state.slot_of(page))
+            durable.adopt(state, page)
+            page_ids = append(page_ids, row)
+        self.page_ids = page_ids
+
+    def _uproot(self) -> None:
+        """All is as it was before `run`, but for what the index says."""
+        storage = self._shared.storage
+        state = self.state
+        uproot(self._shared.tree, self._planted)
+        for page in self.pages:
+            self._durable.groups[state.pool_group_of(page)].num_restored -= 1
+        for pool_group in range(storage.num_pool_groups):
+            storage.allocators[self._durable.index * storage.num_pool_groups + pool_group].forget_all()
+        storage.renew_queues()
+        storage.digest.roll_back(self._slot_mark)
+
+
+def _content_of(state: IndexState, node: i64) -> bytes:
+    tokens = state.tokens_of(node)
+    return _MIXED_MARK + tokens if state.is_mixed(node) else tokens

@@ -105,9 +105,10 @@ from .arrival_waits import ArrivalWaits
 from .batch_step import BatchStep
 from .cache_clearing import clear_all, clear_scope, require_closed
 from .capacity import clamp_sequence_length
-from .durable_drain import drain_pages
+from .durable_drain import drain_pages, record_weights
 from .durable_opening import close_durable, open_durable
 from .durable_restore import DurableRestore
+from .restored_names import RestoredNames, to_names
 from .kernel_addresses import KernelAddresses
 from .kv_cache import KVCache
 from .level_sizes import LevelSizes
@@ -144,7 +145,7 @@ class KVCacheManager(Handle):
 
     __slots__ = (
         "_config", "_life_cycles", "_device", "_event_manager", "_shared", "_addresses", "_memory", "_open_sequences", "_matches",
-        "_levels", "_usage", "_reading", "_arrival_waits", "_batch_number", "_is_open", "_is_released",
+        "_levels", "_usage", "_reading", "_arrival_waits", "_batch_number", "_restored", "_is_open", "_is_released",
     )  # fmt: skip
 
     _config: Final[KVCacheManagerConfig]
@@ -164,6 +165,8 @@ class KVCacheManager(Handle):
     _arrival_waits: Final[ArrivalWaits]
     _batch_number: i64
     """Counts batch calls; each sequence remembers the last one that listed it."""
+    _restored: DurableRestore | None
+    """What the last process has left, until something is done with it."""
     _is_open: bool
     _is_released: bool
     """Whether there is no memory to release: `shutdown` is done, or the constructor is not."""
@@ -223,6 +226,7 @@ class KVCacheManager(Handle):
         self._reading = Reading(shared.guard)
         self._arrival_waits = ArrivalWaits(shared)
         self._batch_number = 0
+        self._restored = None
         if self._event_manager is not None:
             storage.sink = self._event_manager.bind(
                 _list_layer_groups(shared),
@@ -241,7 +245,13 @@ class KVCacheManager(Handle):
         """Find again what the last process has left."""
         restore = DurableRestore(self._shared, durable)
         try:
-            restore.run()
+            found = restore.run()
+            if self._shared.is_recording:
+                piece = found.take_piece()
+                while piece is not None:
+                    self._shared.journal.restored(piece)
+                    piece = found.take_piece()
+            self._restored = restore
         except BaseException:
             self._release_memory()
             raise
@@ -299,9 +309,13 @@ class KVCacheManager(Handle):
         guard = self._shared.guard
         if self._is_open and not guard.is_broken and not guard.is_foreign:
             with guard:
+                self._restored = None
                 if self._shared.storage.durable is not None:
                     require_closed(self._shared, self._open_sequences, "shutdown")
+                    # How much is still written depends on the time that it takes.
+                    self._shared.journal.end()
                     drain_pages(self._shared, seconds)
+                    record_weights(self._shared)
                 clear_all(self._shared, self._open_sequences, "shutdown")
                 if self._event_manager is not None:
                     self._event_manager.flush_iteration_events()
@@ -336,6 +350,7 @@ class KVCacheManager(Handle):
         with self._shared.guard as journal:
             self._require_open()
             clear_all(self._shared, self._open_sequences, "clear_reusable_blocks")
+            self._restored = None
             if self._shared.storage.durable is not None:
                 self._shared.storage.durable.clear_all()
             journal.record(CLEAR)
@@ -351,9 +366,54 @@ class KVCacheManager(Handle):
             self._require_open()
             scope = to_scope(reuse_scope)
             clear_scope(self._shared, self._open_sequences, scope)
+            self._restored = None
             if self._shared.storage.durable is not None:
                 self._shared.storage.durable.clear_scope(scope.lora_id, scope.salt)
             journal.invalidate(scope)
+
+    def restored(self) -> list[bytes]:
+        """The names of what a durable level has brought back, oldest first: of each page, and of what the policies had learned.
+
+        A name is 16 bytes, and says which tokens of which scope, which layer group, where in the files, and when it was written: what
+        managers of other ranks have under the same name leads to the same decisions. Empty without a durable level. `LogicError` once
+        sequences were made, hints were given, levels were resized, or something was forgotten: see `keep_restored`.
+        """
+        with self._shared.guard:
+            self._require_open()
+            return self._names_of_restored("restored").names
+
+    def keep_restored(self, names: Iterable[bytes]) -> int:
+        """Drop everything that was brought back but what has these names: those that `restored` of all ranks have in common.
+
+        Afterwards ranks whose managers are alike decide alike, though each had lost something else when the processes ended. Returns the
+        number of pages that are left; what cannot be reached without others is dropped, too. To be called before the first sequence and
+        all else that `restored` names, or it is a `LogicError`. `ValueError` for a name that `restored` does not have, `TypeError` for
+        what is no bytes; then nothing has changed.
+        """
+        guard = self._shared.guard
+        # Before the lock: what is iterated over may have code of its own.
+        given = to_names(names)
+        with guard as journal:
+            self._require_open()
+            found = self._names_of_restored("keep_restored")
+            chosen = found.find(given)
+            restore = self._restored
+            if restore is None:
+                return 0
+            guard.begin_change()
+            restore.keep(chosen, found.has_weights(given))
+            guard.end_change()
+            journal.keep(given)
+            return int(restore.num_pages)
+
+    def _names_of_restored(self, call: str) -> RestoredNames:
+        restore = self._restored
+        if restore is None and self._shared.storage.durable is not None:
+            raise LogicError(
+                f"{call}() comes before the first sequence, hint, resize, adjustment and clearing: what was brought back is in use since. "
+                "Call it right after the manager is made"
+            )
+        return RestoredNames(restore)
 
     def freeze(self) -> None:
         """Hide everything that is alive from the garbage collector: `gc.collect`, then `gc.freeze`.
@@ -457,6 +517,7 @@ class KVCacheManager(Handle):
             if state_match is not None:
                 begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)
             usage = self._usage.recorder
+            self._restored = None
             if usage is not None:
                 usage.open_account(state, prompt_length, is_counted)
                 usage.record_match(state, b"" if packed is None else packed, match, self._matches.num_untrimmed)
@@ -610,6 +671,7 @@ class KVCacheManager(Handle):
             scope = to_scope(reuse_scope)
             packed = pack_tokens(input_tokens, self._shared.tree.digests, False)
             result = apply_hint(self._shared, kind, scope, packed, value, duration)
+            self._restored = None
             journal.hint(kind, scope, input_tokens, packed, value, duration + 1, result.num_accepted)
             return result
 
@@ -804,6 +866,7 @@ class KVCacheManager(Handle):
             num_bytes = to_count(quota, "quota")
             grows_partly = to_bool(best_efforts, "best_efforts")
             result = self._levels.resize(level, int(num_bytes), grows_partly)
+            self._restored = None
             journal.record(RESIZE_LEVEL, level, num_bytes, int(grows_partly), self._levels.quota(level), int(result))
             return result
 
@@ -822,6 +885,7 @@ class KVCacheManager(Handle):
         with self._shared.guard as journal:
             self._require_open()
             has_changed = self._levels.adjust()
+            self._restored = None
             journal.record(ADJUST, int(has_changed))
             return has_changed
 

@@ -108,11 +108,19 @@ class SlotAllocator:
         self._next_unused = slot
         while len(self.ready) < slot:
             self.ready = append(self.ready, NO_POINT)
+        self._stack = self._stack[:0]
         for hole in reversed(holes):
             self._stack = append(self._stack, hole)
         self._num_stacked = len(holes)
         self.num_free -= len(slots)
         self.peak_used = len(slots)
+
+    def forget_all(self) -> None:
+        """No slot was ever used: what `take_first_slots` has taken is free again."""
+        self._num_stacked = 0
+        self._next_unused = self.first_slot
+        self.num_free = self.num_slots
+        self.peak_used = 0
 
     def peek_ready(self, position: i64) -> i64:
         """The point of the slot that ``position`` more calls of `allocate` come before."""

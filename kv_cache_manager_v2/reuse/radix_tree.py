@@ -250,7 +250,8 @@ class RadixTree(PageOwner):
         if parent is not None:
             self.prune(parent)
 
-    def _detach(self, block: Block) -> None:
+    def detach(self, block: Block) -> None:
+        """Out of the tree: a block without pages, children and pins."""
         self._unlink(block)
         self.pool.release(block)
 
@@ -309,7 +310,7 @@ class RadixTree(PageOwner):
             parent = block.parent
             if parent is None or self.pool.has_any_page(block):
                 return
-            self._detach(block)
+            self.detach(block)
             block = parent
 
     # -- losing pages -------------------------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ from .page_mover import PageMover, describe_lost_copies
 from .page_removal import is_published, place_page
 from .page_storage import PageStorage
 
+_PAGES_PER_WEIGHTS: Final = 4096
+"""Pages that are written to a durable level between two records of what the policies have learned: 31 KB each."""
+
 
 @final
 @mypyc_attr(native_class=True)
@@ -138,10 +141,14 @@ def _announce_pages(
     are not recorded."""
     rows = storage.rows
     owner = storage.owner()
+    # Also for pages that are not recorded: which ones are is no decision.
+    generation = durable.take_generations(count)
+    if storage.learns and generation // _PAGES_PER_WEIGHTS != (generation + count) // _PAGES_PER_WEIGHTS:
+        durable.record_weights(storage.learning.model.to_bytes())
     for position in range(count):
         page = pages[position]
         if not storage.reads.knows(int(page)):
             node = owner.durable_node(page)
             if node != 0:
                 life_cycle = (page - rows.first_page_of_blocks) % rows.num_life_cycles
-                durable.announce(pool_group, slots[position], node, life_cycle)
+                durable.announce(pool_group, slots[position], node, life_cycle, generation + position)

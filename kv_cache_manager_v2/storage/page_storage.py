@@ -23,6 +23,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.change_count import ChangeCount
+from ..config.eviction_policy import EvictionPolicy
 from ..device.port import Device
 from ..device.stream_order import NO_POINT, StreamOrder
 from ..durable.durable_level import DurableLevel
@@ -77,7 +78,7 @@ class PageStorage:
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
         "last_refusal", "num_refusals", "sink", "twin_owner", "reads", "copies", "closed", "changes", "durable", "learning", "_keys",
-        "_records", "_num_sentinels_used",
+        "_records", "_policies", "_num_sentinels_used",
     )  # fmt: skip
 
     device: Final[Device]
@@ -123,6 +124,8 @@ class PageStorage:
     """What the learned queues of all levels share."""
     _records: Final[list[SegmentRecords]]
     """By pool group."""
+    _policies: Final[list[EvictionPolicy]]
+    """By level."""
     _num_sentinels_used: int
 
     def __init__(
@@ -167,6 +170,7 @@ class PageStorage:
         self.learning = Learning()
         pages = [layout.pool_group_indices.count(index) for index in range(layout.num_pool_groups)]
         self._records = [SegmentRecords(self.learning, count) for count in pages]
+        self._policies = [level.eviction_policy for level in levels]
         self._num_sentinels_used = 0
         try:
             self._add_level(levels[0], num_null_slots)
@@ -189,6 +193,32 @@ class PageStorage:
             sentinel += NUM_PRIORITIES
             self.queues.append(make_queue(level.eviction_policy, self.rows, sentinel, self._keys, num_slots, self._records[index]))
             self._num_sentinels_used = sentinel + count_sentinels(level.eviction_policy)
+
+    def renew_queues(self) -> None:
+        """All eviction queues are as they were made: nothing is queued, remembered or learned. No sequence was made yet."""
+        self.learning.notes.forget_all()
+        self.load_weights(b"")
+        for number, old in enumerate(self._records):
+            self._records[number] = SegmentRecords(self.learning, old.pages_per_block)
+        sentinel = 0
+        index = 0
+        for policy in self._policies:
+            for pool_group in range(int(self.num_pool_groups)):
+                sentinel += NUM_PRIORITIES
+                self.queues[index] = make_queue(
+                    policy, self.rows, sentinel, self._keys, self.allocators[index].num_slots, self._records[pool_group]
+                )
+                sentinel += count_sentinels(policy)
+                index += 1
+
+    @property
+    def learns(self) -> bool:
+        """Whether some level's policy learns."""
+        return EvictionPolicy.LEARNED in self._policies
+
+    def load_weights(self, weights: bytes) -> bool:
+        """What the policies of another process had learned; whether they know it now. Else nothing is known."""
+        return self.learning.model.load(weights) and self.learns
 
     def set_owner(self, owner: PageOwner) -> None:
         self._keys.owner = owner

@@ -4,9 +4,11 @@ The streams of the record are handles of a process that is gone; each distinct o
 user's priorities come from the record.
 """
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
@@ -16,11 +18,13 @@ from ..base.ids import BlockOrdinal
 from ..base.value import Value
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.config_codec import decode_config, decode_retention
+from ..config.manager_config import KVCacheManagerConfig
 from ..device.port import Device
 from ..journal import journal_format as form
 from ..journal.journal_reader import JournalError, JournalReader, TornJournalError
 from ..layout.life_cycle import LifeCycle
 from ..manager.committed_block_drop import CommittedBlockDrop
+from ..manager.durable_opening import write_folder
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..manager.transfer_lease import TransferLease
@@ -81,7 +85,7 @@ class _Rerun:
 
     __slots__ = (
         "reader", "device", "check_invariants", "manager", "sequences", "plans", "leases", "num_created", "streams",
-        "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "dump", "progress",
+        "priorities", "num_calls", "num_digests", "num_torn_bytes", "prompts", "stop_after", "dump", "progress", "folder",
     )  # fmt: skip
 
     reader: Final[JournalReader]
@@ -104,24 +108,28 @@ class _Rerun:
     dump: dict[str, Any]
     """Of the manager, after the last call."""
     progress: Callable[[int, int], None] | None
+    folder: TemporaryDirectory[str] | None
+    """Where the durable level is, if there is one: never that of the manager that was recorded."""
 
     def __init__(self, reader: JournalReader, device: Device, check_invariants: bool) -> None:
         self.reader = reader
         self.device = device
         self.check_invariants = check_invariants
+        self.folder = None
         try:
             config = decode_config(reader.config)
+            pieces = reader.restored()
             tier = config.cache_tiers[len(config.cache_tiers) - 1]
             if isinstance(tier, DiskCacheTierConfig) and tier.durable:
-                raise JournalError(
-                    f"its manager had a durable level in {tier.path}: what it found there is not in the journal, so its calls cannot be "
-                    "done again alike"
-                )
+                self.folder = _make_folder(tier)
+                config = _move_last_tier(config, tier, self.folder.name)
+                write_folder(device, config, pieces)
             self.manager = KVCacheManager(config, device=device)
-        except JournalError:
+        except BaseException as error:
+            self.remove_folder()
+            if isinstance(error, (ValueError, TypeError)) and not isinstance(error, JournalError):
+                raise JournalError(f"the configuration in the journal cannot be used: {error}") from error
             raise
-        except (ValueError, TypeError) as error:
-            raise JournalError(f"the configuration in the journal cannot be used: {error}") from error
         self.sequences = {}
         self.plans = []
         self.leases = {}
@@ -163,10 +171,16 @@ class _Rerun:
                 kv_cache.close()
             for lease in self.leases.values():
                 lease.settle()
-            self.manager.shutdown()
+            self.manager.shutdown(0)
+            self.remove_folder()
             for stream in self.streams.values():
                 if stream != self.device.default_stream():
                     self.device.destroy_stream(stream)
+
+    def remove_folder(self) -> None:
+        if self.folder is not None:
+            self.folder.cleanup()
+            self.folder = None
 
     def apply(self, operation: int) -> None:
         reader = self.reader
@@ -206,6 +220,8 @@ class _Rerun:
             self.compare("result", bool(reader.number()), self.manager.adjust())
         elif operation == form.CLEAR:
             self.manager.clear_reusable_blocks()
+        elif operation == form.KEEP:
+            self.manager.keep_restored([reader.raw(form.NAME_BYTES) for _ in range(reader.number())])
         elif operation == form.INVALIDATE:
             self.manager.invalidate_reuse_scope(self.scope())
         else:
@@ -369,3 +385,13 @@ class _Rerun:
     def compare(self, what: str, recorded: object, found: object) -> None:
         if recorded != found:
             raise RerunMismatch(f"after call {self.num_calls} the {what} is {found}, recorded was {recorded}")
+
+
+def _make_folder(tier: DiskCacheTierConfig) -> TemporaryDirectory[str]:
+    """On the same disk, where that can be written here."""
+    place = tier.path if os.access(tier.path, os.W_OK) and os.path.isdir(tier.path) else None
+    return TemporaryDirectory(prefix="rerun-", dir=place)
+
+
+def _move_last_tier(config: KVCacheManagerConfig, tier: DiskCacheTierConfig, path: str) -> KVCacheManagerConfig:
+    return replace(config, cache_tiers=[*config.cache_tiers[:-1], replace(tier, path=path)])

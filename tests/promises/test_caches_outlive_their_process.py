@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from durable_models import SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config, next_process
@@ -12,17 +12,15 @@ from lossy_files import LossyDisk
 from kv_cache_manager_v2 import (
     CacheTierConfig,
     DiskCacheTierConfig,
+    EvictionPolicy,
     GpuCacheTierConfig,
     HostCacheTierConfig,
-    HostDevice,
     KVCacheManager,
     LogicError,
     ModelId,
     ReuseScope,
 )
-from kv_cache_manager_v2.journal.journal_reader import JournalError
 from kv_cache_manager_v2.testing import SimulatedDevice
-from kv_cache_manager_v2.testing.journal_rerun import rerun
 
 SYSTEM = list(range(100, 120))
 PROMPTS = [SYSTEM + [1000 * number + position for position in range(12)] for number in range(1, 6)]
@@ -246,12 +244,33 @@ def test_configurations_that_cannot_work_are_refused(tmp_path: object) -> None:
             manager.resize(1, quota // 2)
 
 
-def test_its_journal_is_refused_by_name(tmp_path: object) -> None:
-    """A journal does not have what the manager found on the disk, so its calls cannot be done again alike."""
-    path = Path(str(tmp_path)) / "journal"
-    KVCacheManager(durable_config(str(tmp_path)), device=HostDevice(), journal=path).shutdown()
-    with pytest.raises(JournalError, match="durable level"):
-        rerun(path, HostDevice())
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_policies_have_learned_is_restored(tmp_path: object, is_killed: bool) -> None:
+    """As it was at the end, and to be found again teaches nothing; a process that is killed early leaves what it had found."""
+    disk = LossyDisk()
+    base = durable_config(str(tmp_path), gpu_slots=12, disk_slots=30)
+    config = replace(base, cache_tiers=[replace(tier, eviction_policy=EvictionPolicy.LEARNED) for tier in base.cache_tiers])
+    first, _files = next_process(disk, config)
+    untaught = first.manager._shared.storage.learning.model.to_bytes()
+    for _round in range(4):
+        for text in PROMPTS:
+            first.run(text)
+    learned = first.manager._shared.storage.learning.model.to_bytes()
+    assert learned != untaught
+    first.end()
+    second, files = next_process(disk, config)
+    assert second.manager._shared.storage.learning.model.to_bytes() == learned
+    second.settle()
+    if is_killed:
+        files.kill()
+        second.run(PROMPTS[0])
+    second.end()
+    third, _files = next_process(disk, config)
+    assert third.manager._shared.storage.learning.model.to_bytes() == learned
+    names = third.manager.restored()
+    third.manager.keep_restored(names[:-1])
+    assert third.manager._shared.storage.learning.model.to_bytes() == untaught, "the last name is that of what was learned"
+    third.end()
 
 
 def test_nothing_of_it_costs_without_durable(tmp_path: object) -> None:

@@ -9,7 +9,8 @@ The value of a segment is Gittins' index: the most hits to be expected for each 
 Floats are added, multiplied, divided and rooted only, which all processors do alike, and the logistic function is a table.
 """
 
-from math import sqrt
+import struct
+from math import isfinite, sqrt
 from typing import Final, final
 
 from librt.vecs import vec
@@ -28,6 +29,7 @@ _FIRST_SQUARE: Final = 0.125
 _ROW: Final = 128
 """Weights of a bucket: the bias, then the levels of each feature."""
 _SHARED_ROW: Final = NUM_BUCKETS * _ROW
+_MODEL_BYTES: Final = 2 * 8 * (_SHARED_ROW + _ROW)
 _SCALE: Final = 1.0 / 65536.0
 _VALUE_SCALE: Final = 17592186044416.0
 """A value is an integer with 44 bits behind the point."""
@@ -71,6 +73,25 @@ class HazardModel:
         self._bases = vec[i64](bases)
         self._places = vec[i64]([0] * NUM_FEATURES)
         self._places_of = -1
+
+    def to_bytes(self) -> bytes:
+        """What it has learned, for `load`."""
+        numbers = [float(weight) for weight in self._weights] + [float(square) for square in self._squares]
+        return struct.pack(f"<{len(numbers)}d", *numbers)
+
+    def load(self, data: bytes) -> bool:
+        """Know what another model knew; False, and nothing is known, where the bytes are no model of this release."""
+        count = _SHARED_ROW + _ROW
+        numbers: list[float] = []
+        if len(data) == _MODEL_BYTES:
+            numbers = list(struct.unpack(f"<{2 * count}d", data))
+        is_known = len(numbers) > 0 and all([isfinite(number) for number in numbers]) and min(numbers[count:]) >= _FIRST_SQUARE
+        weights = self._weights
+        squares = self._squares
+        for place in range(count):
+            weights[place] = numbers[place] if is_known else 0.0
+            squares[place] = numbers[count + place] if is_known else _FIRST_SQUARE
+        return is_known
 
     def _find_places(self, traits: i64) -> None:
         if traits == self._places_of:

@@ -4,11 +4,15 @@ import json
 import os
 
 import pytest
+from librt.vecs import vec
 from lossy_files import LossyDisk, LossyFiles
+
+from mypy_extensions import i64
 
 from kv_cache_manager_v2 import LogicError
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
+from kv_cache_manager_v2.durable.index_state import IndexSnapshot, IndexState
 from kv_cache_manager_v2.durable.record_format import PACKED, encode_node, encode_page, encode_root
 
 IDENTITY = json.dumps({"name": "a model"})
@@ -17,6 +21,11 @@ LAYOUT = json.dumps({"slots": [[64]]})
 
 def open_folder(disk: LossyDisk, parent: str, layout: str = LAYOUT) -> CacheFolder:
     return CacheFolder(LossyFiles(disk), parent, IDENTITY, layout)
+
+
+def snapshot_of(state: IndexState) -> IndexSnapshot:
+    nodes, pages = vec[i64](range(int(state.num_nodes))), vec[i64](state.list_pages())
+    return IndexSnapshot(state, nodes, state.parents, pages, state.page_nodes, state.next_generation)
 
 
 def records_of(number: int) -> bytes:
@@ -33,7 +42,7 @@ def test_what_was_appended_is_read_back(tmp_path: object) -> None:
     folder.close()
     again = open_folder(disk, str(tmp_path))
     assert sorted(again.state.nodes) == [1, 2, 3, 4] and len(again.state.pages) == 3
-    again.write_snapshot(again.state)
+    again.write_snapshot(snapshot_of(again.state))
     again.append(records_of(5))
     again.close()
     left = [os.path.basename(path) for path in disk.paths("log-") + disk.paths("snapshot-")]
@@ -62,7 +71,7 @@ def test_a_damaged_snapshot_is_not_used(tmp_path: object) -> None:
     again.append(records_of(4))
     snapshot = again.path + "/snapshot-2"
     older = dict(disk.files)
-    again.write_snapshot(again.state)
+    again.write_snapshot(snapshot_of(again.state))
     again.close()
     length = len(disk.files[snapshot].content)
     for cut in range(0, length, 7):

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
+from kv_cache_manager_v2.durable.index_state import IndexState
 from kv_cache_manager_v2.durable.record_format import (
     MIXED,
     PACKED,
     BadRecordError,
-    IndexState,
     decode_mixed,
     encode_clear_all,
     encode_clear_scope,

@@ -106,3 +106,24 @@ def test_equal_examples_make_equal_models() -> None:
         for number in range(500):
             model.learn((number * 7919) % 3 | (number % 11) << 3, number % NUM_BUCKETS, float(number % 3 == 0), 1 + number % 17)
     assert [models[0].value(traits, 0) for traits in range(64)] == [models[1].value(traits, 0) for traits in range(64)]
+
+
+def test_a_model_goes_on_from_bytes() -> None:
+    taught = HazardModel()
+    for step in range(50):
+        taught.learn((RARE, USED, LATE)[step % 3], step % NUM_BUCKETS, step % 2, 1 + step)
+    other = HazardModel()
+    assert other.load(taught.to_bytes()) and other.to_bytes() == taught.to_bytes()
+    for model in (taught, other):
+        model.learn(USED, 2, 1.0, 7)
+    assert other.to_bytes() == taught.to_bytes() and other.value(USED, 0) == taught.value(USED, 0)
+
+
+def test_bytes_that_are_no_model_leave_one_that_knows_nothing() -> None:
+    taught = HazardModel()
+    taught.learn(USED, 2, 1.0, 7)
+    data = taught.to_bytes()
+    for wrong in (b"", data[:-8], data + data, b"\xff" * 8 + data[8:], data[:-8] + bytes(8)):
+        model = HazardModel()
+        model.learn(LATE, 1, 1.0, 7)
+        assert not model.load(wrong) and model.to_bytes() == HazardModel().to_bytes(), "not a number, or squares below the first one"
