@@ -19,6 +19,7 @@ from ..manager.kv_cache_manager import KVCacheManager
 from .metric_samples import COUNTER, MetricSamples, sample_events, take_samples
 from .move_tracer import MoveTracer
 from .open_telemetry_names import NAMES, SUMMED, name_attribute
+from .shared_samples import SharedSource, sample_shared
 
 _SCOPE: Final = "kv_cache_manager_v2"
 
@@ -34,11 +35,12 @@ class OpenTelemetryExporter(Handle):
 
     ``meter_provider`` and ``tracer_provider`` None: those of the process. ``attributes`` are added to every sample and span (a model's
     name, a rank); several exporters may share a provider, each with attributes of its own. ``event_manager``: to count its
-    events too. `ImportError` without opentelemetry-api, `LogicError` with ``enable_stats=False`` or where another exporter traces the
-    manager, `ValueError` for attributes that another exporter of the provider has.
+    events too. ``shared_level``: a `SharedLevel` of the manager, to export its metrics too. `ImportError` without opentelemetry-api,
+    `LogicError` with ``enable_stats=False`` or where another exporter traces the manager, `ValueError` for attributes that another
+    exporter of the provider has.
     """
 
-    __slots__ = ("_manager", "_event_manager", "_attributes", "_set", "_tracer", "_samples", "_is_open")
+    __slots__ = ("_manager", "_event_manager", "_shared_level", "_attributes", "_set", "_tracer", "_samples", "_is_open")
 
     _NAMES: ClassVar[str] = "instruments of this process"
 
@@ -50,6 +52,7 @@ class OpenTelemetryExporter(Handle):
         tracer_provider: object = None,
         attributes: Mapping[str, str] | None = None,
         event_manager: KVCacheEventManager | None = None,
+        shared_level: SharedSource | None = None,
     ) -> None:
         try:
             import opentelemetry.metrics
@@ -62,6 +65,7 @@ class OpenTelemetryExporter(Handle):
         self._is_open = False
         self._manager: Final = manager
         self._event_manager: Final = event_manager
+        self._shared_level: Final = shared_level
         self._attributes: Final[dict[str, str]] = {} if attributes is None else {str(k): str(v) for k, v in attributes.items()}
         self._samples: list[MetricSamples] = self._take_samples()
         meters: Any = metrics.get_meter_provider() if meter_provider is None else meter_provider
@@ -71,7 +75,7 @@ class OpenTelemetryExporter(Handle):
             found = _sets.get(meters)
             if found is None:
                 found = InstrumentSet(metrics.Observation)
-                found.create(meters.get_meter(_SCOPE, VERSION), take_samples(manager) + sample_events(None))
+                found.create(meters.get_meter(_SCOPE, VERSION), take_samples(manager) + sample_events(None) + sample_shared(None))
                 _sets[meters] = found
             self._set: Final = found
             found.join(self)
@@ -106,6 +110,8 @@ class OpenTelemetryExporter(Handle):
         samples = take_samples(self._manager)
         if self._event_manager is not None:
             samples += sample_events(self._event_manager)
+        if self._shared_level is not None:
+            samples += sample_shared(self._shared_level)
         return samples
 
 

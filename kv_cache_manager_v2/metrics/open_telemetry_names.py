@@ -28,9 +28,17 @@ NAMES: Final[dict[str, tuple[str, str]]] = {
     "kvcm_build_info": ("kvcm.build", "1"),
     "kvcm_events_published": ("kvcm.events.published", "{event}"),
     "kvcm_events_dropped": ("kvcm.events.dropped", "{event}"),
+    "kvcm_shared_lookups": ("kvcm.shared.lookups", "{lookup}"),
+    "kvcm_shared_pages": ("kvcm.shared.pages", "{page}"),
+    "kvcm_shared_bytes": ("kvcm.shared.io", "By"),
+    "kvcm_shared_failures": ("kvcm.shared.failures", "{operation}"),
+    "kvcm_shared_dropped_pages": ("kvcm.shared.pages.dropped", "{page}"),
+    "kvcm_shared_refusals": ("kvcm.shared.refusals", "{operation}"),
+    "kvcm_shared_store_open": ("kvcm.shared.store.open", "1"),
+    "kvcm_shared_slots": ("kvcm.shared.slot.count", "{slot}"),
 }
 """With the unit, in UCUM."""
-SUMMED: Final = frozenset({"kvcm_blocks", "kvcm_clean_copies", "kvcm_restored_pages", "kvcm_sequences"})
+SUMMED: Final = frozenset({"kvcm_blocks", "kvcm_clean_copies", "kvcm_restored_pages", "kvcm_sequences", "kvcm_shared_slots"})
 """Gauges whose samples may be added up: up-down counters there."""
 ATTRIBUTES: Final[dict[str, str]] = {"src": "kvcm.source_tier", "dst": "kvcm.target_tier"}
 """Of labels that are not called ``kvcm.`` and their own name."""

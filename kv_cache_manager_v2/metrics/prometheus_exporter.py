@@ -24,6 +24,7 @@ from ..storage.transfer_times import TransferTimes
 from .curve_samples import sample_curves
 from .metric_samples import COUNTER, MetricSamples, name_tiers, sample_events, take_samples
 from .registry_collector import RegistryCollector
+from .shared_samples import SharedSource, sample_shared, sample_shared_times
 from .time_samples import HistogramSamples, sample_times, sample_transfers
 
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -41,14 +42,14 @@ class PrometheusExporter(Handle):
 
     ``registry``: a `CollectorRegistry`; None: the library's default. ``labels`` are added to every sample (a model's name, a
     rank); several exporters may share a registry, each with labels of its own. ``event_manager``: to count its events too.
-    ``clock``: the clock for times of blocks, ``time.monotonic`` by default. `ImportError` without prometheus_client,
-    `LogicError` with ``enable_stats=False``, `ValueError` for a label name that Prometheus or a metric of the manager's uses, and
-    for labels that another exporter of the registry has.
+    ``shared_level``: a `SharedLevel` of the manager, to export its metrics too. ``clock``: the clock for times of blocks,
+    ``time.monotonic`` by default. `ImportError` without prometheus_client, `LogicError` with ``enable_stats=False``, `ValueError` for a
+    label name that Prometheus or a metric of the manager's uses, and for labels that another exporter of the registry has.
     """
 
     __slots__ = (
         "_manager", "_event_manager", "_registry", "_label_names", "_label_values", "_core", "_times", "_transfers", "_tiers",
-        "_samples_blocks", "_shown", "_curves", "_metrics", "_histograms", "_is_open",
+        "_samples_blocks", "_shown", "_curves", "_metrics", "_histograms", "_is_open", "_shared_level",
     )  # fmt: skip
 
     _NAMES: ClassVar[str] = "a registry of this process"
@@ -60,6 +61,7 @@ class PrometheusExporter(Handle):
         registry: object = None,
         labels: Mapping[str, str] | None = None,
         event_manager: KVCacheEventManager | None = None,
+        shared_level: SharedSource | None = None,
         clock: StatisticsClock | None = None,
     ) -> None:
         try:
@@ -70,6 +72,7 @@ class PrometheusExporter(Handle):
 
         self._manager: Final = manager
         self._event_manager: Final = event_manager
+        self._shared_level: Final = shared_level
         chosen: Any = prometheus_client.REGISTRY if registry is None else registry
         self._registry: Final[Any] = chosen
         self._label_names: Final[list[str]] = [] if labels is None else [str(name) for name in labels]
@@ -114,6 +117,8 @@ class PrometheusExporter(Handle):
         metrics = take_samples(self._manager)
         if self._event_manager is not None:
             metrics += sample_events(self._event_manager)
+        if self._shared_level is not None:
+            metrics += sample_shared(self._shared_level)
         if self._samples_blocks:
             try:
                 self._curves = [self._manager.get_hit_rate_curve(level) for level in range(len(self._tiers))]
@@ -132,6 +137,8 @@ class PrometheusExporter(Handle):
             histograms.append(sample_transfers(self._transfers, self._tiers))
         if self._times is not None:
             histograms += sample_times(self._times)
+        if self._shared_level is not None:
+            histograms.append(sample_shared_times(self._shared_level))
         self._histograms = histograms
 
     def show_curves(self, curves: list[HitRateCurve]) -> None:
@@ -190,6 +197,8 @@ def _describe(manager: KVCacheManager) -> list[MetricSamples | HistogramSamples]
     described: list[MetricSamples | HistogramSamples] = []
     described += take_samples(manager)
     described += sample_events(None)
+    described += sample_shared(None)
+    described.append(sample_shared_times(None))
     described.append(sample_curves([], []))
     described.append(sample_transfers(None, []))
     described += sample_times(None)

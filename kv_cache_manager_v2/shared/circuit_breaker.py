@@ -26,6 +26,12 @@ class CircuitBreaker:
         """Whether the endpoint has failed and no probe has succeeded since."""
         return self._num_failures >= FAILURES_TO_OPEN
 
+    def open(self, now: float) -> None:
+        """The endpoint does not answer: the next operation is a probe, `OPEN_SECONDS` from now."""
+        with self._lock:
+            self._num_failures = FAILURES_TO_OPEN
+            self._open_until = now + OPEN_SECONDS
+
     def allows(self, now: float) -> bool:
         """Whether an operation may begin; if the breaker is open, the one that may is the probe."""
         with self._lock:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..base.missing_package import missing_package
 from .resp_connection import FORMAT, FORMAT_KEY
-from .shared_store import MISSING, WRONG_SIZE, SharedStore, StoreConnection, StoreError
+from .shared_store import MISSING, REFUSED, WRONG_SIZE, SharedStore, StoreConnection, store_error
 
 
 class ObjectStore(SharedStore):
@@ -55,7 +55,7 @@ class _ObjectConnection(StoreConnection):
         except FileNotFoundError:
             result = missing
         except self._errors as error:
-            raise StoreError(f"the store {self._name} fails: {error}") from error
+            raise store_error(REFUSED, f"the store {self._name} fails: {error}") from error
         self.last_progress = monotonic()
         return result
 

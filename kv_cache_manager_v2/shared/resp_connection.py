@@ -10,7 +10,20 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Final
 
-from .shared_store import MISSING, PROGRESS_SECONDS, WRONG_SIZE, StoreConnection, StoreError, StoreFullError
+from .shared_store import (
+    CUT_OFF,
+    GARBAGE,
+    MISSING,
+    PROGRESS_SECONDS,
+    REFUSED,
+    SILENT,
+    UNREACHABLE,
+    WRONG_SIZE,
+    StoreConnection,
+    StoreError,
+    StoreFullError,
+    store_error,
+)
 
 FORMAT_KEY: Final = b"kvcm/format"
 FORMAT: Final = b"KVCMSHR1"
@@ -50,7 +63,7 @@ class RespConnection(StoreConnection):
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host if port >= 0 else None)
             self._socket.settimeout(PROGRESS_SECONDS)
         except OSError as error:
-            raise StoreError(f"the store {endpoint} cannot be reached: {error or type(error).__name__}") from error
+            raise store_error(UNREACHABLE, f"the store {endpoint} cannot be reached: {error or type(error).__name__}") from error
         try:
             if password is not None:
                 words = [b"AUTH", password.encode()] if username is None else [b"AUTH", username.encode(), password.encode()]
@@ -140,11 +153,12 @@ class RespConnection(StoreConnection):
         line = self._read_line()
         if line not in (b"+OK", b"+PONG", b"$-1", b"_"):
             if line.startswith(b"-"):
-                raise StoreError(f"the store {self._endpoint} {refusal}: {line[1:].decode(errors='replace')}")
+                raise store_error(REFUSED, f"the store {self._endpoint} {refusal}: {line[1:].decode(errors='replace')}")
             raise self._unexpected(words[0].decode(), line)
 
     def _unexpected(self, command: str, line: bytes) -> StoreError:
-        return StoreError(f"{self._endpoint} answers {command} with {line[:80]!r}, which no Valkey or Redis server does there")
+        text = f"{self._endpoint} answers {command} with {line[:80]!r}, which no Valkey or Redis server does there"
+        return store_error(REFUSED if line.startswith(b"-") else GARBAGE, text)
 
     def _send(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -154,15 +168,17 @@ class RespConnection(StoreConnection):
                 view = view[count:]
                 self.last_progress = monotonic()
         except OSError as error:
-            raise StoreError(f"the store {self._endpoint} takes nothing: {error or type(error).__name__}") from error
+            cause = SILENT if isinstance(error, TimeoutError) else CUT_OFF
+            raise store_error(cause, f"the store {self._endpoint} takes nothing: {error or type(error).__name__}") from error
 
     def _receive(self, target: memoryview) -> int:
         try:
             count = self._socket.recv_into(target)
         except OSError as error:
-            raise StoreError(f"the store {self._endpoint} does not answer: {error or type(error).__name__}") from error
+            cause = SILENT if isinstance(error, TimeoutError) else CUT_OFF
+            raise store_error(cause, f"the store {self._endpoint} does not answer: {error or type(error).__name__}") from error
         if count == 0:
-            raise StoreError(f"the store {self._endpoint} has closed the connection")
+            raise store_error(CUT_OFF, f"the store {self._endpoint} has closed the connection")
         self.last_progress = monotonic()
         return count
 

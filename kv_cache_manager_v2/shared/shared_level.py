@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..base.errors import LogicError
-from ..base.handle import Handle
 from ..base.ids import BAD_PAGE_INDEX, TokenIdExt
 from ..config.model_id import ModelId
 from ..device.checksum import require_xxhash
@@ -31,12 +30,14 @@ from ..layout.slot_layout import compute_slot_layout
 from ..manager.durable_opening import describe_identity, describe_layout
 from ..manager.kv_cache import KVCache, SequenceStatus
 from ..manager.kv_cache_manager import KVCacheManager
+from ..metrics.shared_samples import SharedFacts, SharedSource
 from ..publishing.event_publisher import KVCacheEventPublisher
 from ..reuse.token_packing import TOKEN_BYTES, has_digest
 from ..sequence.whole_prefix import pack_committed
 from .block_names import BlockName, name_blocks, name_root
 from .hash_ring import HashRing
 from .known_pages import KnownPages
+from .line_limit import LineLimit
 from .page_copies import PageCopies
 from .page_needs import PageNeeds
 from .page_record import RecordLayout, describe_identity_bytes
@@ -44,7 +45,7 @@ from .remote_operation import RemoteOperation
 from .remote_report import RemoteReport, intersect_ranges, largest_at_most, to_ranges
 from .remote_request import RemoteRequest
 from .shared_statistics import SharedCounters, SharedStatistics
-from .shared_store import SharedStore
+from .shared_store import SharedStore, StoreError
 from .staging_slots import EnqueuedCopy, StagingSlots
 from .store_tasks import LoadTask, LookUpTask, RecordSpace, StagedPage, StoreTask, share_out
 from .store_workers import LOADS, LOOKUPS, STORES, StoreWorkers, Task
@@ -71,14 +72,15 @@ class _PendingStore:
         self.is_started = False
 
 
-class SharedLevel(Handle):
+class SharedLevel(SharedSource):
     """The shared level of one manager; `close` it before the manager shuts down. A context manager.
 
     ``model_id``: as for a durable level; managers with an equal one, and equal layers, share. ``load_bytes``, ``store_bytes``: of staging
     memory. ``write_policy``: "second_hit" stores blocks that a sequence has reused, "commit" all that are committed, "off" none.
     ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what this level knows to be in the store.
 
-    `StoreError` if an endpoint cannot be reached or refuses; `ValueError` for a bad argument, a store whose keys have another format, or
+    `StoreError` if no endpoint can be reached, or all refuse: one of several that does costs a warning, and its keys are misses until it
+    answers. `ValueError` for a bad argument, a store whose keys have another format, or
     recurrent layers; `ImportError` without xxhash. Later no store's failure is an exception: it costs hits.
     """
 
@@ -132,19 +134,16 @@ class SharedLevel(Handle):
         self._counters: Final = SharedCounters()
         ring = HashRing(store.endpoints)
         self._space: Final = RecordSpace(self._layouts, ring, self._needs, self._counters, config.tokens_per_block)
-        for endpoint in store.endpoints:
-            connection = store.connect(endpoint)
-            try:
-                connection.check()
-            finally:
-                connection.close()
+        self._stuck_lines: Final = LineLimit()
+        self._slot_lines: Final = LineLimit()
+        unreachable = _check_endpoints(store)
         self._loads: Final = StagingSlots(manager.device, load_bytes // _round_up(slot_bytes), slot_bytes)
         try:
             self._stores: Final = StagingSlots(manager.device, store_bytes // _round_up(slot_bytes), slot_bytes)
         except BaseException:
             self._loads.close(False)
             raise
-        self._workers: Final = StoreWorkers(store, self._counters, num_load_threads)
+        self._workers: Final = StoreWorkers(store, self._counters, num_load_threads, unreachable)
         self._requests: Final[dict[int, RemoteRequest]] = {}
         self._operations: Final[dict[tuple[int, int], RemoteOperation]] = {}
         self._pending: list[_PendingStore] = []
@@ -234,7 +233,12 @@ class SharedLevel(Handle):
 
     def _answer(self, operation: RemoteOperation) -> None:
         if operation.has_failed:
-            self._counters.add("deadlines")
+            self._counters.add_deadline()
+            if self._stuck_lines.is_due():
+                _logger.warning(
+                    "a request of the shared level is answered without its %s, which makes no progress: it costs hits",
+                    ("look-up", "load")[operation.kind],
+                )
         if operation.kind == LOOKUPS:
             (task,) = operation.tasks
             assert isinstance(task, LookUpTask)
@@ -410,7 +414,7 @@ class SharedLevel(Handle):
         if not kv_cache.ready:
             return 0, begin
         if self._workers.is_full:
-            self._counters.add("dropped_pages", end - begin)
+            self._counters.add_dropped("full", end - begin)
             return 0, begin
         tables = [kv_cache.get_base_page_indices(life_cycle) for life_cycle in range(self._needs.num_life_cycles)]
         wanted: list[tuple[int, int, int]] = []
@@ -423,7 +427,9 @@ class SharedLevel(Handle):
                 if indices[block] != BAD_PAGE_INDEX and layout.fits(names[block]) and layout.key(names[block]) not in self._known:
                     of_block.append((life_cycle, block, int(indices[block])))
             if len(wanted) + len(of_block) > self._stores.num_free:
-                self._counters.add("dropped_pages", end - block)
+                self._counters.add_dropped("slots", end - block)
+                if self._slot_lines.is_due():
+                    _logger.warning("pages are not stored in the shared level, as all staging slots are in use: a larger store_bytes helps")
                 break
             wanted.extend(of_block)
             reached = block + 1
@@ -439,7 +445,7 @@ class SharedLevel(Handle):
             # Some copies may be under way all the same.
             self._manager.device.synchronize_stream(kv_cache.cuda_stream)
             self._stores.free(slots)
-            self._counters.add("dropped_pages", len(pages))
+            self._counters.add_dropped("copy", len(pages))
             _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))
             return 0, reached
         self._known.expect(keys)
@@ -479,6 +485,16 @@ class SharedLevel(Handle):
         """Everything since the level was made."""
         return self._counters.read()
 
+    def read_facts(self) -> SharedFacts:
+        """For `PrometheusExporter` and `OpenTelemetryExporter`, which take the level as ``shared_level``; from any thread."""
+        slots: dict[tuple[str, str], int] = {}
+        for use, staging in (("load", self._loads), ("store", self._stores)):
+            num_free, num_quarantined = staging.num_free, staging.num_quarantined
+            slots[(use, "free")] = num_free
+            slots[(use, "quarantined")] = num_quarantined
+            slots[(use, "taken")] = max(0, staging.num_slots - num_free - num_quarantined)
+        return self._counters.read_facts({name: breaker.is_open for name, breaker in self._workers.breakers.items()}, slots)
+
     @property
     def num_quarantined(self) -> int:
         """Staging slots that were abandoned while a thread may still write into them."""
@@ -502,6 +518,25 @@ class SharedLevel(Handle):
             assert len(stored) == len(set(stored)) == self._stores.num_slots - self._stores.num_free, "a staging slot of stores is lost"
         except AssertionError as error:
             raise LogicError(f"the shared level is inconsistent: {error}") from error
+
+
+def _check_endpoints(store: SharedStore) -> list[str]:
+    """Those that do not answer, or refuse; `StoreError` if no other is left, `ValueError` for a key space of another format."""
+    failed: dict[str, StoreError] = {}
+    for endpoint in store.endpoints:
+        try:
+            connection = store.connect(endpoint)
+            try:
+                connection.check()
+            finally:
+                connection.close()
+        except StoreError as error:
+            failed[endpoint] = error
+    if len(failed) == len(store.endpoints):
+        raise next(iter(failed.values()))
+    for endpoint, reason in failed.items():
+        _logger.warning("the shared level begins without %s, whose keys are misses until it answers: %s", endpoint, reason)
+    return list(failed)
 
 
 def _round_up(num_bytes: int) -> int:

@@ -22,12 +22,34 @@ from ..base.handle import Handle
 PROGRESS_SECONDS: Final = 0.3
 """How long an operation may move no byte before it has failed."""
 
+UNREACHABLE: Final = "unreachable"
+SILENT: Final = "silent"
+CUT_OFF: Final = "cut_off"
+REFUSED: Final = "refused"
+GARBAGE: Final = "garbage"
+STUCK: Final = "stuck"
+FAILURE_CAUSES: Final = (UNREACHABLE, SILENT, CUT_OFF, REFUSED, GARBAGE, STUCK, "other")
+"""No connection; no byte for `PROGRESS_SECONDS`; the connection ended; an error or a foreign key space; what its protocol does not
+know; a call that does not return, whose request was answered without it."""
+
 MISSING: Final = -1
 WRONG_SIZE: Final = -2
 
 
 class StoreError(KVCacheManagerError):
-    """A store cannot be reached, refuses, or answers what its protocol does not know. The message names the endpoint and the reason."""
+    """A store cannot be reached, refuses, or answers what its protocol does not know. The message names the endpoint and the reason.
+
+    ``cause``: for metrics, one of `FAILURE_CAUSES`.
+    """
+
+    cause: str = "other"
+
+
+def store_error(cause: str, message: str) -> StoreError:
+    """A `StoreError` of that cause."""
+    error = StoreError(message)
+    error.cause = cause
+    return error
 
 
 class StoreFullError(StoreError):

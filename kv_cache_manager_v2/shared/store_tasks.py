@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable
-from time import monotonic
 from typing import Final
 
 from ..base.ids import TokenIdExt
 from .block_names import BlockName, name_blocks
 from .hash_ring import HashRing
+from .line_limit import LineLimit
 from .page_needs import PageNeeds
 from .page_record import RecordLayout
 from .shared_statistics import SharedCounters
@@ -15,7 +15,6 @@ from .shared_store import MISSING, StoreConnection
 from .staging_slots import StagingSlots
 from .store_workers import EndpointCalls, Task
 
-_WARNING_SECONDS: Final = 10.0
 _LEAST_PART: Final = 4
 """Pages: fewer are not divided."""
 
@@ -31,15 +30,7 @@ class RecordSpace:
         self.needs: Final = needs
         self.counters: Final = counters
         self.block_tokens: Final = block_tokens
-        self._next_warning = 0.0
-
-    def warns_now(self) -> bool:
-        """Whether a wrong record may be logged: one in ten seconds, as a store that lies has many."""
-        now = monotonic()
-        if now < self._next_warning:
-            return False
-        self._next_warning = now + _WARNING_SECONDS
-        return True
+        self.wrong_records: Final = LineLimit()
 
 
 class StagedPage:
@@ -150,7 +141,7 @@ class LoadTask(Task):
                 key = keys[position]
                 wrong.append(key)
                 space.counters.add("corrupt_pages")
-                if space.warns_now():
+                if space.wrong_records.is_due():
                     _logger.warning("the shared store %s has a wrong record under %s, which is removed: %s", self._endpoint, key, fault)
         self.whole.extend(whole)
         if len(wrong) > 0:
@@ -190,7 +181,7 @@ class StoreTask(Task):
             space.counters.add("stored_pages", len(keys))
             space.counters.add("stored_bytes", num_bytes)
         else:
-            space.counters.add("dropped_pages", len(keys))
+            space.counters.add_dropped("store", len(keys))
 
 
 def share_out(

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import Final
 
 from .circuit_breaker import CircuitBreaker
-from .shared_statistics import SharedCounters
-from .shared_store import SharedStore, StoreConnection, StoreError, StoreFullError
+from .shared_statistics import KINDS, SharedCounters
+from .shared_store import REFUSED, SharedStore, StoreConnection, StoreError, StoreFullError, store_error
 
 LOOKUPS: Final = 0
 LOADS: Final = 1
@@ -62,8 +62,9 @@ class Task(ABC):
 class EndpointCalls:
     """The connections of one thread."""
 
-    def __init__(self, workers: "StoreWorkers") -> None:
+    def __init__(self, workers: "StoreWorkers", kind: str) -> None:
         self._workers: Final = workers
+        self._kind: Final = kind
         self._open: Final[dict[str, StoreConnection]] = {}
 
     def call(self, task: Task, endpoint: str, function: Callable[[StoreConnection], None]) -> bool:
@@ -74,6 +75,7 @@ class EndpointCalls:
             workers.counters.add("refusals")
             return False
         error: StoreError | None = None
+        begun = monotonic()
         for _attempt in range(2):
             connection = self._open.get(endpoint)
             is_new = connection is None
@@ -82,6 +84,7 @@ class EndpointCalls:
                     connection = workers.store.connect(endpoint)
                     self._open[endpoint] = connection
                     workers.connections.add(connection)
+                    workers.check_late(endpoint, connection)
                 task.use(connection)
                 function(connection)
                 error = None
@@ -96,6 +99,7 @@ class EndpointCalls:
             # A server that was restarted has closed old connections: that alone is no failure of the one that is there now.
             if error is None or is_new or isinstance(error.__cause__, TimeoutError):
                 break
+        workers.counters.add_time(self._kind, monotonic() - begun)
         workers.record_result(endpoint, breaker, error)
         return error is None
 
@@ -124,13 +128,17 @@ class _Pool:
 
 
 class StoreWorkers:
-    """``breakers``, by endpoint. ``connections``: those that are open, of all threads."""
+    """``breakers``, by endpoint: those of ``unreachable`` begin open. ``connections``: those that are open, of all threads."""
 
-    def __init__(self, store: SharedStore, counters: SharedCounters, num_load_threads: int) -> None:
+    def __init__(self, store: SharedStore, counters: SharedCounters, num_load_threads: int, unreachable: list[str]) -> None:
         self.store: Final = store
         self.counters: Final = counters
         self.breakers: Final = {endpoint: CircuitBreaker() for endpoint in store.endpoints}
+        self._unchecked: Final = set(unreachable)
+        for endpoint in unreachable:
+            self.breakers[endpoint].open(monotonic())
         self.connections: Final[set[StoreConnection]] = set()
+        self._foreign: Final[set[str]] = set()
         self.is_closing = False
         self._full_until = 0.0
         self._process: Final = os.getpid()
@@ -190,7 +198,7 @@ class StoreWorkers:
     # -- on the threads -----------------------------------------------------------------------------------------------
 
     def _run(self, pool: _Pool, number: int) -> None:
-        calls = EndpointCalls(self)
+        calls = EndpointCalls(self, KINDS[self._pools.index(pool)])
         while True:
             task = pool.queue.get()
             if task is None:
@@ -207,6 +215,19 @@ class StoreWorkers:
             task.is_over = True
         calls.close()
 
+    def check_late(self, endpoint: str, connection: StoreConnection) -> None:
+        """Ask a server that did not answer at the start for its key space, before anything else: `StoreError` if it is a foreign one."""
+        if endpoint not in self._unchecked:
+            return
+        try:
+            connection.check()
+        except ValueError as error:
+            if endpoint not in self._foreign:
+                self._foreign.add(endpoint)
+                _logger.error("the shared store %s is not used: %s", endpoint, error)
+            raise store_error(REFUSED, str(error)) from error
+        self._unchecked.discard(endpoint)
+
     def record_full(self, endpoint: str, error: StoreFullError) -> None:
         self.counters.add("full_stores")
         if not self.is_full:
@@ -220,6 +241,6 @@ class StoreWorkers:
             return
         if self.is_closing:
             return
-        self.counters.add("failures")
+        self.counters.add_failure(error.cause)
         if breaker.record_failure(monotonic()):
             _logger.warning("the shared store %s is not asked until it answers again: %s", endpoint, error)
