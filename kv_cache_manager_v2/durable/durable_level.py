@@ -201,6 +201,26 @@ class DurableLevel:
         """A page that was adopted is not to be found again."""
         self.end_record(self.groups[pool_group], slot)
 
+    def record_page(self, pool_group: i64, slot: i64, node: i64, life_cycle: i64) -> None:
+        """The slot has that page, and no write is under way: it is recorded, unless it is already or its write has failed."""
+        group = self.groups[pool_group]
+        recorded = group.recorded
+        if recorded[slot]:
+            return
+        checksums = self._list_checksums(group, slot)
+        if UNKNOWN in checksums:
+            return
+        with self._lock:
+            recorded[slot] = True
+            record = encode_page(node, self.take_generations(1), slot, life_cycle, pool_group, checksums)
+            self.writer.put(PAGE_RECORD, record)
+
+    def _list_checksums(self, group: DurableGroup, slot: i64) -> list[int]:
+        checksums: list[int] = []
+        for pool in group.pools:
+            checksums.extend(pool.list_checksums(slot))
+        return checksums
+
     def restart_generations(self, next_generation: i64) -> None:
         """Of what was restored all that has that generation or a later one is disowned."""
         self._next_generation = next_generation
@@ -264,9 +284,7 @@ class DurableLevel:
             ticket.has_failed = ticket.has_failed or has_failed
             if ticket.num_left != 0 or ticket.has_failed:
                 return
-            checksums: list[int] = []
-            for pool in group.pools:
-                checksums.extend(pool.list_checksums(ticket.slot))
+            checksums = self._list_checksums(group, ticket.slot)
             recorded = group.recorded
             recorded[ticket.slot] = True
             record = encode_page(ticket.node, ticket.generation, ticket.slot, ticket.life_cycle, group.index, checksums)

@@ -113,6 +113,10 @@ class CleanCopies:
         places = self._places.words
         return page < len(places) and places[page] >> 32 == index
 
+    def slot_of(self, page: i64) -> i64:
+        """Where the copy of a page that has one is."""
+        return self._places.words[page] & LOW_MASK
+
     def keep(self, page: i64, index: i64, slot: i64, read_point: i64) -> None:
         """A slot in use is free from now on, and holds a copy of the page. ``read_point``: of a copy that was written down."""
         self.forget(page)

@@ -4,8 +4,8 @@
 
 Each run is a process of its own with a hash seed of its own: half of the calls on a model with windows and scratch slots, half on
 one with recurrent layers, both with three levels. Those on a simulated device, and on a `CudaDevice` over the strict fake driver,
-finish their copies in an order of their own. Prints a digest of all answers and decisions for each; the exit status is 1 unless all
-are equal.
+finish their copies in an order of their own. Histories of several processes with a durable level (`restarts`) are run in both builds.
+Prints a digest of all answers and decisions for each; the exit status is 1 unless all are equal.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 from cuda_over_fake import make_cuda_device, require_clean
 from every_call import EveryCall, config_of_every_kind
+from restarts import Restarts
 
 from kv_cache_manager_v2 import Device, HostDevice, KVCacheManager, is_compiled
 from kv_cache_manager_v2.replay.rerun import rerun
@@ -28,6 +29,9 @@ from kv_cache_manager_v2.testing import SimulatedDevice
 SEED = 0
 CUDA = "cuda-"
 """And the seed of the driver."""
+RESTARTS = "restarts"
+NUM_LIVES = 5
+"""Processes one after the other; a tenth of the calls in all."""
 MODELS = (False, True)
 """Whether it has recurrent layers."""
 
@@ -59,7 +63,10 @@ def journal_of(folder: Path, has_state: bool) -> Path:
 def run_here(what: str, folder: Path, num_calls: int) -> None:
     """In a process of its own: print one line per model."""
     for has_state in MODELS:
-        if what == "rerun":
+        if what == RESTARTS:
+            run = Restarts(has_state, SEED, str(folder))
+            line = f"{run.run(NUM_LIVES, num_calls // 10 // NUM_LIVES // len(MODELS))} {run.found}"
+        elif what == "rerun":
             result = rerun(journal_of(folder, has_state), HostDevice())
             line = f"{result.num_calls} calls compared at {result.num_digests} points"
         else:
@@ -85,6 +92,8 @@ def describe_device(what: str) -> str:
         return f"simulated device {what}"
     if what.startswith(CUDA):
         return f"CUDA over fake {what.removeprefix(CUDA)}"
+    if what == RESTARTS:
+        return f"{NUM_LIVES} processes"
     return "journal run again" if what == "rerun" else "host device"
 
 
@@ -94,15 +103,19 @@ def compare(interpreted: str, compiled: str, num_calls: int, device_seeds: Seque
     runs += [("compiled", compiled, f"{CUDA}{seed}", str(777 + seed)) for seed in cuda_seeds]
     # The journal of the interpreted run; each point of comparison is a digest that this run wrote.
     runs += [("compiled", compiled, "rerun", "7")]
+    runs += [("interpreted", interpreted, RESTARTS, "11"), ("compiled", compiled, RESTARTS, "12")]
     found: set[str] = set()
+    found_after_restarts: set[str] = set()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for title, build, what, hash_seed in runs:
             lines, seconds = run_apart(build, what, hash_seed, folder, num_calls)
             print(f"{title:11s}  {describe_device(what):18s}  hash seed {hash_seed:4s}  {seconds:7.1f} s  {'; '.join(lines)}", flush=True)
-            if what != "rerun":
+            if what == RESTARTS:
+                found_after_restarts.add("; ".join(lines))
+            elif what != "rerun":
                 found.add("; ".join(lines))
-    if len(found) > 1:
+    if len(found) > 1 or len(found_after_restarts) > 1:
         print("the same calls were decided differently")
         return 1
     print(f"{num_calls} calls: all decided alike")
