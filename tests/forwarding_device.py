@@ -92,6 +92,9 @@ class ForwardingDevice(Device):
     def copy_batch(self, stream: int, batch: CopyBatch) -> None:
         self._device.copy_batch(stream, batch)
 
+    def copy_beside(self, stream: int, batch: CopyBatch) -> None:
+        self._device.copy_beside(stream, batch)
+
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._device.fill(stream, address, num_bytes, value)
 

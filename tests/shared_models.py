@@ -15,6 +15,7 @@ import pytest
 from small_models import BYTES_PER_TOKEN, attention_layers
 
 from kv_cache_manager_v2 import (
+    Device,
     EvictionPolicy,
     GpuCacheTierConfig,
     HostCacheTierConfig,
@@ -53,10 +54,11 @@ class Rank:
         journal: str | None = None,
         event_manager: KVCacheEventManager | None = None,
         publish: Callable[[KVCacheManager], Any] | None = None,
+        device: Device | None = None,
         **settings: Any,
     ) -> None:
         self.config = shared_config() if config is None else config
-        self.device = HostDevice()
+        self.device = HostDevice() if device is None else device
         self.manager = KVCacheManager(self.config, device=self.device, journal=journal, event_manager=event_manager)
         self.engine = FakeEngine(self.config, self.device)
         if publish is not None:

@@ -1,4 +1,4 @@
-"""Disk jobs: copies from or to disk files, cut into tasks that worker threads can run in any order.
+"""Disk jobs: copies from or to disk files, cut into tasks that worker threads can run in any order; or copies in memory, one task.
 
 The device's caller makes a job (`disk_plan`), passes it to `DiskWorkers`, and looks at it again when `is_done`.
 From disk to disk the bytes pass through memory of the worker.
@@ -13,6 +13,7 @@ from ..base.errors import StorageIOError
 from .copy_runs import CopyRuns
 from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
 from .disk_transfers import DiskTransfers
+from .host_copy import move_runs
 from .job_gate import JobGate, JobSignal
 from .staging_memory import StagingMemory
 from .watched_slots import fail_write
@@ -51,9 +52,9 @@ class DiskJob:
     write_errors: list[StorageIOError]
 
     def __init__(self, sources: list[DiskExtent], targets: list[DiskExtent], runs: CopyRuns | None = None) -> None:
-        """``sources`` are read, ``targets`` are written; pairs of both for copies from disk to disk.
+        """``sources`` are read, ``targets`` are written; pairs of both for copies from disk to disk, neither for copies in memory.
 
-        ``runs``: of the whole batch, for `conflicts_with`.
+        ``runs``: of the whole batch, for `conflicts_with`, and for copies in memory.
         """
         self.is_started = False
         self.is_abandoned = False
@@ -118,6 +119,8 @@ class DiskJob:
     def run_task(self, index: int, transfers: DiskTransfers, staging: StagingMemory) -> list[StorageIOError]:
         """Run one task, on any thread; returns its errors."""
         errors: list[StorageIOError] = []
+        if self._runs is not None and not self._sources and not self._targets:
+            move_runs(self._runs)
         position = self._task_ends[index - 1] if index > 0 else 0
         while position < self._task_ends[index]:
             error: StorageIOError | None = None

@@ -312,6 +312,17 @@ class HostDevice(Device):
         else:
             copy_in_host_memory(batch)
 
+    def copy_beside(self, stream: int, batch: CopyBatch) -> None:
+        self._require_stream(stream)
+        if batch.num_bytes <= 0:
+            raise ValueError(f"a batch of copies of {batch.num_bytes} bytes each: it must be positive")
+        if batch.dst_tier == CacheTier.DISK or batch.src_tier == CacheTier.DISK:
+            raise ValueError("copy_beside() is for copies in memory; copy_batch() copies from and to disks beside the caller already")
+        self._ranges(batch.dst_tier).require_accessible(batch.dst_addresses, batch.count, batch.num_bytes)
+        self._ranges(batch.src_tier).require_accessible(batch.src_addresses, batch.count, batch.num_bytes)
+        if batch.count > 0:
+            self._pending.copy_beside(stream, batch)
+
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self._require_stream(stream)
         if value < 0 or value > 255:

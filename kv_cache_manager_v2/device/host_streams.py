@@ -21,6 +21,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import StorageIOError
 from ..stats.statistics_clock import StatisticsClock
+from .copy_runs import CopyRuns
 from .disk_job import DiskJob
 from .disk_workers import DiskWorkers
 from .host_copy import copy_in_host_memory
@@ -294,6 +295,12 @@ class HostStreams:
             self._append(found, _Copies(batch))
         else:
             copy_in_host_memory(batch)
+
+    def copy_beside(self, stream: int, batch: CopyBatch) -> None:
+        """A worker copies, once all work of the stream before it is done."""
+        self.is_busy = True
+        self._append(self._stream(stream), _DiskCopies(DiskJob([], [], CopyRuns(batch)), self._failures))
+        self.poll()
 
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         self.poll()

@@ -304,6 +304,13 @@ class Device(Handle, metaclass=ABCMeta):
         """Enqueue all copies of the batch; the batch may be reused by the caller at once."""
         raise NotImplementedError("Device.copy_batch is for subclasses to define")
 
+    def copy_beside(self, stream: int, batch: CopyBatch) -> None:
+        """`copy_batch` between level 0 and host memory, where the call does not wait for the bytes: another thread copies them.
+
+        For streams that nothing but such copies uses. A device whose copies are enqueued anyway need not define it.
+        """
+        self.copy_batch(stream, batch)
+
     @abstractmethod
     def fill(self, stream: int, address: int, num_bytes: int, value: int) -> None:
         """Enqueue setting ``num_bytes`` bytes of level-0 memory to ``value`` (0-255)."""

@@ -169,6 +169,11 @@ class StreamOrder:
             self._num_retired += 1
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing is ordered any more: the manager is shut down."""
+        return self._is_closing
+
+    @property
     def num_timelines(self) -> int:
         return len(self._timelines)
 

@@ -1,4 +1,4 @@
-"""Copies between pages of level 0 and staging slots, enqueued on a sequence's stream."""
+"""Copies between pages of level 0 and staging slots: loads on a sequence's stream, stores on the shared level's own."""
 
 from typing import Final
 
@@ -41,4 +41,7 @@ class PageCopies:
                     batch.add(staged, address)
                 staged += num_bytes
         for batch in batches.values():
-            self._device.copy_batch(stream, batch)
+            if is_load:
+                self._device.copy_batch(stream, batch)
+            else:
+                self._device.copy_beside(stream, batch)

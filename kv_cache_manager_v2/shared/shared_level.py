@@ -47,6 +47,7 @@ from .remote_request import RemoteRequest
 from .shared_statistics import SharedCounters, SharedStatistics
 from .shared_store import SharedStore, StoreError
 from .staging_slots import EnqueuedCopy, StagingSlots
+from .store_stream import StoreStream
 from .store_tasks import LoadTask, LookUpTask, RecordSpace, StagedPage, StoreTask, share_out
 from .store_workers import LOADS, LOOKUPS, STORES, StoreWorkers, Task
 
@@ -143,6 +144,12 @@ class SharedLevel(SharedSource):
         except BaseException:
             self._loads.close(False)
             raise
+        try:
+            self._store_stream: Final = StoreStream(manager, self._pool_group_of)
+        except BaseException:
+            self._loads.close(False)
+            self._stores.close(False)
+            raise
         self._workers: Final = StoreWorkers(store, self._counters, num_load_threads, unreachable)
         self._requests: Final[dict[int, RemoteRequest]] = {}
         self._operations: Final[dict[tuple[int, int], RemoteOperation]] = {}
@@ -174,6 +181,7 @@ class SharedLevel(SharedSource):
             _logger.warning("a thread of the shared level is still busy with its store; its staging memory is not freed")
         for pending in self._pending:
             pending.copy.wait()
+        self._store_stream.close()
         self._loads.close(not has_ended)
         self._stores.close(not has_ended)
         self._requests.clear()
@@ -439,11 +447,10 @@ class SharedLevel(SharedSource):
         pages = [StagedPage(cycle, block, names[block], slot) for (cycle, block, _page), slot in zip(wanted, slots, strict=True)]
         keys = [self._key(page) for page in pages]
         try:
-            self._copies(self._stores).enqueue(kv_cache.cuda_stream, pages, [page for _cycle, _block, page in wanted], False)
-            copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream)
+            copy = self._store_stream.copy_out(kv_cache, self._copies(self._stores), pages, [page for _cycle, _block, page in wanted])
         except Exception as error:
             # Some copies may be under way all the same.
-            self._manager.device.synchronize_stream(kv_cache.cuda_stream)
+            self._manager.device.synchronize_stream(self._store_stream.stream)
             self._stores.free(slots)
             self._counters.add_dropped("copy", len(pages))
             _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))

@@ -28,6 +28,7 @@ def run_copies(
     seed: int,
     *,
     on_default_stream: bool = False,
+    is_beside: bool = False,
 ) -> None:
     """Copy slot ``src`` onto slot ``dst`` for each pair; compare with the same done to bytes objects."""
     num_dst = max(dst for dst, _ in slots) + 2
@@ -44,7 +45,10 @@ def run_copies(
         batch.add(dst_address + dst * num_bytes, src_address + src * num_bytes)
         dst_image[dst * num_bytes : (dst + 1) * num_bytes] = src_image[src * num_bytes : (src + 1) * num_bytes]
     stream = bench.device.default_stream() if on_default_stream else bench.device.create_stream()
-    bench.device.copy_batch(stream, batch)
+    if is_beside:
+        bench.device.copy_beside(stream, batch)
+    else:
+        bench.device.copy_batch(stream, batch)
     # The batch is the caller's again at once.
     batch.clear()
     batch.add(1, 1)
@@ -63,6 +67,12 @@ def test_scattered_copies(bench: DeviceUnderTest, dst_tier: CacheTier, src_tier:
     dsts = generator.sample(range(2 * count), count)
     srcs = [generator.randrange(count) for _ in range(count)]  # a source may be read several times
     run_copies(bench, dst_tier, src_tier, num_bytes, list(zip(dsts, srcs, strict=True)), seed=num_bytes)
+
+
+@pytest.mark.parametrize(("dst_tier", "src_tier"), [(GPU, HOST), (HOST, GPU)], ids=["gpu-host", "host-gpu"])
+@pytest.mark.parametrize("num_bytes", [1, 64, 5000, 65536])
+def test_copies_beside_the_caller(bench: DeviceUnderTest, dst_tier: CacheTier, src_tier: CacheTier, num_bytes: int) -> None:
+    run_copies(bench, dst_tier, src_tier, num_bytes, [(11 - i, i // 2) for i in range(12)], seed=num_bytes, is_beside=True)
 
 
 @TIER_PAIRS

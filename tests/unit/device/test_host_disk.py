@@ -109,6 +109,53 @@ def test_nothing_waits_for_the_disk_but_events_are_open(bench: Bench) -> None:
     assert (bench.value(HOST, 2), bench.value(HOST, 3)) == (5, 6)
 
 
+def test_copies_beside_the_caller_are_another_threads() -> None:
+    bench = Bench(num_disk_threads=1)
+    device = bench.device
+    disk, aside, user = device.create_stream(), device.create_stream(), device.create_stream()
+    bench.files.hold()
+    bench.copy(disk, DISK, GPU, [(0, 5)])
+    bench.files.wait_until_held(1)  # the only thread is busy
+    batch = CopyBatch(HOST, GPU, PAGE)
+    batch.add(bench.address(HOST, 0), bench.address(GPU, 5))
+    batch.add(bench.address(HOST, 7), bench.address(GPU, 6))
+    device.copy_beside(aside, batch)
+    batch.clear()
+    batch.add(1, 1)
+    copied = device.record_event(aside)
+    device.wait_event(user, copied)
+    device.fill(user, bench.address(GPU, 5), PAGE, 99)  # the next user of the page
+    assert not device.is_event_done(copied)
+    assert (bench.value(HOST, 0), bench.value(HOST, 7), bench.value(GPU, 5)) == (0, 7, 5)
+    bench.files.let_go()
+    device.synchronize_stream(user)
+    assert device.is_event_done(copied)
+    assert (bench.value(HOST, 0), bench.value(HOST, 7), bench.value(GPU, 5)) == (5, 6, 99)
+    bench.close()
+
+
+def test_copies_beside_the_caller_are_refused_as_others_are(bench: Bench) -> None:
+    device = bench.device
+    stream = device.create_stream()
+    good = CopyBatch(HOST, GPU, PAGE)
+    good.add(bench.address(HOST, 0), bench.address(GPU, 5))
+    to_disk = CopyBatch(DISK, GPU, PAGE)
+    to_disk.add(bench.address(DISK, 0), bench.address(GPU, 5))
+    with pytest.raises(ValueError, match="copy_batch"):
+        device.copy_beside(stream, to_disk)
+    with pytest.raises(ValueError, match="positive"):
+        device.copy_beside(stream, CopyBatch(HOST, GPU, 0))
+    outside = CopyBatch(HOST, GPU, PAGE)
+    outside.add(bench.address(HOST, 16), bench.address(GPU, 5))
+    with pytest.raises(LogicError, match="not all of the 4096 bytes of HOST_MEM"):
+        device.copy_beside(stream, outside)
+    with pytest.raises(LogicError, match="stream"):
+        device.copy_beside(stream + 1000, good)
+    device.copy_beside(stream, CopyBatch(HOST, GPU, PAGE))  # nothing
+    device.synchronize_stream(stream)
+    assert bench.value(HOST, 0) == 0
+
+
 def test_polling_finishes_what_is_queued(bench: Bench) -> None:
     device = bench.device
     stream, other = device.create_stream(), device.create_stream()

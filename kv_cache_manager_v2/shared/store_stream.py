@@ -1,0 +1,51 @@
+"""The stream on which pages are copied out: neither a sequence's step nor its thread waits for the bytes.
+
+A copy is ordered behind what is on the sequence's stream when it is enqueued; the next user of one of the pages' slots is ordered behind
+the copy, as `StreamOrder` does for all streams. No decision depends on it.
+"""
+
+from typing import Final
+
+from ..manager.kv_cache import KVCache
+from ..manager.kv_cache_manager import KVCacheManager
+from .page_copies import PageCopies
+from .staging_slots import EnqueuedCopy
+from .store_tasks import StagedPage
+
+
+class StoreStream:
+    """``pool_group_of``: by life cycle."""
+
+    def __init__(self, manager: KVCacheManager, pool_group_of: list[int]) -> None:
+        self._device: Final = manager.device
+        self._pool_group_of: Final = pool_group_of
+        self._shared: Final = manager._shared
+        self.stream: Final = manager.device.create_stream()
+        try:
+            with self._shared.guard:
+                self._timeline: Final = int(self._shared.order.enter(self.stream))
+        except BaseException:
+            manager.device.destroy_stream(self.stream)
+            raise
+
+    def copy_out(self, kv_cache: KVCache, copies: PageCopies, pages: list[StagedPage], slots: list[int]) -> EnqueuedCopy:
+        """Enqueue copies of the pages, at these slots of level 0, into their staging slots."""
+        order = self._shared.order
+        storage = self._shared.storage
+        with self._shared.guard:
+            order.wait(self._timeline, order.mark(kv_cache._state_for_batch().timeline))
+            try:
+                copies.enqueue(self.stream, pages, slots, False)
+            finally:
+                # Also where only some were enqueued.
+                mark = order.mark(self._timeline)
+                for page, slot in zip(pages, slots, strict=True):
+                    storage.slots.advance_ready(slot, self._pool_group_of[page.life_cycle], self._timeline, mark)
+        return EnqueuedCopy(self._device, self.stream)
+
+    def close(self) -> None:
+        """The copies are done. After the manager's shutdown its order is closed already."""
+        if not self._shared.order.is_closed:
+            with self._shared.guard:
+                self._shared.order.leave(self._timeline)
+        self._device.destroy_stream(self.stream)
