@@ -11,6 +11,7 @@ The state is the newest whole snapshot, and then all logs from its number on. A 
 snapshot for it; older files are removed once that is on the disk. A folder with another layout or format is refused, never changed.
 """
 
+import errno
 import json
 import logging
 import os
@@ -149,6 +150,25 @@ class CacheFolder:
         write_file(self.files, self._log, data, self._log_bytes)
         self._log_bytes += len(data)
         self.files.sync(self._log)
+        self._require_log()
+
+    def _require_log(self) -> None:
+        """`FileNotFoundError` where what is written has no name any more: then no process will find it."""
+        name = f"log-{self._number}"
+        path = os.path.join(self.path, name)
+        try:
+            is_there = name in self.files.names(self.path)
+        except FileNotFoundError:
+            is_there = False
+        if is_there:
+            file = self.files.open_named(path, False)
+            try:
+                # Another manager may have begun anew in its place.
+                is_there = self.files.length(file) == self._log_bytes
+            finally:
+                self.files.close_file(file)
+        if not is_there:
+            raise FileNotFoundError(errno.ENOENT, "its files have vanished while they were in use", path)
 
     def write_snapshot(self, snapshot: IndexSnapshot) -> None:
         """The state at the beginning of this process' log; what older processes have left is removed."""

@@ -101,20 +101,31 @@ def test_file_systems_without_direct_transfers_will_do(tmp_path: object) -> None
 # -- later ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_may_vanish_while_in_use(tmp_path: Path) -> None:
-    """What was open stays open; the next process begins anew."""
+@pytest.mark.parametrize("is_made_anew", [False, True], ids=["it is gone", "another process has begun there"])
+def test_a_folder_may_vanish_while_in_use(tmp_path: Path, is_made_anew: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """What was open stays open; the log says so once, and a metric; the next process begins anew."""
     folder = tmp_path / "cache"
     folder.mkdir()
     config = durable_config(str(folder))
     process = Process(config)
     assert process.run(PROMPTS[0]) == 0
     process.settle()
+    assert metric_of(process, "kvcm_durable_failed") == 0
     shutil.rmtree(folder)
-    assert [process.run(text) for text in PROMPTS] == [32, 20, 20, 20, 20]
+    if is_made_anew:
+        folder.mkdir()
+        Process(config).end()
+    with caplog.at_level(logging.ERROR):
+        for text in PROMPTS:
+            assert process.run(text) == (32 if text is PROMPTS[0] else 20)
+            process.settle()
+    assert len([record for record in caplog.records if "vanished while they were in use" in record.message]) == 1
+    assert metric_of(process, "kvcm_durable_failed") == 1 and metric_of(process, "kvcm_level_closed") == 0
     process.end()
-    with pytest.raises(ValueError, match="create it first"):
-        KVCacheManager(config)
-    folder.mkdir()
+    if not is_made_anew:
+        with pytest.raises(ValueError, match="create it first"):
+            KVCacheManager(config)
+        folder.mkdir()
     again = Process(config)
     assert again.run(PROMPTS[0]) == 0
     again.end()
