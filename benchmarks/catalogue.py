@@ -7,6 +7,7 @@ import feature_workloads
 import filling_workloads
 import memory_workloads
 import prompts_workloads
+import restore_workload
 import scale_workloads
 import start_workloads
 import step_workloads
@@ -22,6 +23,7 @@ WORKLOADS: Final[list[Workload]] = [
     *trace_workload.WORKLOADS,
     *memory_workloads.WORKLOADS,
     *start_workloads.WORKLOADS,
+    *restore_workload.WORKLOADS,
     *tail_workloads.WORKLOADS,
     *filling_workloads.WORKLOADS,
     *scale_workloads.WORKLOADS,

@@ -81,8 +81,9 @@ class Process:
             self.engine.synchronize()
         except StorageIOError:
             pass
-        durable = self.manager._shared.storage.durable
-        assert durable is not None
+        durable, early = self.manager._shared.storage.durable, self.manager._shared.early_copies
+        assert durable is not None and early is not None
+        early.offload_put_off()
         self.manager._shared.order.synchronize_all()
         durable.writer.flush()
 

@@ -1,4 +1,5 @@
-"""Which published pages of a sequence are offloaded early, and when: at the commit that publishes them, and at its end."""
+"""Which published pages of a sequence are offloaded early, and when: at the commit that publishes them, and at its end; to a durable level
+several at once."""
 
 from librt.vecs import append, vec
 from mypy_extensions import i64
@@ -24,7 +25,9 @@ def offload_published(state: SequenceState, first_block: i64) -> None:
             pages = append(pages, snapshot.first_page + shared.state_life_cycle)
     if len(pages) > 0:
         shared.guard.begin_change()
-        early.offload_copies(pages)
-        if shared.storage.durable is not None:
+        if shared.storage.durable is None:
+            early.offload_copies(pages)
+        else:
+            early.put_off(pages)
             early.touch_copies(pages)
         shared.guard.end_change()

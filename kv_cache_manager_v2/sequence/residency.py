@@ -455,6 +455,8 @@ def close(state: SequenceState) -> None:
         state.timeline = NO_TIMELINE
     state.status = CLOSED
     state.next_slow_capacity = 0
+    if shared.early_copies is not None:
+        shared.early_copies.offload_if_idle()
     shared.guard.end_change()
 
 

@@ -6,7 +6,8 @@ copy. Where there is none to go, or the device refuses, the page has no copy and
 way from a disk is copied behind its read: what is written never depends on whether a read is done.
 
 A durable level gets a copy of every published page in the same way, from whatever level above it the page lies on: so what another
-process needs of a prefix is there before what comes behind it.
+process needs of a prefix is there before what comes behind it. A request to a disk costs as much for one page as for many: pages are put
+off until there are `MOST_PUT_OFF`, or until no sequence is active.
 """
 
 import logging
@@ -20,13 +21,16 @@ from ..events.removal_cause import CAPACITY
 from .page_storage import PageStorage
 from .slot_reclaimer import SlotReclaimer
 
+MOST_PUT_OFF: Final = 64
+"""Pages that wait for others."""
+
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
 @final
 @mypyc_attr(native_class=True)
 class EarlyCopies:
-    __slots__ = ("_storage", "_room", "_min_offload_priority", "_target")
+    __slots__ = ("_storage", "_room", "_min_offload_priority", "_target", "_put_off", "_is_put_off")
 
     _storage: Final[PageStorage]
     _room: Final[SlotReclaimer]
@@ -34,12 +38,17 @@ class EarlyCopies:
     """Pages of a lower priority are not copied: they would be dropped rather than offloaded."""
     _target: Final[i64]
     """The level that gets the copies."""
+    _put_off: vec[i64]
+    """Pages to be copied, in the order in which they were published; since then a row may have become another page's."""
+    _is_put_off: Final[set[int]]
 
     def __init__(self, storage: PageStorage, room: SlotReclaimer, min_offload_priority: i64) -> None:
         self._storage = storage
         self._room = room
         self._min_offload_priority = min_offload_priority
         self._target = 1 if storage.durable is None else storage.durable.index
+        self._put_off = vec[i64]()
+        self._is_put_off = set()
 
     def offload_copies(self, pages: vec[i64]) -> None:
         """Copy those of the published pages that lie above the level of copies and have none; never fails for want of room."""
@@ -55,6 +64,43 @@ class EarlyCopies:
                         self._write_group(wanted, level, pool_group)
                     except PageMoveError as error:
                         _logger.warning("%s; these pages are written when they have to go", str(error))
+
+    def put_off(self, pages: vec[i64]) -> None:
+        """`offload_copies`, later: once there are enough."""
+        rows = self._storage.rows
+        copies = self._storage.copies
+        for page in pages:
+            if (
+                rows.has_page(page)
+                and rows.level(page) < self._target
+                and not copies.has_copy(page)
+                and int(page) not in self._is_put_off
+            ):
+                self._is_put_off.add(int(page))
+                self._put_off = append(self._put_off, page)
+        if len(self._put_off) >= MOST_PUT_OFF:
+            self.offload_put_off()
+
+    def offload_if_idle(self) -> None:
+        """Where no page is in use, there may be no call for a long time."""
+        if len(self._put_off) > 0:
+            for num_locked in self._storage.num_locked:
+                if num_locked > 0:
+                    return
+            self.offload_put_off()
+
+    def offload_put_off(self) -> None:
+        """What was put off is copied now."""
+        owner = self._storage.owner()
+        rows = self._storage.rows
+        pages = vec[i64]()
+        for page in self._put_off:
+            if rows.has_page(page) and owner.is_published(page):
+                pages = append(pages, page)
+        # Empty first: to make room may drop pages, and a copy that is refused is not tried again.
+        self._put_off = vec[i64]()
+        self._is_put_off.clear()
+        self.offload_copies(pages)
 
     def touch_copies(self, pages: vec[i64]) -> None:
         """The pages of a path, from its first block on, were used: of their copies the leaf's are released first."""
