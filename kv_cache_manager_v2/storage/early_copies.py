@@ -97,7 +97,7 @@ class EarlyCopies:
         for page in self._put_off:
             if rows.has_page(page) and owner.is_published(page):
                 pages = append(pages, page)
-        # Empty first: to make room may drop pages, and a copy that is refused is not tried again.
+        # Empty first: reclaiming slots may drop pages, and a copy that is refused is not tried again.
         self._put_off = vec[i64]()
         self._is_put_off.clear()
         self.offload_copies(pages)

@@ -55,6 +55,60 @@ def test_a_killed_process_has_left_what_was_written(tmp_path: object) -> None:
     first.end()
 
 
+def test_what_an_idle_engine_has_published_is_there(tmp_path: object) -> None:
+    """Pages are written several at once; once no sequence is active, none is put off any longer."""
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path), gpu_slots=64)
+    first, files = next_process(disk, config)
+    durable = first.manager._shared.storage.durable
+    assert durable is not None
+    sequences = []
+    for text in PROMPTS:
+        kv_cache = first.manager.create_kv_cache(None, text)
+        assert kv_cache.resume() and kv_cache.resize(len(text), kv_cache.num_committed_tokens)
+        kv_cache.commit(text[kv_cache.num_committed_tokens :])
+        sequences.append(kv_cache)
+    for kv_cache in sequences:
+        first.manager._shared.order.synchronize_all()
+        durable.writer.flush()
+        recorded = sum(int(is_recorded) for is_recorded in durable.groups[0].recorded)
+        assert recorded == 0, "20 blocks are published, fewer than are put off, and sequences are active"
+        kv_cache.close()
+    first.manager._shared.order.synchronize_all()
+    durable.writer.flush()
+    files.kill()
+    again, _files = next_process(disk, config)
+    assert [again.manager.probe_reuse(None, text) for text in PROMPTS] == [len(text) for text in PROMPTS]
+    again.end()
+    first.end()
+
+
+def test_decoding_writes_many_pages_at_once(tmp_path: object) -> None:
+    """A request to the disk costs as much for one page as for many: 16 sequences fill 16 blocks each, one in a step."""
+    disk = LossyDisk()
+    config = durable_config(str(tmp_path), gpu_slots=400, disk_slots=400)
+    process, _files = next_process(disk, config)
+    manager = process.manager
+    sequences = []
+    for number in range(16):
+        # Each at another place in its block.
+        kv_cache = manager.create_kv_cache(None, [1000 * number + position for position in range(number % TOKENS_PER_BLOCK + 1)])
+        assert kv_cache.resume() and kv_cache.resize(number % TOKENS_PER_BLOCK + 1)
+        kv_cache.commit([1000 * number + position for position in range(number % TOKENS_PER_BLOCK + 1)])
+        sequences.append(kv_cache)
+    counts = set()
+    for step in range(16 * TOKENS_PER_BLOCK):
+        capacities = [kv_cache.capacity for kv_cache in sequences]
+        assert manager.resize_batch(sequences, [capacity + 1 for capacity in capacities], capacities) == 16
+        manager.commit_batch(sequences, [step] * 16)
+        manager._shared.order.synchronize_all()
+        counts.add(sum(transfer.blocks for transfer in manager.get_statistics().transfers if transfer.target_level == 1))
+    assert len(counts) - 1 == 16 * 16 // 64, "256 pages, 64 at once"
+    for kv_cache in sequences:
+        kv_cache.close()
+    process.end()
+
+
 def test_shared_beginnings_outlast_what_is_behind_them(tmp_path: object) -> None:
     """Many turns under one system prompt, on a disk that is too small for all: each that is found has all its ancestors."""
     config = durable_config(str(tmp_path), gpu_slots=12, host_slots=12, disk_slots=40)
