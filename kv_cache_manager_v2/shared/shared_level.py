@@ -18,6 +18,7 @@ The threads are those of `StoreWorkers`. A manager without a shared level knows 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -81,8 +82,8 @@ class SharedLevel(SharedSource):
     ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what this level knows to be in the store.
 
     `StoreError` if no endpoint can be reached, or all refuse: one of several that does costs a warning, and its keys are misses until it
-    answers. `ValueError` for a bad argument, a store whose keys have another format, or
-    recurrent layers; `ImportError` without xxhash. Later no store's failure is an exception: it costs hits.
+    answers. `ValueError` for a bad argument, or a store whose keys have another format; `ImportError` without xxhash. Later no store's
+    failure is an exception: it costs hits.
     """
 
     def __init__(
@@ -114,8 +115,6 @@ class SharedLevel(SharedSource):
         require_xxhash()
         config = manager.init_config
         life_cycles = LifeCycleRegistry(config)
-        if life_cycles.state_life_cycle_id is not None:
-            raise ValueError("this model has recurrent layers, whose states a shared level does not keep; serve it without one")
         layout = compute_slot_layout(config, life_cycles)
         identity = describe_identity_bytes(describe_identity(model_id, config), describe_layout(layout))
         self._manager: Final = manager
@@ -193,7 +192,7 @@ class SharedLevel(SharedSource):
         """Queue a look-up of the tokens that the sequence was made with, behind those that it matched.
 
         For a sequence that has just been made with `input_tokens`. Scopes with a ``lora_id`` are not shared, as the id of an adapter names
-        nothing in another process: then the answer is 0 at once.
+        nothing in another process: then the answer is 0 at once, as it is for a recurrent state that is behind its sequence.
         """
         self.require_usable()
         if kv_cache.manager is not self._manager:
@@ -202,7 +201,8 @@ class SharedLevel(SharedSource):
         self._next_request = number + 1
         request = RemoteRequest(self, number, kv_cache)
         tokens = self._find_tokens(kv_cache)
-        if tokens is None or kv_cache.reuse_scope.lora_id is not None:
+        is_behind = self._needs.has_any_states and kv_cache.match_info.state_tokens < kv_cache.num_committed_tokens
+        if tokens is None or kv_cache.reuse_scope.lora_id is not None or is_behind:
             request.begin(None)
             return request
         begin = kv_cache.num_committed_tokens // self.block_tokens
@@ -364,6 +364,10 @@ class SharedLevel(SharedSource):
             slots: list[int] = []
             staged = {(page.life_cycle, page.ordinal): page for page in operation.pages}
             for life_cycle in range(self._needs.num_life_cycles):
+                if self._needs.has_states(life_cycle):
+                    pages.append(staged[(life_cycle, num_blocks - 1)])
+                    slots.append(kv_cache.get_ssm_block_base_index(life_cycle))
+                    continue
                 indices = kv_cache.get_base_page_indices(life_cycle)
                 for block in range(begin, num_blocks):
                     if indices[block] != BAD_PAGE_INDEX:
@@ -424,7 +428,7 @@ class SharedLevel(SharedSource):
         if self._workers.is_full:
             self._counters.add_dropped("full", end - begin)
             return 0, begin
-        tables = [kv_cache.get_base_page_indices(life_cycle) for life_cycle in range(self._needs.num_life_cycles)]
+        tables = [self._list_slots(kv_cache, life_cycle, end) for life_cycle in range(self._needs.num_life_cycles)]
         wanted: list[tuple[int, int, int]] = []
         keys: list[bytes] = []
         reached = begin
@@ -460,6 +464,14 @@ class SharedLevel(SharedSource):
         self._pending.append(_PendingStore(copy, tasks, pages, names, kv_cache.reuse_scope.salt))
         self._settle_stores()
         return len(pages), reached
+
+    def _list_slots(self, kv_cache: KVCache, life_cycle: int, end: int) -> Sequence[int]:
+        """Of the sequence's blocks before ``end``: their pages' slots on level 0; of recurrent layers those of the snapshots there."""
+        if self._needs.has_states(life_cycle):
+            return self._store_stream.list_snapshots(kv_cache, life_cycle, end)
+        slots: Any = kv_cache.get_base_page_indices(life_cycle)
+        indices: Sequence[int] = slots
+        return indices
 
     def _copies(self, staging: StagingSlots) -> PageCopies:
         manager = self._manager

@@ -6,6 +6,8 @@ the copy, as `StreamOrder` does for all streams. No decision depends on it.
 
 from typing import Final
 
+from ..base.ids import BAD_PAGE_INDEX, GPU_LEVEL
+from ..device.stream_order import NO_POINT
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from .page_copies import PageCopies
@@ -28,12 +30,30 @@ class StoreStream:
             manager.device.destroy_stream(self.stream)
             raise
 
+    def list_snapshots(self, kv_cache: KVCache, life_cycle: int, end: int) -> list[int]:
+        """Of the sequence's blocks before ``end``: the slot of the snapshot of recurrent state that ends with it, on level 0; else
+        `BAD_PAGE_INDEX`."""
+        state = kv_cache._state_for_batch()
+        rows = self._shared.storage.rows
+        slots: list[int] = []
+        with self._shared.guard:
+            for ordinal in range(end):
+                page = state.blocks[ordinal].first_page + life_cycle
+                is_near = ordinal < state.num_published and rows.has_page(page) and rows.level(page) == GPU_LEVEL
+                slots.append(int(rows.slot(page)) if is_near else BAD_PAGE_INDEX)
+        return slots
+
     def copy_out(self, kv_cache: KVCache, copies: PageCopies, pages: list[StagedPage], slots: list[int]) -> EnqueuedCopy:
         """Enqueue copies of the pages, at these slots of level 0, into their staging slots."""
         order = self._shared.order
         storage = self._shared.storage
         with self._shared.guard:
             order.wait(self._timeline, order.mark(kv_cache._state_for_batch().timeline))
+            for page, slot in zip(pages, slots, strict=True):
+                # Snapshots are another stream's, maybe.
+                ready = int(storage.allocators[self._pool_group_of[page.life_cycle]].ready[slot])
+                if ready != NO_POINT:
+                    order.wait(self._timeline, ready)
             try:
                 copies.enqueue(self.stream, pages, slots, False)
             finally:

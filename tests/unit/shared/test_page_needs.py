@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kv_cache_manager_v2.layout.life_cycle import AttnLifeCycle, LifeCycle
+from kv_cache_manager_v2.layout.life_cycle import AttnLifeCycle, LifeCycle, SsmLifeCycle
 from kv_cache_manager_v2.shared.page_needs import PageNeeds
 from kv_cache_manager_v2.shared.remote_report import intersect_ranges, largest_at_most, to_ranges
 
@@ -12,7 +12,9 @@ T = 4
 
 
 def needed(cycle: LifeCycle, num_blocks: int) -> set[int]:
-    """Blocks of a prefix of so many whole blocks that are not stale."""
+    """Blocks of a prefix of so many whole blocks that are not stale; of states the last one's."""
+    if isinstance(cycle, SsmLifeCycle):
+        return {num_blocks - 1} if num_blocks > 0 else set()
     stale = cycle.compute_stale_range(num_blocks * T, T)
     return {block for block in range(num_blocks) if not stale.beg <= block < stale.end}
 
@@ -24,8 +26,9 @@ def test_lengths_are_those_whose_blocks_are_all_there(seed: int) -> None:
         AttnLifeCycle(),
         AttnLifeCycle(rng.randint(1, 30)),
         AttnLifeCycle(rng.randint(1, 30), rng.randint(0, 3)),
+        SsmLifeCycle(),
     ]
-    cycles = rng.sample(choices, rng.randint(1, 3))
+    cycles = rng.sample(choices, rng.randint(1, 4))
     needs = PageNeeds(cycles, T)
     begin, end = rng.randint(0, 5), rng.randint(6, 14)
     present = [{block for block in range(begin, end) if rng.random() < 0.85} for _cycle in cycles]
