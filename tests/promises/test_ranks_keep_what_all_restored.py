@@ -15,13 +15,18 @@ from kv_cache_manager_v2 import (
     EvictionPolicy,
     GpuCacheTierConfig,
     HostDevice,
+    KVCacheEventIndex,
+    KVCacheEventManager,
     KVCacheManager,
     KVCacheManagerConfig,
     LogicError,
     ModelId,
     ReuseScope,
     SnapshotPolicy,
+    compute_block_hashes,
 )
+from kv_cache_manager_v2.journal.journal_reader import JournalError
+from kv_cache_manager_v2.testing import SimulatedDevice
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 
 SYSTEM = list(range(100, 120))
@@ -195,6 +200,42 @@ def test_names_that_are_none_are_refused(tmp_path: Path) -> None:
                 manager.keep_restored(given)
         assert manager.restored() == names and manager.state_digest() == digest
         assert manager.keep_restored(iter([*names, *names])) == 8, "named twice is named"
+
+
+def test_events_say_what_was_restored_and_what_was_dropped(tmp_path: Path) -> None:
+    config = durable_config(str(tmp_path))
+    first = Process(config)
+    for text in PROMPTS:
+        first.run(text)
+    first.end()
+    events = KVCacheEventManager(1000)
+    with KVCacheManager(config, event_manager=events) as manager:
+        index = KVCacheEventIndex()
+
+        def seen() -> list[int]:
+            events.flush_iteration_events()
+            index.apply(events.get_latest_events())
+            return [index.count_leading_blocks(compute_block_hashes(text, manager.tokens_per_block)) for text in PROMPTS]
+
+        assert seen() == [8] * 5
+        manager.keep_restored(manager.restored()[:-3])
+        assert seen() == [8, 8, 8, 8, 5] and len(index) == 5 + 4 * 3
+
+
+def test_a_rerun_needs_a_device_with_files(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    KVCacheManager(durable_config(str(tmp_path)), device=HostDevice(), journal=path).shutdown()
+    with pytest.raises(JournalError, match="no files that outlive"):
+        rerun(path, SimulatedDevice(1))
+    data = path.read_bytes()
+    for length in range(len(data) - 60, len(data), 5):
+        # Cut anywhere: what was restored is there as a whole, or nothing can be done again.
+        path.write_bytes(data[:length])
+        try:
+            assert rerun(path, HostDevice()).num_calls == 0
+        except JournalError as error:
+            assert "ends inside" in str(error) or "cannot be used" in str(error)
+    assert sorted(name.name[:5] for name in tmp_path.iterdir()) == ["journ", "kvcm-"]
 
 
 def test_without_a_durable_level_there_is_nothing(tmp_path: Path) -> None:

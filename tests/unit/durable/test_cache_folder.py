@@ -115,7 +115,13 @@ def test_another_layout_or_format_is_refused_and_kept(tmp_path: object) -> None:
     with pytest.raises(ValueError, match="another layout.*Nothing there is changed"):
         open_folder(disk, str(tmp_path), json.dumps({"slots": [[128]]}))
     identity = disk.files[folder.path + "/identity.json"]
-    for content, reason in ((b'{"format": 99}', "format 99"), (b"{", "cannot be read"), (b"[]", "cannot be read")):
+    refused = (
+        (b'{"format": 99}', "format 99"),
+        (b'{"format": 1}', "format 1, and this release reads format 2 only.*cache rm"),
+        (b"{", "cannot be read"),
+        (b"[]", "cannot be read"),
+    )
+    for content, reason in refused:
         identity.content = bytearray(content)
         with pytest.raises(ValueError, match=reason):
             open_folder(disk, str(tmp_path))
