@@ -7,12 +7,12 @@ on them. What the policies had learned has a name of its own, the last one.
 
 import json
 import struct
-from collections.abc import Iterable
 from hashlib import sha256
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
+from ..base.checks import to_list
 from ..durable.index_state import IndexState
 from ..journal.journal_format import NAME_BYTES
 from .durable_restore import DurableRestore
@@ -107,10 +107,8 @@ class _Chain:
 
 def to_names(names: object) -> list[bytes]:
     """As the user gives them; `TypeError` for what is no bytes."""
-    if isinstance(names, (bytes, bytearray, str)) or not isinstance(names, Iterable):
-        raise TypeError(f"names must be an iterable of bytes, not {type(names).__name__}; give what restored() of all ranks have in common")
     found: list[bytes] = []
-    for name in names:
+    for name in to_list(names, "names"):
         if not isinstance(name, bytes):
             raise TypeError(f"names must be bytes, as restored() has them; item {len(found)} is a {type(name).__name__}")
         found.append(name)

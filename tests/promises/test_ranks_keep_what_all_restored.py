@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from durable_models import SLOT_BYTES, Process, durable_config, next_process
 from hybrid_models import hybrid_config
-from lossy_files import LossyDisk
+from lossy_files import LossyDisk, LossyFiles
 
 from kv_cache_manager_v2 import (
     DiskCacheTierConfig,
@@ -31,7 +31,7 @@ from kv_cache_manager_v2.testing.journal_rerun import rerun
 
 SYSTEM = list(range(100, 120))
 PROMPTS = [SYSTEM + [1000 * number + position for position in range(12)] for number in range(1, 6)]
-FOREVER = 1 << 60
+NEVER = -1
 
 
 def with_policy(config: KVCacheManagerConfig, policy: EvictionPolicy) -> KVCacheManagerConfig:
@@ -47,11 +47,14 @@ def random_text(choices: random.Random) -> list[int]:
     return text
 
 
-def serve(process: Process, seed: int, num_steps: int) -> list[bytes]:
-    """The digest of all decisions after each prompt."""
+def serve(process: Process, files: LossyFiles, seed: int, num_steps: int, dies_at: int) -> list[bytes]:
+    """The digest of all decisions after each prompt. From prompt ``dies_at`` on nothing reaches the disk."""
     choices = random.Random(seed)
     digests = []
-    for _step in range(num_steps):
+    for step in range(num_steps):
+        if step == dies_at:
+            process.settle()
+            files.kill()
         process.run(random_text(choices), ReuseScope(salt=choices.choice((None, "a tenant"))))
         digests.append(process.manager.state_digest())
     return digests
@@ -64,22 +67,22 @@ def cut_log(disk: LossyDisk, choices: random.Random) -> None:
 
 
 @pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.LEARNED, EvictionPolicy.ARC])
-@pytest.mark.parametrize("dies", [True, False], ids=["killed at any write", "without the end of the log"])
+@pytest.mark.parametrize("dies", [True, False], ids=["killed at another prompt", "without the end of the log"])
 def test_ranks_that_lost_different_things_decide_alike(tmp_path: Path, dies: bool, policy: EvictionPolicy) -> None:
-    """Killed at another write each, with a small disk, and all in level 0: what a dead process has written it could not read back. Or
+    """Killed at another prompt each, with a small disk, and all in level 0: what a dead process has written it could not read back. Or
     each with another part of its log, with a disk for all, and a small level 0."""
     seed = 1 if policy is EvictionPolicy.LEARNED else 2
     choices = random.Random(seed)
     windows = (None, 8) if dies else (None,)
-    gpu_slots, disk_slots = (400, choices.choice((24, 60))) if dies else (20, 600)
+    gpu_slots, disk_slots = (400, 60) if dies else (20, 600)
     config = with_policy(durable_config(str(tmp_path), gpu_slots=gpu_slots, disk_slots=disk_slots, windows=windows), policy)
     disks = [LossyDisk() for _rank in range(3)]
     num_common = []
     num_dropped = 0
     for life in range(3):
         # One of them loses nothing.
-        kills = [choices.randrange(25, 70) if dies else FOREVER, FOREVER, choices.randrange(25, 70) if dies else FOREVER]
-        ranks = [next_process(disk, config, kill_at) for disk, kill_at in zip(disks, kills, strict=True)]
+        dies_at = [choices.randrange(4, 15) if dies else NEVER, NEVER, choices.randrange(4, 15) if dies else NEVER]
+        ranks = [next_process(disk, config) for disk in disks]
         restored = [set(process.manager.restored()) for process, _files in ranks]
         names = list(restored[0] & restored[1] & restored[2])
         num_common.append(len(names))
@@ -88,7 +91,7 @@ def test_ranks_that_lost_different_things_decide_alike(tmp_path: Path, dies: boo
             choices.shuffle(names)
             assert process.manager.keep_restored(names) <= len(names)
             process.manager.check_invariants()
-        digests = [serve(process, 10 * seed + life, 15) for process, _files in ranks]
+        digests = [serve(*rank, 10 * seed + life, 15, dies_at[number]) for number, rank in enumerate(ranks)]
         assert digests[0] == digests[1] == digests[2]
         for process, files in ranks:
             process.settle()
@@ -191,8 +194,9 @@ def test_names_that_are_none_are_refused(tmp_path: Path) -> None:
         digest = manager.state_digest()
         wrong: list[tuple[Any, type[Exception], str]] = [
             ([*names, b"x" * 16], ValueError, "names has 1 of 9 that"),
-            (b"x" * 16, TypeError, "iterable of bytes"),
-            (7, TypeError, "iterable of bytes"),
+            (b"x" * 16, TypeError, "names must be a sequence, not bytes"),
+            (7, TypeError, "names must be a sequence, not int"),
+            ({"x": 1}, TypeError, "names must be a sequence, not dict"),
             ([names[0].hex()], TypeError, "item 0 is a str"),
         ]
         for given, error, text in wrong:

@@ -190,9 +190,9 @@ def test_folders_in_use_are_listed_and_nothing_else(tmp_path: Path, capsys: pyte
         (b"[]", "cannot be read"),
         (b"\xff", "cannot be read"),
         (b'{"format": 99}', "format 99"),
-        (b'{"format": 1, "identity": {}}', "no layout"),
-        (b'{"format": 1, "identity": {}, "layout": {"slots": [[0]]}}', "how large"),
-        (b'{"format": 1, "identity": {}, "layout": {"slots": 5}}', "how large"),
+        (b'{"format": 2, "identity": {}}', "no layout"),
+        (b'{"format": 2, "identity": {}, "layout": {"slots": [[0]]}}', "how large"),
+        (b'{"format": 2, "identity": {}, "layout": {"slots": 5}}', "how large"),
         (None, "no identity.json"),
     ],
 )
