@@ -174,6 +174,17 @@ routers: interpreted routers-setup ## Dynamo's indexer follows through restarts,
 	$(INTERPRETED) unshare --user --map-root-user --net sh -c \
 		'ip link set lo up && exec build/routers/bin/python -P -m pytest -q tests/routers $(ROUTERS)'
 
+MOONCAKE ?=
+.PHONY: mooncake mooncake-setup
+mooncake-setup: setup # An environment that has Mooncake.
+	@test -x build/mooncake/bin/python || $(VENV_PYTHON) -m venv build/mooncake
+	@build/mooncake/bin/python -m pip install --quiet -r tests/mooncake_pool/requirements.txt
+	@build/mooncake/bin/python -P -c 'import mooncake.store' || { echo 'Mooncake needs system libraries:' \
+		'apt-get install libibverbs1 libnl-3-200 libnl-route-3-200 librdmacm1'; exit 1; }
+
+mooncake: interpreted mooncake-setup ## The shared level on Mooncake Store, beside nodes and masters that die and hang (MOONCAKE="-k frozen").
+	$(INTERPRETED) GLOG_minloglevel=3 build/mooncake/bin/python -P -m pytest -q tests/mooncake_pool $(MOONCAKE)
+
 DRILL ?=
 .PHONY: drill
 drill: interpreted ## The shared level beside servers that die, freeze and lie, and four processes with kills (DRILL="--seconds 600 --only faults").

@@ -65,8 +65,9 @@ WITHOUT_SAMPLE: Final = {
     "EventLog": "is behind the event manager, where nobody sees it",
     **dict.fromkeys(
         (
-            "MemoryStore", "ObjectStore", "RemoteOperation", "RemoteRequest", "RespConnection", "SharedLevel", "ValkeyStore",
-            "_MemoryConnection", "_ObjectConnection", "Transfer", "TransferAgent", "TransferEngine",
+            "MemoryStore", "MooncakeStore", "ObjectStore",
+            "RemoteOperation", "RemoteRequest", "RespConnection", "SharedLevel", "ValkeyStore",
+            "_MemoryConnection", "_MooncakeConnection", "_ObjectConnection", "Transfer", "TransferAgent", "TransferEngine",
         ),
         "is made around threads, servers or peers, and not compiled: tests/unit/shared and tests/unit/integrations have it",
     ),

@@ -29,8 +29,9 @@ from typing import Any, ClassVar, Final, SupportsFloat, SupportsIndex, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_count, to_int, to_number
+from ..base.checks import to_count, to_int, to_number, to_text
 from ..base.errors import LogicError
+from ..base.given import Given
 from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..events.event_manager import KVCacheEventManager
@@ -108,9 +109,9 @@ class KVCacheEventPublisher(Handle):
         self,
         event_manager: KVCacheEventManager,
         *,
-        endpoint: str = "tcp://*:5557",
-        replay_endpoint: str | None = None,
-        snapshot_endpoint: str | None = None,
+        endpoint: Given[str] = "tcp://*:5557",
+        replay_endpoint: Given[str | None] = None,
+        snapshot_endpoint: Given[str | None] = None,
         heartbeat_seconds: SupportsFloat | None = 1.0,
         topic: str = "",
         data_parallel_rank: SupportsIndex | None = None,
@@ -173,9 +174,9 @@ class KVCacheEventPublisher(Handle):
         self._heartbeat = heartbeat
         self._last_sent = 0.0
         self._changes = deque()
-        self._endpoint = endpoint
-        self._replay_endpoint = replay_endpoint
-        self._snapshot_endpoint = snapshot_endpoint
+        self._endpoint = to_text(endpoint, "endpoint")
+        self._replay_endpoint = None if replay_endpoint is None else to_text(replay_endpoint, "replay_endpoint")
+        self._snapshot_endpoint = None if snapshot_endpoint is None else to_text(snapshot_endpoint, "snapshot_endpoint")
         event_manager.flush_iteration_events()
         self._open(int(to_count(high_water_mark, "high_water_mark")))
         thread = threading.Thread(target=self._run, name="kv-event-publisher", daemon=True)

@@ -1,6 +1,7 @@
 """The shared level: pages that other processes have computed, in stores that exist. See `SharedLevel`; the core needs none of it."""
 
 from .memory_store import MemoryStore
+from .mooncake_store import MooncakeStore
 from .object_store import ObjectStore
 from .remote_report import RemoteAnswer, RemoteReport
 from .remote_request import RemoteRequest
@@ -11,6 +12,7 @@ from .valkey_store import ValkeyStore
 
 __all__ = [
     "MemoryStore",
+    "MooncakeStore",
     "ObjectStore",
     "RemoteAnswer",
     "RemoteReport",

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_mooncake import FakeMooncake
 from fake_valkey_server import FakeServer
 from shared_models import Server
 
-from kv_cache_manager_v2.shared import MemoryStore, ObjectStore, SharedStore, StoreConnection, ValkeyStore
+from kv_cache_manager_v2.shared import MemoryStore, MooncakeStore, ObjectStore, SharedStore, StoreConnection, ValkeyStore
 from kv_cache_manager_v2.shared.shared_store import MISSING, WRONG_SIZE
 
 
@@ -17,10 +18,13 @@ def server() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=["memory", "valkey", "two valkey servers, one of them fake", "objects"])
+@pytest.fixture(params=["memory", "valkey", "two valkey servers, one of them fake", "objects", "mooncake"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedStore]:
     if request.param == "memory":
         yield MemoryStore()
+        return
+    if request.param == "mooncake":
+        yield MooncakeStore("127.0.0.1:1", client=FakeMooncake(), buffer_bytes=1 << 20)
         return
     if request.param == "objects":
         local = pytest.importorskip("obstore.store")

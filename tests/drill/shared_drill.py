@@ -263,13 +263,18 @@ def run_random(operations: int, seed: int) -> None:
 
 
 CHILD = """
-import random, sys
+import random, sys, time
 sys.path[:0] = {folders!r}
 from shared_models import Rank, shared_config
-from kv_cache_manager_v2.shared import ValkeyStore
+from kv_cache_manager_v2.shared import StoreError, ValkeyStore
 rng = random.Random({seed})
 trunks = [[1000 * number + position for position in range(60)] for number in range(5)]
-rank = Rank(ValkeyStore([{address!r}]), shared_config((None, 8)))
+rank = None
+while rank is None:
+    try:
+        rank = Rank(ValkeyStore([{address!r}]), shared_config((None, 8)))
+    except StoreError:  # the only server is down just now: a level refuses to begin
+        time.sleep(0.1)
 loaded = 0
 while True:
     loaded += rank.run([*rng.choice(trunks)[: rng.randrange(6, 60)], rng.randrange(9)])

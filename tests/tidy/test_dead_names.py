@@ -19,6 +19,7 @@ FOR_USERS: Final = {
     "to_tokens",
     "ValkeyStore",
     "ObjectStore",
+    "MooncakeStore",
     "is_capacity",
     "life_cycle_of",
     "life_cycle_pool_group_indices",

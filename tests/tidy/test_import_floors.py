@@ -15,7 +15,7 @@ from .source_tree import PACKAGE, Source, package_sources
 
 THIRD_PARTY: Final = {
     "numpy", "cuda", "librt", "mypy_extensions", "rawref", "rich", "plotly", "prometheus_client", "zmq", "msgspec", "torch", "transformers",
-    "opentelemetry", "zstandard", "tokenizers", "xxhash", "vllm", "obstore", "nixl",
+    "opentelemetry", "zstandard", "tokenizers", "xxhash", "vllm", "obstore", "nixl", "mooncake",
 }  # fmt: skip
 
 # Modules that only these folders import. cuda, mmap and ctypes reach the driver and the operating system; time and
@@ -39,6 +39,7 @@ DOORS: Final = {
     "msgspec": {"models", "publishing"},
     "xxhash": {"device"},
     "obstore": {"shared"},
+    "mooncake": {"shared"},
     "time": {"device", "durable", "metrics", "publishing", "shared", "testing", "replay"},
     "random": {"testing", "replay"},
     "datetime": {"replay"},

@@ -10,6 +10,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "kv_cache_manager_v2"
 OPTIONAL = {
     "prometheus_client", "zmq", "msgspec", "plotly", "rich", "cuda", "zstandard", "tokenizers", "xxhash", "opentelemetry", "obstore",
+    "mooncake",
 }  # fmt: skip
 
 # Modules that need their package from the first line on: nothing but a module with a guarded import may import them.
@@ -62,6 +63,7 @@ with tempfile.NamedTemporaryFile() as file:
     kvcm("replay", file.name, "--tokenizer", "tokenizer.json")
 """
 OBJECTS = "import kv_cache_manager_v2.shared as shared; shared.ObjectStore(None)"
+MOONCAKE = "import kv_cache_manager_v2.shared as shared; shared.MooncakeStore('127.0.0.1:1')"
 NVRTC = "from kv_cache_manager_v2.device.cuda_kernel import load_nvrtc_module; load_nvrtc_module()"
 
 
@@ -84,6 +86,7 @@ def run_without(absent: str, program: str) -> str:
         ("rich", REPLAY.format(", '--live'"), "error: --live needs the package rich: pip install rich"),
         ("xxhash", DURABLE, "pip install xxhash"),
         ("obstore", OBJECTS, "ObjectStore needs the package obstore: pip install obstore"),
+        ("mooncake", MOONCAKE, "MooncakeStore needs the package mooncake-transfer-engine-non-cuda: pip install"),
         ("cuda", "kvcm('replay', '--limit', '2', '--device', 'cuda')", "pip install cuda-python"),
         ("zstandard", ZST.format("replay"), "a .zst file needs the package zstandard: pip install zstandard"),
         ("zstandard", ZST.format("convert"), "a .zst file needs the package zstandard: pip install zstandard"),
