@@ -17,7 +17,7 @@ from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, NUM_FEATURES
-from .sigmoid_table import LEAST_LOGIT, MOST_LOGIT, NUM_ENTRIES, SIGMOID_TABLE, STEPS_PER_UNIT
+from .sigmoid_table import LEAST_LOGIT, MOST_LOGIT, SIGMOID_TABLE, STEPS_PER_UNIT
 
 NUM_BUCKETS: Final = 14
 EDGES: Final = (0, 1, 2, 3, 4, 5, 8, 11, 15, 21, 29, 40, 57, 114, 228)
@@ -26,39 +26,40 @@ EDGE_UNIT: Final = 8
 _RATE: Final = 0.05
 _SHARED_RATE: Final = 0.025
 _FIRST_SQUARE: Final = 0.125
-_ROW: Final = 128
-"""Weights of a bucket: the bias, then the levels of each feature."""
-_SHARED_ROW: Final = NUM_BUCKETS * _ROW
-_MODEL_BYTES: Final = 2 * 8 * (_SHARED_ROW + _ROW)
+_NUM_LEVELS: Final = 128
+"""The bias, then the levels of each feature."""
+_ROW: Final = 16
+"""Weights of a level: one for each bucket, and the shared one."""
+_SHARED: Final = NUM_BUCKETS
+_NUM_WEIGHTS: Final = _NUM_LEVELS * _ROW
+_MODEL_BYTES: Final = 2 * 8 * _NUM_WEIGHTS
 _SCALE: Final = 1.0 / 65536.0
 _VALUE_SCALE: Final = 17592186044416.0
 """A value is an integer with 44 bits behind the point."""
-_LAST_ENTRY: Final = NUM_ENTRIES - 1
 
 
 @final
 @mypyc_attr(native_class=True)
 class HazardModel:
-    __slots__ = (
-        "_weights", "_squares", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of",
-    )  # fmt: skip
+    __slots__ = ("_weights", "_squares", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of")
 
     _weights: Final[vec[float]]
     _squares: Final[vec[float]]
     """Of each weight: the sum of its squared gradients."""
-    _table: Final[vec[i64]]
+    _table: Final[vec[float]]
+    """The logistic function."""
     _widths: Final[vec[float]]
     _shifts: Final[vec[i64]]
     _masks: Final[vec[i64]]
     _bases: Final[vec[i64]]
     _places: Final[vec[i64]]
-    """Where the weights of the traits looked at last stand in a row."""
+    """Where the rows of the traits looked at last begin, first that of the bias."""
     _places_of: i64
 
     def __init__(self) -> None:
-        self._weights = vec[float]([0.0] * (_SHARED_ROW + _ROW))
-        self._squares = vec[float]([_FIRST_SQUARE] * (_SHARED_ROW + _ROW))
-        self._table = SIGMOID_TABLE
+        self._weights = vec[float]([0.0] * _NUM_WEIGHTS)
+        self._squares = vec[float]([_FIRST_SQUARE] * _NUM_WEIGHTS)
+        self._table = vec[float]([float(int(entry)) * _SCALE for entry in SIGMOID_TABLE])
         self._widths = vec[float]([float(EDGES[bucket + 1] - EDGES[bucket]) for bucket in range(NUM_BUCKETS)])
         self._shifts = vec[i64](FEATURE_SHIFTS)
         masks: list[int] = []
@@ -66,12 +67,12 @@ class HazardModel:
         base = 1
         for levels in FEATURE_LEVELS:
             masks.append((1 << (levels - 1).bit_length()) - 1)
-            bases.append(base)
+            bases.append(base * _ROW)
             base += levels
-        assert base <= _ROW, "a row is too short for all levels"
+        assert base <= _NUM_LEVELS, "there are too few weights for all levels"
         self._masks = vec[i64](masks)
         self._bases = vec[i64](bases)
-        self._places = vec[i64]([0] * NUM_FEATURES)
+        self._places = vec[i64]([0] * (NUM_FEATURES + 1))
         self._places_of = -1
 
     def to_bytes(self) -> bytes:
@@ -81,7 +82,7 @@ class HazardModel:
 
     def load(self, data: bytes) -> bool:
         """Know what another model knew; False, and nothing is known, where the bytes are no model of this release."""
-        count = _SHARED_ROW + _ROW
+        count = _NUM_WEIGHTS
         numbers: list[float] = []
         if len(data) == _MODEL_BYTES:
             numbers = list(struct.unpack(f"<{2 * count}d", data))
@@ -103,63 +104,78 @@ class HazardModel:
         bases = self._bases
         feature: i64 = 0
         while feature < NUM_FEATURES:
-            places[feature] = bases[feature] + ((traits >> shifts[feature]) & masks[feature])
+            places[feature + 1] = bases[feature] + ((traits >> shifts[feature]) & masks[feature]) * _ROW
             feature += 1
 
-    def _sum_row(self, row: i64) -> float:
+    def _sum_column(self, column: i64) -> float:
         weights = self._weights
-        total = weights[row]
+        total = 0.0
         for place in self._places:
-            total += weights[row + place]
+            total += weights[place + column]
         return total
 
     def _chance(self, logit: float) -> float:
+        table = self._table
         if logit >= MOST_LOGIT:
-            return float(self._table[_LAST_ENTRY]) * _SCALE
+            return table[len(table) - 1]
         if logit <= LEAST_LOGIT:
-            return float(self._table[0]) * _SCALE
+            return table[0]
         entry: i64 = int((logit - LEAST_LOGIT) * STEPS_PER_UNIT)
-        return float(self._table[entry]) * _SCALE
+        return table[entry]
 
     def chance(self, traits: i64, bucket: i64) -> float:
         """Of a segment that has reached the bucket: to come back in it."""
         self._find_places(traits)
-        return self._chance(self._sum_row(bucket * _ROW) + self._sum_row(_SHARED_ROW))
+        return self._chance(self._sum_column(bucket) + self._sum_column(_SHARED))
 
     def learn(self, traits: i64, bucket: i64, returned: float, num_blocks: i64) -> None:
         """``returned`` is 1 where so many blocks came back in the bucket, 0 where they passed it."""
-        self._find_places(traits)
-        row = bucket * _ROW
-        chance = self._chance(self._sum_row(row) + self._sum_row(_SHARED_ROW))
-        gradient = (chance - returned) * sqrt(float(num_blocks))
+        gradient = (self.chance(traits, bucket) - returned) * sqrt(float(num_blocks))
         square = gradient * gradient
-        self._take_step(row, gradient * _RATE, square)
-        self._take_step(_SHARED_ROW, gradient * _SHARED_RATE, square)
-
-    def _take_step(self, row: i64, step: float, square: float) -> None:
+        step = gradient * _RATE
+        shared_step = gradient * _SHARED_RATE
         weights = self._weights
         squares = self._squares
-        squares[row] += square
-        weights[row] -= step / sqrt(squares[row])
         for place in self._places:
-            at = row + place
+            at = place + bucket
             sum_of_squares = squares[at] + square
             squares[at] = sum_of_squares
             weights[at] -= step / sqrt(sum_of_squares)
+            at = place + _SHARED
+            sum_of_squares = squares[at] + square
+            squares[at] = sum_of_squares
+            weights[at] -= shared_step / sqrt(sum_of_squares)
 
     def value(self, traits: i64, bucket: i64) -> i64:
         """Of a segment at the beginning of the bucket, below 2**46; 0 behind the last one."""
         if bucket >= NUM_BUCKETS:
             return 0
         self._find_places(traits)
-        shared = self._sum_row(_SHARED_ROW)
+        shared = self._sum_column(_SHARED)
+        weights = self._weights
         widths = self._widths
+        places = self._places
+        # A loop over the places in the loop over the buckets would be twice the work.
+        uses = places[1]
+        age = places[2]
+        generated = places[3]
+        new = places[4]
+        length = places[5]
+        last = places[6]
+        depth = places[7]
+        path = places[8]
+        text = places[9]
         alive = 1.0
         hits = 0.0
         time = 0.0
         best = 0.0
         while bucket < NUM_BUCKETS:
-            returning = alive * self._chance(self._sum_row(bucket * _ROW) + shared)
+            logit = (
+                weights[bucket] + weights[uses + bucket] + weights[age + bucket] + weights[generated + bucket] + weights[new + bucket]
+                + weights[length + bucket] + weights[last + bucket] + weights[depth + bucket] + weights[path + bucket]
+                + weights[text + bucket] + shared
+            )  # fmt: skip
+            returning = alive * self._chance(logit)
             hits += returning
             # What comes back in the bucket does so half way through it.
             time += (alive - 0.5 * returning) * widths[bucket]
