@@ -46,6 +46,9 @@ NOT_NATIVE: Final = {
     "CountsDelta",  # base of dataclasses
     "ConfigValue",  # base of values that look at what they are given, which a native class changes first
 }
+# What runs for each block of a prompt, and constants of theirs that are used once a manager or once a sampled block.
+PER_BLOCK_FOLDERS: Final = {"pools", "reuse", "sequence", "stats", "storage"}
+BOXED_CONSTANTS: Final = {"MAX_SAMPLES", "MOST_SENTINELS"}
 EXCEPTION_NAME: Final = re.compile(r"(Error|Exception|Warning|Mismatch|Exit|Failed)$")
 
 
@@ -172,6 +175,38 @@ def test_uncompiled_files_are_listed_with_a_reason() -> None:
         inner = path.relative_to(PACKAGE)
         assert path.name in table or inner.as_posix() in table or f"{inner.parts[0]}/" in table
     assert len(compiled) > len(left_out)
+
+
+def boxed_constants(tree: ast.Module) -> list[ast.AnnAssign]:
+    """Numbers that a module computes from another one's: mypyc makes objects of them, which are taken apart at each use."""
+    unknown = {alias.asname or alias.name for statement in tree.body if isinstance(statement, ast.ImportFrom) for alias in statement.names}
+    found = []
+    for statement in tree.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
+            parts = list(ast.walk(statement.value))
+            is_number = all(isinstance(part, NUMBER_PARTS) for part in parts)
+            if is_number and any(isinstance(part, ast.Name) and part.id in unknown for part in parts):
+                unknown.add(statement.target.id)
+                found.append(statement)
+    return found
+
+
+NUMBER_PARTS: Final = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Load, ast.operator, ast.unaryop)
+
+
+def test_constants_on_the_way_of_each_block_are_no_objects() -> None:
+    found = []
+    for source in compiled_sources():
+        if source.path.relative_to(PACKAGE).parts[0] in PER_BLOCK_FOLDERS:
+            for constant in boxed_constants(source.tree):
+                if ast.unparse(constant.target) not in BOXED_CONSTANTS:
+                    found.append(f"{source.at(constant)}: write the number, and assert that it is that of the other module")
+    assert found == []
+
+
+def test_a_constant_computed_from_another_module_is_found() -> None:
+    tree = ast.parse("from a import B, make\nC: Final = 1 << B\nD: Final = -C\nE: Final = 3 * 4\nF: Final = E + 1\nG: Final = make(B)")
+    assert [ast.unparse(constant.target) for constant in boxed_constants(tree)] == ["C", "D"]
 
 
 def defined_names(source: Source) -> set[tuple[str, str]]:

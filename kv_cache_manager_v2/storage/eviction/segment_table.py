@@ -36,11 +36,13 @@ SEGMENT_WORDS: Final = 8
 NO_SEGMENT: Final = 0
 FREE: Final = -1
 PRIORITY_SHIFT: Final = 48
-TRAITS_MASK: Final = (1 << TRAIT_BITS) - 1
-BUCKET_SHIFT: Final = TRAIT_BITS
+_TRAIT_BITS: Final = 27
+"""`TRAIT_BITS`: compiled, a constant made from another module's is a boxed one, which is taken apart at each use."""
+TRAITS_MASK: Final = (1 << _TRAIT_BITS) - 1
+BUCKET_SHIFT: Final = _TRAIT_BITS
 BUCKET_MASK: Final = 15
 ONE_BUCKET: Final = 1 << BUCKET_SHIFT
-QUEUE_SHIFT: Final = TRAIT_BITS + 4
+QUEUE_SHIFT: Final = _TRAIT_BITS + 4
 LOW: Final = (1 << 32) - 1
 HIGH_SHIFT: Final = 32
 ONE_GHOST: Final = 1 << HIGH_SHIFT
@@ -76,6 +78,7 @@ class SegmentTable:
     """By queue: all older segments, but for some of equal age, have no pages in it; NO_SEGMENT where none has."""
 
     def __init__(self) -> None:
+        assert _TRAIT_BITS == TRAIT_BITS, "a segment's word of state has no room for its traits"
         self.words = vec[i64]([0] * SEGMENT_WORDS)
         self.words[STATE] = FREE
         self.marks = vec[i64]([NO_SEGMENT] * (NUM_BUCKETS + 1))
