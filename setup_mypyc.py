@@ -193,6 +193,9 @@ def rawref_extension() -> Extension:
 
 # -- docstrings -----------------------------------------------------------------------------------------------------------
 #
+# Beside them goes what the C compiler cannot know: that an index is nearly always in range. It moved the usual way of each access behind
+# the function and back again.
+#
 # mypyc keeps signatures only, so docstrings are written into the C code that it generates. Docstrings of modules, classes, functions,
 # methods and properties, and those below attributes, become the `doc` fields of CPython's tables, where `help` finds them. That costs
 # nothing at import, and it is the only way: `__doc__` of a compiled method cannot be set. Should another mypyc lay its tables out in
@@ -206,6 +209,9 @@ FUNCTION: Final = re.compile(r"\(PyCFunction\)CPyPy_(\w+),")
 STRING: Final = re.compile(r"(cpy_r_\w+) = (CPyStatics\[\d+\]); /\* '([^']*)' \*/$")
 FUNCTION_OF_MODULE: Final = re.compile(r"CPyStatic_(\w+)___globals\)")
 MODULE: Final = re.compile(r'"([\w.]+)",$')
+
+INDEX_CHECK: Final = re.compile(r"(cpy_r_\w+) = \(uint64_t\)\w+ < \(uint64_t\)\w+;$")
+"""Of an item of a `vec`; where it fails, a negative index is looked at."""
 
 SIGNATURE: Final = re.compile(r'NULL|"((?:[^"\\]|\\.)*)"')
 
@@ -287,15 +293,18 @@ class Docstrings:
 
 
 class TableWriter:
-    """Copies the lines of a C file, and puts docstrings into the tables in it."""
+    """Copies the lines of a C file, and puts docstrings into the tables in it, and `likely` around checks of indices."""
 
     def __init__(self, docstrings: Docstrings) -> None:
         self._docstrings: Final = docstrings
         self.num_placed = 0
 
     def rewrite(self, lines: Iterable[str]) -> Iterator[str]:
-        class_name = function = table = attribute = module = namespace = string = ""
+        class_name = function = table = attribute = module = namespace = string = check = ""
         for line in map(str.lstrip, lines):
+            if check and line.startswith(f"if ({check}) goto "):
+                line = line.replace(f"({check})", f"(likely({check}))", 1)
+            check = match[1] if (match := INDEX_CHECK.match(line)) else ""
             if match := CLASS.match(line):
                 class_name = match[1]
             elif match := ATTRIBUTES.match(line):

@@ -209,6 +209,15 @@ def test_a_constant_computed_from_another_module_is_found() -> None:
     assert [ast.unparse(constant.target) for constant in boxed_constants(tree)] == ["C", "D"]
 
 
+def test_the_build_expects_indices_to_be_in_range() -> None:
+    script = build_script()
+    check = "cpy_r_r2 = (uint64_t)cpy_r_at < (uint64_t)cpy_r_r1;\n"
+    lines = [check, "if (cpy_r_r2) goto CPyL3;\n", "if (cpy_r_r2) goto CPyL4;\n", check, "if (cpy_r_r2) {\n", "if (cpy_r_r5) goto CPyL6;\n"]
+    written = list(script.TableWriter(script.Docstrings()).rewrite(lines))
+    assert written[1] == "if (likely(cpy_r_r2)) goto CPyL3;\n"
+    assert written[:1] + written[2:] == lines[:1] + lines[2:]
+
+
 def defined_names(source: Source) -> set[tuple[str, str]]:
     """Every name that the file gives to something, with its place."""
     names: set[tuple[str, str]] = set()
