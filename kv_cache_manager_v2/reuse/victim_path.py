@@ -18,10 +18,13 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, level_of_place
 from ..storage.page_storage import PageStorage
+from ..storage.victim_queue import NO_VICTIM
 from .block import Block
 
 _MOST_PAGES: Final = 512
 """That a run has room for; a longer one is gathered in parts."""
+_MOST_LISTED: Final = 16
+"""Victims that are looked up in line at once: most paths end somewhere among them."""
 
 
 @final
@@ -29,7 +32,7 @@ _MOST_PAGES: Final = 512
 class VictimPath:
     """The latest run: its pages in the order in which they go, each block's victim before what it takes along."""
 
-    __slots__ = ("pages", "num_pages", "blocks", "others", "_storage")
+    __slots__ = ("pages", "num_pages", "blocks", "others", "_storage", "_line")
 
     pages: Final[vec[i64]]
     """The first ``num_pages`` are those of the victims' own pool group and level."""
@@ -39,6 +42,7 @@ class VictimPath:
     others: vec[i64]
     """What they take along elsewhere."""
     _storage: Final[PageStorage]
+    _line: Final[vec[i64]]
 
     def __init__(self, storage: PageStorage) -> None:
         self.pages = vec[i64]([NO_PAGE] * (_MOST_PAGES + storage.rows.num_life_cycles))
@@ -46,6 +50,7 @@ class VictimPath:
         self.blocks = vec[i64]([NO_PAGE] * _MOST_PAGES)
         self.others = vec[i64]()
         self._storage = storage
+        self._line = vec[i64]([NO_PAGE] * _MOST_LISTED)
 
     def gather(self, leaf: Block, life_cycle: i64, level: i64, wanted: i64) -> i64:
         """How many blocks, from ``leaf`` up, go one after the other until ``wanted`` slots are free.
@@ -53,54 +58,70 @@ class VictimPath:
         The page of ``life_cycle``, which has no window, is the next victim of its pool group at that level; the leaf is not pinned.
         """
         storage = self._storage
-        pool_group = storage.pool_group_of[life_cycle]
-        queue = storage.queues[level * storage.num_pool_groups + pool_group]
+        words = storage.rows.words
         num_life_cycles = storage.rows.num_life_cycles
+        pool_group_of = storage.pool_group_of
+        pool_group = pool_group_of[life_cycle]
+        queue = storage.queues[level * storage.num_pool_groups + pool_group]
+        pages = self.pages
+        blocks = self.blocks
+        line = self._line
+        others = vec[i64]()
         if wanted > _MOST_PAGES:
             wanted = _MOST_PAGES
+        num_pages: i64 = 0
         num_blocks: i64 = 0
+        num_in_line: i64 = 0
+        place_in_line: i64 = 0
         block = leaf
         victim = leaf.first_page + life_cycle
-        self.num_pages = 0
-        if len(self.others) > 0:
-            self.others = vec[i64]()
-        while self._add_pages(block.first_page, victim, level, pool_group):
-            self.blocks[num_blocks] = block.first_page
-            num_blocks += 1
-            if self.num_pages >= wanted:
-                break
+        last_in_line = victim
+        while True:
+            # The victim, and what it takes along; nothing, if a page of the block is held.
             first_page = block.first_page
-            victim = queue.following(victim)
-            while first_page <= victim < first_page + num_life_cycles:
-                victim = queue.following(victim)
+            end = first_page + num_life_cycles
+            num_others: i64 = len(others)
+            count = num_pages
+            pages[count] = victim
+            count += 1
+            page = first_page
+            while page < end:
+                place = words[page * ROW_WORDS + PLACE]
+                if place != NO_PAGE and page != victim:
+                    if place >= ONE_HOLD:
+                        break
+                    if level_of_place(place) == level and pool_group_of[page - first_page] == pool_group:
+                        pages[count] = page
+                        count += 1
+                    else:
+                        others = append(others, page)
+                page += 1
+            if page < end:
+                others = others[:num_others]
+                break
+            num_pages = count
+            blocks[num_blocks] = first_page
+            num_blocks += 1
+            if num_pages >= wanted:
+                break
+            while True:
+                if place_in_line == num_in_line:
+                    num_in_line = queue.list_following(last_in_line, line, 0, _MOST_LISTED)
+                    place_in_line = 0
+                    if num_in_line == 0:
+                        victim = NO_VICTIM
+                        break
+                    last_in_line = line[num_in_line - 1]
+                victim = line[place_in_line]
+                place_in_line += 1
+                if victim < first_page or victim >= end:
+                    break
             parent = block.parent
             assert parent is not None, "a victim is in no tree"
             # A root has no pages, though its number and a life cycle may add up to one.
             if parent.first_page < 0 or victim != parent.first_page + life_cycle or parent.num_pins > 0 or parent.only_child is None:
                 break
             block = parent
-        return num_blocks
-
-    def _add_pages(self, first_page: i64, victim: i64, level: i64, pool_group: i64) -> bool:
-        """The victim and what it takes along; False, and nothing added, if a page of the block is held."""
-        storage = self._storage
-        words = storage.rows.words
-        pages = self.pages
-        others = self.others
-        count = self.num_pages
-        pages[count] = victim
-        count += 1
-        end = first_page + storage.rows.num_life_cycles
-        for page in range(first_page, end):
-            place = words[page * ROW_WORDS + PLACE]
-            if place != NO_PAGE and page != victim:
-                if place >= ONE_HOLD:
-                    return False
-                if level_of_place(place) == level and storage.pool_group_of[page - first_page] == pool_group:
-                    pages[count] = page
-                    count += 1
-                else:
-                    others = append(others, page)
-        self.num_pages = count
+        self.num_pages = num_pages
         self.others = others
-        return True
+        return num_blocks

@@ -19,10 +19,12 @@ from mypy_extensions import i64, mypyc_attr
 from ..layout.life_cycle import LifeCycle
 from ..layout.registry import LifeCycleRegistry
 from ..storage.page_rows import NO_PAGE, ONE_HOLD, PLACE, ROW_WORDS, PageRows
-from ..storage.victim_queue import VictimQueue
+from ..storage.victim_queue import NO_VICTIM, VictimQueue
 from .block import Block
 
 _NO_WINDOW: Final = -1
+_MOST_LISTED: Final = 16
+"""Victims that are looked up in line at once."""
 _MAX_BRANCHES: Final = 8
 """A run below is not followed into more children than that; it counts as long enough."""
 
@@ -107,7 +109,9 @@ class WindowRuns:
         if child is None or words[(child.first_page + life_cycle) * ROW_WORDS + PLACE] != NO_PAGE:
             return 0
         page = block.first_page + life_cycle
+        pages[0] = page
         count: i64 = 0
+        num_listed: i64 = 1
         top = self._top
         while count < most:
             above = None if top is None else top.parent
@@ -115,9 +119,11 @@ class WindowRuns:
                 if words[(above.first_page + life_cycle) * ROW_WORDS + PLACE] == NO_PAGE:
                     break
                 top = above
-            pages[count] = page
             count += 1
-            page = queue.following(page)
+            if count == num_listed and count < most:
+                end = count + _MOST_LISTED
+                num_listed += queue.list_following(page, pages, count, end if end < most else most)
+            page = pages[count] if count < num_listed else NO_VICTIM
             parent = block.parent
             self._next_block = parent
             # A root has no pages: its number and a life cycle may add up to NO_VICTIM, or to a page of the first block.

@@ -171,12 +171,18 @@ class EvictionQueue(VictimQueue):
         words[at_page] = NOT_QUEUED
         self.num_pages -= 1
 
-    def following(self, page: i64) -> i64:
-        following = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
-        if following < self._rows.first_page_of_blocks:
-            # A sentinel: behind the last page of a priority.
-            return NO_VICTIM
-        return following
+    def list_following(self, page: i64, pages: vec[i64], begin: i64, end: i64) -> i64:
+        words = self._rows.words
+        first_page_of_blocks = self._rows.first_page_of_blocks
+        position = begin
+        while position < end:
+            page = words[page * ROW_WORDS + LINKS] & LOW_MASK
+            if page < first_page_of_blocks:
+                # A sentinel: behind the last page of a priority.
+                break
+            pages[position] = page
+            position += 1
+        return position - begin
 
     def first(self) -> i64:
         """The next victim, or NO_VICTIM."""

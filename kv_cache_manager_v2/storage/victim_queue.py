@@ -109,12 +109,13 @@ class VictimQueue(metaclass=ABCMeta):
     def first(self) -> i64:
         """The next victim, or NO_VICTIM."""
 
-    def following(self, page: i64) -> i64:
-        """The victim after ``page``, if all before it go and then ``page``; NO_VICTIM where only their going tells.
+    def list_following(self, page: i64, pages: vec[i64], begin: i64, end: i64) -> i64:
+        """The victims after ``page``, if all before it go and then ``page``, into ``pages[begin:end]``: how many, 0 where only their going
+        tells.
 
-        Only a policy whose choice does not depend on what went before knows it in advance; what it remembers of that may.
+        Only a policy whose choice does not depend on what went before knows them in advance; what it remembers of that may.
         """
-        return NO_VICTIM
+        return 0
 
     def reserve_capacity(self, num_slots: i64) -> None:
         """Take the memory that `set_capacity` of that number needs. Changes nothing else."""

@@ -14,10 +14,10 @@ A page's place in its segment costs nothing beside its row: rows are linked in a
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr
 
 from ..eviction_queue import EvictionQueue
-from ..page_rows import LINKS, LOW_MASK, PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..page_rows import LINKS, LOW_MASK, NO_SHIFT, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
 from .page_notes import (
     AGE_MASK,
@@ -166,17 +166,34 @@ class LearnedQueue(VictimQueue):
         """Into one segment, as far as pages are of one class; where the next one begins."""
         rows = self._rows
         words = rows.words
+        first_of_all = rows.first_page_of_blocks
+        shift = rows.block_shift
         notes = self._notes.notes
+        pushing = self._pushing
+        last_block = pushing.last_block
+        first_block = pushing.num_blocks
+        num_blocks = first_block
+        block_before = pushing.block_before
         page = pages[begin]
         note = i64(notes[page])
         note_class = note & CLASS_MASK
         priority = priority_of_place(words[page * ROW_WORDS + PLACE])
         block = rows.block_number(page)
-        is_last = block == self._pushing.last_block
+        is_last = block == last_block
         num_generated = self._request.num_generated_blocks
-        num_blocks = self._pushing.num_blocks
-        block_before = self._pushing.block_before
-        is_generated = num_blocks + (1 if block != block_before else 0) <= num_generated
+        is_generated = num_blocks < num_generated or (num_blocks == num_generated and block == block_before)
+        uses = uses_of_note(note)
+        if uses == 0:
+            uses = 1
+        segment_class = level_of_uses(uses)
+        if note != UNKNOWN:
+            segment_class |= ((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT
+        if is_last:
+            segment_class |= 1 << LAST_SHIFT
+        if is_generated:
+            segment_class |= 1 << TEXT_SHIFT
+        segment = self._find_segment(segment_class, priority, first_block)
+        entry = i32(in_segment(segment, uses))
         end = begin
         while end < count:
             page = pages[end]
@@ -184,32 +201,18 @@ class LearnedQueue(VictimQueue):
                 break
             if priority_of_place(words[page * ROW_WORDS + PLACE]) != priority:
                 break
-            block = rows.block_number(page)
+            # What `block_number` does, without a call for each page.
+            block = (page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(page)
             if block != block_before:
-                if is_last != (block == self._pushing.last_block) or is_generated != (num_blocks < num_generated):
+                if is_last != (block == last_block) or is_generated != (num_blocks < num_generated):
                     break
                 num_blocks += 1
                 block_before = block
+            notes[page] = entry
             end += 1
-        first_block = self._pushing.num_blocks
-        self._pushing.num_blocks = num_blocks
-        self._pushing.block_before = block_before
-        uses = uses_of_note(note)
-        if uses == 0:
-            uses = 1
-        age = (note >> AGE_SHIFT) & AGE_MASK if note != UNKNOWN else 0
-        segment_class = level_of_uses(uses) | (age << AGE_TRAIT)
-        if is_last:
-            segment_class |= 1 << LAST_SHIFT
-        if is_generated:
-            segment_class |= 1 << TEXT_SHIFT
-        segment = self._find_segment(segment_class, priority, first_block)
+        pushing.num_blocks = num_blocks
+        pushing.block_before = block_before
         self._circles.add(segment, pages, begin, end)
-        entry: int = in_segment(segment, uses)
-        position = begin
-        while position < end:
-            notes[pages[position]] = entry
-            position += 1
         return end
 
     def _find_segment(self, segment_class: i64, priority: i64, first_block: i64) -> i64:
@@ -543,14 +546,20 @@ class LearnedQueue(VictimQueue):
             at = oldest * SEGMENT_WORDS
         return words[at + SEGMENT_PLACE] & LOW
 
-    def following(self, page: i64) -> i64:
+    def list_following(self, page: i64, pages: vec[i64], begin: i64, end: i64) -> i64:
         note = self._notes.get(page)
         if note & STATUS_MASK != IN_SEGMENT:
-            return self.first_pages.following(page)
-        following = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
-        if following == self._table.words[segment_of_note(note) * SEGMENT_WORDS + SEGMENT_PLACE] & LOW:
-            return NO_VICTIM
-        return following
+            return self.first_pages.list_following(page, pages, begin, end)
+        words = self._rows.words
+        first = self._table.words[segment_of_note(note) * SEGMENT_WORDS + SEGMENT_PLACE] & LOW
+        position = begin
+        while position < end:
+            page = words[page * ROW_WORDS + LINKS] & LOW_MASK
+            if page == first:
+                break
+            pages[position] = page
+            position += 1
+        return position - begin
 
     def reserve_capacity(self, num_slots: i64) -> None:
         self.records.reserve(self._number, num_slots)

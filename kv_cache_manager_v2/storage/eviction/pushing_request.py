@@ -64,14 +64,16 @@ class PushingRequest:
             self.block_before = NO_BLOCK
             self.serial = serial
         notes = self._notes.notes
+        num_known: i64 = 0
         position: i64 = 0
         while position < count:
             note = i64(notes[pages[position]])
-            if note == UNKNOWN:
-                self.num_new += 1
-            elif self.path == NEW_PATH:
-                # The known page farthest from the root.
-                self.path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
+            if note != UNKNOWN:
+                num_known += 1
+                if self.path == NEW_PATH:
+                    # The known page farthest from the root.
+                    self.path = BRANCHED_PATH if note & BRANCH_BIT != 0 else EXTENDED_PATH
             position += 1
+        self.num_new += count - num_known
         self.length += count // self._per_block
         return is_other

@@ -31,30 +31,29 @@ class SegmentPages:
         """``pages[begin:end]`` at the end of the segment, the last to go."""
         words = self._rows.words
         first = pages[begin]
-        previous = first
+        last = first
+        before: i64 = 0
         position = begin + 1
         while position < end:
             page = pages[position]
-            words[page * ROW_WORDS + LINKS] = previous << 32
-            at_previous = previous * ROW_WORDS + LINKS
-            words[at_previous] = page | ((words[at_previous] >> 32) << 32) if previous != first else page
-            previous = page
+            words[last * ROW_WORDS + LINKS] = page | (before << 32)
+            before = last
+            last = page
             position += 1
+        words[last * ROW_WORDS + LINKS] = before << 32
         segments = self._table.words
         at = segment * SEGMENT_WORDS
         if segments[at + COUNTS] & LOW == 0:
             segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | first
-            self._join(previous, first)
+            self._join(last, first)
             segments[at + COUNTS] += end - begin
             self._heap.push(segment)
             self._table.note_queued(segment)
             return
         head = segments[at + PLACE] & LOW
         tail = words[head * ROW_WORDS + LINKS] >> 32
-        if previous == first:
-            words[first * ROW_WORDS + LINKS] = 0
         self._join(tail, first)
-        self._join(previous, head)
+        self._join(last, head)
         segments[at + COUNTS] += end - begin
 
     def insert_behind(self, segment: i64, page: i64, other: i64) -> None:

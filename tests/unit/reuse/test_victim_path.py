@@ -35,6 +35,16 @@ def test_as_many_blocks_as_are_wanted() -> None:
         assert gather(manager, 100) == (10, 10)
 
 
+def test_a_path_longer_than_what_is_looked_up_at_once() -> None:
+    """Sixteen pages in line are looked up at a time, and 1, 15, 16, 17, 33 of them are wanted; of two paths, the older one goes."""
+    with manager_of([None], BLOCK, num_slots=60) as manager:
+        run_prompt(manager, prompt_of(1, 40)).close()
+        run_prompt(manager, prompt_of(2, 20)).close()
+        for wanted in (1, 2, 15, 16, 17, 18, 33, 34, 40):
+            assert gather(manager, wanted) == (wanted, wanted)
+        assert gather(manager, 60) == (40, 40)
+
+
 def test_a_block_takes_its_other_pages_along() -> None:
     """A prompt of 2 blocks inside the window of 9 tokens: two pages each, and a block goes whole."""
     with manager_of([None, 9], BLOCK, num_slots=40) as manager:

@@ -8,7 +8,7 @@ from mypy_extensions import i64
 
 from kv_cache_manager_v2.storage.eviction_queue import EvictionQueue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
-from kv_cache_manager_v2.storage.victim_queue import NO_VICTIM, NUM_PRIORITIES
+from kv_cache_manager_v2.storage.victim_queue import NUM_PRIORITIES
 
 NUM_PAGES = 30
 
@@ -81,14 +81,17 @@ def test_victims_leave_in_one_go_as_page_by_page(seed: int) -> None:
         assert at_once.first() == one_by_one.first()
 
 
-def test_the_next_page_is_known_among_pages_of_one_priority() -> None:
+def test_the_next_pages_are_known_among_pages_of_one_priority() -> None:
     queue, pages = queue_with_priorities(0)
     for page in pages:
         queue.push(page)
     line = queue.collect()
-    for page, behind in zip(line, [*line[1:], NO_VICTIM], strict=True):
-        is_last = behind == NO_VICTIM or priority_of(queue, page) != priority_of(queue, behind)
-        assert queue.following(page) == (NO_VICTIM if is_last else behind)
+    for position, page in enumerate(line):
+        behind = [other for other in line[position + 1 :] if priority_of(queue, other) == priority_of(queue, page)]
+        listed = vec[i64]([0] * (len(line) + 2))
+        assert queue.list_following(page, listed, 2, len(listed)) == len(behind)
+        assert list(listed) == [0, 0, *behind] + [0] * (len(line) - len(behind))
+        assert queue.list_following(page, listed, 0, 1) == min(1, len(behind))
 
 
 def priority_of(queue: EvictionQueue, page: int) -> int:

@@ -14,7 +14,7 @@ from kv_cache_manager_v2.storage.eviction.learned import LearnedQueue
 from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make_queue
 from kv_cache_manager_v2.storage.eviction.s3_fifo import S3FifoQueue
 from kv_cache_manager_v2.storage.page_rows import PLACE, ROW_WORDS, PageRows, pack_place
-from kv_cache_manager_v2.storage.victim_queue import NO_VICTIM, ContentKeys, VictimQueue
+from kv_cache_manager_v2.storage.victim_queue import ContentKeys, VictimQueue
 
 NAIVE = {"lru": NaiveLru, "lfu": NaiveLfu, "arc": NaiveArc, "s3-fifo": NaiveS3Fifo}
 NUM_PAGES = 40
@@ -147,10 +147,13 @@ class History:
     def evict_run(self) -> None:
         """As far as the queue knows, and some others with them."""
         page = self.queue.first()
-        pages: list[int] = []
-        while page != NO_VICTIM and len(pages) < 8:
-            pages.append(page)
-            page = self.queue.following(page)
+        pages = [int(page)]
+        following = vec[i64]([0] * self.random.randint(1, 4))
+        while len(pages) < 8:
+            count = self.queue.list_following(pages[-1], following, 0, len(following))
+            pages += list(following)[: int(count)]
+            if count < len(following):
+                break
         for victim in pages:
             assert victim == self.twin.first()
             self.twin.evict(victim)
