@@ -38,6 +38,7 @@ from .closed_levels import ClosedLevels
 from .debug_fill import DebugFill
 from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
+from .eviction.block_mates import find_block_mates
 from .eviction.make_queue import count_sentinels, make_queue
 from .eviction.segment_records import Learning, SegmentRecords
 from .eviction_queue import EvictionQueue
@@ -169,7 +170,9 @@ class PageStorage:
         self._keys = OwnerKeys()
         self.learning = Learning()
         pages = [layout.pool_group_indices.count(index) for index in range(layout.num_pool_groups)]
-        self._records = [SegmentRecords(self.learning, count) for count in pages]
+        self._records = [
+            SegmentRecords(self.learning, count, find_block_mates(self.rows, layout, index)) for index, count in enumerate(pages)
+        ]
         self._policies = [level.eviction_policy for level in levels]
         self._num_sentinels_used = 0
         try:

@@ -16,7 +16,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, NUM_FEATURES
+from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, NUM_FEATURES, waits
 from .sigmoid_table import LEAST_LOGIT, MOST_LOGIT, SIGMOID_TABLE, STEPS_PER_UNIT
 
 NUM_BUCKETS: Final = 14
@@ -36,6 +36,9 @@ _MODEL_BYTES: Final = 2 * 8 * _NUM_WEIGHTS
 _SCALE: Final = 1.0 / 65536.0
 _VALUE_SCALE: Final = 17592186044416.0
 """A value is an integer with 44 bits behind the point."""
+_MOST_VALUE: Final = (1 << 46) - 1
+_NUM_WAITING: Final = NUM_BUCKETS - 1
+"""Buckets in which pages wait: 14 times the capacity."""
 
 
 @final
@@ -130,6 +133,8 @@ class HazardModel:
 
     def learn(self, traits: i64, bucket: i64, returned: float, num_blocks: i64) -> None:
         """``returned`` is 1 where so many blocks came back in the bucket, 0 where they passed it."""
+        if waits(traits):
+            return
         gradient = (self.chance(traits, bucket) - returned) * sqrt(float(num_blocks))
         square = gradient * gradient
         step = gradient * _RATE
@@ -150,6 +155,8 @@ class HazardModel:
         """Of a segment at the beginning of the bucket, below 2**46; 0 behind the last one."""
         if bucket >= NUM_BUCKETS:
             return 0
+        if waits(traits) and bucket < _NUM_WAITING:
+            return _MOST_VALUE
         self._find_places(traits)
         shared = self._sum_column(_SHARED)
         weights = self._weights

@@ -19,6 +19,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 from ..eviction_queue import EvictionQueue
 from ..page_rows import LINKS, LOW_MASK, NO_SHIFT, PLACE, ROW_WORDS, PageRows, priority_of_place
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
+from .block_mates import BlockMates
 from .page_notes import (
     AGE_MASK,
     AGE_SHIFT,
@@ -42,7 +43,6 @@ from .segment_records import SegmentRecords
 from .segment_heap import NOTHING, SegmentHeap
 from .segment_pages import SegmentPages
 from .segment_table import (
-    BOTTOM,
     COUNTS,
     KEY,
     LOW,
@@ -56,7 +56,6 @@ from .segment_table import (
     STATE,
     SegmentTable,
     count_all,
-    queue_of_state,
 )
 from .segment_traits import (
     AGE_SHIFT as AGE_TRAIT,
@@ -68,13 +67,12 @@ from .segment_traits import (
     NEW_SHIFT,
     PATH_SHIFT,
     TEXT_SHIFT,
-    least_uses,
+    WAITING,
     level_of_count,
     level_of_uses,
+    waits,
 )
 
-_MOST_UNKNOWN: Final = 8
-"""Of a run, in a row: single ghosts may have been forgotten early, and not every block has a page of each life cycle."""
 _JOIN_SHIFT: Final = 6
 """Single pages without a request join a segment that is younger than a 64th of what there is room for."""
 
@@ -150,9 +148,13 @@ class LearnedQueue(VictimQueue):
             return
         self._returned.learn()
         if self.records.ghosts.num_runs > 0:
-            self._ask_ghosts(pages, count)
+            self._returned.ask_ghosts(self._keys, pages, count)
         if self._pushing.see(pages, count):
             self._current = NO_SEGMENT
+        mates = self.records.block_mates
+        if mates is not None:
+            count = self._take_mates_along(mates, pages, count)
+            pages = mates.run
         self.records.note_pushed(count)
         self.records.num_pages += count
         self._num_parts = 0
@@ -161,6 +163,33 @@ class LearnedQueue(VictimQueue):
             begin = self._push_part(pages, begin, count)
         self.num_pages += count
         self._num_in_segments += count
+
+    def _take_mates_along(self, mates: BlockMates, pages: vec[i64], count: i64) -> i64:
+        """`BlockMates.run` gets the pages, behind each leading one what is queued of its block; how many these are."""
+        run = mates.reserve_run(count)
+        notes = self._notes.notes
+        num_pages: i64 = 0
+        position: i64 = 0
+        while position < count:
+            page = pages[position]
+            position += 1
+            run[num_pages] = page
+            num_pages += 1
+            first_page = mates.first_page(page)
+            if page != first_page + mates.leading:
+                continue
+            for life_cycle in mates.others:
+                mate = first_page + life_cycle
+                note = i64(notes[mate])
+                if note & STATUS_MASK == IN_SEGMENT and self._table.queue_of(segment_of_note(note)) == self._number:
+                    segment = self._leave(mate, note)
+                    self.records.shadow.note_left(self.records.part_of(self._table.words[segment * SEGMENT_WORDS + STAMP]))
+                    self._free_if_empty(segment)
+                    # Of one class with the leading page: they share a segment.
+                    notes[mate] = notes[page]
+                    run[num_pages] = mate
+                    num_pages += 1
+        return num_pages
 
     def _push_part(self, pages: vec[i64], begin: i64, count: i64) -> i64:
         """Into one segment, as far as pages are of one class; where the next one begins."""
@@ -192,12 +221,18 @@ class LearnedQueue(VictimQueue):
             segment_class |= 1 << LAST_SHIFT
         if is_generated:
             segment_class |= 1 << TEXT_SHIFT
+        mates = self.records.block_mates
+        is_waiting = mates is not None and mates.waits(page)
+        if is_waiting:
+            segment_class |= WAITING << PATH_SHIFT
         segment = self._find_segment(segment_class, priority, first_block)
         entry = i32(in_segment(segment, uses))
         end = begin
         while end < count:
             page = pages[end]
             if i64(notes[page]) != note and i64(notes[page]) & CLASS_MASK != note_class:
+                break
+            if mates is not None and mates.waits(page) != is_waiting:
                 break
             if priority_of_place(words[page * ROW_WORDS + PLACE]) != priority:
                 break
@@ -238,7 +273,7 @@ class LearnedQueue(VictimQueue):
         segment = records.add_segment(self._number, traits, priority, part)
         if segment == NO_SEGMENT:
             latest = self._latest[priority]
-            if latest != NO_SEGMENT and self._is_mine(latest, priority):
+            if latest != NO_SEGMENT and self._table.has_pages_of(latest, self._number, priority):
                 return latest
             segment = records.add_segment_anyway(self._number, traits, priority, part)
         self._current = segment
@@ -248,65 +283,13 @@ class LearnedQueue(VictimQueue):
         assert table.is_used(segment), "a segment was forgotten before it had pages"
         return segment
 
-    def _is_mine(self, segment: i64, priority: i64) -> bool:
-        """A segment of this queue and priority that has pages."""
-        table = self._table
-        if not table.is_used(segment):
-            return False
-        words = table.words
-        at = segment * SEGMENT_WORDS
-        return (
-            words[at + COUNTS] & LOW > 0 and queue_of_state(words[at + STATE]) == self._number
-            and words[at + KEY] >> PRIORITY_SHIFT == priority
-        )  # fmt: skip
-
     def _may_join(self, segment: i64, priority: i64) -> bool:
-        if not self._is_mine(segment, priority):
+        if not self._table.has_pages_of(segment, self._number, priority):
             return False
         age = self.records.clock - (self._table.words[segment * SEGMENT_WORDS + STAMP] >> STAMP_SHIFT)
         return age <= 1 + (self._capacity >> _JOIN_SHIFT) or (
             self._pushing.serial != NO_REQUEST
         )
-
-    def _ask_ghosts(self, pages: vec[i64], count: i64) -> None:
-        """New pages of a run, the first of the path last, are noted as having come back where ghosts say so."""
-        records = self.records
-        notes = self._notes.notes
-        num_unknown: i64 = 0
-        position = count
-        while position > 0 and num_unknown < _MOST_UNKNOWN:
-            position -= 1
-            page = pages[position]
-            if i64(notes[page]) != UNKNOWN:
-                num_unknown = 0
-                continue
-            segment = records.ghosts.find(self._keys.content_key(page))
-            if segment == NO_SEGMENT:
-                num_unknown += 1
-                continue
-            num_back = records.num_ghosts_of(segment)
-            is_branch = False
-            if num_back > position + 1:
-                num_back = position + 1
-                is_branch = True
-            elif num_back > 1:
-                last = pages[position - num_back + 1]
-                if self._keys.content_key(last) != self._table.words[segment * SEGMENT_WORDS + BOTTOM]:
-                    # The path leaves that of the ghosts somewhere among them.
-                    num_back = (num_back + 1) >> 1
-                    is_branch = True
-            uses = least_uses(self._table.words[segment * SEGMENT_WORDS + STATE]) + 1
-            bucket = records.learn_return(segment, num_back)
-            records.take_ghosts(segment)
-            entry: int = in_use(uses if uses < MOST_USES else MOST_USES, bucket + 1, is_branch)
-            # What is above on the path was there as well, since no ghost of it is known.
-            upper = position + num_unknown
-            position -= num_back - 1
-            while upper >= position:
-                if i64(notes[pages[upper]]) == UNKNOWN:
-                    notes[pages[upper]] = entry
-                upper -= 1
-            num_unknown = 0
 
     def push_first(self, page: i64) -> None:
         self._one[0] = page
@@ -365,23 +348,12 @@ class LearnedQueue(VictimQueue):
             begin += 1
             if note & STATUS_MASK == IN_SEGMENT:
                 segment = segment_of_note(note)
-                end = self._end_of_segment(segment, pages, begin, count)
+                end = self._notes.end_of_segment(segment, pages, begin, count)
                 if end > begin:
                     self._leave_together(segment, pages, begin, end)
                     self._returned.take(pages, begin, end, count_all(self._table.words[segment * SEGMENT_WORDS + COUNTS]))
                     self._free_if_empty(segment)
                     begin = end
-
-    def _end_of_segment(self, segment: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
-        """How far the pages from ``begin`` on are in the segment."""
-        notes = self._notes.notes
-        end = begin
-        while end < count:
-            note = i64(notes[pages[end]])
-            if note & STATUS_MASK != IN_SEGMENT or segment_of_note(note) != segment:
-                break
-            end += 1
-        return end
 
     def _leave_together(self, segment: i64, pages: vec[i64], begin: i64, end: i64) -> None:
         """All of them out of their segment, which stays."""
@@ -414,7 +386,7 @@ class LearnedQueue(VictimQueue):
                 begin = self._evict_first(pages, begin, count)
                 continue
             segment = segment_of_note(note)
-            end = self._end_of_segment(segment, pages, begin, count)
+            end = self._notes.end_of_segment(segment, pages, begin, count)
             self._leave_together(segment, pages, begin, end)
             position = begin
             while position < end:
@@ -503,7 +475,7 @@ class LearnedQueue(VictimQueue):
         priority = self._rows.priority(page)
         if below_note & STATUS_MASK == IN_SEGMENT:
             other = segment_of_note(below_note)
-            if self._is_mine(other, priority):
+            if self._table.has_pages_of(other, self._number, priority):
                 self._circles.insert_behind(other, page, below)
                 self._notes.set(page, in_segment(other, uses))
                 self.num_pages += 1
@@ -533,6 +505,45 @@ class LearnedQueue(VictimQueue):
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def first(self) -> i64:
+        page = self._first()
+        mates = self.records.block_mates
+        if mates is not None:
+            while page != NO_VICTIM and self._goes_later(mates, page):
+                page = self._first()
+        return page
+
+    def _goes_later(self, mates: BlockMates, page: i64) -> bool:
+        """A victim goes after its block's leading page: to those that wait, if that one was reused, or behind it in its segment."""
+        note = self._notes.get(page)
+        if note & STATUS_MASK != IN_SEGMENT:
+            return False
+        segment = segment_of_note(note)
+        if not mates.waits(page):
+            leading = mates.first_page(page) + mates.leading
+            leading_note = self._notes.get(leading)
+            if page == leading or leading_note & STATUS_MASK != IN_SEGMENT or segment_of_note(leading_note) == segment:
+                return False
+            if not self._table.has_pages_of(segment_of_note(leading_note), self._number, self._rows.priority(page)):
+                return False
+            self.defer(page, leading)
+            return True
+        words = self._table.words
+        if waits(words[segment * SEGMENT_WORDS + STATE]):
+            return False
+        self._leave(page, note)
+        self.records.shadow.note_left(self.records.part_of(words[segment * SEGMENT_WORDS + STAMP]))
+        self._free_if_empty(segment)
+        self.records.note_pushed(1)
+        waiting = self._find_segment(WAITING << PATH_SHIFT, self._rows.priority(page), 0)
+        self._one[0] = page
+        self._circles.add(waiting, self._one, 0, 1)
+        self._notes.set(page, in_segment(waiting, uses_of_note(note)))
+        self.records.num_pages += 1
+        self.num_pages += 1
+        self._num_in_segments += 1
+        return True
+
+    def _first(self) -> i64:
         segment = self._heap.first()
         page = self.first_pages.first()
         if segment == NOTHING:
@@ -577,15 +588,7 @@ class LearnedQueue(VictimQueue):
             by_priority[self._rows.priority(page)].append(page)
         words = self._table.words
         for segment in self._heap.collect():
-            at: i64 = segment * SEGMENT_WORDS
-            first = words[at + SEGMENT_PLACE] & LOW
-            line = by_priority[words[at + KEY] >> PRIORITY_SHIFT]
-            page = first
-            while True:
-                line.append(int(page))
-                page = self._rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
-                if page == first:
-                    break
+            by_priority[words[i64(segment) * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT].extend(self._circles.collect(segment))
         return [page for line in by_priority for page in line]
 
     def check(self) -> None:

@@ -71,6 +71,17 @@ class PageNotes(RowColumn):
     def get(self, page: i64) -> i64:
         return i64(self.notes[page])
 
+    def end_of_segment(self, segment: i64, pages: vec[i64], begin: i64, count: i64) -> i64:
+        """How far the pages from ``begin`` on are in the segment."""
+        notes = self.notes
+        end = begin
+        while end < count:
+            note = i64(notes[pages[end]])
+            if note & STATUS_MASK != IN_SEGMENT or segment_of_note(note) != segment:
+                break
+            end += 1
+        return end
+
     def set(self, page: i64, note: i64) -> None:
         notes = self.notes
         entry: int = note

@@ -5,11 +5,15 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from ..victim_queue import ContentKeys
 from .hazard_model import NUM_BUCKETS
-from .page_notes import in_use, uses_of_note
+from .page_notes import UNKNOWN, in_use, uses_of_note
 from .segment_records import SegmentRecords
-from .segment_table import NO_SEGMENT, SEGMENT_WORDS, STAMP, STATE, TRAITS_MASK
-from .segment_traits import MOST_USES
+from .segment_table import BOTTOM, NO_SEGMENT, SEGMENT_WORDS, STAMP, STATE, TRAITS_MASK
+from .segment_traits import MOST_USES, least_uses
+
+_MOST_UNKNOWN: Final = 8
+"""Of a run, in a row: single ghosts may have been forgotten early, and not every block has a page of each life cycle."""
 
 
 @final
@@ -67,6 +71,46 @@ class ReturnedPages:
             notes[page] = entry
         self._num_pages = num_pages
         self._records.shadow.note_hit(self._part, end - begin)
+
+    def ask_ghosts(self, keys: ContentKeys, pages: vec[i64], count: i64) -> None:
+        """New pages of a run, the first of the path last, are noted as having come back where ghosts say so."""
+        records = self._records
+        notes = records.notes.notes
+        num_unknown: i64 = 0
+        position = count
+        while position > 0 and num_unknown < _MOST_UNKNOWN:
+            position -= 1
+            page = pages[position]
+            if i64(notes[page]) != UNKNOWN:
+                num_unknown = 0
+                continue
+            segment = records.ghosts.find(keys.content_key(page))
+            if segment == NO_SEGMENT:
+                num_unknown += 1
+                continue
+            num_back = records.num_ghosts_of(segment)
+            is_branch = False
+            if num_back > position + 1:
+                num_back = position + 1
+                is_branch = True
+            elif num_back > 1:
+                last = pages[position - num_back + 1]
+                if keys.content_key(last) != records.table.words[segment * SEGMENT_WORDS + BOTTOM]:
+                    # The path leaves that of the ghosts somewhere among them.
+                    num_back = (num_back + 1) >> 1
+                    is_branch = True
+            uses = least_uses(records.table.words[segment * SEGMENT_WORDS + STATE]) + 1
+            bucket = records.learn_return(segment, num_back)
+            records.take_ghosts(segment)
+            entry: int = in_use(uses if uses < MOST_USES else MOST_USES, bucket + 1, is_branch)
+            # What is above on the path was there as well, since no ghost of it is known.
+            upper = position + num_unknown
+            position -= num_back - 1
+            while upper >= position:
+                if i64(notes[pages[upper]]) == UNKNOWN:
+                    notes[pages[upper]] = entry
+                upper -= 1
+            num_unknown = 0
 
     def learn(self) -> None:
         """Something else comes: the example is complete."""

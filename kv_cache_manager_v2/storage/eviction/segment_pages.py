@@ -116,6 +116,17 @@ class SegmentPages:
             return
         segments[at + PLACE] = (segments[at + PLACE] >> HIGH_SHIFT << HIGH_SHIFT) | head
 
+    def collect(self, segment: i64) -> list[int]:
+        """All pages of a segment that has some, the next to go first."""
+        words = self._rows.words
+        first = self._table.words[segment * SEGMENT_WORDS + PLACE] & LOW
+        pages: list[int] = [int(first)]
+        page = words[first * ROW_WORDS + LINKS] & LOW_MASK
+        while page != first:
+            pages.append(int(page))
+            page = words[page * ROW_WORDS + LINKS] & LOW_MASK
+        return pages
+
     def _join(self, previous: i64, following: i64) -> None:
         """The one behind the other; a page behind itself is alone in its circle."""
         words = self._rows.words

@@ -16,6 +16,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
+from .block_mates import BlockMates
 from .ghost_runs import GhostRuns
 from .hazard_model import EDGE_UNIT, EDGES, NUM_BUCKETS, HazardModel
 from .page_notes import MOST_SEGMENTS, PageNotes
@@ -82,8 +83,8 @@ class SegmentRecords:
     """``clock``: pages of requests so far. Queues are numbered in the order of their levels."""
 
     __slots__ = (
-        "model", "request", "notes", "table", "ghosts", "heaps", "clock", "pages_per_block", "all_learn", "shadow", "num_pages",
-        "_learns", "_capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
+        "model", "request", "notes", "table", "ghosts", "heaps", "clock", "pages_per_block", "block_mates", "all_learn", "shadow",
+        "num_pages", "_learns", "_capacities", "_edges", "_most_segments", "_most_ghosts", "_part_length", "_part", "_num_in_part",
     )  # fmt: skip
 
     model: Final[HazardModel]
@@ -95,6 +96,8 @@ class SegmentRecords:
     clock: i64
     pages_per_block: Final[i64]
     """At most."""
+    block_mates: Final[BlockMates | None]
+    """None where pages of one block need not go together."""
     all_learn: bool
     """Whether all levels have a learned queue."""
     shadow: Final[RecencyShadow]
@@ -113,7 +116,7 @@ class SegmentRecords:
     _num_in_part: i64
     """Pages pushed in it so far."""
 
-    def __init__(self, learning: Learning, pages_per_block: i64) -> None:
+    def __init__(self, learning: Learning, pages_per_block: i64, block_mates: BlockMates | None = None) -> None:
         self.model = learning.model
         self.request = learning.request
         self.notes = learning.notes
@@ -122,6 +125,7 @@ class SegmentRecords:
         self.heaps = []
         self.clock = 0
         self.pages_per_block = pages_per_block
+        self.block_mates = block_mates
         self.all_learn = True
         self._learns = []
         self._capacities = []

@@ -22,7 +22,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ...base.growing_arrays import reserve_up_to
 from .hazard_model import NUM_BUCKETS
-from .segment_traits import TRAIT_BITS
+from .segment_traits import TRAIT_BITS, waits
 
 KEY: Final = 0
 STATE: Final = 1
@@ -101,6 +101,19 @@ class SegmentTable:
 
     def is_used(self, segment: i64) -> bool:
         return segment * SEGMENT_WORDS < len(self.words) and self.words[segment * SEGMENT_WORDS + STATE] != FREE
+
+    def queue_of(self, segment: i64) -> i64:
+        return queue_of_state(self.words[segment * SEGMENT_WORDS + STATE])
+
+    def has_pages_of(self, segment: i64, queue: i64, priority: i64) -> bool:
+        """Whether it is of that queue and priority, and has pages."""
+        if not self.is_used(segment):
+            return False
+        words = self.words
+        at = segment * SEGMENT_WORDS
+        return (
+            words[at + COUNTS] & LOW > 0 and queue_of_state(words[at + STATE]) == queue and words[at + KEY] >> PRIORITY_SHIFT == priority
+        )
 
     # -- making and freeing -------------------------------------------------------------------------------------------
 
@@ -250,7 +263,7 @@ class SegmentTable:
         self._oldest_queued[queue] = segment
 
     def oldest_queued(self, queue: i64) -> i64:
-        """The oldest segment with pages there, by a few looks, or NO_SEGMENT: then `pass_empty` has to go on first."""
+        """The oldest segment with pages there that do not wait, by a few looks, or NO_SEGMENT: then `pass_empty` has to go on first."""
         segment = self._pass_empty(queue)
         if segment == NO_SEGMENT or not self._has_pages(segment, queue):
             return NO_SEGMENT
@@ -275,7 +288,8 @@ class SegmentTable:
     def _has_pages(self, segment: i64, queue: i64) -> bool:
         words = self.words
         at = segment * SEGMENT_WORDS
-        return words[at + COUNTS] & LOW > 0 and queue_of_state(words[at + STATE]) == queue
+        state = words[at + STATE]
+        return words[at + COUNTS] & LOW > 0 and queue_of_state(state) == queue and not waits(state)
 
     # -- for checks ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@
     15-18   blocks of the request, in powers of two              16
     19      whether it is the last block of the request          2
     20-23   blocks from the root to its end, in powers of two    16
-    24-25   the path is new (0), goes on where another ended (1), or parts from one (2)  3
+    24-25   the path is new (0), goes on where another ended (1), or parts from one (2); 3: see `BlockMates`  4
     26      whether the request generated its tokens             2
 """
 
@@ -30,13 +30,19 @@ TEXT_SHIFT: Final = 26
 NEW_PATH: Final = 0
 EXTENDED_PATH: Final = 1
 BRANCHED_PATH: Final = 2
+WAITING: Final = 3
+"""Pages that wait for their block's leading page: nothing is learned of them."""
 
 FEATURE_SHIFTS: Final = (0, 3, 7, 11, 15, 19, 20, 24, 26)
-FEATURE_LEVELS: Final = (7, 16, 16, 16, 16, 2, 16, 3, 2)
+FEATURE_LEVELS: Final = (7, 16, 16, 16, 16, 2, 16, 4, 2)
 NUM_FEATURES: Final = 9
 MOST_USES: Final = 33
 """A page's uses are counted so far."""
 _MOST_LEVEL: Final = 15
+
+
+def waits(traits: i64) -> bool:
+    return (traits >> PATH_SHIFT) & 3 == WAITING
 
 
 def level_of_count(count: i64) -> i64:
