@@ -6,6 +6,7 @@ from typing import ClassVar, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.handle import Handle
+from ..base.value import Value
 from ..stats.time_histogram import TimeHistogram
 from .metric_samples import COUNTER, GAUGE, MetricSamples
 from .time_samples import HistogramSamples
@@ -13,7 +14,7 @@ from .time_samples import HistogramSamples
 
 @final
 @mypyc_attr(native_class=True)
-class SharedFacts:
+class SharedFacts(Value):
     """``pages``: by outcome. ``failures``, ``dropped``: by cause. ``open_stores``: by endpoint, whether its breaker is open.
     ``slots``: of staging, by (use, state). ``times``: of operations of one endpoint, by kind."""
 
@@ -40,6 +41,14 @@ class SharedFacts:
         self.open_stores: Final[dict[str, bool]] = open_stores
         self.slots: Final[dict[tuple[str, str], int]] = slots
         self.times: Final[dict[str, TimeHistogram]] = times
+
+    def _arguments(self) -> tuple[object, ...]:
+        return (
+            self.lookups, self.pages, self.num_bytes, self.failures, self.dropped, self.refusals, self.open_stores, self.slots, self.times
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"SharedFacts({self.lookups} look-ups, pages={self.pages}, failures={self.failures})"
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
