@@ -15,6 +15,7 @@ from .base.errors import (
     OutOfMemoryError,
     OutOfPagesError,
     PageMoveError,
+    PlannedTokensLost,
     StorageIOError,
 )
 from .base.ids import (
@@ -264,6 +265,7 @@ __all__ = [
     "PageIndexConverter",
     "PageIndexMode",
     "PageMoveError",
+    "PlannedTokensLost",
     "PoolDesc",
     "PoolGroupCapacity",
     "PoolGroupDesc",

@@ -334,7 +334,10 @@ CALLS: dict[str, Callable[[World], Example]] = {
         {"sequences": [w.active], "remaining_tokens": [33], "max_step": 6},
     ),
     "KVCacheManager.commit_batch": lambda w: (w.manager.commit_batch, {"kv_caches": [w.active], "tokens": [7]}),
-    "KVCacheManager.probe_reuse": lambda w: (w.manager.probe_reuse, {"reuse_scope": None, "input_tokens": [1, 2, 3]}),
+    "KVCacheManager.probe_reuse": lambda w: (
+        w.manager.probe_reuse,
+        {"reuse_scope": None, "input_tokens": [1, 2, 3], "include_planned": True},
+    ),
     "KVCacheManager.retain": lambda w: (
         w.manager.retain,
         {"input_tokens": [1, 2, 3, 4], "reuse_scope": None, "priority": 50, "duration_seconds": 1.0},
@@ -407,6 +410,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
         w.active.commit,
         {"accepted_input_tokens": [7], "beam_search_indices": [0], "num_heads": 1, "is_end": True},
     ),
+    "KVCache.publish_planned": lambda w: (_with_input(w).publish_planned, {"tokens": [4, 5, 6, 7]}),
     "KVCache.commit_input": lambda w: (_with_input(w).commit_input, {"num_tokens": 2}),
     "KVCache.commit_tree": lambda w: (
         w.active.commit_tree,

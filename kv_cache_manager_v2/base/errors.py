@@ -18,6 +18,20 @@ class LogicError(KVCacheManagerError, RuntimeError):
 
 
 @mypyc_attr(native_class=False)
+class PlannedTokensLost(LogicError):
+    """Tokens that the sequence was matched with were taken back before they were computed. ``valid_tokens``: how many it has left.
+
+    Close the sequence and make a new one; every other call but `suspend` and those that only ask raises this.
+    """
+
+    valid_tokens: int
+
+    def __init__(self, message: str, valid_tokens: int = 0) -> None:
+        super().__init__(message)
+        self.valid_tokens = valid_tokens
+
+
+@mypyc_attr(native_class=False)
 class BusyError(LogicError):
     """A call that only looks was made while another thread's call runs. Nothing has changed; ask again."""
 

@@ -278,6 +278,10 @@ class Device(Handle, metaclass=ABCMeta):
     def forget_wakeup(self, wakeup: Wakeup) -> None:
         """Give it no more, as far as no thread is about to."""
 
+    def expect_write(self, address: int, num_bytes: int) -> None:
+        """These bytes of level 0 are going to be written before they are read: a device that checks for races reports a read that is
+        enqueued earlier. Others do nothing."""
+
     # -- timers -------------------------------------------------------------------------------------------------------
 
     def start_timer(self, stream: int) -> int:

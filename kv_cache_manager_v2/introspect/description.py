@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from ..reuse.block import Block
 from ..reuse.token_packing import unpack_tokens
 from ..sequence.disk_arrivals import has_lost_page
+from ..sequence.planned_blocks import NOT_VOID
 from ..sequence.sequence_state import ACTIVE, SequenceState
 from ..sequence.shared_state import SharedState
 
@@ -96,6 +97,14 @@ def _describe_sequence(state: SequenceState) -> StateDump:
             for group in range(state.shared.num_life_cycles)
         ],
     }
+    links = state.planned
+    if links is not None:
+        dump["planned"] = {
+            "offered_blocks": [int(planned.ordinal) for planned in links.offered],
+            "read_blocks": [int(planned.ordinal) for planned in links.read],
+            "writers": [planned.writer.id for planned in links.read],
+            "valid_tokens": None if links.valid_tokens == NOT_VOID else int(links.valid_tokens),
+        }
     if state.twins is not None:
         dump["twins"] = [_list_twins(state, life_cycle) for life_cycle in range(state.shared.num_life_cycles)]
     if has_lost_page(state):

@@ -13,6 +13,7 @@ from mypy_extensions import i64, mypyc_attr
 from ..base.errors import CorruptedError
 from ..base.ids import BAD_PAGE_INDEX
 from ..reuse.block import Block
+from ..sequence.planned_blocks import NOT_VOID
 from ..sequence.sequence_state import ACTIVE, CLOSED, SequenceState
 from ..sequence.shared_state import SharedState
 from ..sequence.transfer_leases import TransferLeaseState
@@ -61,6 +62,7 @@ def check_invariants(shared: SharedState, states: Sequence[SequenceState]) -> No
         _check_tree(shared, tally)
         for state in states:
             _check_sequence(state, tally)
+        _check_planned(shared, states, tally)
         for lease in shared.leases.open_leases():
             _check_lease(shared, lease, tally)
         for plan in shared.drop_plans.open_plans():
@@ -192,7 +194,8 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
         state.next_slow_capacity in (0, state.compute_next_slow_capacity()),
         f"{name}: a resize below {state.next_slow_capacity} was taken for one that changes the numbers only",
     )
-    tail_tokens = state.num_committed - state.num_published * shared.tokens_per_block
+    num_read = 0 if state.planned is None else len(state.planned.read)
+    tail_tokens = state.num_committed - (state.num_published + num_read) * shared.tokens_per_block
     _require(state.tail.count == tail_tokens, f"{name} has {state.tail.count} tail tokens, not {tail_tokens}")
     tally.num_digests += _count_digests(state.tail.packed())
     _check_path(state, tally)
@@ -201,7 +204,8 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
     _check_state_blocks(state, tally)
     for life_cycle in range(shared.num_life_cycles):
         begin = shared.compute_window_begin(life_cycle, state.history)
-        _require(state.window_begins[life_cycle] == begin, f"{name}: the window of life cycle {life_cycle} begins wrong")
+        is_void = state.planned is not None and state.planned.valid_tokens != NOT_VOID
+        _require(is_void or state.window_begins[life_cycle] == begin, f"{name}: the window of life cycle {life_cycle} begins wrong")
         entries = state.tables[life_cycle].view().tolist()
         _require(len(entries) == num_blocks, f"{name}: page table {life_cycle} has {len(entries)} entries")
         for ordinal in range(num_blocks):
@@ -217,6 +221,48 @@ def _check_sequence(state: SequenceState, tally: _Tally) -> None:
             _require(
                 entries[ordinal] == expected, f"{name}: block {ordinal} has page index {entries[ordinal]}, not {expected}"
             )
+
+
+def _check_planned(shared: SharedState, states: Sequence[SequenceState], tally: _Tally) -> None:
+    """Each planned block is known to its writer and its readers, and found by its tokens; anchors are pinned."""
+    every = shared.planned.list_all()
+    _require(len(every) == shared.planned.num_blocks, f"{len(every)} blocks are planned, {shared.planned.num_blocks} are counted")
+    listed = set([int(planned.block.first_page) for planned in every])
+    _require(len(listed) == len(every), "a block is planned twice")
+    for anchor in shared.planned.anchors():
+        is_root = anchor.first_page < 0
+        _require(is_root or int(anchor.first_page) in tally.published, f"{_name(anchor)} has planned blocks below it, and is in no tree")
+        tally.pins[int(anchor.first_page)] = tally.pins.get(int(anchor.first_page), 0) + 1
+    for planned in every:
+        name = f"planned {_name(planned.block)}"
+        tally.num_digests += _count_digests(planned.key)
+        found = shared.planned.find(planned.anchor, planned.above, planned.key)
+        is_hidden = planned.anchor is None and planned.above is None
+        _require(is_hidden or found is planned, f"{name} is not found by its tokens")
+        _require(planned.writer.status == ACTIVE, f"{name}: its writer, sequence {planned.writer.id}, is not active")
+        _require(planned.writer.blocks[planned.ordinal] is planned.block, f"{name} is not the writer's block {planned.ordinal}")
+        _require(planned.block.parent is None, f"{name} is published")
+    for state in states:
+        links = state.planned
+        if links is None:
+            continue
+        name = f"sequence {state.id}"
+        _require(not links.is_idle, f"{name} has nothing to do with planned blocks, and keeps a list of them")
+        for planned in links.offered:
+            _require(planned.writer is state and int(planned.block.first_page) in listed, f"{name} offers a block that is not planned")
+            _require(planned.ordinal < state.forked_end, f"{name}: planned block {planned.ordinal} is not known to be shared")
+        ordinal = int(state.num_published)
+        for planned in links.read:
+            _require(int(planned.block.first_page) in listed, f"{name} reads a block that is not planned")
+            _require(planned.ordinal == ordinal and state in planned.readers, f"{name}: planned block {planned.ordinal} does not know it")
+            _require(state.blocks[ordinal] is planned.block, f"{name}: block {ordinal} is not the planned one")
+            if state.status == ACTIVE:
+                _require(planned.writer.stream == state.stream, f"{name} reads a block that is planned on another stream")
+            ordinal += 1
+    for planned in every:
+        for reader in planned.readers:
+            is_known = reader.planned is not None and planned in reader.planned.read
+            _require(is_known, f"planned {_name(planned.block)}: sequence {reader.id} does not read it")
 
 
 def _check_twins(state: SequenceState, tally: _Tally) -> None:

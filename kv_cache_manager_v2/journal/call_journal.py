@@ -30,6 +30,7 @@ from .journal_format import (
     MIXED,
     MOVE,
     PROBE,
+    PUBLISH_PLANNED,
     REORDER,
     RESIZE,
     RESTORED,
@@ -103,9 +104,10 @@ class CallJournal(CallRecords):
         writer.number(1 if is_counted else 0)
         writer.end_record()
 
-    def probe(self, scope: ReuseScope, tokens: Tokens | None, packed: bytes | None) -> None:
+    def probe(self, scope: ReuseScope, tokens: Tokens | None, packed: bytes | None, with_planned: bool) -> None:
         self._writer.number(PROBE)
         self._scoped_tokens(scope, tokens, packed)
+        self._writer.number(1 if with_planned else 0)
         self._writer.end_record()
 
     def hint(
@@ -196,6 +198,12 @@ class CallJournal(CallRecords):
             writer.number(MIXED)
             writer.number(token + 1)
             writer.end_record()
+
+    def publish_planned(self, serial: i64, packed: bytes, num_offered: i64) -> None:
+        self._writer.operation(PUBLISH_PLANNED, serial)
+        self._tokens(packed)
+        self._writer.number(num_offered)
+        self._writer.end_record()
 
     def commit(self, serial: i64, begin: i64, packed: bytes) -> None:
         if len(self._prompts) > 0 and self._commit_given(serial, begin, packed):

@@ -49,7 +49,7 @@ class CallRecords:
     ) -> None:
         """``packed``: what ``tokens`` are."""
 
-    def probe(self, scope: ReuseScope, tokens: Tokens | None, packed: bytes | None) -> None:
+    def probe(self, scope: ReuseScope, tokens: Tokens | None, packed: bytes | None, with_planned: bool) -> None:
         """``packed``: what ``tokens`` are."""
 
     def hint(
@@ -83,6 +83,9 @@ class CallRecords:
 
     def commit(self, serial: i64, begin: i64, packed: bytes) -> None:
         """A commit of tokens from position ``begin`` on."""
+
+    def publish_planned(self, serial: i64, packed: bytes, num_offered: i64) -> None:
+        """Tokens that follow the committed ones, of which so many were offered."""
 
     def commit_last(self, serial: i64, packed: bytes) -> None:
         """A commit of tokens with ``is_end``, and the `stop_committing` that belongs to it."""

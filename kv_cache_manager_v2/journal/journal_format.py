@@ -46,7 +46,8 @@ present ones where it said to keep them.
     BEAM_WIDTH  serial, width                                    returned, and the width changed
     REORDER     serial, count, parents                           returned, of more than one beam
     COMMIT_BEAMS  serial, heads, count, beams, tokens            returned
-    PROBE       scope, tokens                                    returned
+    PUBLISH_PLANNED  serial, tokens, offered tokens              returned
+    PROBE       scope, tokens, with planned ones (0 / 1)         returned
     CLEAR                                                        returned
     INVALIDATE  scope                                            returned
     PREFETCH    serial, level, result (0 / 1)                    returned True or False
@@ -68,7 +69,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 25
+VERSION: Final = 26
 
 CREATE: Final = 1
 RESUME: Final = 2
@@ -106,6 +107,7 @@ COMMIT_LAST: Final = 39
 REWIND: Final = 40
 RESTORED: Final = 41
 KEEP: Final = 42
+PUBLISH_PLANNED: Final = 43
 
 RETAIN: Final = 0
 RELEASE: Final = 1

@@ -19,6 +19,7 @@ from ..sequence.finish_plan import FinishPlan
 from ..sequence.finish_question import FinishQuestion
 from ..sequence.forked_blocks import validate_same_tokens
 from ..sequence.page_arrivals import settle_arrivals
+from ..sequence.planned_rules import require_valid, validate_others
 from ..sequence.resize import try_resize
 from ..sequence.room_question import RoomQuestion
 from ..sequence.sequence_state import CLOSED, SequenceState
@@ -80,6 +81,11 @@ class BatchStep:
         done: i64 = 0
         try:
             self._take_small_steps(new_capacities, new_histories)
+            for index, other in enumerate(self._others):
+                if other.planned is not None:
+                    position = self._other_positions[index]
+                    history = new_histories[position] if has_histories else other.history
+                    validate_others(other, new_capacities[position], history, self._number, self._call)
             self._wait_for_reads()
             for index, other in enumerate(self._others):
                 position = self._other_positions[index]
@@ -132,6 +138,7 @@ class BatchStep:
             state = self._enlist(item, position)
             if state.status == CLOSED:
                 raise LogicError(f"{self._call}: sequence {state.id} is closed")
+            require_valid(state, self._call)
             if remaining[position] > MAX_COUNT - state.capacity:
                 raise ValueError(
                     f"{self._call}: remaining_tokens[{position}] is {remaining[position]}, and sequence {state.id} has room for "

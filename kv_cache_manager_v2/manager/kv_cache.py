@@ -42,6 +42,14 @@ from ..sequence.matched_tokens import MatchedTokens
 from ..sequence.page_table import PageTable, to_index_buffer
 from ..sequence.recurrent_state import live_block
 from ..sequence.resize import try_resize
+from ..sequence.planned_rules import (
+    refuse_other_stream,
+    require_committed_before,
+    require_unplanned,
+    require_valid,
+    validate_offer,
+    validate_stream,
+)
 from ..sequence.room_question import RoomQuestion
 from ..sequence.move_watch import ONBOARD
 from ..sequence.move_watch import PREFETCH as PREFETCHED
@@ -56,7 +64,7 @@ from ..stats.usage_snapshot import compute_usage
 from ..stats.usage_statistics import UsageStatistics
 from .committed_block_drop import CommittedBlockDrop, plan_drop
 from .open_sequences import AbandonedSequence, OpenSequences
-from .token_commits import ALL_LEFT, ONE_HEAD, commit_any, commit_given, commit_last, commit_nodes, commit_of_beams, to_heads
+from .token_commits import ALL_LEFT, ONE_HEAD, commit_any, commit_given, commit_last, commit_nodes, commit_of_beams, offer_tokens, to_heads
 from .transfer_lease import TransferLease
 
 if TYPE_CHECKING:
@@ -178,9 +186,10 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             self._require(SUSPENDED, "resume")
+            self._require_valid("resume")
             stream = state.stream if cuda_stream is None else to_stream(cuda_stream, state.shared.device)
             waits = to_bool(wait, "wait")
-            result = residency.try_resume(state, stream, waits)
+            result = not refuse_other_stream(state, stream) and residency.try_resume(state, stream, waits)
             journal.resume(state.serial, stream, result)
             return result
 
@@ -218,6 +227,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             self._require(SUSPENDED, "prefetch")
+            self._require_valid("prefetch")
             level = to_int(target_level, "target_level")
             num_levels = int(state.shared.storage.num_levels)
             if not 0 <= level < num_levels:
@@ -259,6 +269,7 @@ class KVCache(Handle):
         """
         with self._state.shared.guard as journal:
             self._require_open("rewind")
+            self._require_valid("rewind")
             state = self._state
             count = to_count(num_tokens, "num_tokens")
             if count > state.num_committed:
@@ -398,6 +409,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             self._require_open("enable_swa_scratch_reuse")
+            self._require_valid("enable_swa_scratch_reuse")
             is_wanted = to_bool(enable, "enable_swa_scratch_reuse")
             if is_wanted != state.scratch.is_enabled:
                 validate_scratch_switch(state, is_wanted)
@@ -508,9 +520,30 @@ class KVCache(Handle):
             self._require_committing("commit_tree")
             if state.has_beams:
                 raise LogicError(f"sequence {state.id}: commit_tree() with {len(state.beams) + 1} beams")
+            require_unplanned(state, "commit_tree")
             if state.shared.has_state:
                 raise LogicError(f"sequence {state.id}: commit_tree() with recurrent layers; their state is of the whole tree")
             commit_nodes(state, tokens, accepted_positions, num_heads)
+
+    def publish_planned(self, tokens: Tokens) -> int:
+        """Offer the tokens that this sequence computes in this step to sequences that are created before it commits them.
+
+        ``tokens`` continue the committed ones and end within the capacity; what is offered are the full blocks among them that are not
+        in the tree and that no other sequence has planned. Returns how many tokens these are; 0 for a model with recurrent layers. Call
+        it between the `resize` for the step and the step's kernels. A sequence that is created now may match planned blocks
+        (`MatchedTokens.planned_tokens`): it may read them in the same step, on the same stream, behind this sequence's writes of
+        the same layer; its first `commit` comes after the `commit` here that fills them, and is a `LogicError` before.
+
+        Only the planned tokens can be committed then. `suspend`, `close`, `rewind`, `stop_committing`, or a smaller capacity take back
+        what is not committed: calls of its readers raise `PlannedTokensLost`. `ValueError` for tokens out of range, without
+        capacity, or that differ from those planned before; `LogicError` unless ACTIVE, after `stop_committing`, with beams, or
+        with blocks that a fork or a lease has. While blocks are planned neither this sequence nor a reader can be forked or lend them.
+        """
+        state = self._state
+        with state.shared.guard:
+            self._require_committing("publish_planned")
+            validate_offer(state)
+            return offer_tokens(state, tokens)
 
     def stop_committing(self) -> None:
         """What follows is never reused; the partial last block is published now, or by `close` where indices stay
@@ -518,6 +551,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             self._require_open("stop_committing")
+            require_committed_before(state, "stop_committing")
             if len(state.arrivals) > 0:
                 page_arrivals.settle_arrivals(state)
             commit_steps.stop_committing(state, False)
@@ -537,7 +571,8 @@ class KVCache(Handle):
     @property
     def match_info(self) -> MatchedTokens:
         """The match when the sequence was made: attention up to one length, recurrent state up to another."""
-        return MatchedTokens(int(self._state.attention_tokens), int(self._state.state_tokens))
+        state = self._state
+        return MatchedTokens(int(state.attention_tokens), int(state.state_tokens), int(state.planned_tokens))
 
     @property
     def next_snapshot_position(self) -> int | None:
@@ -570,6 +605,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             self._require_open("beam_width")
+            self._require_valid("beam_width")
             width = to_count(beam_width, "beam_width")
             if width == 0:
                 raise ValueError("beam_width is 0; a sequence has at least one beam")
@@ -589,6 +625,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             self._require(ACTIVE, "reorder_beams")
+            self._require_valid("reorder_beams")
             width = len(state.beams) + 1
             found = to_counts(to_list(parents, "parents"), "one of parents")
             if len(found) != width or max([int(parent) for parent in found]) >= width:
@@ -617,12 +654,15 @@ class KVCache(Handle):
         guard = state.shared.guard
         with guard as journal:
             self._require(ACTIVE, "reserve_transfer")
+            self._require_valid("reserve_transfer")
             if state.has_beams:
                 raise LogicError(f"sequence {state.id}: reserve_transfer() with {len(state.beams) + 1} beams")
             begin = to_count(begin_block, "begin_block")
             end = state.num_blocks if end_block is None else to_count(end_block, "end_block")
             if not begin <= end <= state.num_blocks:
                 raise ValueError(f"sequence {state.id}: begin_block is {begin} and end_block {end}; there are {state.num_blocks} blocks")
+            if end > state.num_published:
+                require_unplanned(state, "reserve_transfer")
             if len(state.arrivals) > 0:
                 # The other side's work is behind this stream, which must be behind the pages.
                 page_arrivals.await_arrivals(state)
@@ -640,6 +680,7 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard:
             self._require_open("plan_committed_block_drop")
+            self._require_valid("plan_committed_block_drop")
             if state.is_committing:
                 raise LogicError(
                     f"sequence {state.id}: plan_committed_block_drop() while its published text may still grow; "
@@ -676,6 +717,7 @@ class KVCache(Handle):
         """
         with self._state.shared.guard:
             table = self._table(layer_group_id, beam_id)
+            self._require_valid("set_base_page_index_buf")
             table.set_buffer(None if buf is None else to_index_buffer(buf, int(self._state.num_blocks)))
 
     def get_aggregated_page_indices(
@@ -747,7 +789,9 @@ class KVCache(Handle):
         state = self._state
         with state.shared.guard as journal:
             self._require_open("cuda_stream")
+            self._require_valid("cuda_stream")
             stream = to_stream(to_int(cuda_stream, "cuda_stream"), state.shared.device)
+            validate_stream(state, stream)
             residency.change_stream(state, stream)
             journal.record(STREAM, state.serial, stream)
 
@@ -814,8 +858,13 @@ class KVCache(Handle):
             wanted = "ACTIVE" if status == ACTIVE else "SUSPENDED"
             raise LogicError(f"sequence {self._state.id}: {call} needs a sequence that is {wanted}, this one is {self.status.name}")
 
+    def _require_valid(self, call: str) -> None:
+        if self._state.planned is not None:
+            require_valid(self._state, call)
+
     def _require_committing(self, call: str) -> None:
         self._require(ACTIVE, call)
+        self._require_valid(call)
         if not self._state.is_committing:
             raise LogicError(f"sequence {self._state.id}: {call}() after stop_committing()")
 

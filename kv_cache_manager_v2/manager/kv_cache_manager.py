@@ -429,8 +429,14 @@ class KVCacheManager(Handle):
 
     # -- sequences -----------------------------------------------------------------------------------------------------
 
-    def probe_reuse(self, reuse_scope: Given[ReuseScope | None] = None, input_tokens: Tokens | None = None) -> int:
-        """How many leading tokens could be reused now; holds nothing. From any thread.
+    def probe_reuse(
+        self,
+        reuse_scope: Given[ReuseScope | None] = None,
+        input_tokens: Tokens | None = None,
+        include_planned: Given[bool] = False,
+    ) -> int:
+        """How many leading tokens could be reused now; holds nothing. From any thread. ``include_planned``: also those of blocks that a
+        sequence has planned (`KVCache.publish_planned`).
 
         `BusyError` while another thread's call runs; a call that another thread begins meanwhile waits. Pages that a disk is still
         reading count as there. What sequences that were dropped without `close` leave counts after the engine's next call.
@@ -438,11 +444,12 @@ class KVCacheManager(Handle):
         guard = self._shared.guard
         # Before the lock: the user's tokens may be objects with code of their own.
         scope = to_scope(reuse_scope)
+        with_planned = to_bool(include_planned, "include_planned")
         packed = None if input_tokens is None else pack_tokens(input_tokens, self._shared.tree.digests, False)
         with guard.readers, self._reading as journal:
             self._require_open()
-            num_tokens = self._matches.count_tokens(scope, packed)
-            journal.probe(scope, input_tokens, packed)
+            num_tokens = self._matches.count_tokens(scope, packed, with_planned)
+            journal.probe(scope, input_tokens, packed, with_planned)
             return num_tokens
 
     def create_kv_cache(
@@ -493,7 +500,7 @@ class KVCacheManager(Handle):
                 state_match = self._matches.find_with_state(scope, packed)
                 match = state_match.match
             else:
-                match = self._matches.find(scope, packed)
+                match = self._matches.find(scope, packed, True)
             plan: RetentionPlan | None = None
             if terms is not None:
                 plan = RetentionPlan(terms, int(prompt_length), self._config.tokens_per_block, custom_priority_callback)
@@ -508,7 +515,7 @@ class KVCacheManager(Handle):
             if is_counted:
                 self._levels.sample_demand()
             state.prompt_length = prompt_length
-            residency.hold_match(state, match)
+            residency.hold_match(state, match, self._matches.planned)
             if input_tokens is not None and packed is not None:
                 state.given_end = state.num_committed
                 if state.num_committed < num_input_tokens:

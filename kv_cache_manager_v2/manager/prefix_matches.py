@@ -9,21 +9,28 @@ from ..reuse.match import Match
 from ..reuse.reuse_scope import ReuseScope
 from ..reuse.state_match import NO_STATE_MATCH, StateMatch
 from ..reuse.token_packing import TOKEN_BYTES
+from ..sequence.planned_blocks import PlannedBlock
+from ..sequence.planned_match import find_path
 from ..sequence.shared_state import SharedState
 from ..sequence.whole_prefix import find_whole, find_whole_with_state
 from ..storage.page_removal import settle_reads
+
+NO_PLANNED: Final[list[PlannedBlock]] = []
+"""Never changed."""
 
 
 @final
 @mypyc_attr(native_class=True)
 class PrefixMatches:
-    __slots__ = ("num_untrimmed", "num_content", "counts_content", "_shared", "_backoff")
+    __slots__ = ("num_untrimmed", "num_content", "counts_content", "planned", "_shared", "_backoff")
 
     num_untrimmed: i64
     """Tokens of the latest match before `reuse_match_backoff`."""
     num_content: i64
     """Tokens of the latest lookup on a path of the tree, whatever pages are left of it; kept where `counts_content`."""
     counts_content: bool
+    planned: list[PlannedBlock]
+    """The last blocks of the latest match, as far as they are planned and not published."""
     _shared: Final[SharedState]
     _backoff: Final[i64]
 
@@ -31,17 +38,53 @@ class PrefixMatches:
         self.num_untrimmed = 0
         self.num_content = 0
         self.counts_content = False
+        self.planned = NO_PLANNED
         self._shared = shared
         self._backoff = backoff
 
-    def count_tokens(self, scope: ReuseScope, packed: bytes | None) -> int:
+    def count_tokens(self, scope: ReuseScope, packed: bytes | None, with_planned: bool) -> int:
         """How many leading tokens match, as far as is known; asks no device, so from any thread."""
         if self._shared.has_state:
             return int(self.find_with_state(scope, packed, False).match.num_tokens)
-        return int(self.find(scope, packed, False).num_tokens)
+        return int(self.find(scope, packed, with_planned, False).num_tokens)
 
-    def find(self, scope: ReuseScope, packed: bytes | None, settles: bool = True) -> Match:
-        """``settles``: ask first which disk reads are done by now."""
+    def find(self, scope: ReuseScope, packed: bytes | None, with_planned: bool, settles: bool = True) -> Match:
+        """``with_planned``: also blocks that are planned. ``settles``: ask first which disk reads are done by now."""
+        match = self._find_published(scope, packed, settles)
+        self.planned = NO_PLANNED
+        if not with_planned or self._shared.planned.num_blocks == 0 or packed is None:
+            return match
+        return self._go_on_planned(scope, packed, match)
+
+    def _go_on_planned(self, scope: ReuseScope, packed: bytes, match: Match) -> Match:
+        """The match with planned blocks, if it is longer so."""
+        shared = self._shared
+        root = shared.tree.find_root(scope)
+        if root is None:
+            return match
+        path = find_path(shared, root, packed)
+        if len(path.planned) == 0:
+            return match
+        num_blocks: i64 = len(path.blocks)
+        num_content = num_blocks * shared.tokens_per_block
+        num_untrimmed = shared.matcher.count_with_windows(path.blocks, num_blocks) * shared.tokens_per_block
+        if self._backoff > 0:
+            end = (num_content if num_content > self.num_content else self.num_content) - self._backoff
+            if end < num_content:
+                num_blocks = end // shared.tokens_per_block if end > 0 else 0
+        num_blocks = shared.matcher.count_with_windows(path.blocks, num_blocks)
+        num_tokens = num_blocks * shared.tokens_per_block
+        if num_tokens <= match.num_tokens:
+            return match
+        path.cut(num_blocks)
+        if num_content > self.num_content and self.num_content > 0:
+            self.num_content = num_content
+        self.planned = path.planned
+        if num_untrimmed > self.num_untrimmed:
+            self.num_untrimmed = num_untrimmed
+        return Match(path.blocks, num_tokens)
+
+    def _find_published(self, scope: ReuseScope, packed: bytes | None, settles: bool) -> Match:
         shared = self._shared
         self.num_content = 0
         if packed is None:
@@ -74,6 +117,7 @@ class PrefixMatches:
     def find_with_state(self, scope: ReuseScope, packed: bytes | None, settles: bool = True) -> StateMatch:
         """`find` for a model with recurrent layers."""
         shared = self._shared
+        self.planned = NO_PLANNED
         matcher = shared.state_matcher
         root = shared.tree.find_root(scope)
         self.num_content = 0

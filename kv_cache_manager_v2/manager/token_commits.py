@@ -20,6 +20,8 @@ from ..sequence import commit as commit_steps
 from ..sequence import page_arrivals
 from ..sequence.beams import gather_tokens, validate_sources
 from ..sequence.forked_blocks import validate_same_tokens
+from ..sequence.planned_rules import validate_offered_tokens
+from ..sequence.planned_steps import offer
 from ..sequence.sequence_state import SequenceState
 from ..sequence.tree_commit import compact_tree, validate_tree
 from ..storage.token_copy import TokenCopies
@@ -144,6 +146,33 @@ def commit_nodes(
     shared.journal.commit_picked(COMMIT_TREE, state.serial, positions, heads, packed)
 
 
+def offer_tokens(state: SequenceState, tokens: Tokens) -> int:
+    """How many of the tokens, which follow the committed ones, are offered before they are committed."""
+    tree = state.shared.tree
+    num_tokens = _count_tokens(tokens)
+    if state.num_committed + num_tokens > state.capacity:
+        raise ValueError(
+            f"sequence {state.id}: {num_tokens} planned tokens after {state.num_committed} committed ones exceed the capacity of "
+            f"{state.capacity}; resize() first"
+        )
+    packed = pack_tokens(tokens, tree.digests, True)
+    try:
+        if len(packed) // TOKEN_BYTES != num_tokens:
+            raise ValueError(f"sequence {state.id}: there are {len(packed) // TOKEN_BYTES} tokens, their len() is {num_tokens}")
+        validate_offered_tokens(state, packed)
+        num_offered: i64 = 0
+        if not state.shared.has_state:
+            if len(tree.digests) > 0:
+                tree.has_digests = True
+            state.shared.guard.begin_change()
+            num_offered = offer(state, packed)
+            state.shared.guard.end_change()
+        state.shared.journal.publish_planned(state.serial, packed, num_offered)
+        return int(num_offered)
+    finally:
+        tree.digests.release(packed)
+
+
 def _count_tokens(tokens: object) -> int:
     if isinstance(tokens, (list, tuple)):
         return len(tokens)  # what follows asks an abstract class, which takes longer than all else of a small commit
@@ -175,7 +204,7 @@ def _validate_for_forks(state: SequenceState, packed: bytes) -> None:
     if state.forked_end > state.num_published:
         try:
             validate_same_tokens(state, packed)
-        except ValueError:
+        except (ValueError, LogicError):
             tree.digests.release(packed)
             raise
     if len(tree.digests) > 0:

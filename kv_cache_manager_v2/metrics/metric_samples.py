@@ -151,7 +151,7 @@ def _sample_prompts(usage: UsageStatistics, tiers: list[str]) -> list[MetricSamp
 
 def _sample_blocks(usage: UsageStatistics) -> list[MetricSamples]:
     allocated = MetricSamples("allocated_blocks", COUNTER, "Pages made", ("layer_group",))
-    reused = MetricSamples("reused_blocks", COUNTER, "Blocks found, in full or in part", ("layer_group", "coverage"))
+    reused = MetricSamples("reused_blocks", COUNTER, "Blocks found, in full, in part or planned", ("layer_group", "coverage"))
     missed = MetricSamples("missed_blocks", COUNTER, "Pages allocated for prompt tokens", ("layer_group",))
     generated = MetricSamples("generated_blocks", COUNTER, "Pages allocated for generated tokens", ("layer_group",))
     for group in usage.layer_groups:
@@ -159,6 +159,7 @@ def _sample_blocks(usage: UsageStatistics) -> list[MetricSamples]:
         allocated.add((label,), float(group.allocated))
         reused.add((label, "full"), float(group.reused_full))
         reused.add((label, "partial"), float(group.reused_partial))
+        reused.add((label, "planned"), float(group.reused_planned))
         missed.add((label,), float(group.missed))
         generated.add((label,), float(group.generated))
     return [allocated, reused, missed, generated]

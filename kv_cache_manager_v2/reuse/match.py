@@ -192,6 +192,19 @@ class Matcher:
         """Whether the first ``num_blocks`` blocks have all pages that windowed life cycles need at that history."""
         return self._find_missing(blocks, num_blocks, num_tokens) == NONE_MISSING
 
+    def has_unbounded_pages(self, block: Block) -> bool:
+        """Whether the block has the pages of all layers without a window."""
+        return has_pages(self._rows.words, block.first_page, self._unbounded)
+
+    def count_with_windows(self, blocks: list[Block], num_blocks: i64) -> i64:
+        """The most of the first ``num_blocks`` blocks behind which every window is whole."""
+        while num_blocks > 0:
+            missing = self._find_missing(blocks, num_blocks, num_blocks * self._tokens_per_block)
+            if missing == NONE_MISSING:
+                break
+            num_blocks = missing
+        return num_blocks
+
     def moves_window(self, num_tokens: i64, later_tokens: i64) -> bool:
         """Whether some window passes a block while the history grows from one length to the other."""
         for cycle in self._windowed_cycles:

@@ -77,9 +77,15 @@ class MissExplainer:
         size = self._tokens_per_block
         ordinal = match.num_tokens // size
         node: Block | None = root
+        # Planned blocks are in no tree, and nothing is below them there.
+        num_published = ordinal
+        while num_published > 0 and match.blocks[num_published - 1].parent is None:
+            num_published -= 1
         if ordinal > 0:
-            node = match.blocks[ordinal - 1]
-        text = self._history.prefix_of(root.first_page if ordinal == 0 else match.blocks[ordinal - 1].first_page)
+            node = match.blocks[ordinal - 1] if num_published == ordinal else None
+        text = self._history.prefix_of(root.first_page if num_published == 0 else match.blocks[num_published - 1].first_page)
+        for planned in range(num_published, ordinal):
+            text = hash_block(text, packed[planned * size * TOKEN_BYTES : (planned + 1) * size * TOKEN_BYTES])
         scope = self._history.scope_of(root.first_page)
         is_gone_before = False
         sampler = self._history.sampler

@@ -19,6 +19,7 @@ from .block_runs import publish_fresh
 from .disk_arrivals import expect_reads
 from .early_copying import offload_published
 from .forked_blocks import join_tree, may_publish_partial, record_published
+from .planned_steps import confirm, take_back
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshots import publish_snapshot, stage_snapshot
 from .twins import keep_own_pages
@@ -134,6 +135,8 @@ def stop_committing(state: SequenceState, is_closing: bool) -> None:
     The sequence may be active or suspended. ``is_closing``: it will read and write nothing any more. Where indices stay, the block is
     published by then only: a published block is copied before it is written.
     """
+    if state.planned is not None:
+        take_back(state, 0)
     if (state.is_committing or state.publishes_at_close) and state.tail.count > 0 and not state.tail_is_shared:
         if is_closing or state.shared.twin_pages is None:
             _publish_tail(state, is_closing)
@@ -249,7 +252,11 @@ def _attach_or_rebase(state: SequenceState, key: bytes, mark: i64) -> Block:
     tree = shared.tree
     ordinal = state.num_published
     if ordinal < state.forked_end:
-        return join_tree(state, key, mark)
+        if state.planned is None:
+            return join_tree(state, key, mark)
+        confirmed = confirm(state, key, mark)
+        if confirmed is not None:
+            return confirmed
     private = state.blocks[ordinal]
     published = tree.find_child(state.path_end, key)
     if published is not None:

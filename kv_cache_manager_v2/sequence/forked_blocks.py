@@ -23,6 +23,7 @@ from ..reuse.block import Block
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.decision_digest import REBASE
 from ..storage.page_handover import move_page, replace_page
+from .planned_rules import validate_planned_tokens
 from .sequence_state import NO_TIMELINE, SequenceState
 from .twins import keep_own_pages, swap_page
 
@@ -49,6 +50,9 @@ def find_first_written(state: SequenceState, capacity: i64, history: i64) -> i64
 def list_copies(state: SequenceState, capacity: i64, history: i64) -> list[int]:
     """The shared blocks that the step after a resize writes, in order: the sequence needs copies of them."""
     copies: list[int] = []
+    if state.planned is not None:
+        # A writer computes its planned blocks in place; behind them no block has another owner.
+        return copies
     size = state.shared.tokens_per_block
     ordinal = find_first_written(state, capacity, history)
     if ordinal < state.num_published:
@@ -142,6 +146,9 @@ def _list_owners(state: SequenceState, ordinal: i64) -> list[SequenceState]:
 
 def validate_same_tokens(state: SequenceState, packed: bytes) -> None:
     """Owners of one block have the same bytes, so they cannot say that these stand for different tokens."""
+    if state.planned is not None:
+        validate_planned_tokens(state, packed, "commit")
+        return
     text = state.tail.packed() + packed
     block_bytes = state.shared.tree.block_bytes
     position: i64 = 0
@@ -185,6 +192,19 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
         block.num_pins -= 1
         return block
     owners = _list_owners(state, ordinal)
+    published = publish_for_owners(state, owners, key, mark)
+    for owner in owners:
+        if owner is not state and owner.num_published == ordinal:
+            owner.tail_is_shared = True
+            owner.next_slow_capacity = 0
+    return published
+
+
+def publish_for_owners(state: SequenceState, owners: list[SequenceState], key: bytes, mark: i64) -> Block:
+    """The private block behind the published path is published for all its owners, the first of which commits; all others pin it."""
+    tree = state.shared.tree
+    ordinal = state.num_published
+    block = state.blocks[ordinal]
     published = tree.find_child(state.path_end, key)
     if published is None:
         num_co_owners = block.num_co_owners
@@ -205,10 +225,6 @@ def join_tree(state: SequenceState, key: bytes, mark: i64) -> Block:
         block.num_co_owners = i32(num_left - 1 if num_left > 0 else 0)
         if num_left == 0:
             tree.pool.release(block)
-    for owner in owners:
-        if owner is not state and owner.num_published == ordinal:
-            owner.tail_is_shared = True
-            owner.next_slow_capacity = 0
     return published
 
 

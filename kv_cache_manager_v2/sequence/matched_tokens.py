@@ -18,6 +18,8 @@ class MatchedTokens(Value):
     """Pages for so many tokens were there for every attention layer."""
     state_tokens: int
     """The state that the sequence begins with is that after so many tokens."""
+    planned_tokens: int = 0
+    """The last so many of ``attention_tokens`` were planned by other sequences and not committed (`KVCache.publish_planned`)."""
 
     @property
     def num_replay_tokens(self) -> int:

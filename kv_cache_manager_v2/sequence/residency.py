@@ -40,6 +40,8 @@ from .recurrent_state import (
     undo_begin_state,
     unlock_state,
 )
+from .planned_blocks import PlannedBlock
+from .planned_steps import leave_writers, read_planned, take_back
 from .resize_plan import count_new_pages
 from .published_tail import can_take_tail_back, forget_copies_of_tail, withdraw_tail
 from .scratch import add_needed_slots
@@ -51,20 +53,24 @@ from .usage_recorder import record_resume
 from .whole_prefix import make_load_failed
 
 
-def hold_match(state: SequenceState, match: Match) -> None:
-    """The empty sequence takes the matched prefix over: committed = history = capacity = matched tokens."""
+def hold_match(state: SequenceState, match: Match, planned: list[PlannedBlock]) -> None:
+    """The empty sequence takes the matched prefix over: committed = history = capacity = matched tokens.
+
+    ``planned``: the last blocks of the match, as far as they are not published yet.
+    """
     shared = state.shared
     tokens_per_block = shared.tokens_per_block
     num_tokens = match.num_tokens
     shared.storage.digest.record(MATCH, num_tokens)
-    if num_tokens < tokens_per_block:
+    num_published = num_tokens // tokens_per_block - len(planned)
+    if num_published == 0:
         state.path_end = shared.tree.pin_root(state.scope)
     if num_tokens == 0:
         return
     state.blocks = match.blocks
     state.num_blocks = len(match.blocks)
-    state.num_published = num_tokens // tokens_per_block
-    state.tail_is_shared = state.num_blocks > state.num_published
+    state.num_published = num_published
+    state.tail_is_shared = num_tokens % tokens_per_block != 0
     state.copies_tail_on_resume = state.tail_is_shared
     state.capacity = num_tokens
     state.history = num_tokens
@@ -88,6 +94,8 @@ def hold_match(state: SequenceState, match: Match) -> None:
         state.window_begins[life_cycle] = shared.compute_window_begin(life_cycle, num_tokens)
         state.tables[life_cycle].resize(state.num_blocks)
     hold_pages(state, list_first_pages(state.blocks, 0, state.num_blocks))
+    if len(planned) > 0:
+        read_planned(state, planned)
     if shared.uses_priorities and state.priority_callback is None:
         raise_matched_priorities(state, None)
     state.record_next_window_move()
@@ -102,7 +110,9 @@ def raise_matched_priorities(state: SequenceState, priorities: list[int] | None)
             if state.holds_page(life_cycle, ordinal):
                 page = state.blocks[ordinal].first_page + life_cycle
                 priority: i64 = PRIORITY_DEFAULT if priorities is None else priorities[position]
-                storage.raise_priority(page, storage.pool_group_of[life_cycle], priority)
+                if state.blocks[ordinal].parent is not None:
+                    # A planned one keeps its writer's.
+                    storage.raise_priority(page, storage.pool_group_of[life_cycle], priority)
                 position += 1
 
 
@@ -387,6 +397,8 @@ def suspend(state: SequenceState) -> None:
     """Unlock every page and release scratch slots; the stream may be destroyed afterwards. Cannot fail."""
     shared = state.shared
     shared.guard.begin_change()
+    if state.planned is not None:
+        take_back(state, 0)
     storage = shared.storage
     mark = shared.order.mark(state.timeline)
     if state.twins is not None:
@@ -417,6 +429,8 @@ def close(state: SequenceState) -> None:
     shared.guard.begin_change()
     if len(state.arrivals) > 0:
         settle_arrivals(state)
+    if state.planned is not None:
+        leave_writers(state)
     close_beams(state, 1)
     tree = shared.tree
     mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
@@ -454,6 +468,7 @@ def close(state: SequenceState) -> None:
         shared.order.leave(state.timeline)
         state.timeline = NO_TIMELINE
     state.status = CLOSED
+    state.planned = None
     state.next_slow_capacity = 0
     if shared.early_copies is not None:
         shared.early_copies.offload_if_idle()

@@ -17,6 +17,7 @@ from .block_runs import list_first_pages, make_pages
 from .copies_in_place import InPlaceCopies, plan_in_place
 from .forked_blocks import NO_ORDINALS, cut_forked, release_block, settle_forked
 from .page_users import release_page
+from .planned_steps import take_back_for_resize
 from .published_tail import take_tail_back
 from .resize_plan import (
     CopyWay,
@@ -142,6 +143,8 @@ def _apply(plan: ResizePlan) -> None:
             if in_place is not None:
                 in_place.enqueue()
     shared.guard.begin_change()
+    if first.state.planned is not None:
+        take_back_for_resize(first.state, plan.capacity, plan.history)
     if plan.way is CopyWay.WITHDRAWN:
         take_tail_back(plan.turns[0].state)
     priorities = plan.priorities
@@ -168,7 +171,7 @@ def _apply_turn(
         shared.room.make_room_or_drop(subtract_slots(turn.needed, turn.copied), account)
     if plan.way is CopyWay.LAST:
         copy_shared_blocks(state, turn.copies, priorities, account)
-    if turn.first_written < state.forked_end:
+    if turn.first_written < state.forked_end and state.planned is None:
         settle_forked(state, turn.first_written)
     _add_blocks(state, plan.num_blocks, priorities, len(turn.copies))
     if state.scratch.num_blocks > 0:

@@ -34,7 +34,7 @@ def reopen(state: SequenceState, packed: bytes, buffers: list[memoryview | None]
         match = state_match.match
     else:
         match = find_whole(shared, root, packed)
-    residency.hold_match(state, match)
+    residency.hold_match(state, match, [])
     state.given_end = state.num_committed if has_given else -1
     if state_match is not None:
         positions = [] if plan is None else plan.list_positions()

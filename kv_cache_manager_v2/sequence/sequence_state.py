@@ -6,7 +6,8 @@ Blocks of the sequence, by ordinal:
     num_published          if ``tail_is_shared``: a published block of which only the leading tokens are ours, never written
                            and pinned by this sequence too; else private, like all that follow
     < forked_end           of these, blocks that a fork shares or shared: each private with several owners, or by now published
-                           by another owner and pinned by this sequence (`forked_blocks`)
+                           by another owner and pinned by this sequence (`forked_blocks`); or, if ``planned`` is there,
+                           blocks of which some are planned (`planned_blocks`)
 
 For each life cycle ``g`` a block is stale if ``num_sink_blocks[g] <= ordinal < window_begins[g]``, and may be scratch. While the
 sequence is SUSPENDED or ACTIVE it holds the page of every other block, while ACTIVE it also locks them and their slots are in
@@ -26,6 +27,7 @@ from ..stats.usage_counters import SequenceCounters
 from ..storage.page_rows import PageRows
 from .given_tokens import GivenTokens
 from .page_table import PageTable
+from .planned_blocks import PlannedLinks
 from .priority_callback import PriorityCallback
 from .retention_plan import RetentionPlan
 from .scratch import Scratch
@@ -59,6 +61,7 @@ class SequenceState:
         "tail_is_shared",
         "forked_end",
         "forks",
+        "planned",
         "twins",
         "publishes_at_close",
         "beams",
@@ -69,6 +72,7 @@ class SequenceState:
         "path_end",
         "state_blocks",
         "attention_tokens",
+        "planned_tokens",
         "state_tokens",
         "matched_snapshot",
         "snapshot_plan",
@@ -126,6 +130,8 @@ class SequenceState:
     scope: Final[ReuseScope]
     forks: "list[SequenceState] | None"
     """The open sequences that were forked from one another, this one included: one list for all of them."""
+    planned: PlannedLinks | None
+    """Blocks that the sequence has promised to compute, or that others have; None if there are none."""
     beams: "list[SequenceState]"
     """Beams 1 and up of a sequence with more than one; this state is beam 0 then (`beams`)."""
     twins: dict[int, int] | None
@@ -141,6 +147,8 @@ class SequenceState:
     """Private blocks that join no path: each has one page, a slot of recurrent state. None before the first resume."""
     attention_tokens: i64
     """Up to which length pages for all attention layers were there when the sequence was made."""
+    planned_tokens: i64
+    """How many of them were planned by other sequences and not committed."""
     state_tokens: i64
     """The length at which the sequence's recurrent state began."""
     matched_snapshot: Block | None
@@ -193,6 +201,7 @@ class SequenceState:
         self.tail_is_shared = False
         self.forked_end = 0
         self.forks = None
+        self.planned = None
         self.beams = []
         self.has_beams = False
         self.twins = None
@@ -203,6 +212,7 @@ class SequenceState:
         self.path_end = UNPINNED
         self.state_blocks = []
         self.attention_tokens = 0
+        self.planned_tokens = 0
         self.state_tokens = 0
         self.matched_snapshot = None
         self.snapshot_plan = None
@@ -236,11 +246,13 @@ class SequenceState:
         self.num_published = 0
         self.tail_is_shared = False
         self.forked_end = 0
+        self.planned = None
         self.copies_tail_on_resume = False
         self.is_committing = True
         self.path_end = UNPINNED
         self.state_blocks = []
         self.attention_tokens = 0
+        self.planned_tokens = 0
         self.state_tokens = 0
         self.matched_snapshot = None
         self.snapshot_plan = None

@@ -27,6 +27,7 @@ from ..storage.room_count import RoomCount
 from ..storage.slot_reclaimer import SlotReclaimer
 from .call_guard import CallGuard
 from .move_watch import MoveWatch
+from .planned_blocks import PlannedBlocks
 from .retention_records import RetentionRecords
 from .transfer_leases import TransferLeases
 from .twin_pages import TwinPages
@@ -49,6 +50,7 @@ class SharedState:
         "drop_plans",
         "leases",
         "twin_pages",
+        "planned",
         "retention",
         "guard",
         "life_cycles",
@@ -91,6 +93,7 @@ class SharedState:
     leases: Final[TransferLeases]
     twin_pages: Final[TwinPages | None]
     """None where a commit may change indices."""
+    planned: Final[PlannedBlocks]
     retention: Final[RetentionRecords]
     guard: Final[CallGuard]
     life_cycles: Final[list[LifeCycle]]
@@ -159,6 +162,7 @@ class SharedState:
         self.leases = TransferLeases(storage, tree)
         self.twin_pages = None if config.allow_seq_rebasing else TwinPages(storage, self.leases)
         storage.twin_owner = self.twin_pages
+        self.planned = PlannedBlocks(tree)
         self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
         self.guard = CallGuard(storage.changes, journal)
         self.life_cycles = list(life_cycles)

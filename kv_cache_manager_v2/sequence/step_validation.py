@@ -4,6 +4,7 @@ from mypy_extensions import i64
 
 from ..base.errors import LogicError
 from ..layout.windows import compute_scratch_range
+from .planned_rules import require_committed_before, require_unplanned, require_valid
 from .sequence_state import ACTIVE, CLOSED, SequenceState
 
 
@@ -17,6 +18,8 @@ def validate_resize(state: SequenceState, capacity: i64, history: i64) -> None:
     """The caller's mistakes in a resize; changes nothing."""
     if state.status != ACTIVE:
         raise _inactive(state, "resize")
+    if state.planned is not None:
+        require_valid(state, "resize")
     if history < state.history:
         raise ValueError(f"sequence {state.id}: history_length {history} is under the present {state.history}; it never shrinks")
     if capacity < history:
@@ -36,6 +39,8 @@ def validate_next_token(state: SequenceState, call: str) -> None:
     """The caller's mistakes in a batch's commit of one token; changes nothing."""
     if state.status != ACTIVE:
         raise _inactive(state, call)
+    if state.planned is not None:
+        require_committed_before(state, call)
     if not state.is_committing:
         raise LogicError(f"sequence {state.id}: {call}() after stop_committing()")
     if state.has_beams:
@@ -89,7 +94,8 @@ def _validate_scratch_step(state: SequenceState, capacity: i64, history: i64) ->
 
 
 def validate_fork(state: SequenceState) -> None:
-    """Scratch slots belong to one sequence's step: blocks that are there only must be stale."""
+    """Scratch slots belong to one sequence's step: blocks that are there only must be stale. Planned blocks belong to their writer."""
+    require_unplanned(state, "fork")
     if len(state.state_blocks) > 0 and state.status != ACTIVE:
         raise LogicError(f"sequence {state.id}: fork() copies the recurrent state, on the device; resume() first")
     scratch = state.scratch

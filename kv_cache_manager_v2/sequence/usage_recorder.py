@@ -22,10 +22,12 @@ from ..stats.usage_counters import (
     ALLOCATED,
     GENERATED,
     MISSED,
+    PLANNED_TOKENS,
     PROMPT_TOKENS,
     REQUESTS,
     REUSED_FULL,
     REUSED_PARTIAL,
+    REUSED_PLANNED,
     SequenceCounters,
     UsageCounters,
 )
@@ -86,12 +88,16 @@ class UsageRecorder:
             counts[at] += match.num_tokens
         else:
             count_hits_by_level(state, usage.counts, usage.hits_at)
+        num_planned_blocks = state.planned_tokens // state.shared.tokens_per_block
+        counts[usage.calls_at + PLANNED_TOKENS] += state.planned_tokens
         for life_cycle in range(state.shared.num_life_cycles):
             num_full = count_held_pages(state, life_cycle, 0, state.num_published)
-            num_partial = count_held_pages(state, life_cycle, state.num_published, state.num_blocks)
+            num_planned = count_held_pages(state, life_cycle, state.num_published, state.num_published + num_planned_blocks)
+            num_partial = count_held_pages(state, life_cycle, state.num_published + num_planned_blocks, state.num_blocks)
             usage.add_blocks(life_cycle, REUSED_FULL, num_full)
             usage.add_blocks(life_cycle, REUSED_PARTIAL, num_partial)
-            usage.record_peak(life_cycle, num_full + num_partial)
+            usage.add_blocks(life_cycle, REUSED_PLANNED, num_planned)
+            usage.record_peak(life_cycle, num_full + num_partial + num_planned)
 
 
 def make_usage_recorder(tree: RadixTree, life_cycles: LifeCycleRegistry, config: KVCacheManagerConfig) -> UsageRecorder:

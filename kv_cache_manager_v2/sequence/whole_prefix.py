@@ -10,6 +10,7 @@ from ..reuse.block import Block
 from ..reuse.match import Match
 from ..reuse.state_match import NO_STATE_MATCH, StateMatch
 from ..reuse.token_packing import TOKEN_BYTES
+from .planned_rules import pack_read
 from .sequence_state import SequenceState
 from .shared_state import SharedState
 
@@ -38,7 +39,7 @@ def find_whole_with_state(shared: SharedState, root: Block | None, packed: bytes
 
 def pack_committed(state: SequenceState) -> bytes:
     """The committed tokens, as the keys of blocks are."""
-    keys: list[bytes] = [state.tail.packed()]
+    keys: list[bytes] = [state.tail.packed(), pack_read(state)]
     block = state.path_end
     while block.parent is not None:
         keys.append(state.shared.tree.key_of(block))

@@ -3,7 +3,7 @@
 One `UsageCounters` for the manager, one for each open sequence. All counts are in one vector, so that they can be copied and
 subtracted at once:
 
-    [0, 5 * groups)        blocks of each layer group, by kind of count (ALLOCATED ..)
+    [0, 6 * groups)        blocks of each layer group, by kind of count (ALLOCATED ..)
     [hits_at, ..)          hit tokens by the level that they were found on
     [misses_at, ..)        missed tokens by `miss_cause`
     [calls_at, ..)         REQUESTS ..
@@ -24,13 +24,15 @@ REUSED_FULL: Final = 1
 REUSED_PARTIAL: Final = 2
 MISSED: Final = 3
 GENERATED: Final = 4
-NUM_BLOCK_COUNTS: Final = 5
+REUSED_PLANNED: Final = 5
+NUM_BLOCK_COUNTS: Final = 6
 
 REQUESTS: Final = 0
 PROMPT_TOKENS: Final = 1
 SUSPENDS: Final = 2
 RESUMES: Final = 3
-NUM_CALL_COUNTS: Final = 4
+PLANNED_TOKENS: Final = 4
+NUM_CALL_COUNTS: Final = 5
 
 
 @final

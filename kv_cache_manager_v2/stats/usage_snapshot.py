@@ -12,11 +12,13 @@ from .usage_counters import (
     GENERATED,
     MISSED,
     NUM_BLOCK_COUNTS,
+    PLANNED_TOKENS,
     PROMPT_TOKENS,
     REQUESTS,
     RESUMES,
     REUSED_FULL,
     REUSED_PARTIAL,
+    REUSED_PLANNED,
     SUSPENDS,
     UsageCounters,
 )
@@ -67,6 +69,7 @@ def compute_usage(
                 missed=counts[at + MISSED],
                 generated=counts[at + GENERATED],
                 peak_pages=int(peak_pages[group]),
+                reused_planned=counts[at + REUSED_PLANNED],
             )
         )
     return UsageStatistics(
@@ -100,6 +103,7 @@ def _compute_prompts(counters: UsageCounters, counts: list[int]) -> PromptStatis
         tokens=counts[int(counters.calls_at) + PROMPT_TOKENS],
         hit_tokens=tuple(counts[hits_at:misses_at]),
         missed_tokens=missed,
+        planned_tokens=counts[int(counters.calls_at) + PLANNED_TOKENS],
     )
 
 

@@ -25,11 +25,13 @@ class BlockStatistics(Value):
     """Pages allocated for generated tokens."""
     peak_pages: int
     """The most pages that one sequence had at one time."""
+    reused_planned: int = 0
+    """Found in full while another sequence of the same step was still to compute them (`KVCache.publish_planned`)."""
 
     @property
     def reused(self) -> int:
-        """Found in full or in part."""
-        return self.reused_full + self.reused_partial
+        """Found in full, in part, or planned."""
+        return self.reused_full + self.reused_partial + self.reused_planned
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class PromptStatistics(Value):
     """By the cache level that they were found on; a block counts for the coldest of the pages that it needs."""
     missed_tokens: dict[MissCause, int]
     """By cause; only causes that occurred."""
+    planned_tokens: int = 0
+    """Of the hits, those on blocks that another sequence had planned and not committed. They count as hits on level 0."""
 
     @property
     def num_hit(self) -> int:
@@ -108,7 +112,7 @@ class UsageStatistics(Value):
 
     @property
     def reused(self) -> int:
-        """Pages found in full or in part, of all layer groups."""
+        """Pages found in full, in part or planned, of all layer groups."""
         return sum([group.reused for group in self.layer_groups])
 
     @property

@@ -1,4 +1,5 @@
-"""A rolling digest of every decision: which slot, which victim, which match, which refusal, how many slots a resized level has.
+"""A rolling digest of every decision: which slot, which victim, which match, which refusal, how many slots a resized level has,
+how many blocks are planned.
 
 Equal calls make equal digests, compiled or interpreted, on any device, whenever copies finish; so 8 bytes tell whether the
 ranks of a tensor-parallel engine still agree, and a journal can be checked when it is run again. Not cryptographic.
@@ -18,6 +19,7 @@ VICTIM: Final = 3
 SLOT: Final = 4
 REBASE: Final = 5
 NUM_SLOTS: Final = 6
+PLANNED: Final = 7
 
 
 @final

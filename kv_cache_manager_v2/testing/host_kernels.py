@@ -35,7 +35,8 @@ class HostLayerKernel(HostKernel):
         self._log: Final[MismatchLog] = log
 
     def accesses(self) -> Sequence[MemoryAccess]:
-        """Reads, then writes; each merged. The part of an attention layer's own input that it reads counts as written only."""
+        """Merged. A recurrent layer reads and then writes; an attention layer writes the input of all its rows first, so that a row
+        may read what another one has just written. The part of a row's own input that it reads counts as written only."""
         reads: list[Ints] = []
         writes: list[Ints] = []
         for work in self._work.buffers:
@@ -46,7 +47,9 @@ class HostLayerKernel(HostKernel):
                 ends = np.minimum(ends, self._work.rows.history[image.spans.row] - first_token)
             reads.append(_byte_ranges(work, image, work.check_pages, ends))
             writes.append(_byte_ranges(work, work.write_image, work.write_pages, work.write_image.spans.end))
-        return _merged(reads, False) + _merged(writes, True)
+        if self._work.is_state:
+            return _merged(reads, False) + _merged(writes, True)
+        return _merged(writes, True) + _merged(reads, False)
 
     def run(self) -> None:
         work = self._work

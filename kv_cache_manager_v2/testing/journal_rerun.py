@@ -199,7 +199,7 @@ class _Rerun:
             self.sequence(int(reader.fixed(3))).commit([int(reader.fixed(4))])
         elif operation == form.PROBE:
             scope, tokens = self.text()
-            self.manager.probe_reuse(scope, tokens)
+            self.manager.probe_reuse(scope, tokens, bool(reader.number()))
         elif operation == form.SETTLE:
             number = int(reader.number())
             if number not in self.leases:
@@ -252,6 +252,9 @@ class _Rerun:
             self.compare("result", bool(reader.number()), kv_cache.resize(capacity, history))
         elif operation == form.COMMIT:
             kv_cache.commit(reader.tokens())
+        elif operation == form.PUBLISH_PLANNED:
+            tokens = reader.tokens()
+            self.compare("result", int(reader.number()), kv_cache.publish_planned(tokens))
         elif operation == form.COMMIT_LAST:
             kv_cache.commit(reader.tokens(), is_end=True)
         elif operation == form.COMMIT_GIVEN:

@@ -119,6 +119,14 @@ class RaceDetector:
     def check_host_access(self, address: int, num_bytes: int, is_write: bool) -> None:
         self._check(self._begin_host_operation("access", address, num_bytes, is_write), self.host_clock)
 
+    def record_expected_write(self, address: int, num_bytes: int) -> None:
+        access = self._begin_host_operation("expectation of a write", address, num_bytes, True)
+        try:
+            self._shadow.expect_write(access, address, address + num_bytes)
+        except RaceError as race:
+            self.races.append(race)
+            raise
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _check(self, access: Access, clock: VectorClock) -> None:

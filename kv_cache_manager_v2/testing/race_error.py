@@ -18,7 +18,7 @@ class RaceKind(Enum):
     WRITE_AFTER_WRITE = "written again while an earlier write may still be running"
     WRITE_AFTER_READ = "written while an earlier reader may still be running"
     READ_AFTER_WRITE = "read while the write of these bytes may still be running"
-    UNWRITTEN = "read, but never written since the memory was mapped"
+    UNWRITTEN = "read, but not written since the memory was mapped, or since a write was announced"
     UNMAPPED = "touched, but there is no memory behind this address"
     FREED = "touched, but the address range was released"
     UNMAP_IN_USE = "unmapped while an access may still be running"

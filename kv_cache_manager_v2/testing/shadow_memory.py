@@ -11,7 +11,7 @@ segments, under the accessor's vector clock, and then recorded:
     unmap     the last write, all readers since                     a gap
 
 A read of bytes that were never written is an error; a copy of them is not (a page that is only partly filled is copied
-whole), but the target then counts as never written.
+whole), but the target then counts as never written. Bytes that a write is expected for count as never written until it comes.
 """
 
 from bisect import bisect_left, bisect_right
@@ -120,6 +120,12 @@ class ShadowMemory:
             self._check_write(self._segments[position], access, clock)
             position += 1
         self._become_one(first, last, access, True)
+
+    def expect_write(self, access: Access, beg: int, end: int) -> None:
+        """What is in these bytes is not to be read; when it was read or written before still counts."""
+        first, last = self._cut(access, beg, end)
+        for segment in self._segments[first:last]:
+            segment.is_written = False
 
     def require_tier(self, access: Access, tier: CacheTier, beg: int, end: int) -> None:
         """Raise unless these bytes, mapped or not, belong to that tier."""

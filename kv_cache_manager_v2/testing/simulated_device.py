@@ -444,6 +444,10 @@ class SimulatedDevice(Device):
         self._queue(stream).is_held = False
         self._scheduler.run_some()
 
+    def expect_write(self, address: int, num_bytes: int) -> None:
+        self._require_open()
+        self._detector.record_expected_write(address, num_bytes)
+
     def set_memory_limit(self, tier: CacheTier, num_bytes: int) -> None:
         """Limit the mapped bytes: mapping more is an `OutOfMemoryError`; what is mapped stays."""
         self._require_tier(tier)

@@ -59,6 +59,16 @@ def run_copies(
         bench.device.destroy_stream(stream)
 
 
+def test_an_expected_write_changes_no_byte(bench: DeviceUnderTest) -> None:
+    """It is a note for devices that check for races; a copy is no reader."""
+    address = bench.memory(GPU, 64)
+    bench.write(GPU, address, bytes(range(64)))
+    bench.device.expect_write(address + 8, 16)
+    run_copies(bench, GPU, GPU, 16, [(0, 1)], 1)
+    bench.write(GPU, address + 8, bytes(range(8, 24)))
+    bench.check(GPU, address, bytes(range(64)))
+
+
 @TIER_PAIRS
 @pytest.mark.parametrize("num_bytes", [1, 7, 64, 1000, 4096, 5000, 65536])
 def test_scattered_copies(bench: DeviceUnderTest, dst_tier: CacheTier, src_tier: CacheTier, num_bytes: int) -> None:

@@ -16,7 +16,7 @@ from ...events.removal_cause import CAPACITY
 from ...sequence.sequence_state import CLOSED, SequenceState
 from ...sequence.usage_recorder import count_hits_by_level
 from ...stats.drop_reason import NUM_DROP_REASONS
-from ...stats.usage_counters import ALLOCATED, GENERATED, MISSED, NUM_BLOCK_COUNTS, REUSED_FULL, REUSED_PARTIAL
+from ...stats.usage_counters import ALLOCATED, GENERATED, MISSED, NUM_BLOCK_COUNTS, REUSED_FULL, REUSED_PARTIAL, REUSED_PLANNED
 from ...storage.page_storage import PageStorage
 from .statistics_deltas import (
     KVCacheIterationStatsDelta,
@@ -196,7 +196,7 @@ class StatisticsLedger:
             if not any([pending[at + kind] != 0 for kind in range(NUM_BLOCK_COUNTS)]):
                 continue
             allocated = int(pending[at + ALLOCATED])
-            full = int(pending[at + REUSED_FULL])
+            full = int(pending[at + REUSED_FULL] + pending[at + REUSED_PLANNED])
             partial = int(pending[at + REUSED_PARTIAL])
             missed = int(pending[at + MISSED])
             delta.add(KVCacheStatsDelta(allocated, allocated, full + partial, missed))

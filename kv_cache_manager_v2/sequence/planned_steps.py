@@ -1,0 +1,242 @@
+"""What is done with planned blocks: a writer offers, confirms and takes back, a reader joins, follows and leaves.
+
+    event                                          the blocks that are not confirmed, and their readers
+    publish_planned, of the writer                 offered, up to one that another sequence has planned; not what the tree has
+    a new sequence matches them                    one more reader: a hold on each page, and co-ownership of the block
+    resume of a reader                             refused on another stream than the writers': no event could order the two
+    the writer's commit fills the first            it joins the tree for the writer and all its readers
+    suspend, close, rewind, stop_committing,       taken back with all planned blocks below them; their readers are void: they release
+    a smaller capacity, a scratch block            what they have from there on, and only close, suspend and answer questions
+    close of a reader                              one reader less
+
+The pages are the writer's, in private blocks, so that nothing else in the manager finds them: no partial match, copy, lease or event.
+"""
+
+from mypy_extensions import i64
+
+from ..device.stream_order import NO_POINT
+from ..reuse.block import Block
+from ..storage.decision_digest import PLANNED
+from .forked_blocks import publish_for_owners, release_block
+from .page_users import release_page
+from .planned_blocks import PlannedBlock, PlannedLinks
+from .planned_rules import find_taken_back
+from .sequence_state import NO_TIMELINE, SequenceState
+
+
+# -- the writer ----------------------------------------------------------------------------------------------------------
+
+
+def offer(state: SequenceState, packed: bytes) -> i64:
+    """Offer the full blocks of the tokens that follow the committed ones; how many tokens that are. The caller has validated."""
+    shared = state.shared
+    tree = shared.tree
+    block_bytes = tree.block_bytes
+    links = state.planned
+    if links is None:
+        links = PlannedLinks()
+    text = state.tail.packed() + packed
+    node: Block | None = state.path_end
+    above: PlannedBlock | None = None
+    ordinal = state.num_published
+    if len(links.read) > 0:
+        node = None
+        above = links.read[len(links.read) - 1]
+        ordinal = above.ordinal + 1
+    position: i64 = 0
+    num_offered: i64 = 0
+    while position + block_bytes <= len(text):
+        key = text[position : position + block_bytes]
+        child = None if node is None else tree.find_child(node, key)
+        planned = shared.planned.find(node, above, key)
+        if planned is not None and planned.writer is not state:
+            # What is behind it is of use only once that sequence has committed.
+            break
+        if child is None and planned is None:
+            planned = PlannedBlock(state.blocks[ordinal], state, ordinal, key, node, None if node is not None else above)
+            shared.planned.add(planned)
+            links.offered.append(planned)
+            num_offered += 1
+            _expect_writes(state, planned)
+        node = child
+        above = planned
+        ordinal += 1
+        position += block_bytes
+    shared.storage.digest.record(PLANNED, num_offered)
+    if not links.is_idle:
+        state.planned = links
+        _record_end(state)
+    return num_offered * shared.tokens_per_block
+
+
+def _expect_writes(state: SequenceState, planned: PlannedBlock) -> None:
+    """Tell the device which bytes are about to be written: one that checks for races then reports reads that come before."""
+    shared = state.shared
+    if planned.ordinal * shared.tokens_per_block < state.history:
+        # Some of its tokens are there already.
+        return
+    rows = shared.storage.rows
+    for life_cycle in range(shared.num_life_cycles):
+        page = planned.block.first_page + life_cycle
+        if rows.has_page(page):
+            group = shared.storage.pool_groups[shared.storage.pool_group_of[life_cycle]]
+            for pool in range(len(group.slot_bytes)):
+                num_bytes = group.slot_bytes[pool]
+                shared.device.expect_write(int(group.base_addresses[pool] + rows.slot(page) * num_bytes), int(num_bytes))
+
+
+def find_planned_end(state: SequenceState) -> i64:
+    """Behind the last block that is planned; 0 if none is."""
+    links = state.planned
+    end: i64 = 0
+    if links is not None:
+        if len(links.offered) > 0:
+            end = links.offered[len(links.offered) - 1].ordinal + 1
+        elif len(links.read) > 0:
+            end = links.read[len(links.read) - 1].ordinal + 1
+    return end
+
+
+def _record_end(state: SequenceState) -> None:
+    """Up to where the blocks of the sequence have, or may have, other owners."""
+    end = find_planned_end(state)
+    state.forked_end = end if end > state.num_published else 0
+    state.next_slow_capacity = 0
+    links = state.planned
+    if links is not None and links.is_idle:
+        state.planned = None
+
+
+def confirm(state: SequenceState, key: bytes, mark: i64) -> Block | None:
+    """The block behind the published path is full. If it is offered it is published for all its owners; the tree's block for it."""
+    links = state.planned
+    if links is None or len(links.offered) == 0 or links.offered[0].ordinal != state.num_published:
+        return None
+    planned = links.offered.pop(0)
+    readers = planned.readers
+    owners = [state]
+    owners.extend(readers)
+    above = state.path_end
+    published = publish_for_owners(state, owners, key, mark)
+    for reader in readers:
+        assert reader.path_end is above, "a reader of a planned block is on another path than its writer"
+        # The block's pin has been counted; `above` keeps that of the writer.
+        above.num_pins -= 1
+        reader.path_end = published
+        reader.num_published += 1
+        read = reader.planned
+        assert read is not None and read.read[0] is planned, "a planned block was confirmed before the one above it"
+        read.read.pop(0)
+        _record_end(reader)
+    readers.clear()
+    state.shared.planned.remove(planned, published)
+    if links.is_idle:
+        state.planned = None
+    return published
+
+
+def take_back_for_resize(state: SequenceState, capacity: i64, history: i64) -> None:
+    first = find_taken_back(state, capacity, history)
+    if first >= 0:
+        take_back(state, first)
+
+
+def take_back(state: SequenceState, begin: i64) -> None:
+    """From block ``begin`` on nothing of the writer is planned any more, and nothing below; the readers of that are void."""
+    links = state.planned
+    if links is None:
+        return
+    shared = state.shared
+    gone: list[PlannedBlock] = []
+    seen: set[int] = set()
+    for planned in links.offered:
+        if planned.ordinal >= begin and int(planned.block.first_page) not in seen:
+            for below in shared.planned.list_below(planned):
+                if int(below.block.first_page) not in seen:
+                    seen.add(int(below.block.first_page))
+                    gone.append(below)
+    if len(gone) == 0:
+        return
+    shared.guard.begin_change()
+    shared.storage.digest.record(PLANNED, -len(gone))
+    gone.reverse()
+    lost: dict[int, SequenceState] = {}
+    lost_at: dict[int, int] = {}
+    for planned in gone:
+        # Each comes before those above it.
+        for reader in planned.readers:
+            lost[reader.serial] = reader
+            lost_at[reader.serial] = min(lost_at.get(reader.serial, int(planned.ordinal)), int(planned.ordinal))
+        shared.planned.remove(planned, None)
+        offered = planned.writer.planned
+        assert offered is not None, "the writer of a planned block does not know of it"
+        if offered.offered[len(offered.offered) - 1] is planned:
+            offered.offered.pop()
+        else:
+            offered.offered.remove(planned)
+    for serial, reader in lost.items():
+        _make_void(reader, lost_at[serial])
+    for planned in gone:
+        if planned.writer.planned is not None:
+            _record_end(planned.writer)
+    shared.guard.end_change()
+
+
+# -- readers -------------------------------------------------------------------------------------------------------------
+
+
+def read_planned(state: SequenceState, planned: list[PlannedBlock]) -> None:
+    """The new sequence lists these blocks, whose pages it holds, behind its published path."""
+    links = PlannedLinks()
+    size = state.shared.tokens_per_block
+    for one in planned:
+        if one.block.num_co_owners == 0:
+            one.block.num_shared_tokens = size
+        one.block.num_co_owners += 1
+        one.readers.append(state)
+        links.read.append(one)
+    state.planned = links
+    state.planned_tokens = len(planned) * size
+    _record_end(state)
+
+
+def leave_writers(state: SequenceState) -> None:
+    """The reader is about to close; its pages and blocks are released as all others."""
+    links = state.planned
+    if links is not None:
+        for planned in links.read:
+            planned.readers.remove(state)
+        links.read.clear()
+
+
+def _make_void(state: SequenceState, ordinal: i64) -> None:
+    """From block ``ordinal`` on the reader has nothing any more; its windows stay where they are."""
+    shared = state.shared
+    links = state.planned
+    assert links is not None, "a reader does not know what it reads"
+    mark = shared.order.mark(state.timeline) if state.timeline != NO_TIMELINE else NO_POINT
+    while state.num_blocks > ordinal:
+        last = state.num_blocks - 1
+        for life_cycle in range(shared.num_life_cycles):
+            if state.holds_page(life_cycle, last):
+                release_page(state, life_cycle, last, mark)
+        release_block(state, last)
+        state.blocks.pop()
+        state.num_blocks = last
+    for table in state.tables:
+        table.resize(ordinal)
+    state.scratch.release_all(mark)
+    for life_cycle in range(shared.num_life_cycles):
+        state.scratch.set_range(life_cycle, 0, 0)
+    for planned in links.read:
+        if planned.ordinal >= ordinal and state in planned.readers:
+            planned.readers.remove(state)
+    del links.read[int(ordinal - state.num_published) :]
+    num_tokens = ordinal * shared.tokens_per_block
+    links.valid_tokens = num_tokens
+    state.num_committed = num_tokens
+    state.history = num_tokens
+    state.capacity = num_tokens
+    state.given = None
+    state.given_end = -1
+    _record_end(state)
