@@ -20,10 +20,12 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import TokenIdExt
+from ..config.manager_config import KVCacheManagerConfig
 from .reference_beams import list_beams, may_gather, name_beam, reorder_blocks
 from .reference_forks import list_sharers, make_fork, num_first_written
 from .reference_lease import LeasedPage, ReferenceLease
 from .reference_pages import ModelDisagreement, StateDump, state_dump_of
+from .reference_plans import ReferencePlans
 from .reference_room import ReferenceRoom
 from .reference_sequence import ReferenceSequence
 from .reference_tree import Page, Scope, Text
@@ -41,7 +43,20 @@ TAKES_FREE: Final = "must leave a snapshot in a free slot"
 class ReferenceModel(ReferenceRoom):
     """See the module's docstring."""
 
-    __slots__ = ()
+    __slots__ = ("plans",)
+
+    plans: Final[ReferencePlans]
+
+    def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
+        super().__init__(config, layer_grouping)
+        self.plans = ReferencePlans(self)
+
+    def find_planned(self, scope: Scope, text: Text) -> int:
+        """The longest reusable prefix that ends with a planned block; 0 if there is none."""
+        if len(self.plans) == 0:
+            return 0
+        content = self.tree.count_content(scope, text, self.in_tree, self._with_partial_blocks)
+        return self.plans.find_longest(scope, text, self.statuses.keys() - self.lost, self.in_tree, content, self._backoff)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -51,9 +66,12 @@ class ReferenceModel(ReferenceRoom):
         """A sequence was created, or rewound. ``state_tokens``: the tokens that its recurrent state is said to cover."""
         size = self.tokens_per_block
         match = self.expect_match(scope, text, not is_rewound)
-        if not match.allows(num_matched):
+        num_planned = 0 if is_rewound else self.find_planned(scope, text)
+        is_planned = num_matched == num_planned > match.least and num_planned >= match.best
+        if (num_planned > match.best or not match.allows(num_matched)) and not is_planned:
             raise ModelDisagreement(
                 f"{num_matched} of {len(text)} tokens were matched; the longest reusable prefix has {match.best}, "
+                f"with planned blocks {num_planned}, "
                 f"possible are {sorted(match.lengths)}"
             )
         sequence = ReferenceSequence(name, scope, len(self.rules))
@@ -62,6 +80,10 @@ class ReferenceModel(ReferenceRoom):
         for ordinal in range(num_matched // size):
             node = self.tree.child(node, text[ordinal * size : (ordinal + 1) * size])
             sequence.path.append(node)
+        if num_planned == num_matched:
+            planned = [node for node in sequence.path if node not in self.in_tree]
+            del sequence.path[len(sequence.path) - len(planned) :]
+            self.plans.read(sequence, planned)
         if self.state.group >= 0:
             self._begin_state(sequence, text, num_matched, state_tokens)
         sequence.num_matched = num_matched
@@ -119,11 +141,20 @@ class ReferenceModel(ReferenceRoom):
         self._snapshots_due.clear()
 
     def suspend(self, sequence: ReferenceSequence) -> None:
+        self.plans.take_back(sequence, 0)
         for beam in list_beams(sequence):
             beam.is_active = False
         self.settle_twins()
 
+    def _find_taken_back(self, sequence: ReferenceSequence, capacity: int, history: int) -> int:
+        """The first block whose tokens have no room after a resize, or which is a scratch block then."""
+        begins = [capacity // self.tokens_per_block]
+        if capacity != sequence.capacity:
+            begins += [begin for begin, end in self._scratch_after_resize(sequence, capacity, history) if begin < end]
+        return min(begins)
+
     def resize(self, sequence: ReferenceSequence, capacity: int, history: int, dump: StateDump) -> None:
+        self.plans.take_back(sequence, self._find_taken_back(sequence, capacity, history))
         tail_is_shared = bool(state_dump_of(dump, sequence.name)["shares_last_block"])
         end_of_tail = (len(sequence.path) + 1) * self.tokens_per_block
         if tail_is_shared and (sequence.shared_tail is None or (history < capacity and history < end_of_tail)):
@@ -232,6 +263,7 @@ class ReferenceModel(ReferenceRoom):
                 self._keep_twins([sequence, *sharers], ordinal, node, number)
             self._share_node(sequence, ordinal, node)
             sequence.grow_path(node)
+            self.plans.confirm(sequence, ordinal, node)
         sequence.history = max(sequence.history, len(sequence.committed))
         sequence.scratch = self.list_kept_scratch(sequence, sequence.history)
         if snapshot in (MAY_SNAPSHOT, MUST_SNAPSHOT):
@@ -274,6 +306,7 @@ class ReferenceModel(ReferenceRoom):
 
         Once only: what was written into the block since the first call must stay. Where indices stay, `close` publishes it.
         """
+        self.plans.take_back(sequence, 0)
         if self.indices_stay:
             sequence.publishes_at_close = sequence.publishes_at_close or sequence.is_committing
             for beam in list_beams(sequence):
@@ -311,7 +344,9 @@ class ReferenceModel(ReferenceRoom):
         self.set_width(sequence, 1)
         if self.state.leaves_state_at_close(sequence):
             self._expect_snapshot(sequence, True, self.state.thins_paths)
-        has_tail = len(sequence.committed) > len(sequence.path) * self.tokens_per_block
+        num_read = len(self.plans.list_read(sequence))
+        self.plans.leave(sequence)
+        has_tail = len(sequence.committed) > (len(sequence.path) + num_read) * self.tokens_per_block
         if sequence.shared_tail is None and has_tail:
             ordinal = len(sequence.path)
             node = self._publish(sequence, ordinal, len(sequence.committed), must_publish)

@@ -36,7 +36,7 @@ class ReferencePages:
     __slots__ = (
         "tokens_per_block", "rules", "tree", "sequences", "statuses", "places", "_with_partial_blocks", "_backoff", "_must_come",
         "_may_come", "_may_go", "_may_all_go", "_scratch_rules", "_maybe_published", "_next_private",
-        "state", "lost", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay",
+        "state", "lost", "_snapshots_due", "leases", "_published_as", "twins", "indices_stay", "in_tree",
     )  # fmt: skip
 
     tokens_per_block: Final[int]
@@ -61,6 +61,8 @@ class ReferencePages:
     _snapshots_due: Final[set[Page]]  # made last in their call, so nothing can have evicted them
     twins: Final[list[ReferenceTwin]]  # the oldest first
     indices_stay: Final[bool]
+    in_tree: set[int]
+    """The nodes of the last dump, whatever pages they have."""
 
     def __init__(self, config: KVCacheManagerConfig, layer_grouping: Sequence[Sequence[int]]) -> None:
         size = config.tokens_per_block
@@ -93,6 +95,7 @@ class ReferencePages:
         self.leases = {}
         self._published_as = {}
         self.twins = []
+        self.in_tree = set()
         self.indices_stay = not config.allow_seq_rebasing
 
     # -- state dumps --------------------------------------------------------------------------------------------------
@@ -134,6 +137,7 @@ class ReferencePages:
         self.statuses = {}
         self.places = {}
         self.lost = set()
+        self.in_tree = set()
         for scope_dump in dump["tree"]:
             path = [self.tree.root((scope_dump["lora_id"], scope_dump["salt"]))]
             for block in scope_dump["blocks"]:
@@ -141,6 +145,7 @@ class ReferencePages:
                 tokens = tuple([bytes.fromhex(token) if isinstance(token, str) else token for token in block["tokens"]])
                 node = self.tree.child(path[-1], tokens)
                 path.append(node)
+                self.in_tree.add(node)
                 for group, page in enumerate(block["pages"]):
                     if page is not None:
                         self.statuses[(node, group)] = page["status"]
@@ -294,6 +299,11 @@ class ReferencePages:
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
+    def take_number(self) -> int:
+        """The next number of a private block that is shared."""
+        self._next_private += 1
+        return self._next_private - 1
+
     def num_blocks(self, sequence: ReferenceSequence) -> int:
         return -(-sequence.capacity // self.tokens_per_block)
 
@@ -301,7 +311,8 @@ class ReferencePages:
         """Whether the block has a page for that group: while active, its base page index is valid."""
         beg, end = sequence.scratch[group]
         is_scratch = beg <= ordinal < end
-        return not is_scratch and not self.rules[group].is_stale(ordinal, sequence.history, self.tokens_per_block)
+        history = max(sequence.history, sequence.passed_history)
+        return not is_scratch and not self.rules[group].is_stale(ordinal, history, self.tokens_per_block)
 
     def num_scratch_slots(self, sequence: ReferenceSequence, group: int) -> int:
         """The slots that the sequence's scratch blocks share while it is active."""

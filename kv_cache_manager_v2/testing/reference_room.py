@@ -154,7 +154,7 @@ class ReferenceRoom(ReferencePages):
 
     def _must_copy(self, sequence: ReferenceSequence, ordinal: int) -> bool:
         """Whether the block is copied before it is written: forks share it, or have published it. The shared tail is counted elsewhere."""
-        if ordinal == len(sequence.path) and sequence.shared_tail is not None:
+        if ordinal in sequence.planned or (ordinal == len(sequence.path) and sequence.shared_tail is not None):
             return False
         return sequence.node(ordinal) is not None or self.has_other_owners(sequence, ordinal)
 

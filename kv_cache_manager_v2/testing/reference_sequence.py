@@ -21,6 +21,7 @@ class ReferenceSequence:
         "name", "scope", "committed", "history", "capacity", "is_active", "is_committing", "path", "shared_tail",
         "is_matched_tail", "scratch", "adopted", "shared_private", "has_state", "snapshot_node",
         "peak_capacity", "num_matched", "uses_scratch", "beams", "commit_snapshots", "publishes_at_close",
+        "planned", "passed_history", "is_void",
     )  # fmt: skip
 
     name: Final[int]
@@ -43,6 +44,9 @@ class ReferenceSequence:
     peak_capacity: int  # the largest capacity so far
     beams: "Final[list[ReferenceSequence]]"  # beams 1 and up
     uses_scratch: bool  # whether scratch blocks share slots
+    planned: Final[set[int]]  # ordinals of the blocks that it has promised and not committed
+    passed_history: int  # the history that it had before it was void: its windows stay there
+    is_void: bool  # blocks that it was matched with were taken back
     scratch: list[tuple[int, int]]  # by group, the scratch blocks of the present step; (0, 0) for none
 
     def __init__(self, name: int, scope: Scope, num_groups: int) -> None:
@@ -66,6 +70,9 @@ class ReferenceSequence:
         self.commit_snapshots = set()
         self.uses_scratch = False
         self.beams = []
+        self.planned = set()
+        self.passed_history = 0
+        self.is_void = False
         self.scratch = [(0, 0)] * num_groups
 
     def node(self, ordinal: int) -> int | None:
@@ -93,8 +100,9 @@ class ReferenceSequence:
         self.shared_tail = self.adopted.pop(len(self.path), None)
 
     def leave_shared(self, begin: int) -> None:
-        """From that ordinal on, blocks are the sequence's own or cut off; the caller sets the shared tail."""
+        """From that ordinal on, blocks are the sequence's own or cut off; the caller sets the shared tail. Planned
+        blocks stay: their writer writes them in place."""
         for ordinal in [ordinal for ordinal in self.adopted if ordinal >= begin]:
             del self.adopted[ordinal]
-        for ordinal in [ordinal for ordinal in self.shared_private if ordinal >= begin]:
+        for ordinal in [ordinal for ordinal in self.shared_private if ordinal >= begin and ordinal not in self.planned]:
             del self.shared_private[ordinal]

@@ -178,7 +178,7 @@ class ReferenceTree:
                     is_exact = self._tokens[child] == rest and num_tokens == len(rest)
                     if num_tokens < size and not with_partial_blocks and not is_exact:
                         continue
-                    if self._is_reusable([*path, child], position + num_tokens, present):
+                    if self.is_reusable([*path, child], position + num_tokens, present):
                         lengths.add(position + num_tokens)
                         if num_tokens == size or not with_partial_blocks:
                             least = position + num_tokens
@@ -228,7 +228,7 @@ class ReferenceTree:
         return [
             child
             for child in self._children[node]
-            if self._num_common(child, rest) == len(rest) and self._is_reusable([*path, child], num_tokens, present)
+            if self._num_common(child, rest) == len(rest) and self.is_reusable([*path, child], num_tokens, present)
         ]
 
     def _num_common(self, node: int, rest: Text) -> int:
@@ -242,7 +242,8 @@ class ReferenceTree:
     def _has_any_page(self, node: int, present: Set[Page]) -> bool:
         return any([(node, group) in present for group in range(len(self._rules))])
 
-    def _is_reusable(self, path: list[int], num_tokens: int, present: Set[Page]) -> bool:
+    def is_reusable(self, path: list[int], num_tokens: int, present: Set[Page]) -> bool:
+        """Whether that many tokens, which end in the last block of the path, have all pages that the next token reads."""
         size = self._tokens_per_block
         for group, rule in enumerate(self._rules):
             # The last blocks first: a window needs them.

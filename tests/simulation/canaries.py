@@ -319,7 +319,7 @@ CANARIES = (
     Canary(
         "publishing for a fork forgets its pin",
         "sequence/forked_blocks.py",
-        "join_tree",
+        "publish_for_owners",
         "block.num_pins += num_co_owners",
         "pass",
     ),
@@ -652,5 +652,19 @@ CANARIES = (
         "_share_out",
         "owner.timeline == NO_TIMELINE or owner.has_beams or twin_pages is None",
         "owner.timeline != NO_TIMELINE or owner.has_beams or twin_pages is None",
+    ),
+    Canary(
+        "planned block may be read on another stream than its writer's",
+        "sequence/planned_rules.py",
+        "refuse_other_stream",
+        "writer.stream != stream",
+        "writer.stream == -1",
+    ),
+    Canary(
+        "a confirmed reader leaves its pin on the block above",
+        "sequence/planned_steps.py",
+        "confirm",
+        "above.num_pins -= 1",
+        "pass",
     ),
 )

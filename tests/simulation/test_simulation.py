@@ -38,7 +38,7 @@ def test_history(seed: int) -> None:
     assert history.num_performed > 0
 
 
-def test_histories_have_decode_batches_and_committed_inputs() -> None:
+def test_histories_have_decode_batches_committed_inputs_and_planned_blocks() -> None:
     runs = []
     for seed in (5, 22, 31, 33, 37):
         scenario = Scenario(seed, NUM_ACTIONS)
@@ -49,6 +49,7 @@ def test_histories_have_decode_batches_and_committed_inputs() -> None:
         runs.append(run)
     assert sum(run.num_decode_steps for run in runs) > 50
     assert sum(run.num_input_commits for run in runs) > 5
+    assert sum(run.num_planned_tokens for run in runs) > 100
 
 
 def test_same_seed_makes_the_same_decisions() -> None:

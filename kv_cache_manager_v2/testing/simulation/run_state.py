@@ -36,7 +36,7 @@ class RunState:
 
     __slots__ = (
         "scenario", "device", "simulated", "manager", "engine", "model", "judge", "streams", "texts", "sequences", "lost", "drops",
-        "leases", "next_name", "num_performed", "num_refused", "num_decode_steps", "num_input_commits",
+        "leases", "next_name", "num_performed", "num_refused", "num_decode_steps", "num_input_commits", "num_planned_tokens",
         "_pool_group_of", "_follower", "_digest",
     )  # fmt: skip
 
@@ -61,6 +61,8 @@ class RunState:
     """Of a `DecodeBatch`."""
     num_input_commits: int
     """Calls of `commit_input` with tokens."""
+    num_planned_tokens: int
+    """Tokens that were matched before they were computed."""
     _pool_group_of: Final[list[int]]
     _follower: Final[EventFollower]
 
@@ -101,6 +103,7 @@ class RunState:
         self.num_refused = 0
         self.num_decode_steps = 0
         self.num_input_commits = 0
+        self.num_planned_tokens = 0
 
     @property
     def num_faults(self) -> int:

@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 
 from ...base.ids import LayerId
 from ...config.cache_tier_config import DiskCacheTierConfig, GpuCacheTierConfig, HostCacheTierConfig
-from ...config.layer_config import AttentionLayerConfig, BufferConfig
+from ...config.layer_config import AttentionLayerConfig, BufferConfig, SsmLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
 from ...config.scratch_reuse_config import SwaScratchReuseConfig
 from ..simulated_device import SimulatedDevice
@@ -43,7 +43,7 @@ from .rare_scenarios import (
     fragment,
     is_fragmented,
 )
-from .sharing_scenario import draw_decoding, draw_sharing
+from .sharing_scenario import draw_decoding, draw_planning, draw_sharing
 from .state_scenario import add_state
 
 _SHARE_OF_FILLED: Final = 0.06
@@ -195,6 +195,7 @@ class Scenario:
             weights = draw_lopsided(seed, weights)
         kinds = draw_sharing(random.choices(list(weights), list(weights.values()), k=num_actions), seed)
         kinds = draw_decoding(kinds, seed, self.fault_share > 0.0)
+        kinds = draw_planning(kinds, seed, self.fault_share > 0.0, any(isinstance(layer, SsmLayerConfig) for layer in self.config.layers))
         self.actions = [Action(kind, int(random.random() * 1_000_000_000)) for kind in kinds]
         listening = Random(2 * seed + 1)  # its own random numbers: a listener changes nothing else
         self.max_event_entries = 100_000 if bends is BRIMFUL else listening.choice((0, 3, 100_000))

@@ -25,6 +25,7 @@ from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
 from .scenario import Action, Scenario
 from .sequence_lifetimes import abandon, clear, close, create, fork, resume
+from .shared_steps import share_step
 from .state_checks import note_indices, require_indices_stay
 from .steps import commit, step, step_batch
 
@@ -76,6 +77,11 @@ class SimulatedRun:
     def num_input_commits(self) -> int:
         """Calls of `commit_input` with tokens."""
         return self._state.num_input_commits
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Tokens that were matched before they were computed."""
+        return self._state.num_planned_tokens
 
     @property
     def digest(self) -> str:
@@ -142,6 +148,8 @@ class SimulatedRun:
                 run.check()
                 if sequence.model.is_active:
                     step(run, sequence, random)
+        elif kind == "share_step":
+            share_step(run, random)
         elif kind == "hint":
             run.num_performed += 1
             if give_hint(run.manager, run.texts.draw_text(random, run.scenario.max_tokens), random):
