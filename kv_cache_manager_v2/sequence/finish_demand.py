@@ -2,6 +2,8 @@
 
 A step of at most ``max_step`` tokens begins where the last one has ended, so a windowed layer group holds its window and the step. The
 counts are the most over all such steps. Of scratch slots and of beams they are an upper bound.
+
+A suspended sequence has the published pages instead of its twins, so the users of a page and those of its twins are counted together.
 """
 
 from typing import Final, final
@@ -12,6 +14,7 @@ from mypy_extensions import i64, mypyc_attr
 from .beams import list_beams
 from .resize_plan import count_new_pages
 from .sequence_state import SequenceState
+from .shared_state import SharedState
 
 
 @final
@@ -19,7 +22,7 @@ from .sequence_state import SequenceState
 class FinishDemand:
     """One listed sequence with its beams. Slots are per pool group."""
 
-    __slots__ = ("state", "beams", "remaining", "pages", "num_kept", "num_shared_uses", "first", "widest")
+    __slots__ = ("state", "beams", "remaining", "pages", "num_kept", "num_shared_uses", "num_twin_uses", "first", "widest")
 
     state: Final[SequenceState]
     beams: Final[list[SequenceState]]
@@ -30,6 +33,8 @@ class FinishDemand:
     """By life cycle, how many these are; 0 where there are beams."""
     num_shared_uses: Final[dict[int, int]]
     """By page that other sequences or several of its beams hold, how many of its beams do."""
+    num_twin_uses: Final[dict[int, int]]
+    """By twin, how many of its beams have it instead of the published page."""
     first: vec[i64]
     """Pages and slots after the first step, or, of beams, those that it adds."""
     widest: vec[i64]
@@ -43,6 +48,7 @@ class FinishDemand:
         self.pages = [vec[i64]() for _ in range(shared.num_life_cycles)]
         self.num_kept = vec[i64]([0] * shared.num_life_cycles)
         self.num_shared_uses = {}
+        self.num_twin_uses = {}
         self.first = vec[i64]([0] * shared.storage.num_pool_groups)
         self.widest = vec[i64]([0] * shared.storage.num_pool_groups)
         for beam in self.beams:
@@ -70,7 +76,11 @@ class FinishDemand:
                     kept_end = shared.num_sink_blocks[life_cycle]
             for ordinal in range(beam.num_blocks):
                 if beam.holds_page(life_cycle, ordinal):
-                    self._add_page(beam.blocks[ordinal].first_page + life_cycle, life_cycle)
+                    page = beam.blocks[ordinal].first_page + life_cycle
+                    self._add_page(page, life_cycle)
+                    own = beam.page_of(life_cycle, ordinal)
+                    if own != page:
+                        self.num_twin_uses[int(own)] = self.num_twin_uses.get(int(own), 0) + 1
                     if ordinal < kept_end:
                         self.num_kept[life_cycle] += 1
         blocks = list(beam.state_blocks)
@@ -80,7 +90,7 @@ class FinishDemand:
             self._add_page(block.first_page + shared.state_life_cycle, shared.state_life_cycle)
 
     def _add_page(self, page: i64, life_cycle: i64) -> None:
-        if self.state.shared.storage.rows.num_holds(page) > 1:
+        if count_holds(self.state.shared, page) > 1:
             uses = self.num_shared_uses.get(int(page), 0)
             self.num_shared_uses[int(page)] = uses + 1
             if uses > 0:
@@ -153,6 +163,26 @@ class FinishDemand:
             num_last = num_inputs
         num_scratch = self.state.scratch.count_slots(life_cycle, num_inputs - num_last)
         return shared.num_sink_blocks[life_cycle] + (window + size - 1) // size + 1 + num_last + num_scratch
+
+
+def count_holds(shared: SharedState, page: i64) -> i64:
+    """Holds of the page, and sequences that use its twins."""
+    rows = shared.storage.rows
+    count: i64 = rows.num_holds(page)
+    if shared.twin_pages is not None:
+        for twin in shared.twin_pages.twins_of(page):
+            count += shared.twin_pages.count_users(twin)
+    return count
+
+
+def count_locks(shared: SharedState, page: i64) -> i64:
+    """Locks of the page, and sequences that use its twins."""
+    rows = shared.storage.rows
+    count: i64 = rows.num_locks(page)
+    if shared.twin_pages is not None:
+        for twin in shared.twin_pages.twins_of(page):
+            count += shared.twin_pages.count_users(twin)
+    return count
 
 
 def _most(first: vec[i64], second: vec[i64]) -> vec[i64]:

@@ -9,8 +9,8 @@ Asking changes nothing. Per pool group, as `RoomCount` will count:
 active sequence outside the list has locked, quarantined slots and closed levels are not. A sequence that finishes only frees slots, so
 the first of the list that can finish goes first: if there is an order, this finds one.
 
-Where a window moves on in mid-run, or a sequence has beams or scratch slots, the count is an upper bound: the answer may be no where
-there is an order, never yes where there is none.
+Where a window moves on in mid-run, a sequence has beams or scratch slots, or a twin is leased, the count is an upper bound: the answer
+may be no where there is an order, never yes where there is none.
 """
 
 from typing import Final, final
@@ -20,7 +20,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from ..base.ids import GPU_LEVEL
 from ..storage.refusal import Refusal
-from .finish_demand import FinishDemand
+from .finish_demand import FinishDemand, count_holds, count_locks
 from .finish_plan import FinishPlan
 from .published_tail import is_tail_its_own
 from .recurrent_state import add_needed_state_slots
@@ -73,8 +73,8 @@ class FinishQuestion:
     """One question about the sequences of a list, which the caller has validated."""
 
     __slots__ = (
-        "_shared", "_demands", "_holdings", "_users", "_locks", "_num_released", "_num_left", "_reach", "_top_reach", "_held",
-        "_num_locked",
+        "_shared", "_demands", "_holdings", "_users", "_locks", "_twin_uses", "_with_twins", "_num_released", "_num_left",
+        "_reach", "_top_reach", "_held", "_num_locked",
     )  # fmt: skip
 
     _shared: Final[SharedState]
@@ -84,6 +84,10 @@ class FinishQuestion:
     """By page that several hold: the listed sequences that have not finished, and one more if any other sequence or lease holds it."""
     _locks: Final[dict[int, int]]
     """By such a page, the locks of listed sequences."""
+    _twin_uses: Final[dict[int, int]]
+    """By twin, the listed sequences that have it instead of the published page."""
+    _with_twins: Final[set[int]]
+    """Pages whose twins have been counted."""
     _num_released: Final[dict[int, int]]
     """By such a page, the holds of sequences that have finished."""
     _num_left: Final[dict[int, int]]
@@ -106,6 +110,8 @@ class FinishQuestion:
         self._holdings = [_Holdings(storage.num_pool_groups) for _ in states]
         self._users = {}
         self._locks = {}
+        self._twin_uses = {}
+        self._with_twins = set()
         self._num_released = {}
         self._num_left = {}
         self._reach = vec[i64]([0] * storage.num_pool_groups)
@@ -162,16 +168,17 @@ class FinishQuestion:
                     self._top_reach[pool_group] = self._reach[pool_group]
 
     def _count_users(self) -> None:
-        rows = self._shared.storage.rows
         listed: dict[int, int] = {}
         for demand in self._demands:
+            for twin, uses in demand.num_twin_uses.items():
+                self._twin_uses[twin] = self._twin_uses.get(twin, 0) + uses
             for page, count in demand.num_shared_uses.items():
                 listed[page] = listed.get(page, 0) + count
                 self._users[page] = self._users.get(page, 0) + 1
                 if demand.state.status == ACTIVE:
                     self._locks[page] = self._locks.get(page, 0) + count
         for page, count in listed.items():
-            if rows.num_holds(page) > count:
+            if count_holds(self._shared, page) > count:
                 self._users[page] += 1
 
     def _count_scratch(self, demand: FinishDemand) -> None:
@@ -189,7 +196,9 @@ class FinishQuestion:
         storage = self._shared.storage
         pool_group = storage.pool_group_of[life_cycle]
         level = storage.rows.level(page)
-        is_shared = storage.rows.num_holds(page) > 1
+        is_shared = count_holds(self._shared, page) > 1
+        if is_shared and self._shared.twin_pages is not None and int(page) not in self._with_twins:
+            self._count_twins(page, pool_group)
         if is_shared and self._is_out_of_reach(page):
             if is_kept:
                 holdings.num_outside_kept[pool_group] += 1
@@ -222,9 +231,35 @@ class FinishQuestion:
                 if storage.rows.num_locks(page) > 0:
                     self._num_locked[pool_group] -= 1
 
+    def _count_twins(self, page: i64, pool_group: i64) -> None:
+        """Of a published page and its twins one is left while the listed sequences are suspended, or those that other sequences use, and
+        leased twins: the slots of the rest are within reach."""
+        self._with_twins.add(int(page))
+        twin_pages = self._shared.twin_pages
+        assert twin_pages is not None, "a page has twins where indices move"
+        rows = self._shared.storage.rows
+        num_copies: i64 = 1
+        num_used: i64 = 0
+        num_leased: i64 = 0
+        listed_locks = self._locks.get(int(page), 0)
+        for twin in twin_pages.twins_of(page):
+            num_copies += 1
+            uses = self._twin_uses.get(twin, 0)
+            listed_locks -= uses
+            if twin_pages.count_users(twin) > uses:
+                num_used += 1
+            elif rows.num_locks(twin) > uses:
+                num_leased += 1
+        if rows.num_locks(page) > listed_locks:
+            num_used += 1
+        num_left = num_leased + (num_used if num_used > 0 else 1)
+        self._reach[pool_group] += num_copies - num_left
+        self._top_reach[pool_group] += num_copies - num_left
+        self._num_locked[pool_group] -= num_copies - num_left
+
     def _is_out_of_reach(self, page: i64) -> bool:
         """Whether a lease or an active sequence outside the list has the page, which several hold, locked."""
-        return int(self._shared.storage.rows.num_locks(page)) > self._locks.get(int(page), 0)
+        return int(count_locks(self._shared, page)) > self._locks.get(int(page), 0)
 
     def _find_overuse(self) -> Refusal | None:
         """Whether sequences outside the list lock so much that no other one is resumed beside them."""

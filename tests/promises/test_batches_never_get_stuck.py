@@ -1,7 +1,11 @@
 """`can_finish` says whether open sequences can be finished one after the other, and in which order, else what binds; it changes nothing."""
 
+import itertools
+import random
+from typing import Any
+
 import pytest
-from small_models import attention_layers, config_of
+from small_models import attention_layers, config_of, manager_of
 
 from kv_cache_manager_v2 import (
     FinishPlan,
@@ -159,3 +163,74 @@ def test_wrong_questions_are_errors() -> None:
     foreign.close()
     close(manager, [kv_cache])
     stranger.shutdown()
+
+
+PROMPT = list(range(100, 108))
+"""Two blocks."""
+
+
+def twins_of(num_slots: int, num_twins: int, num_matched: int, is_forked: bool, has_lease: bool) -> tuple[Any, list[Any], list[Any]]:
+    """Where indices stay: sequences with the same two blocks, the first with the published pages, others with twins of them."""
+    manager = manager_of(num_slots=num_slots, allow_seq_rebasing=False, max_util_for_resume=1.0)
+    sequences: list[Any] = [manager.create_kv_cache(input_tokens=PROMPT) for _number in range(1 + num_twins)]
+    for sequence in sequences:
+        assert sequence.resume() and sequence.resize(8)
+    for sequence in sequences:
+        sequence.commit(PROMPT)
+    for _number in range(num_matched):
+        sequences.append(manager.create_kv_cache(input_tokens=PROMPT))
+        assert sequences[-1].resume()
+    if is_forked:
+        sequences.append(sequences[1].fork())
+    return manager, sequences, [sequences[0].reserve_transfer()] if has_lease else []
+
+
+def can_be_finished(made: tuple[Any, list[Any], list[Any]], listed: list[int], remaining: list[int], order: tuple[int, ...]) -> bool:
+    """By doing it."""
+    manager, sequences, leases = made
+    for number in listed:
+        sequences[number].suspend()
+    is_done = True
+    for position in order:
+        sequence = sequences[listed[position]]
+        is_done = is_done and sequence.resume() and sequence.resize(8 + remaining[position], 8)
+        if is_done:
+            sequence.close()
+    end_all(made)
+    return is_done
+
+
+def end_all(made: tuple[Any, list[Any], list[Any]]) -> None:
+    manager, sequences, leases = made
+    for sequence in sequences:
+        sequence.close()
+    for lease in leases:
+        lease.settle()
+    manager.shutdown()
+
+
+def test_twins_of_suspended_sequences_are_room() -> None:
+    """4 slots: two published pages and two twins. With the second suspended the twins are free, and the first grows by two blocks."""
+    made = twins_of(4, 1, 1, False, False)
+    manager, sequences, _leases = made
+    assert manager.can_finish(sequences, [8, 8, 8]) and not manager.can_finish(sequences, [9, 9, 9])
+    end_all(made)
+
+
+def test_answers_about_twins_are_those_of_doing_it() -> None:
+    """Some listed, the others active; forks share twins, and leases keep published pages."""
+    randomness = random.Random(1)
+    answers = []
+    for _number in range(60):
+        num_twins, num_matched = randomness.randrange(1, 3), randomness.randrange(3)
+        num_slots = 2 * (num_twins + 1) + randomness.randrange(6)
+        shape = (num_slots, num_twins, num_matched, randomness.random() < 0.4, randomness.random() < 0.3)
+        made = twins_of(*shape)
+        listed = randomness.sample(range(len(made[1])), randomness.randrange(1, min(3, len(made[1])) + 1))
+        remaining = [randomness.choice([0, 1, 4, 5, 8, 12, 16]) for _listed in listed]
+        answer = bool(made[0].can_finish([made[1][number] for number in listed], remaining))
+        end_all(made)
+        orders = itertools.permutations(range(len(listed)))
+        assert answer == any(can_be_finished(twins_of(*shape), listed, remaining, order) for order in orders), (shape, listed, remaining)
+        answers.append(answer)
+    assert {True, False} == set(answers)
