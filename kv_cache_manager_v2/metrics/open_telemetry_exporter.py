@@ -12,6 +12,7 @@ from mypy_extensions import mypyc_attr
 
 from ..base.build_mode import VERSION
 from ..base.errors import KVCacheManagerError
+from ..base.given import Given
 from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..events.event_manager import KVCacheEventManager
@@ -19,7 +20,7 @@ from ..manager.kv_cache_manager import KVCacheManager
 from .metric_samples import COUNTER, MetricSamples, sample_events, take_samples
 from .move_tracer import MoveTracer
 from .open_telemetry_names import NAMES, SUMMED, name_attribute
-from .shared_samples import SharedSource, sample_shared
+from .shared_samples import SharedSource, sample_shared, to_shared_source
 
 _SCOPE: Final = "kv_cache_manager_v2"
 
@@ -52,7 +53,7 @@ class OpenTelemetryExporter(Handle):
         tracer_provider: object = None,
         attributes: Mapping[str, str] | None = None,
         event_manager: KVCacheEventManager | None = None,
-        shared_level: SharedSource | None = None,
+        shared_level: Given[SharedSource | None] = None,
     ) -> None:
         try:
             import opentelemetry.metrics
@@ -65,7 +66,7 @@ class OpenTelemetryExporter(Handle):
         self._is_open = False
         self._manager: Final = manager
         self._event_manager: Final = event_manager
-        self._shared_level: Final = shared_level
+        self._shared_level: Final[SharedSource | None] = to_shared_source(shared_level)
         self._attributes: Final[dict[str, str]] = {} if attributes is None else {str(k): str(v) for k, v in attributes.items()}
         self._samples: list[MetricSamples] = self._take_samples()
         meters: Any = metrics.get_meter_provider() if meter_provider is None else meter_provider

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.errors import BusyError, KVCacheManagerError
+from ..base.given import Given
 from ..base.handle import Handle
 from ..base.missing_package import missing_package
 from ..device.monotonic_clock import MonotonicClock
@@ -24,7 +25,7 @@ from ..storage.transfer_times import TransferTimes
 from .curve_samples import sample_curves
 from .metric_samples import COUNTER, MetricSamples, name_tiers, sample_events, take_samples
 from .registry_collector import RegistryCollector
-from .shared_samples import SharedSource, sample_shared, sample_shared_times
+from .shared_samples import SharedSource, sample_shared, sample_shared_times, to_shared_source
 from .time_samples import HistogramSamples, sample_times, sample_transfers
 
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -61,7 +62,7 @@ class PrometheusExporter(Handle):
         registry: object = None,
         labels: Mapping[str, str] | None = None,
         event_manager: KVCacheEventManager | None = None,
-        shared_level: SharedSource | None = None,
+        shared_level: Given[SharedSource | None] = None,
         clock: StatisticsClock | None = None,
     ) -> None:
         try:
@@ -72,7 +73,7 @@ class PrometheusExporter(Handle):
 
         self._manager: Final = manager
         self._event_manager: Final = event_manager
-        self._shared_level: Final = shared_level
+        self._shared_level: Final[SharedSource | None] = to_shared_source(shared_level)
         chosen: Any = prometheus_client.REGISTRY if registry is None else registry
         self._registry: Final[Any] = chosen
         self._label_names: Final[list[str]] = [] if labels is None else [str(name) for name in labels]

@@ -65,6 +65,13 @@ class SharedSource(Handle, metaclass=ABCMeta):
         raise NotImplementedError("SharedSource.read_facts is for subclasses to define")
 
 
+def to_shared_source(value: object) -> SharedSource | None:
+    """What an exporter was given as ``shared_level``."""
+    if value is None or isinstance(value, SharedSource):
+        return value
+    raise TypeError(f"shared_level must be a SharedLevel or None, not {type(value).__name__}")
+
+
 def sample_shared(source: SharedSource | None) -> list[MetricSamples]:
     """Metrics of a shared level; without samples if there is none."""
     lookups = MetricSamples("shared_lookups", COUNTER, "Look-ups in the shared level that were answered")

@@ -44,6 +44,10 @@ class KnownPages:
             end = 1 + max([ordinal for _life_cycle, ordinal, _key in told])
             self._publisher._tell_shared(salt, lambda: [(name.form, name.tokens) for name in names[:end]], told, [])
 
+    def forget_all(self) -> None:
+        """Nothing is loaded from the store any more."""
+        self.forget(list(self._keys))
+
     def forget(self, keys: list[bytes]) -> None:
         """They are not in the store, as far as is known."""
         gone = [key for key in keys if key in self._keys]

@@ -181,6 +181,7 @@ class SharedLevel(SharedSource):
         for pending in self._pending:
             pending.copy.wait()
         self._store_stream.close()
+        self._known.forget_all()
         self._loads.close(not has_ended)
         self._stores.close(not has_ended)
         self._requests.clear()

@@ -64,8 +64,8 @@ class StoreStream:
         return EnqueuedCopy(self._device, self.stream)
 
     def close(self) -> None:
-        """The copies are done. After the manager's shutdown its order is closed already."""
-        if not self._shared.order.is_closed:
+        """The copies are done. After the manager's shutdown its order is closed already, and a broken manager has none."""
+        if not self._shared.order.is_closed and not self._shared.guard.is_broken:
             with self._shared.guard:
                 self._shared.order.leave(self._timeline)
         self._device.destroy_stream(self.stream)

@@ -275,6 +275,8 @@ def test_shared_copies_are_told_as_external(routers: list[Router], place: dict[s
             del expected["None/GPU"]
             routers[0].expect(expected)  # what clears the manager clears no store
             late.expect(expected)
+            rank.level.close()  # nothing is loaded from there any more
+            routers[0].expect({})
         else:
             routers[0].expect({**expected, "1/GPU": routers_state(rank, text, scope)})
         assert all(router.facts()["errors"] == [] for router in routers)

@@ -102,6 +102,18 @@ def test_the_next_user_of_a_slot_is_behind_the_copy() -> None:
         assert reader.run([*range(16), 1]) == 16
 
 
+def test_a_level_may_be_closed_after_its_manager() -> None:
+    store = MemoryStore()
+    rank = Rank(store)
+    rank.run(list(range(17)))
+    rank.drain()
+    rank.engine.close()
+    rank.manager.shutdown()
+    rank.level.close()
+    rank.device.close()
+    assert len(store.keys()) == 4
+
+
 def test_a_level_that_is_closed_late_or_twice_leaves_no_stream() -> None:
     rank = Rank(MemoryStore())
     rank.run(list(range(17)))

@@ -173,7 +173,8 @@ def test_misuse_is_a_clear_error() -> None:
     for wrong in ("here", ":1", "here:0", "here:70000", "here:x"):
         with pytest.raises(ValueError, match="host:port"):
             MooncakeStore(wrong, client=client)
-    for settings in ({"contribute_bytes": -1}, {"buffer_bytes": 100}, {"most_stuck": 0}, {"most_stuck": 1000}):
+    wrongs: list[dict[str, Any]] = [{"contribute_bytes": -1}, {"buffer_bytes": 100}, {"most_stuck": 0}, {"most_stuck": 1000}]
+    for settings in wrongs:
         with pytest.raises(ValueError, match=next(iter(settings))):
             MooncakeStore("here:1", client=client, **settings)
     store = make(client)

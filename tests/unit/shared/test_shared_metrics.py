@@ -137,5 +137,16 @@ def test_every_metric_has_a_name_in_open_telemetry_and_a_closed_level_keeps_its_
         exporter.close()
 
 
+def test_what_is_no_shared_level_is_refused_and_nothing_is_registered() -> None:
+    with Rank(MemoryStore()) as rank:
+        registry = prometheus_client.CollectorRegistry()
+        wrongs: list[Any] = [5, "level", rank.manager, MemoryStore()]
+        for wrong in wrongs:
+            with pytest.raises(TypeError, match="shared_level must be a SharedLevel"):
+                PrometheusExporter(rank.manager, registry=registry, shared_level=wrong)
+        exporter = PrometheusExporter(rank.manager, registry=registry, shared_level=rank.level)
+        exporter.close()
+
+
 def test_a_store_of_the_users_own_may_name_no_cause() -> None:
     assert StoreError("it broke").cause == "other"
