@@ -256,6 +256,30 @@ def test_a_disk_that_fails_costs_durability_only(tmp_path: object, caplog: pytes
     first.end()
 
 
+def test_a_killed_process_leaves_what_its_policies_had_learned_by_then(tmp_path: object) -> None:
+    """Said every 4,096 pages: the next one after a prompt of so many is written."""
+    disk = LossyDisk()
+    base = durable_config(str(tmp_path), gpu_slots=4200, disk_slots=8600)
+    config = replace(base, cache_tiers=[replace(tier, eviction_policy=EvictionPolicy.LEARNED) for tier in base.cache_tiers])
+    first, files = next_process(disk, config)
+    model = first.manager._shared.storage.learning.model
+    untaught = model.to_bytes()
+    for _round in range(4):
+        for text in PROMPTS:
+            first.run(text)
+    kv_cache = first.manager.create_kv_cache(None, [5] * 4100 * TOKENS_PER_BLOCK)
+    assert kv_cache.resume() and kv_cache.resize(4100 * TOKENS_PER_BLOCK)
+    learned = model.to_bytes()
+    kv_cache.commit([5] * 4100 * TOKENS_PER_BLOCK)
+    first.settle()
+    files.kill()
+    second, _files = next_process(disk, config)
+    assert second.manager._shared.storage.learning.model.to_bytes() == learned != untaught
+    second.end()
+    kv_cache.close()
+    first.end()
+
+
 def test_two_managers_cannot_have_one_folder(tmp_path: object) -> None:
     config = durable_config(str(tmp_path))
     with KVCacheManager(config):
