@@ -106,6 +106,15 @@ PEERS ?=
 bench-peers: compiled ## The same work through vLLM's and SGLang's cache managers, installed for it (10 GB): docs/comparison.md (PEERS="--rounds 3").
 	$(VENV_PYTHON) -P benchmarks/peers/run_peers.py --compiled $(CURDIR)/build/compiled $(PEERS)
 
+TRACES ?=
+.PHONY: check-policies
+check-policies: interpreted ## LRU, LFU, ARC, S3-FIFO and the optimum beside libCacheSim's, on traces without prefixes (TRACES="a.jsonl b.jsonl").
+	@test -n "$(TRACES)" || { echo "name traces in the Mooncake format: make check-policies TRACES=..."; exit 1; }
+	@test -x build/policies/bin/python || $(VENV_PYTHON) -m venv build/policies
+	@build/policies/bin/python -m pip install --quiet 'libcachesim>=0.3.5,<0.4'
+	$(INTERPRETED) $(VENV_PYTHON) -P benchmarks/peers/check_policies.py ours build/accesses.json $(TRACES)
+	build/policies/bin/python -P benchmarks/peers/check_policies.py libcachesim build/accesses.json
+
 SEEDS ?= 200
 SIMULATE := $(VENV_PYTHON) -P -m kv_cache_manager_v2.testing.simulation --seeds 0:$(SEEDS) --digest
 .PHONY: sim canary digests soak
