@@ -3,6 +3,9 @@
 ``eviction_policy`` orders pages of equal priority for eviction. ``max_quota`` is the largest quota that `KVCacheManager.resize` may give
 the tier: addresses for it are reserved at the start, for each pool group, memory only for the quota. None: `DEFAULT_GROWTH` times the
 quota, or `LEAST_MAX_QUOTA` if that is more, but no more than the device has, and at least the quota.
+
+``min_reuse_probability``: pages are offloaded to the tier only if they are at least this likely to be reused, by what LEARNED on the tier
+above has seen come back so far; others are dropped. It spares a disk's wear and bandwidth, at the cost of hits. 0: no such floor.
 """
 
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from typing import Final, TypeAlias
 from mypy_extensions import mypyc_attr
 
 from ..base.ids import CacheTier
-from .config_value import ConfigValue, given, take_int, take_optional_int, take_text, validate_bool
+from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, validate_bool
 from .eviction_policy import EvictionPolicy, validate_eviction_policy
 from .model_id import ModelId
 
@@ -48,11 +51,13 @@ class HostCacheTierConfig(ConfigValue):
     quota: int
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
     max_quota: int | None = None
+    min_reuse_probability: float = 0.0
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "HostCacheTierConfig.quota", 1)
         validate_eviction_policy(given(self, "eviction_policy"), "HostCacheTierConfig.eviction_policy")
         take_optional_int(self, "max_quota", "HostCacheTierConfig.max_quota", self.quota)
+        take_float(self, "min_reuse_probability", "HostCacheTierConfig.min_reuse_probability", 0.0, 1.0)
 
     @property
     def tier(self) -> CacheTier:
@@ -74,9 +79,11 @@ class DiskCacheTierConfig(ConfigValue):
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
     durable: bool = False
     model_id: ModelId | None = None
+    min_reuse_probability: float = 0.0
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "DiskCacheTierConfig.quota", 1)
+        take_float(self, "min_reuse_probability", "DiskCacheTierConfig.min_reuse_probability", 0.0, 1.0)
         validate_eviction_policy(given(self, "eviction_policy"), "DiskCacheTierConfig.eviction_policy")
         take_text(self, "path", "DiskCacheTierConfig.path")
         validate_bool(self, "durable", "DiskCacheTierConfig.durable")
@@ -90,6 +97,11 @@ class DiskCacheTierConfig(ConfigValue):
             )
         if not self.durable and model_id is not None:
             raise ValueError("DiskCacheTierConfig.model_id is given and durable is False; give both, or neither")
+        if self.durable and self.min_reuse_probability > 0.0:
+            raise ValueError(
+                f"DiskCacheTierConfig.min_reuse_probability is {self.min_reuse_probability:g} and durable is True, but a durable level "
+                f"gets each page when it is published, whether it is reused or not; use min_reuse_probability=0"
+            )
 
     @property
     def tier(self) -> CacheTier:

@@ -27,6 +27,7 @@ from .config_value import (
     validate_instance,
     validate_optional_instance,
 )
+from .eviction_policy import EvictionPolicy
 from .layer_config import AttentionLayerConfig, LayerConfig, SsmLayerConfig
 from .rebalance_config import RebalanceConfig
 from .scratch_reuse_config import SwaScratchReuseConfig
@@ -156,6 +157,13 @@ def _to_cache_tiers(cache_tiers: Sequence[CacheTierConfig]) -> tuple[CacheTierCo
             raise ValueError(
                 f"cache_tiers[{level}] is {item.tier.name} behind {tiers[-1].tier.name}; order tiers from warm to cold"
             )
+        if not isinstance(item, GpuCacheTierConfig) and item.min_reuse_probability > 0.0:
+            policy = tiers[-1].eviction_policy
+            if policy is not EvictionPolicy.LEARNED:
+                raise ValueError(
+                    f"cache_tiers[{level}].min_reuse_probability is {item.min_reuse_probability:g}, and cache_tiers[{level - 1}] has "
+                    f"EvictionPolicy.{policy.name}, which knows no probability; give that tier EvictionPolicy.LEARNED, or use 0"
+                )
         tiers.append(item)
     if len(tiers) > MAX_CACHE_TIERS:
         raise ValueError(f"cache_tiers has {len(tiers)} tiers; there can be {MAX_CACHE_TIERS}, so put several of one kind into one")

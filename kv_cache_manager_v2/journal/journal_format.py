@@ -69,7 +69,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 26
+VERSION: Final = 27
 
 CREATE: Final = 1
 RESUME: Final = 2

@@ -19,14 +19,14 @@ from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .block_requests import BlockIds, BlockRequests
 
-_PRIORITY: Final = 35
+CACHE_PRIORITY: Final = 35
 _KEY_FACTOR: Final = 0x9E3779B97F4A7C15 & ((1 << 61) - 1)
 _KEY_MASK: Final = (1 << 62) - 1
 
 
 @final
 @mypyc_attr(native_class=True)
-class _BlockKeys(ContentKeys):
+class BlockKeys(ContentKeys):
     """A block's id is its content's key, mixed like the key of real content."""
 
     __slots__ = ()
@@ -68,7 +68,7 @@ class BlockCache:
         self._rows = PageRows(1, MOST_SENTINELS)
         learning = Learning()
         self._request = learning.request
-        self.queue = make_queue(policy, self._rows, 0, _BlockKeys(), num_slots, SegmentRecords(learning, 1))
+        self.queue = make_queue(policy, self._rows, 0, BlockKeys(), num_slots, SegmentRecords(learning, 1))
         self._parents = blocks.parents
         self._children: Final[list[list[int]]] = [[] for _ in blocks.parents]
         for block, parent in enumerate(blocks.parents):
@@ -104,7 +104,7 @@ class BlockCache:
             block: i64 = blocks[place]
             page = block + MOST_SENTINELS
             if words[page * ROW_WORDS + PLACE] == NO_PAGE:
-                words[page * ROW_WORDS + PLACE] = pack_place(0, 0, _PRIORITY)
+                words[page * ROW_WORDS + PLACE] = pack_place(0, 0, CACHE_PRIORITY)
                 self._count_below(block, 1)
             run[num_kept - 1 - place] = page
         self._request.begin(num_kept, 0, num_generated)

@@ -6,6 +6,7 @@ import sys
 from typing import Final
 
 from .. import EvictionPolicy
+from ..config.manager_config import MAX_CACHE_TIERS
 from .block_requests import BlockRequests, read_blocks
 from .comparison_progress import ComparisonProgress
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
@@ -14,6 +15,7 @@ from .option_values import require_writable, to_positive
 from .policy_comparison import (
     Comparison,
     SourceComparison,
+    compare_levels,
     compare_source,
     comparison_header,
     comparison_rows,
@@ -49,6 +51,14 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         + ",".join([str(size) for size in DEFAULT_SIZES]) + " for traces, 1%%,2%%,5%%,10%%,20%% for workloads)",
     )  # fmt: skip
     parser.add_argument(
+        "--levels", type=_level_sizes, metavar="N,N,...",
+        help="slots of each level, warmest first: hits on each one, and blocks written to the next, in place of sizes of one level",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min-reuse-probability", type=_probability, default=0.0, metavar="P",
+        help="with --levels: what LEARNED thinks less likely than that to be reused is not written down (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
         "--trace-block", type=to_positive, metavar="TOKENS", help=f"tokens per hash id of the traces (default: {BLOCK_TOKENS})"
     )  # fmt: skip
     parser.add_argument(
@@ -71,6 +81,10 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         parser.error("--skip-bad and --trace-block are about a TRACE, and none is given")
     if len(options.workload) == 0 and options.workload_block is not None:
         parser.error("--workload-block is about a --workload, and none is given")
+    if options.levels is not None and options.blocks is not None:
+        parser.error("--levels and --blocks both say how large the cache is; give one of them")
+    if options.levels is None and options.min_reuse_probability > 0.0:
+        parser.error("--min-reuse-probability is about --levels, and they are not given")
     trace_block: int = options.trace_block or BLOCK_TOKENS
     require_writable(parser, "--json", options.json)
     traces: list[TraceWorkload] = []
@@ -81,18 +95,16 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         traces.append(trace)
     num_sources = len(traces) + len(options.workload)
     num_sizes = len(options.blocks or DEFAULT_SIZES)
-    progress = ComparisonProgress(sys.stderr, num_sources * num_sizes * (len(options.policies) + 1), options.quiet)
+    num_runs = num_sizes * (len(options.policies) + 1) if options.levels is None else len(options.policies)
+    progress = ComparisonProgress(sys.stderr, num_sources * num_runs, options.quiet)
     results: list[SourceComparison] = []
     try:
         for source in traces:
-            blocks = read_blocks(source, trace_block)
-            sizes = _sizes_for(blocks, options.blocks or [str(size) for size in DEFAULT_SIZES])
-            results.append(compare_source(blocks, sizes, options.policies, progress))
+            results.append(_compare(read_blocks(source, trace_block), options, [str(size) for size in DEFAULT_SIZES], progress))
         for name in options.workload:
             workload = make_workload(name, options.seed, options.limit or _DEFAULT_NUM_REQUESTS)
             blocks = read_blocks(workload, options.workload_block or _DEFAULT_BLOCK_TOKENS)
-            sizes = _sizes_for(blocks, options.blocks or ["1%", "2%", "5%", "10%", "20%"])
-            results.append(compare_source(blocks, sizes, options.policies, progress))
+            results.append(_compare(blocks, options, ["1%", "2%", "5%", "10%", "20%"], progress))
     finally:
         progress.stop()
     comparison = Comparison(tuple(results))
@@ -106,6 +118,14 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     if options.json is not None:
         write_result(options.json, comparison.to_json())
     return EXIT_OK
+
+
+def _compare(
+    blocks: BlockRequests, options: argparse.Namespace, default_sizes: list[str], progress: ComparisonProgress
+) -> SourceComparison:
+    if options.levels is not None:
+        return compare_levels(blocks, options.levels, options.policies, options.min_reuse_probability, progress)
+    return compare_source(blocks, _sizes_for(blocks, options.blocks or default_sizes), options.policies, progress)
 
 
 def _show(result: SourceComparison) -> None:
@@ -150,6 +170,31 @@ def _sizes(text: str) -> list[str]:
         if value >= _TOO_MANY:
             raise argparse.ArgumentTypeError(f"{part[:40]!r} is too much; at most {_TOO_MANY - 1}{unit}")
     return parts
+
+
+def _level_sizes(text: str) -> list[int]:
+    sizes: list[int] = []
+    for part in text.split(","):
+        try:
+            size = int(part)
+        except ValueError:
+            size = 0
+        if not 0 < size < _TOO_MANY:
+            raise argparse.ArgumentTypeError(f"{part.strip()[:40]!r} is no number of slots from 1 to {_TOO_MANY - 1}; say 1000,4000")
+        sizes.append(size)
+    if len(sizes) > MAX_CACHE_TIERS:
+        raise argparse.ArgumentTypeError(f"{len(sizes)} levels; there can be {MAX_CACHE_TIERS}")
+    return sizes
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no probability from 0 to 1")
+    return value
 
 
 def _policies(text: str) -> list[EvictionPolicy]:

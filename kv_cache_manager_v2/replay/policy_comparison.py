@@ -9,6 +9,7 @@ from ..base.value import Value
 from .block_cache import BlockCache
 from .block_requests import BlockRequests
 from .comparison_progress import ComparisonProgress
+from .level_cache import LevelCache
 from .offline_caches import count_hits_of_reused, count_optimal_hits, count_reusable, next_uses
 
 SCHEMA_VERSION: Final = 1
@@ -26,14 +27,25 @@ class ComparisonRow(Value):
 
 
 @dataclass(frozen=True)
+class LevelRow(Value):
+    """One policy on several levels. ``hit_rates``: hit blocks of each level over all blocks of all prompts. ``written``: blocks that were
+    copied from each level to the next one, over the same."""
+
+    policy: str
+    hit_rates: tuple[float, ...]
+    written: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class SourceComparison(Value):
-    """One trace or workload; ``num_blocks`` different blocks are its working set."""
+    """One trace or workload; ``num_blocks`` different blocks are its working set. ``level_rows``: where levels were asked for."""
 
     name: str
     requests: int
     accesses: int
     num_blocks: int
     rows: tuple[ComparisonRow, ...]
+    level_rows: tuple[LevelRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,13 +80,38 @@ def compare_source(
     return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, tuple(rows))
 
 
+def compare_levels(
+    blocks: BlockRequests, sizes: list[int], policies: list[EvictionPolicy], least_chance: float, progress: ComparisonProgress
+) -> SourceComparison:
+    """``sizes``: slots of each level. ``least_chance``: the `min_reuse_probability` of all below level 0, for LEARNED."""
+    total = max(blocks.num_accesses, 1)
+    rows: list[LevelRow] = []
+    for policy in policies:
+        progress.begin(blocks.name, sum(sizes), policy.value)
+        cache = LevelCache(policy, sizes, blocks, least_chance)
+        for request, num_generated in zip(blocks.requests, blocks.num_generated, strict=True):
+            cache.serve(request, num_generated)
+        hit_rates = tuple([hits / total for hits in cache.num_hits])
+        rows.append(LevelRow(policy.value, hit_rates, tuple([written / total for written in cache.num_written])))
+    return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, (), tuple(rows))
+
+
 def comparison_header(source: SourceComparison) -> tuple[str, ...]:
+    if len(source.level_rows) > 0:
+        row = source.level_rows[0]
+        hits = [f"hits on {level}" for level in range(len(row.hit_rates))]
+        return ("policy", "hits", *hits, *[f"written {level} to {level + 1}" for level in range(len(row.written))])
     names = list(source.rows[0].hit_rates) if len(source.rows) > 0 else []
     return ("blocks", "of all", *names)
 
 
 def comparison_rows(source: SourceComparison) -> list[tuple[str, ...]]:
     """Percentages; the best policy of a row is for the reader to see."""
+    if len(source.level_rows) > 0:
+        return [
+            (row.policy, *[f"{100.0 * rate:.1f}" for rate in (sum(row.hit_rates), *row.hit_rates, *row.written)])
+            for row in source.level_rows
+        ]
     return [
         (
             f"{row.num_slots:,}", f"{row.num_slots / max(source.num_blocks, 1):.1%}",
@@ -87,5 +124,5 @@ def comparison_rows(source: SourceComparison) -> list[tuple[str, ...]]:
 def source_title(source: SourceComparison) -> str:
     return (
         f"{source.name}: {source.requests:,} prompts of {source.accesses:,} blocks, {source.num_blocks:,} different ones; "
-        f"hits in percent"
+        f"{'hits in percent' if len(source.level_rows) == 0 else 'hits and written blocks in percent of them'}"
     )

@@ -17,7 +17,7 @@ from ..events.removal_cause import CAPACITY, CLEARED, SCOPE_INVALIDATED, SUPERSE
 from ..layout.registry import LifeCycleRegistry
 from ..stats.page_counters import PageCounters
 from ..storage.decision_digest import VICTIM
-from ..storage.page_owner import PageOwner
+from ..storage.page_owner import ANY_LEVEL, PageOwner
 from ..storage.page_queues import defer
 from ..storage.page_removal import count_dropped, drop
 from ..storage.page_rows import NO_PAGE
@@ -322,26 +322,26 @@ class RadixTree(PageOwner):
         block = self.pool.block_of_page(page)
         return NO_NODE if self.nodes is None or block.parent is None else self.nodes.record(block, self._scopes)
 
-    def find_page_below(self, page: i64) -> i64:
+    def find_page_below(self, page: i64, level: i64) -> i64:
         block = self.pool.block_of_page(page)
         life_cycle = page - block.first_page
         if not self._is_unbounded[life_cycle]:
             return NO_PAGE
-        return self._find_page_below(block, life_cycle, self.storage.rows.level(page))
+        return self._find_page_below(block, life_cycle, level)
 
     def _find_page_below(self, block: Block, life_cycle: i64, level: i64) -> i64:
         rows = self.storage.rows
         only_child = block.only_child
         if only_child is not None:
             below = only_child.first_page + life_cycle
-            if rows.is_queued(below) and rows.level(below) == level:
+            if rows.is_queued(below) and (level == ANY_LEVEL or rows.level(below) == level):
                 return below
             return NO_PAGE
         children = block.children
         if children is not None:
             for child in children.by_key.values():
                 below = child.first_page + life_cycle
-                if rows.is_queued(below) and rows.level(below) == level:
+                if rows.is_queued(below) and (level == ANY_LEVEL or rows.level(below) == level):
                     return below
         return NO_PAGE
 
@@ -405,7 +405,7 @@ class RadixTree(PageOwner):
         pool = self.pool
         self._runs.forget_place()
         while allocator.num_free < wanted and queue.num_pages > 0:
-            page = queue.first()
+            page = queue.first_to_drop()
             block = pool.block_of_page(page)
             life_cycle = page - block.first_page
             missing = wanted - allocator.num_free
@@ -413,8 +413,10 @@ class RadixTree(PageOwner):
                 if missing > 1 and self._drop_out_of_window(block, life_cycle, level, missing, cause, account):
                     continue
             elif block.only_child is not None or block.children is not None:
-                below = self._find_page_below(block, life_cycle, level)
+                below = self._find_page_below(block, life_cycle, ANY_LEVEL if storage.has_one_order else level)
                 if below != NO_PAGE:
+                    if storage.has_one_order:
+                        return
                     defer(storage, index, page, below)
                     continue
             elif missing > 1 and block.num_pins == 0 and self._drop_path(block, life_cycle, level, missing, cause, account):

@@ -1,13 +1,15 @@
 """The page owner (the tree): what storage asks it and tells it when a published page is evicted."""
 
 from abc import abstractmethod
-from typing import final
+from typing import Final, final
 
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..stats.page_counters import PageCounters
 from .victim_queue import ContentKeys
+
+ANY_LEVEL: Final = -1
 
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
@@ -24,8 +26,9 @@ class PageOwner(ContentKeys):
         to be found by another process."""
 
     @abstractmethod
-    def find_page_below(self, page: i64) -> i64:
-        """A queued page that would become useless with ``page`` and must go before it, or NO_PAGE; of its pool group and level."""
+    def find_page_below(self, page: i64, level: i64) -> i64:
+        """A queued page that would become useless with ``page`` and must go before it, or NO_PAGE; of its pool group, on that level or
+        on `ANY_LEVEL`."""
 
     @abstractmethod
     def on_page_dropped(self, page: i64, account: PageCounters | None) -> None:
@@ -39,7 +42,8 @@ class PageOwner(ContentKeys):
         """Drop the victims of a queue, one after another, until ``wanted`` slots are free or it is empty.
 
         For each: a page that `find_page_below` names goes first, the digest has the `VICTIM`, and then it is as with
-        `on_page_dropped`. One call, as evicting for a prompt takes as many slots as the prompt has pages.
+        `on_page_dropped`. One call, as evicting for a prompt takes as many slots as the prompt has pages. With one order over all
+        levels it ends early at a page that has others below it: others may have less value then.
         """
 
 

@@ -78,9 +78,9 @@ def is_published(storage: PageStorage, page: i64) -> bool:
     return storage.owner().is_published(page)
 
 
-def find_page_below(storage: PageStorage, page: i64) -> i64:
+def find_page_below(storage: PageStorage, page: i64, level: i64) -> i64:
     """As `PageOwner` says."""
-    return storage.owner().find_page_below(page)
+    return storage.owner().find_page_below(page, level)
 
 
 def settle_reads(storage: PageStorage, account: PageCounters | None = None) -> None:

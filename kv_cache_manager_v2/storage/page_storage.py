@@ -39,6 +39,7 @@ from .debug_fill import DebugFill
 from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
 from .eviction.block_mates import find_block_mates
+from .eviction.level_order import LevelOrder
 from .eviction.make_queue import count_sentinels, make_queue
 from .eviction.segment_records import Learning, SegmentRecords
 from .eviction_queue import EvictionQueue
@@ -79,7 +80,7 @@ class PageStorage:
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
         "last_refusal", "num_refusals", "sink", "twin_owner", "reads", "copies", "closed", "changes", "durable", "learning", "_keys",
-        "_records", "_policies", "_num_sentinels_used",
+        "level_orders", "has_one_order", "least_chances", "_records", "_policies", "_num_sentinels_used",
     )  # fmt: skip
 
     device: Final[Device]
@@ -127,6 +128,12 @@ class PageStorage:
     """By pool group."""
     _policies: Final[list[EvictionPolicy]]
     """By level."""
+    level_orders: Final[list[LevelOrder]]
+    """By pool group."""
+    has_one_order: Final[bool]
+    """Whether the page of least value is dropped wherever it lies: all of several levels are LEARNED, and none is durable."""
+    least_chances: Final[vec[float]]
+    """By level: `min_reuse_probability`, 0.0 for none."""
     _num_sentinels_used: int
 
     def __init__(
@@ -174,6 +181,10 @@ class PageStorage:
             SegmentRecords(self.learning, count, find_block_mates(self.rows, layout, index)) for index, count in enumerate(pages)
         ]
         self._policies = [level.eviction_policy for level in levels]
+        self.level_orders = [LevelOrder(self.rows, records) for records in self._records]
+        all_learn = all([level.eviction_policy is EvictionPolicy.LEARNED for level in levels])
+        self.least_chances = vec[float]([level.min_reuse_probability for level in levels])
+        self.has_one_order = all_learn and len(levels) > 1 and self.durable is None
         self._num_sentinels_used = 0
         try:
             self._add_level(levels[0], num_null_slots)
@@ -203,6 +214,7 @@ class PageStorage:
         self.load_weights(b"")
         for number, old in enumerate(self._records):
             self._records[number] = SegmentRecords(self.learning, old.pages_per_block)
+            self.level_orders[number] = LevelOrder(self.rows, self._records[number])
         sentinel = 0
         index = 0
         for policy in self._policies:

@@ -7,11 +7,16 @@ may have to be offloaded for it in turn; on the last level droppable pages are d
     case                                                                        outcome
     the level is the last one that takes pages                                  dropped, all at once
     its priority is below ``min_offload_priority``                              dropped
+    it is less likely to be reused than the next level's floor says             dropped
     evict-first, and the levels below are full of pages of more value           dropped
     the next level has slots for them, after eviction there                     offloaded in one batch
     it has too few, and droppable pages are here                                the least valuable of these is dropped
     it has a few, and only held pages are here                                  as many as fit are offloaded
     it has none, and only held pages are here                                   they stay: fewer slots are free than asked for
+
+Where all levels are LEARNED (`PageStorage.has_one_order`) and those below are full, the page of least value is dropped, wherever it lies
+(`DropOrder`): one of this level is not written down then, and what a level below drops leaves a slot to the next victim of this one. Nor is
+one written over a clean copy of another page if it would be the one to be dropped.
 """
 
 import logging
@@ -25,8 +30,10 @@ from ..device.stream_order import NO_POINT, StreamOrder
 from ..events.removal_cause import CAPACITY
 from ..stats.page_counters import PageCounters
 from .decision_digest import VICTIM
+from .drop_order import NO_LEVEL, DropOrder
 from .move_batch import MoveBatch
 from .page_mover import PageMover
+from .page_owner import ANY_LEVEL
 from .page_queues import defer, put_back, put_back_first, stands_first, take_out_victim
 from .page_removal import drop_victims, drop_with_owner, find_page_below, place_page
 from .page_rows import LOW_MASK, NO_PAGE
@@ -51,7 +58,7 @@ _HAS_COPY: Final = 1 << 33
 class SlotReclaimer:
     """``cause``: a `removal_cause`, why slots are freed. ``account``: counters of the sequence whose call it is, or None."""
 
-    __slots__ = ("moves", "_storage", "_mover", "_order", "_min_offload_priority")
+    __slots__ = ("moves", "_storage", "_mover", "_order", "_min_offload_priority", "_drops", "_one")
 
     moves: Final[MoveBatch]
     """The batch of all that moves pages: there is one at a time."""
@@ -60,6 +67,8 @@ class SlotReclaimer:
     _order: Final[StreamOrder]
     _min_offload_priority: Final[i64]
     """Droppable pages of a lower priority are dropped rather than offloaded."""
+    _drops: Final[DropOrder]
+    _one: Final[vec[i64]]
 
     def __init__(self, storage: PageStorage, mover: PageMover, min_offload_priority: i64) -> None:
         self.moves = MoveBatch(storage, mover)
@@ -67,6 +76,8 @@ class SlotReclaimer:
         self._mover = mover
         self._order = storage.order
         self._min_offload_priority = min_offload_priority
+        self._drops = DropOrder(storage)
+        self._one = vec[i64]([NO_PAGE])
 
     def make_room(self, needed: vec[i64], account: PageCounters | None) -> None:
         """Make ``needed`` slots per pool group of level 0 free; `RoomCount` has said that they are to be had.
@@ -96,6 +107,9 @@ class SlotReclaimer:
         storage = self._storage
         index = level * storage.num_pool_groups + pool_group
         allocator = storage.allocators[index]
+        if storage.has_one_order:
+            self._free_in_order(level, pool_group, wanted, cause, account)
+            return
         if storage.durable is not None and level == storage.last_level:
             self._free_durable_slots(level, pool_group, wanted, cause, account)
             return
@@ -139,7 +153,7 @@ class SlotReclaimer:
         below = index + storage.num_pool_groups
         queue = storage.queues[index]
         held = storage.held_queues[index]
-        if self._min_offload_priority > 0 and self._drop_below_min_priority(index, pool_group, account):
+        if self._drop_unwanted(level, pool_group, account):
             return _LOOK_AGAIN
         evictable = queue.num_pages + held.num_pages
         if missing > evictable:
@@ -162,14 +176,22 @@ class SlotReclaimer:
             return _DROP
         return room if room > 0 else _STOP
 
-    def _drop_below_min_priority(self, index: i64, pool_group: i64, account: PageCounters | None) -> bool:
-        """Drop the next victim if its priority is too low to be offloaded."""
+    def _drop_unwanted(self, level: i64, pool_group: i64, account: PageCounters | None) -> bool:
+        """Drop the next victim if its priority is too low for it to be offloaded, or if it is too unlikely to be reused."""
         storage = self._storage
+        least_chance = storage.least_chances[level + 1]
+        if self._min_offload_priority == 0 and least_chance == 0.0:
+            return False
+        index = level * storage.num_pool_groups + pool_group
         if storage.queues[index].num_pages == 0:
             return False
         page = self._find_victim(index)
         if storage.rows.priority(page) >= self._min_offload_priority:
-            return False
+            if storage.level_orders[pool_group].chance_of_reuse(page) >= least_chance:
+                return False
+            if find_page_below(storage, page, ANY_LEVEL) != NO_PAGE:
+                # What was likelier to be reused is of no use without it.
+                return False
         storage.digest.record(VICTIM, page)
         drop_with_owner(storage, page, pool_group, CAPACITY, account)
         return True
@@ -212,7 +234,7 @@ class SlotReclaimer:
         while True:
             page = queue.first()
             assert page != NO_VICTIM, "no victim where one was counted"
-            below = find_page_below(storage, page)
+            below = find_page_below(storage, page, storage.rows.level(page))
             if below == NO_PAGE:
                 return page
             defer(storage, index, page, below)
@@ -228,6 +250,146 @@ class SlotReclaimer:
             return first_held
         page = self._find_victim(index)
         return first_held if storage.rows.priority(first_held) < storage.rows.priority(page) else page
+
+    # -- one order over all levels ------------------------------------------------------------------------------------
+
+    def _free_in_order(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
+        storage = self._storage
+        allocator = storage.allocators[level * storage.num_pool_groups + pool_group]
+        last = storage.closed.first - 1
+        while allocator.num_free < wanted:
+            missing = wanted - allocator.num_free
+            if level >= last:
+                if self._drops.find_level(level, level, pool_group) == NO_LEVEL:
+                    return
+                self._drop_least(level, pool_group, missing, cause, account)
+                continue
+            count = self._find_case_in_order(level, last, pool_group, missing, cause, account)
+            if count > 0:
+                self._offload(level, pool_group, count, account)
+            elif count == _STOP:
+                return
+
+    def _find_case_in_order(
+        self, level: i64, last: i64, pool_group: i64, missing: i64, cause: i64, account: PageCounters | None
+    ) -> i64:
+        """How many victims to offload in one batch, `_STOP`, or `_LOOK_AGAIN` after a drop."""
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        queue = storage.queues[index]
+        held = storage.held_queues[index]
+        if self._drop_unwanted(level, pool_group, account):
+            return _LOOK_AGAIN
+        evictable = queue.num_pages + held.num_pages
+        if missing > evictable:
+            missing = evictable
+        if missing == 0:
+            return _STOP
+        page = self._choose_victim(index)
+        is_held = storage.rows.num_holds(page) > 0
+        missing = self._count_held(index, page, missing) if is_held else self._count_alike(index, page, missing)
+        free = self._count_free(level + 1, last, pool_group)
+        if not is_held and storage.copies.num_copies > 0 and not storage.copies.has_copy_at(page, index + storage.num_pool_groups):
+            plain = self._count_plain(level + 1, last, pool_group)
+            if 0 < plain < missing:
+                missing = plain
+            elif plain == 0 and self._drops.find_level(level, last, pool_group) == level:
+                self._drop_least(level, pool_group, missing, cause, account)
+                return _LOOK_AGAIN
+        while free < missing:
+            chosen = self._drops.find_level(level + 1 if is_held else level, last, pool_group)
+            if chosen == NO_LEVEL or (chosen == level and free > 0):
+                break
+            if chosen == level:
+                self._drop_least(level, pool_group, missing, cause, account)
+                return _LOOK_AGAIN
+            self._drop_least(chosen, pool_group, missing - free, cause, account)
+            free = self._count_free(level + 1, last, pool_group)
+            if queue.num_pages + held.num_pages < evictable:
+                return _LOOK_AGAIN
+        if missing > free:
+            missing = free
+        below = storage.allocators[index + storage.num_pool_groups]
+        if below.num_free < missing:
+            self._free_in_order(level + 1, pool_group, missing, cause, account)
+            if queue.num_pages + held.num_pages < evictable:
+                return _LOOK_AGAIN
+            # A small level below, or one whose pages are on their way up, frees fewer.
+            missing = below.num_free
+        if missing > 0:
+            return missing
+        if self._drops.find_level(level, level, pool_group) == NO_LEVEL:
+            return _STOP
+        self._drop_least(level, pool_group, 1, cause, account)
+        return _LOOK_AGAIN
+
+    def _count_free(self, level: i64, last: i64, pool_group: i64) -> i64:
+        """Free slots from that level on."""
+        storage = self._storage
+        count: i64 = 0
+        while level <= last:
+            count += storage.allocators[level * storage.num_pool_groups + pool_group].num_free
+            level += 1
+        return count
+
+    def _count_plain(self, level: i64, last: i64, pool_group: i64) -> i64:
+        """Those of them that hold no clean copy."""
+        storage = self._storage
+        count = self._count_free(level, last, pool_group)
+        while level <= last:
+            count -= storage.allocators[level * storage.num_pool_groups + pool_group].num_aside
+            level += 1
+        return count
+
+    def _count_alike(self, index: i64, page: i64, most: i64) -> i64:
+        """The droppable victims from ``page`` on of equal value, up to ``most``: all have a copy on the next level, or none."""
+        storage = self._storage
+        copies = storage.copies
+        order = storage.level_orders[index % storage.num_pool_groups]
+        most = order.count_alike(page, most)
+        if copies.num_copies == 0:
+            return most
+        below = index + storage.num_pool_groups
+        has_copy = copies.has_copy_at(page, below)
+        count: i64 = 1
+        while count < most:
+            page = order.following(page)
+            if page == NO_VICTIM or copies.has_copy_at(page, below) != has_copy:
+                break
+            count += 1
+        return count
+
+    def _count_held(self, index: i64, page: i64, most: i64) -> i64:
+        """The held pages, ``page`` first, that go before all droppable ones; as many as ``most``."""
+        storage = self._storage
+        held = storage.held_queues[index]
+        if storage.queues[index].num_pages == 0:
+            return most if most < held.num_pages else held.num_pages
+        priority = storage.rows.priority(self._find_victim(index))
+        count: i64 = 1
+        while count < most:
+            if held.list_following(page, self._one, 0, 1) == 0:
+                break
+            page = self._one[0]
+            if storage.rows.priority(page) >= priority:
+                break
+            count += 1
+        return count
+
+    def _drop_least(self, level: i64, pool_group: i64, most: i64, cause: i64, account: PageCounters | None) -> None:
+        """Drop the page that `DropOrder` has found there, with up to ``most`` of its level of equal value."""
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        allocator = storage.allocators[index]
+        page = self._drops.victim
+        count = storage.level_orders[pool_group].count_alike(page, most)
+        if count > 1 and not self._drops.goes_alone:
+            free = allocator.num_free
+            drop_victims(storage, level, pool_group, free + count, cause, account)
+            if allocator.num_free > free:
+                return
+        storage.digest.record(VICTIM, page)
+        drop_with_owner(storage, page, pool_group, cause, account)
 
     # -- offloading a batch -------------------------------------------------------------------------------------------
 

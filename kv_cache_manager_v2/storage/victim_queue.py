@@ -109,6 +109,10 @@ class VictimQueue(metaclass=ABCMeta):
     def first(self) -> i64:
         """The next victim, or NO_VICTIM."""
 
+    def first_to_drop(self) -> i64:
+        """The next victim where it is dropped, though a level below could take it."""
+        return self.first()
+
     def list_following(self, page: i64, pages: vec[i64], begin: i64, end: i64) -> i64:
         """The victims after ``page``, if all before it go and then ``page``, into ``pages[begin:end]``: how many, 0 where only their going
         tells.

@@ -441,9 +441,15 @@ class LearnedQueue(VictimQueue):
             self._notes.set(page, in_use(uses, 0, False))
             self.push_run(self._one, 1)
             return
-        segment = self.records.find_copy(source, self._number, self._rows.priority(page))
-        self._one[0] = page
-        self._circles.add(segment, self._one, 0, 1)
+        self._put_in(self.records.find_copy(source, self._number, self._rows.priority(page)), page, uses)
+
+    def _put_in(self, segment: i64, page: i64, uses: i64, behind: i64 = NO_VICTIM) -> None:
+        """Into a segment of this queue: as its last page, or behind another one."""
+        if behind == NO_VICTIM:
+            self._one[0] = page
+            self._circles.add(segment, self._one, 0, 1)
+        else:
+            self._circles.insert_behind(segment, page, behind)
         self._notes.set(page, in_segment(segment, uses))
         self.num_pages += 1
         self._num_in_segments += 1
@@ -470,22 +476,19 @@ class LearnedQueue(VictimQueue):
         """It takes over the segment of the other, or its place in the list of those that are evicted first."""
         note = self._notes.get(page)
         segment = self._leave(page, note)
-        uses = uses_of_note(note)
         below_note = self._notes.get(below)
         priority = self._rows.priority(page)
         if below_note & STATUS_MASK == IN_SEGMENT:
             other = segment_of_note(below_note)
-            if self._table.has_pages_of(other, self._number, priority):
-                self._circles.insert_behind(other, page, below)
-                self._notes.set(page, in_segment(other, uses))
-                self.num_pages += 1
-                self._num_in_segments += 1
-                self.records.num_pages += 1
+            behind = below if self._table.has_pages_of(other, self._number, priority) else NO_VICTIM
+            if behind != NO_VICTIM or self.records.is_of_other_level(other, self._number):
+                other = other if behind != NO_VICTIM else self.records.find_equal(other, self._number, priority)
+                self._put_in(other, page, uses_of_note(note), behind)
                 self._free_if_empty(segment)
                 return
-        elif below_note & FIRST_BIT != 0 and self._rows.priority(below) == priority:
+        elif below_note & FIRST_BIT != 0 and self._rows.priority(below) == priority and self._rows.level(below) == self._rows.level(page):
             self.first_pages.insert_behind(page, below)
-            self._notes.set(page, in_use(uses, 0, False) | FIRST_BIT)
+            self._notes.set(page, in_use(uses_of_note(note), 0, False) | FIRST_BIT)
             self.num_pages += 1
             self._free_if_empty(segment)
             return
@@ -505,11 +508,16 @@ class LearnedQueue(VictimQueue):
     # -- who is next --------------------------------------------------------------------------------------------------
 
     def first(self) -> i64:
-        page = self._first()
+        return self._find_first(not self.records.learns_below(self._number))
+
+    def first_to_drop(self) -> i64:
+        return self._find_first(self.records.all_learn or not self.records.learns_below(self._number))
+
+    def _find_first(self, is_dropped: bool) -> i64:
+        page = self._first(is_dropped)
         mates = self.records.block_mates
-        if mates is not None:
-            while page != NO_VICTIM and self._goes_later(mates, page):
-                page = self._first()
+        while mates is not None and page != NO_VICTIM and self._goes_later(mates, page):
+            page = self._first(is_dropped)
         return page
 
     def _goes_later(self, mates: BlockMates, page: i64) -> bool:
@@ -535,15 +543,10 @@ class LearnedQueue(VictimQueue):
         self._free_if_empty(segment)
         self.records.note_pushed(1)
         waiting = self._find_segment(WAITING << PATH_SHIFT, self._rows.priority(page), 0)
-        self._one[0] = page
-        self._circles.add(waiting, self._one, 0, 1)
-        self._notes.set(page, in_segment(waiting, uses_of_note(note)))
-        self.records.num_pages += 1
-        self.num_pages += 1
-        self._num_in_segments += 1
+        self._put_in(waiting, page, uses_of_note(note))
         return True
 
-    def _first(self) -> i64:
+    def _first(self, is_dropped: bool) -> i64:
         segment = self._heap.first()
         page = self.first_pages.first()
         if segment == NOTHING:
@@ -552,7 +555,7 @@ class LearnedQueue(VictimQueue):
         at = segment * SEGMENT_WORDS
         if page != NO_VICTIM and self._rows.priority(page) <= words[at + KEY] >> PRIORITY_SHIFT:
             return page
-        oldest = self.records.find_oldest(self._number)
+        oldest = self.records.find_oldest(self._number) if is_dropped else NO_SEGMENT
         if oldest != NO_SEGMENT and words[oldest * SEGMENT_WORDS + KEY] >> PRIORITY_SHIFT == words[at + KEY] >> PRIORITY_SHIFT:
             at = oldest * SEGMENT_WORDS
         return words[at + SEGMENT_PLACE] & LOW

@@ -220,12 +220,10 @@ class SegmentRecords:
         return (stamp >> STAMP_SHIFT) // self._part_length
 
     def find_oldest(self, queue: i64) -> i64:
-        """Where recency chooses the victims: the oldest segment of the queue. Else, or if it is not found, NO_SEGMENT.
+        """Where recency chooses what is dropped: the oldest segment of the queue. Else, or if it is not found, NO_SEGMENT.
 
-        Not of a level whose victims stay known below: nothing is lost there, so the account is not concerned.
+        Not asked for what is offloaded: nothing is lost there, so the account is not concerned.
         """
-        if self.learns_below(queue):
-            return NO_SEGMENT
         shadow = self.shadow
         if shadow.is_behind:
             shadow.trim(self.num_pages - self._num_in_part, self._part)
@@ -270,6 +268,20 @@ class SegmentRecords:
         copy = table.add(segment, traits | (bucket << BUCKET_SHIFT) | (queue << QUEUE_SHIFT), stamp)
         table.words[copy * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | self.model.value(traits, bucket)
         return copy
+
+    def find_equal(self, segment: i64, queue: i64, priority: i64) -> i64:
+        """`find_copy`, with the value that the segment has now."""
+        copy = self.find_copy(segment, queue, priority)
+        words = self.table.words
+        value = words[segment * SEGMENT_WORDS + KEY] & ((1 << PRIORITY_SHIFT) - 1)
+        words[copy * SEGMENT_WORDS + KEY] = (priority << PRIORITY_SHIFT) | value
+        if words[copy * SEGMENT_WORDS + COUNTS] & LOW > 0:
+            self.heaps[queue].renew(copy)
+        return copy
+
+    def is_of_other_level(self, segment: i64, queue: i64) -> bool:
+        """Whether a page of another level, in that segment, may be compared with those of the queue."""
+        return self.all_learn and queue_of_state(self.table.words[segment * SEGMENT_WORDS + STATE]) != queue
 
     def bucket_of(self, stamp: i64) -> i64:
         """Of a segment with that STAMP; NUM_BUCKETS behind the last one."""

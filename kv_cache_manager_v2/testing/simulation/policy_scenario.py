@@ -6,7 +6,7 @@ from random import Random
 from typing import Final
 
 from ...config.batch_desc import BatchDesc, KVCacheDesc
-from ...config.cache_tier_config import CacheTierConfig
+from ...config.cache_tier_config import CacheTierConfig, GpuCacheTierConfig
 from ...config.eviction_policy import EvictionPolicy
 from ...config.layer_config import SsmLayerConfig
 from ...config.manager_config import KVCacheManagerConfig
@@ -15,6 +15,8 @@ from ..reference_state import make_rules
 _SHARE_OF_LRU: Final = 0.4
 _SHARE_WITH_BACKOFF: Final = 0.15
 _SHARE_WITH_CONSTRAINT: Final = 0.15
+_SHARE_OF_ONE_ORDER: Final = 0.4
+_SHARE_WITH_FLOOR: Final = 0.2
 
 
 def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
@@ -24,12 +26,28 @@ def draw_policies(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConf
     for tier in config.cache_tiers:
         policy = EvictionPolicy.LRU if random.random() < _SHARE_OF_LRU else random.choice(list(EvictionPolicy))
         tiers.append(replace(tier, eviction_policy=policy))
+    if len(tiers) > 1:
+        tiers = _draw_one_order(tiers, seed)
     config = replace(config, cache_tiers=tiers, write_policy=random.choice(("back", "through")))
     if random.random() < _SHARE_WITH_BACKOFF:
         config = replace(config, reuse_match_backoff=random.choice((1, 2, 5)))
     if random.random() < _SHARE_WITH_CONSTRAINT:
         config = _add_constraint(config, random.choice((2, 4, 6)))
     return config
+
+
+def _draw_one_order(tiers: list[CacheTierConfig], seed: int) -> list[CacheTierConfig]:
+    """Often LEARNED on all levels, so that one order of value holds over them, and sometimes a floor below level 0."""
+    random = Random(11 * seed + 7)
+    if random.random() >= _SHARE_OF_ONE_ORDER:
+        return tiers
+    learned: list[CacheTierConfig] = []
+    for tier in tiers:
+        tier = replace(tier, eviction_policy=EvictionPolicy.LEARNED)
+        if not isinstance(tier, GpuCacheTierConfig) and random.random() < _SHARE_WITH_FLOOR:
+            tier = replace(tier, min_reuse_probability=random.choice((0.2, 0.9, 1.0)))
+        learned.append(tier)
+    return learned
 
 
 def _add_constraint(config: KVCacheManagerConfig, num_sequences: int) -> KVCacheManagerConfig:

@@ -186,3 +186,41 @@ def test_bad_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert f"{path}:2: " in captured.err
     assert json.loads(captured.out)["sources"][0]["requests"] == 2
+
+
+def test_levels_are_compared_by_hits_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path, *LINES)
+    assert main(["compare-policies", trace, "--levels", "3,5", "--policies", "lru,learned", "--json", "-"]) == 0
+    source = json.loads(capsys.readouterr().out)["sources"][0]
+    # [0, 1, 2], [0, 3], [0, 1, 2] on 3 slots: 0 is a hit, 2 was written for 3, and comes back with 0 and 1.
+    assert [row["policy"] for row in source["level_rows"]] == ["lru", "learned"] and source["rows"] == []
+    for row in source["level_rows"]:
+        assert row["hit_rates"] == [3 / 8, 1 / 8] and row["written"] == [2 / 8]
+    assert main(["compare-policies", trace, "--levels", "3,5", "--policies", "lru"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].split("  ")[0] == "policy" and lines[-1].split() == ["lru", "50.0", "37.5", "12.5", "25.0"]
+
+
+def test_a_floor_writes_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path, *LINES)
+    arguments = ["compare-policies", trace, "--levels", "3,5", "--policies", "learned", "--min-reuse-probability", "1", "--json", "-"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["sources"][0]["level_rows"][0]["written"] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--levels", "3,5", "--blocks", "3"], "--levels and --blocks both say how large the cache is; give one of them"),
+        (["--min-reuse-probability", "0.5"], "--min-reuse-probability is about --levels, and they are not given"),
+        (["--levels", "3,0"], "'0' is no number of slots"),
+        (["--levels", "3,x"], "'x' is no number of slots"),
+        (["--levels", ""], "'' is no number of slots"),
+        (["--levels", ",".join(["3"] * 33)], "33 levels; there can be 32"),
+        (["--levels", "3,5", "--min-reuse-probability", "1.5"], "'1.5' is no probability from 0 to 1"),
+        (["--levels", "3,5", "--min-reuse-probability", "nan"], "'nan' is no probability from 0 to 1"),
+    ],
+)
+def test_wrong_levels_are_named(options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare-policies", write_trace(tmp_path, *LINES), *options]) == 2
+    assert said in capsys.readouterr().err

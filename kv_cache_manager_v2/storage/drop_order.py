@@ -1,0 +1,101 @@
+"""The drop order finds the page that is dropped where all levels are full and LEARNED: the one of least value, on whatever level it lies.
+
+Of one path of the tree the leaf goes first, over levels too. The page of least value, `victim`, has a page below it on another level:
+
+    the page below has more value     the victim has as much from now on, and the page of least value is looked for anew
+    it has equal value                the level of the page below drops its next one, or, if that has one below it too and so on in a
+                                      circle, the page at the end of the path
+    it has less value, on a level that is warmer than those on which slots are freed    the victim goes, and what is below goes with it
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from .page_owner import ANY_LEVEL
+from .page_queues import defer
+from .page_removal import find_page_below
+from .page_rows import NO_PAGE
+from .page_storage import PageStorage
+from .victim_queue import NO_VICTIM
+
+NO_LEVEL: Final = -1
+MOST_STEPS: Final = 64
+"""Down a path of pages of equal value, on levels by turns; if that is not the end, what is below goes too."""
+
+
+@final
+@mypyc_attr(native_class=True)
+class DropOrder:
+    __slots__ = ("victim", "goes_alone", "_storage")
+
+    victim: i64
+    """The page that the latest `find_level` has found."""
+    goes_alone: bool
+    """Not with the next ones of its level: it is not the first there, or pages on other levels go with it."""
+    _storage: Final[PageStorage]
+
+    def __init__(self, storage: PageStorage) -> None:
+        self.victim = NO_VICTIM
+        self.goes_alone = False
+        self._storage = storage
+
+    def find_level(self, first: i64, last: i64, pool_group: i64) -> i64:
+        """The level, from ``first`` to ``last``, whose next page to drop is of least value, of equal ones the coldest; NO_LEVEL
+        where no page can be dropped."""
+        while True:
+            self.goes_alone = False
+            level = self._find_least(first, last, pool_group)
+            if level == NO_LEVEL:
+                return NO_LEVEL
+            if not self._is_deferred(level, first, pool_group):
+                return self._storage.rows.level(self.victim)
+
+    def _find_least(self, first: i64, last: i64, pool_group: i64) -> i64:
+        storage = self._storage
+        order = storage.level_orders[pool_group]
+        found: i64 = NO_LEVEL
+        level = first
+        while level <= last:
+            index = level * storage.num_pool_groups + pool_group
+            if storage.queues[index].num_pages > 0:
+                page = self._find_victim(index)
+                if found == NO_LEVEL or not order.ranks_under(self.victim, page):
+                    found = level
+                    self.victim = page
+            level += 1
+        return found
+
+    def _find_victim(self, index: i64) -> i64:
+        """The next page that the level would drop."""
+        storage = self._storage
+        queue = storage.queues[index]
+        while True:
+            page = queue.first_to_drop()
+            below = find_page_below(storage, page, storage.rows.level(page))
+            if below == NO_PAGE:
+                return page
+            defer(storage, index, page, below)
+
+    def _is_deferred(self, level: i64, first: i64, pool_group: i64) -> bool:
+        """Whether the victim has more value now, as a page below it has. If not, the victim is one that may go."""
+        storage = self._storage
+        order = storage.level_orders[pool_group]
+        num_left = storage.num_levels + MOST_STEPS
+        while True:
+            below = find_page_below(storage, self.victim, ANY_LEVEL)
+            if below == NO_PAGE or storage.rows.num_holds(below) > 0:
+                return False
+            if order.ranks_under(self.victim, below):
+                defer(storage, level * storage.num_pool_groups + pool_group, self.victim, below)
+                return True
+            num_left -= 1
+            if storage.rows.level(below) < first or num_left == 0:
+                self.goes_alone = True
+                return False
+            level = storage.rows.level(below)
+            if num_left > MOST_STEPS:
+                self.victim = self._find_victim(level * storage.num_pool_groups + pool_group)
+            else:
+                self.victim = below
+                self.goes_alone = True

@@ -1,0 +1,88 @@
+"""The order of value over the levels of a pool group: what it says where all of them are LEARNED.
+
+Pages of all levels have segments in one table, with one clock and one model, so any two of them can be compared: by priority, evict-first
+pages before others, then by value, or by age while recency is to choose what is dropped (`RecencyShadow`).
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
+from ..victim_queue import NO_VICTIM
+from .hazard_model import NUM_BUCKETS
+from .page_notes import IN_SEGMENT, STATUS_MASK, segment_of_note
+from .segment_records import SegmentRecords
+from .segment_table import COUNTS, KEY, LOW, PLACE, SEGMENT_WORDS, STAMP, STATE, TRAITS_MASK, bucket_of_state
+
+
+@final
+@mypyc_attr(native_class=True)
+class LevelOrder:
+    """The pages are droppable ones, in their queues."""
+
+    __slots__ = ("_rows", "_records")
+
+    _rows: Final[PageRows]
+    _records: Final[SegmentRecords]
+
+    def __init__(self, rows: PageRows, records: SegmentRecords) -> None:
+        self._rows = rows
+        self._records = records
+
+    def ranks_under(self, page: i64, other: i64) -> bool:
+        """Whether the page goes before the other one, whatever their levels. False where they are of equal value."""
+        rows = self._rows
+        priority = rows.priority(page)
+        other_priority = rows.priority(other)
+        if priority != other_priority:
+            return priority < other_priority
+        records = self._records
+        note = records.notes.get(page)
+        other_note = records.notes.get(other)
+        if note & STATUS_MASK != IN_SEGMENT or other_note & STATUS_MASK != IN_SEGMENT:
+            return note & STATUS_MASK != IN_SEGMENT and other_note & STATUS_MASK == IN_SEGMENT
+        words = records.table.words
+        at = segment_of_note(note) * SEGMENT_WORDS
+        at_other = segment_of_note(other_note) * SEGMENT_WORDS
+        if not records.shadow.rules and words[at + KEY] != words[at_other + KEY]:
+            return words[at + KEY] < words[at_other + KEY]
+        return words[at + STAMP] < words[at_other + STAMP]
+
+    def following(self, page: i64) -> i64:
+        """The victim after the page, if that has the same value, or NO_VICTIM."""
+        rows = self._rows
+        note = self._records.notes.get(page)
+        following = rows.words[page * ROW_WORDS + LINKS] & LOW_MASK
+        if note & STATUS_MASK == IN_SEGMENT:
+            first = self._records.table.words[segment_of_note(note) * SEGMENT_WORDS + PLACE] & LOW
+            return NO_VICTIM if following == first else following
+        return NO_VICTIM if following < rows.first_page_of_blocks else following
+
+    def count_alike(self, page: i64, most: i64) -> i64:
+        """The next victims of a queue, ``page`` first, of equal value, up to ``most``; at least 1."""
+        note = self._records.notes.get(page)
+        if note & STATUS_MASK == IN_SEGMENT:
+            in_segment = self._records.table.words[segment_of_note(note) * SEGMENT_WORDS + COUNTS] & LOW
+            return in_segment if in_segment < most else most
+        count: i64 = 1
+        while count < most:
+            page = self.following(page)
+            if page == NO_VICTIM:
+                break
+            count += 1
+        return count
+
+    def chance_of_reuse(self, page: i64) -> float:
+        """How likely the page is reused at all, by what has come back so far; 0 for an evict-first one."""
+        records = self._records
+        note = records.notes.get(page)
+        if note & STATUS_MASK != IN_SEGMENT:
+            return 0.0
+        state = records.table.words[segment_of_note(note) * SEGMENT_WORDS + STATE]
+        bucket = bucket_of_state(state)
+        gone = 1.0
+        while bucket < NUM_BUCKETS:
+            gone *= 1.0 - records.model.chance(state & TRAITS_MASK, bucket)
+            bucket += 1
+        return 1.0 - gone
