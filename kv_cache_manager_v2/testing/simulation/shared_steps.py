@@ -121,7 +121,10 @@ def _plan(run: RunState, sequence: SimulatedSequence) -> None:
 def _disturb(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
     """The sequence stops, or takes a part back; what others read of that is lost, and they end."""
     kind = random.choice(("suspend", "close", "shrink"))
-    if kind == "shrink" and not sequence.model.uses_scratch:
+    if sequence.model.uses_scratch:
+        # Its next step would have to begin where this one, which is not computed, ends.
+        kind = "close"
+    if kind == "shrink":
         _resize(run, sequence, len(sequence.text) + int(random.random() * (len(sequence.to_compute) + 1)))
     elif kind == "close":
         close(run, sequence)
