@@ -14,7 +14,6 @@ from typing import Any
 # First: it says so when vLLM is missing, or of another version.
 from .vllm_version import require_version
 
-from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from .vllm_manager import PagedKVCacheManager
@@ -43,17 +42,6 @@ class ManagedScheduler(Scheduler):
             publishes_when_scheduled=self.policy.value == "fcfs",
             log_stats=self.log_stats,
         )
-
-    def _make_cached_request_data(self, *arguments: Any, **keywords: Any) -> CachedRequestData:
-        """Workers only append block ids, so requests whose earlier blocks moved are announced anew, as resumed ones are."""
-        data = super()._make_cached_request_data(*arguments, **keywords)
-        moved = self.kv_cache_manager.take_moved()
-        for index, request_id in enumerate(data.req_ids):
-            if request_id in moved and request_id not in data.resumed_req_ids:
-                data.resumed_req_ids.add(request_id)
-                data.new_block_ids[index] = self.kv_cache_manager.get_block_ids(request_id)
-                data.all_token_ids[request_id] = self.requests[request_id].all_token_ids.copy()
-        return data
 
     def shutdown(self) -> None:
         super().shutdown()

@@ -112,13 +112,14 @@ class PagedKVCacheManager(KVCacheManager):
         # With windows, publishing a chunk releases pages that the chunk's own first tokens read.
         self._publishes_early: Final = publishes_when_scheduled and not pool.has_windows
         self._running: Final[dict[str, _Running]] = {}
-        self._moved: set[str] = set()
         self._has_unwritten = False
         """Whether blocks are published whose step has not run yet."""
+        self._lora_names: Final[dict[int, str]] = {}
+        """Of adapters that had requests, for events."""
         self._translator: WireTranslator | None = None
         if pool.events is not None:
             kinds = pool.events.layer_group_kinds
-            self._translator = WireTranslator(self._tokens_per_block, pool.events.cache_tiers, kinds, {})
+            self._translator = WireTranslator(self._tokens_per_block, pool.events.cache_tiers, kinds, self._lora_names)
         self.empty_kv_cache_blocks = BlockIds(tuple([] for _ in range(self.num_kv_cache_groups)))
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class PagedKVCacheManager(KVCacheManager):
         if running.is_published and self._publishes_early:
             num_final = min(num_computed + num_new_tokens, request.num_tokens)
             self._commit(running, request, num_final - num_final % size)
-        blocks = self._announce(running, request.request_id)
+        blocks = self._announce(running)
         next_full = capacity if not running.is_published else kv_cache.num_committed_tokens // size * size + size
         running.quiet_end = min(capacity, next_full - 1)
         return blocks
@@ -194,6 +195,8 @@ class PagedKVCacheManager(KVCacheManager):
     def _open(self, request: Any, num_computed: int) -> _Running | None:
         """An active sequence that begins with ``num_computed`` matched tokens; None if there is no room."""
         is_published = self.enable_caching and request.prompt_embeds is None
+        if request.lora_request is not None:
+            self._lora_names[request.lora_request.lora_int_id] = request.lora_request.lora_name
         kv_cache = self._manager.create_kv_cache(
             scope_of(request), request.all_token_ids[:num_computed], expected_prompt_length=request.num_prompt_tokens
         )
@@ -222,31 +225,17 @@ class PagedKVCacheManager(KVCacheManager):
             self._has_unwritten = True
         kv_cache.commit(request.all_token_ids[begin:num_tokens])
 
-    def _announce(self, running: _Running, request_id: str) -> KVCacheBlocks:
-        """The ids of the blocks that the workers do not know; a request whose known ones changed is announced anew."""
-        kv_cache = running.kv_cache
+    def _announce(self, running: _Running) -> KVCacheBlocks:
+        """The ids of the blocks that the workers do not know; known ones never change (`LayerPool` turns `allow_seq_rebasing` off)."""
         begin = running.num_announced
-        running.num_announced = kv_cache.num_blocks
-        for group in set(self.pool.table_groups):
-            indices = kv_cache.get_base_page_indices(group)
-            for changed in kv_cache.take_changed_blocks(group):
-                # Blocks that left the window have no index, and the workers may keep the old one.
-                if any(indices[block] > 0 for block in range(changed.beg, min(changed.end, begin))):
-                    self._moved.add(request_id)
-        if begin == running.num_announced:
-            return self.empty_kv_cache_blocks
-        return BlockIds(self._list_ids(kv_cache, begin))
+        running.num_announced = running.kv_cache.num_blocks
+        return self.empty_kv_cache_blocks if begin == running.num_announced else BlockIds(self._list_ids(running.kv_cache, begin))
 
     def _list_ids(self, kv_cache: KVCache, begin: int) -> tuple[list[int], ...]:
         # Workers keep the lists and append to them, so groups do not share one.
         return tuple(
             [max(index, 0) for index in kv_cache.get_base_page_indices(group)[begin:]] for group in self.pool.table_groups
         )
-
-    def take_moved(self) -> set[str]:
-        """Requests whose announced block ids changed since the last call."""
-        moved, self._moved = self._moved, set()
-        return moved
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -257,7 +246,6 @@ class PagedKVCacheManager(KVCacheManager):
             return
         if running.is_published:
             self._commit(running, request, min(request.num_computed_tokens, request.num_tokens))
-        self._moved.discard(request.request_id)
         running.kv_cache.close()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
@@ -365,7 +353,8 @@ class PagedKVCacheManager(KVCacheManager):
 
 
 def scope_of(request: Any) -> ReuseScope | None:
+    """What vLLM's own cache tells apart: the adapter's name and path, since one id may name other weights later, and the salt."""
     lora = request.lora_request
-    if lora is None and request.cache_salt is None:
-        return None
-    return ReuseScope(None if lora is None else lora.lora_int_id, request.cache_salt)
+    if lora is None:
+        return None if request.cache_salt is None else ReuseScope(None, request.cache_salt)
+    return ReuseScope(lora.lora_int_id, repr((lora.lora_name, lora.lora_path, request.cache_salt)))

@@ -30,6 +30,8 @@ ROLE: Final = DataRole("key_value")
 OPTIONS_NAME: Final = "kv_cache_manager_v2"
 OPTION_NAMES: Final = ("host_bytes", "disk_bytes", "disk_path")
 MAX_EVENTS: Final = 1 << 16
+DECODING_BESIDE_A_PREFILL: Final = 3
+"""Requests that decode while one prefills, in the step for which the memory is split between windows and full attention."""
 
 
 def require_supported(vllm_config: Any, kv_cache_config: KVCacheConfig) -> None:
@@ -124,7 +126,11 @@ class LayerPool:
             constraints=[BatchDesc([KVCacheDesc(step, 0)]), BatchDesc([KVCacheDesc(longest, longest - step)])],
             max_util_for_resume=1.0,
             reserve_null_slot=True,
-            max_sequence_length=longest,
+            # Workers get a block's id once.
+            allow_seq_rebasing=False,
+            # Windowed layers hold a whole chunk of a prefill, and of a decoding request only the window. Split for decoding alone, each
+            # prefill would evict the windows of all shared prefixes.
+            typical_step=BatchDesc([KVCacheDesc(step, 0), *[KVCacheDesc(longest, longest - 1)] * DECODING_BESIDE_A_PREFILL]),
         )
         self.events: Final = KVCacheEventManager(MAX_EVENTS) if has_events else None
         self._device: Final = HostDevice()

