@@ -14,7 +14,7 @@ DOCUMENTS: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"),
 TEXT_SUFFIXES: Final = {".py", ".pyi", ".c", ".h", ".md", ".toml", ".yml", ".cfg", ".in", ""}
 MAX_LINES: Final = {"README.md": 150, "CLAUDE.md": 150}
 
-# TensorRT-LLM's class, and what docs/tensorrt-llm.md says is not offered.
+# TensorRT-LLM's class, what docs/tensorrt-llm.md says is not offered, and what docs/integrations.md says of transformers' own batching.
 FOREIGN_NAMES: Final = {
     "KVCacheManagerV2",
     "fetch_sparse_pages",
@@ -23,6 +23,19 @@ FOREIGN_NAMES: Final = {
     "add_removed_event_from_block",
     "add_removed_life_cycle_event",
     "drop_cpp",
+    "ContinuousBatchingManager",
+    "ContinuousBatchingManager._create_batch_processor",
+    "OffloadingManager",
+    "PagedAttentionCache",
+    "_copy_view",
+    "bytes_per_sector",
+    "cache_allocators",
+    "can_store_request_tokens",
+    "extend_read_and_write_indices",
+    "generate_batch",
+    "lora/ops/torch_ops",
+    "mark_complete_blocks",
+    "search_prefix_match",
 }
 
 # Pieces of these are put together here, so that this file does not find itself.
