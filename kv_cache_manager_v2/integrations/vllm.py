@@ -39,7 +39,7 @@ class ManagedScheduler(Scheduler):
             max_model_len=self.max_model_len,
             max_step_tokens=self.max_num_scheduled_tokens,
             enable_caching=self.cache_config.enable_prefix_caching,
-            publishes_when_scheduled=self.policy.value == "fcfs",
+            shares_in_step=self.policy.value == "fcfs",
             log_stats=self.log_stats,
         )
 

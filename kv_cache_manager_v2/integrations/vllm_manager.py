@@ -1,9 +1,8 @@
 """`PagedKVCacheManager`: a `KVCacheManager` behind the calls that vLLM's scheduler makes on its own KV cache manager.
 
 A request is a sequence from its first `allocate_slots` until `free`; preempting one closes it, and its blocks are found again by their
-tokens. With full attention only, blocks are published when the step that computes them is scheduled, so that requests of one step
-share: each layer writes a step's keys and values before it reads any. Until that step has run such blocks match whole only. With
-windowed layers blocks are published after their step.
+tokens. Blocks that a step computes are planned when it is scheduled (`KVCache.publish_planned`), so that requests of one step share: each
+layer writes a step's keys and values before it reads any. They are committed when the next step begins.
 
 Most decode steps change nothing: a request goes to the manager only where a block is begun, or becomes full.
 """
@@ -83,7 +82,7 @@ class _Group:
 class PagedKVCacheManager(KVCacheManager):
     """Made by `ManagedScheduler`. The methods are those of vLLM's class, and mean what they mean there.
 
-    ``publishes_when_scheduled``: off where a step's request may be preempted before the step has run.
+    ``shares_in_step``: off where a step's request may be preempted before the step has run.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class PagedKVCacheManager(KVCacheManager):
         max_model_len: int,
         max_step_tokens: int,
         enable_caching: bool,
-        publishes_when_scheduled: bool,
+        shares_in_step: bool,
         log_stats: bool,
     ) -> None:
         self.max_model_len = max_model_len
@@ -109,11 +108,10 @@ class PagedKVCacheManager(KVCacheManager):
         self._manager: Final = pool.manager
         self._tokens_per_block: Final = pool.manager.tokens_per_block
         self._max_step_tokens: Final = max_step_tokens
-        # With windows, publishing a chunk releases pages that the chunk's own first tokens read.
-        self._publishes_early: Final = publishes_when_scheduled and not pool.has_windows
+        self._shares_in_step: Final = shares_in_step
         self._running: Final[dict[str, _Running]] = {}
-        self._has_unwritten = False
-        """Whether blocks are published whose step has not run yet."""
+        self._planned: list[tuple[_Running, Any, int]] = []
+        """Requests with planned blocks, in the order of their planning: a reader comes behind its writer. The number is where they end."""
         self._lora_names: Final[dict[int, str]] = {}
         """Of adapters that had requests, for events."""
         self._translator: WireTranslator | None = None
@@ -125,22 +123,15 @@ class PagedKVCacheManager(KVCacheManager):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def new_step_starts(self) -> None:
-        self._has_unwritten = False
+        self._commit_planned()
 
     def get_computed_blocks(self, request: Any) -> tuple[KVCacheBlocks, int, int]:
         """How many tokens need no computing. Nothing is held: `allocate_slots` follows before anything else happens."""
         if not self.prefix_cache_lookup_enabled(request) or request.prompt_embeds is not None:
             return self.empty_kv_cache_blocks, 0, 0
-        tokens = request.all_token_ids
-        scope = scope_of(request)
         # The last token is always computed.
-        num_tokens = request.num_tokens - 1
-        while True:
-            found = self._manager.probe_reuse(scope, tokens[:num_tokens])
-            if not self._has_unwritten or found % self._tokens_per_block == 0:
-                return self.empty_kv_cache_blocks, found, 0
-            # A part of a block is copied at once, and its tokens may be of the step that is being scheduled.
-            num_tokens = found - found % self._tokens_per_block
+        tokens = request.all_token_ids[: request.num_tokens - 1]
+        return self.empty_kv_cache_blocks, self._manager.probe_reuse(scope_of(request), tokens, include_planned=True), 0
 
     def allocate_slots(
         self,
@@ -184,13 +175,13 @@ class PagedKVCacheManager(KVCacheManager):
         if is_new:
             self._running[request.request_id] = running
         self.pool.await_tiers(kv_cache)
-        if running.is_published and self._publishes_early:
+        running.quiet_end = capacity
+        if running.is_published:
             num_final = min(num_computed + num_new_tokens, request.num_tokens)
-            self._commit(running, request, num_final - num_final % size)
-        blocks = self._announce(running)
-        next_full = capacity if not running.is_published else kv_cache.num_committed_tokens // size * size + size
-        running.quiet_end = min(capacity, next_full - 1)
-        return blocks
+            if self._shares_in_step:
+                self._plan(running, request, num_final)
+            running.quiet_end = min(capacity, num_final // size * size + size - 1)
+        return self._announce(running)
 
     def _open(self, request: Any, num_computed: int) -> _Running | None:
         """An active sequence that begins with ``num_computed`` matched tokens; None if there is no room."""
@@ -216,14 +207,29 @@ class PagedKVCacheManager(KVCacheManager):
         return running.kv_cache.find_refusal(length, history) is None
 
     def _commit(self, running: _Running, request: Any, num_tokens: int) -> None:
-        """Publish the request's tokens up to ``num_tokens``, whose keys and values are there, or will be once the step has run."""
+        """Publish the request's tokens up to ``num_tokens``, whose keys and values are there."""
         kv_cache = running.kv_cache
         begin = kv_cache.num_committed_tokens
         if begin >= num_tokens:
             return
-        if num_tokens > request.num_computed_tokens:
-            self._has_unwritten = True
         kv_cache.commit(request.all_token_ids[begin:num_tokens])
+
+    def _plan(self, running: _Running, request: Any, num_tokens: int) -> None:
+        """Offer the blocks that the step fills to requests that are scheduled after this one."""
+        kv_cache = running.kv_cache
+        begin = kv_cache.num_committed_tokens
+        end = num_tokens - num_tokens % self._tokens_per_block
+        if begin < end and kv_cache.publish_planned(request.all_token_ids[begin:end]) > 0:
+            self._planned.append((running, request, end))
+
+    def _commit_planned(self) -> None:
+        """Publish what was planned by steps that have run; the scheduler counts a step's tokens as computed once it is scheduled."""
+        planned, self._planned = self._planned, []
+        for running, request, end in planned:
+            if request.num_computed_tokens < end:
+                self._planned.append((running, request, end))
+            else:
+                self._commit(running, request, end)
 
     def _announce(self, running: _Running) -> KVCacheBlocks:
         """The ids of the blocks that the workers do not know; known ones never change (`LayerPool` turns `allow_seq_rebasing` off)."""
@@ -241,9 +247,11 @@ class PagedKVCacheManager(KVCacheManager):
 
     def free(self, request: Any) -> None:
         """Close the sequence. What it has computed stays to be matched, a partial last block too."""
+        self._commit_planned()
         running = self._running.pop(request.request_id, None)
         if running is None:
             return
+        self._planned = [planned for planned in self._planned if planned[0] is not running]
         if running.is_published:
             self._commit(running, request, min(request.num_computed_tokens, request.num_tokens))
         running.kv_cache.close()
@@ -253,6 +261,7 @@ class PagedKVCacheManager(KVCacheManager):
         return self.empty_kv_cache_blocks if running is None else BlockIds(self._list_ids(running.kv_cache, 0))
 
     def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        self._commit_planned()
         running = self._running.get(request.request_id)
         if running is not None and running.is_published:
             self._commit(running, request, min(num_computed_tokens, request.num_tokens))
@@ -288,7 +297,6 @@ class PagedKVCacheManager(KVCacheManager):
         if self._running:
             _logger.warning("Failed to reset prefix cache because %d requests are running", len(self._running))
             return False
-        self._has_unwritten = False
         self._manager.clear_reusable_blocks()
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True

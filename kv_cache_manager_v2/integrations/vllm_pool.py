@@ -100,7 +100,7 @@ class LayerPool:
     ``table_groups``: of each KV cache group of vLLM the manager's layer group, whose base page indices are its block ids.
     """
 
-    __slots__ = ("manager", "events", "table_groups", "has_windows", "_device", "_has_lower_tiers", "_layers")
+    __slots__ = ("manager", "events", "table_groups", "_device", "_has_lower_tiers", "_layers")
 
     def __init__(self, vllm_config: Any, kv_cache_config: KVCacheConfig, *, has_events: bool) -> None:
         context = vllm_config.compilation_config.static_forward_context
@@ -112,7 +112,6 @@ class LayerPool:
             buffers = [BufferConfig(ROLE, spec.page_size_bytes)]
             layers.append(AttentionLayerConfig(LayerId(number), buffers, sliding_window_size=window))
             slot_bytes += spec.page_size_bytes
-        self.has_windows: Final = any(layer.sliding_window_size is not None for layer in layers)
         # What vLLM allocated, less its null block.
         sizes = {tensor.size for tensor in kv_cache_config.kv_cache_tensors}
         num_bytes = max(sizes) * (kv_cache_config.num_blocks - 1) // kv_cache_config.num_blocks
