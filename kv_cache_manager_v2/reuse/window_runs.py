@@ -122,8 +122,12 @@ class WindowRuns:
             count += 1
             if count == num_listed and count < most:
                 end = count + _MOST_LISTED
-                num_listed += queue.list_following(page, pages, count, end if end < most else most)
-            page = pages[count] if count < num_listed else NO_VICTIM
+                if end > most:
+                    end = most
+                num_listed += queue.list_following(page, pages, count, end)
+            page = NO_VICTIM
+            if count < num_listed:
+                page = pages[count]
             parent = block.parent
             self._next_block = parent
             # A root has no pages: its number and a life cycle may add up to NO_VICTIM, or to a page of the first block.

@@ -49,6 +49,11 @@ NOT_NATIVE: Final = {
 # What runs for each block of a prompt, and constants of theirs that are used once a manager or once a sampled block.
 PER_BLOCK_FOLDERS: Final = {"pools", "reuse", "sequence", "stats", "storage"}
 BOXED_CONSTANTS: Final = {"MAX_SAMPLES", "MOST_SENTINELS"}
+# Their loops go over life cycles, priorities, beams, groups or what a user gave, or are left after one turn.
+BOXING_FUNCTIONS: Final = {
+    "__init__", "ask_ghosts", "_can_begin", "_copy_pages", "_find_replay", "_reorder_blocks", "close", "find_whole_with_state",
+    "lease_blocks", "load", "plan_in_place", "raise_matched_priorities", "record",
+}  # fmt: skip
 EXCEPTION_NAME: Final = re.compile(r"(Error|Exception|Warning|Mismatch|Exit|Failed)$")
 
 
@@ -207,6 +212,43 @@ def test_constants_on_the_way_of_each_block_are_no_objects() -> None:
 def test_a_constant_computed_from_another_module_is_found() -> None:
     tree = ast.parse("from a import B, make\nC: Final = 1 << B\nD: Final = -C\nE: Final = 3 * 4\nF: Final = E + 1\nG: Final = make(B)")
     assert [ast.unparse(constant.target) for constant in boxed_constants(tree)] == ["C", "D"]
+
+
+def boxing_choices(tree: ast.Module) -> list[tuple[str, ast.IfExp]]:
+    """In loops, by function: ``a if b else CONSTANT``, of which mypyc makes an object where ``a`` is an i64."""
+    found: dict[ast.IfExp, str] = {}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for loop in ast.walk(function):
+                if isinstance(loop, ast.While | ast.For):
+                    for node in ast.walk(loop):
+                        if isinstance(node, ast.IfExp) and is_constant_number(node.body) != is_constant_number(node.orelse):
+                            found[node] = function.name
+    return [(name, node) for node, name in found.items()]
+
+
+def is_constant_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        node = node.operand
+    return isinstance(node, ast.Name) and node.id.isupper() or isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def test_no_choice_in_a_loop_over_blocks_makes_an_object() -> None:
+    found = []
+    for source in compiled_sources():
+        if source.path.relative_to(PACKAGE).parts[0] in PER_BLOCK_FOLDERS:
+            for name, node in boxing_choices(source.tree):
+                if name not in BOXING_FUNCTIONS:
+                    found.append(f"{source.at(node)}: {name}: write `if` and an assignment in each branch")
+    assert found == []
+
+
+def test_a_choice_with_a_constant_is_found_in_loops_only() -> None:
+    loop = "def f(a):\n    while a:\n        b = {}\n"
+    assert [name for name, _node in boxing_choices(ast.parse(loop.format("a if c else -1")))] == ["f"]
+    assert [name for name, _node in boxing_choices(ast.parse(loop.format("NO if c else a[b]")))] == ["f"]
+    assert boxing_choices(ast.parse(loop.format("a if c else b"))) == []
+    assert boxing_choices(ast.parse("def f(a):\n    return a if a else 1")) == []
 
 
 def test_the_build_expects_indices_to_be_in_range() -> None:
