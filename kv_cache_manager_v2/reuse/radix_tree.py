@@ -413,10 +413,10 @@ class RadixTree(PageOwner):
                 if missing > 1 and self._drop_out_of_window(block, life_cycle, level, missing, cause, account):
                     continue
             elif block.only_child is not None or block.children is not None:
-                below = self._find_page_below(block, life_cycle, ANY_LEVEL if storage.has_one_order else level)
+                if storage.has_one_order and self._find_page_below(block, life_cycle, ANY_LEVEL) != NO_PAGE:
+                    return
+                below = self._find_page_below(block, life_cycle, level)
                 if below != NO_PAGE:
-                    if storage.has_one_order:
-                        return
                     defer(storage, index, page, below)
                     continue
             elif missing > 1 and block.num_pins == 0 and self._drop_path(block, life_cycle, level, missing, cause, account):
