@@ -304,7 +304,8 @@ def validate_shared_block(
     token = token_at(packed, position)
     block = state.blocks[ordinal]
     for index, other in enumerate(others):
-        is_same = other.num_committed == state.num_committed and other.blocks[ordinal] is block
+        # One that commits nothing may have no block there yet.
+        is_same = other.num_committed == state.num_committed and ordinal < len(other.blocks) and other.blocks[ordinal] is block
         if is_same and token_at(packed, positions[index]) not in (token, NO_TOKEN):
             raise ValueError(
                 f"{call}: sequences {other.id} and {state.id} share block {ordinal}, and there are different tokens "

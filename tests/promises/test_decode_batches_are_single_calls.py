@@ -263,6 +263,22 @@ def test_forks_of_one_block_must_say_the_same() -> None:
         child.close()
 
 
+def test_a_fork_beside_a_member_of_as_many_tokens_and_fewer_blocks() -> None:
+    with manager_of() as manager:
+        batch = DecodeBatch(manager, 4, 8)
+        full = run_prompt(manager, [1] * 4)
+        parent = run_prompt(manager, [1] * 4)
+        assert parent.resize(6)
+        child = parent.fork()
+        for kv_cache in (full, parent, child):
+            batch.join(kv_cache)
+        assert batch.step([-1, 6, 6]) == []
+        assert [one.num_committed_tokens for one in (full, parent, child)] == [4, 5, 5]
+        manager.check_invariants()
+        for kv_cache in (full, parent, child):
+            kv_cache.close()
+
+
 def test_a_batch_without_members_does_nothing() -> None:
     with manager_of() as manager:
         batch = DecodeBatch(manager, 4, 8)
