@@ -256,13 +256,13 @@ CALLS: dict[str, Callable[[World], Example]] = {
     ),
     "HostCacheTierConfig": lambda w: (
         HostCacheTierConfig,
-        {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192},
+        {"quota": 4096, "eviction_policy": library.EvictionPolicy.LRU, "max_quota": 8192, "min_reuse_probability": 0.5},
     ),
     "DiskCacheTierConfig": lambda w: (
         library.DiskCacheTierConfig,
         {
             "quota": 4096, "path": "/tmp", "eviction_policy": library.EvictionPolicy.LRU, "durable": True,
-            "model_id": library.ModelId("a model"),
+            "model_id": library.ModelId("a model"), "min_reuse_probability": 0.0,
         },
     ),
     "ModelId": lambda w: (

@@ -29,7 +29,7 @@ def most_children(run: Any) -> int:
 
 CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {
     "reuse/block_pool.py _FEW_BLOCKS": (lambda run: run.manager._shared.tree.pool._num_used, 16),
-    "storage/eviction/learned.py _MOST_UNKNOWN": (
+    "storage/eviction/returned_pages.py _MOST_UNKNOWN": (
         lambda run: most([queue.num_pages for queue in queues_of(run, LearnedQueue)]), 8,
     ),
     "storage/eviction/s3_fifo.py SMALL_SHARE": (
@@ -60,6 +60,11 @@ ELSEWHERE: dict[str, str] = {
     "storage/victim_queue.py NUM_PRIORITIES": "no limit",
     "storage/decision_digest.py NUM_SLOTS": "no limit",
     "storage/transfer_times.py MAX_PENDING": "timers under way: tests/unit/storage/test_transfer_times.py",
+    "storage/drop_order.py MOST_STEPS": "a bound of work: a path that changes its level more often than one of a test does",
+    "storage/early_copies.py MOST_PUT_OFF": "pages that wait to be written: tests/promises/test_caches_outlive_their_process.py",
+    "storage/move_batch.py _PAGES_PER_WEIGHTS": "pages written to a disk: tests/promises/test_caches_outlive_their_process.py",
+    "storage/eviction/hazard_model.py _MOST_VALUE": "no limit",
+    "storage/eviction/hazard_model.py _NUM_WAITING": "no limit",
     "storage/eviction/ghost_runs.py _SMALLEST": "runs of ghosts: tests/unit/storage/test_segments.py",
     "storage/eviction/hazard_model.py NUM_BUCKETS": "no limit",
     "storage/eviction/hazard_model.py _SHARED_RATE": "a factor",
