@@ -52,10 +52,10 @@ class Ours(Peer):
 
     def prefill(self, sequence: Any) -> None:
         kv_cache, prompt = sequence
-        done = kv_cache.num_committed_tokens
         if not (kv_cache.resume() and kv_cache.resize(len(prompt))):
             raise MemoryError(self.manager.last_refusal)
-        kv_cache.commit(prompt[done:] if done else prompt)
+        kv_cache.commit_input()
+        kv_cache.commit(prompt[-1:])
 
     def step(self, sequences: list[Any], tokens: list[int]) -> None:
         for (kv_cache, _), token in zip(sequences, tokens, strict=True):
