@@ -77,6 +77,9 @@ class PrefixMatches:
         if num_tokens <= match.num_tokens:
             return match
         path.cut(num_blocks)
+        if len(path.planned) == 0:
+            # Blocks that are promised do not make more of the published ones match.
+            return match
         if num_content > self.num_content and self.num_content > 0:
             self.num_content = num_content
         self.planned = path.planned
