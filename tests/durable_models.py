@@ -24,6 +24,8 @@ from kv_cache_manager_v2.testing import FakeEngine, Step
 
 TOKENS_PER_BLOCK = 4
 SLOT_BYTES = 2 * BYTES_PER_TOKEN * TOKENS_PER_BLOCK
+SYSTEM = list(range(100, 120))
+PROMPTS = [SYSTEM + [1000 * number + position for position in range(12)] for number in range(1, 6)]
 
 
 def durable_config(

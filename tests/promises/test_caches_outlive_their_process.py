@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from durable_models import SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config, next_process
+from durable_models import PROMPTS, SLOT_BYTES, SYSTEM, TOKENS_PER_BLOCK, Process, durable_config, next_process
 from lossy_files import LossyDisk
 
 from kv_cache_manager_v2 import (
@@ -21,9 +21,6 @@ from kv_cache_manager_v2 import (
     ReuseScope,
 )
 from kv_cache_manager_v2.testing import SimulatedDevice
-
-SYSTEM = list(range(100, 120))
-PROMPTS = [SYSTEM + [1000 * number + position for position in range(12)] for number in range(1, 6)]
 
 
 @pytest.mark.parametrize("host_slots", [0, 12], ids=["gpu and disk", "host memory between"])

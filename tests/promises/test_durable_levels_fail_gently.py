@@ -13,14 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from durable_models import SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config, next_process
+from durable_models import PROMPTS, SLOT_BYTES, TOKENS_PER_BLOCK, Process, durable_config, next_process
 from lossy_files import LossyDisk, LossyFiles
 
 from kv_cache_manager_v2 import KVCacheManager, LoadFailed, LogicError, OutOfMemoryError, StorageIOError
 from kv_cache_manager_v2.metrics.metric_samples import take_samples
-
-SYSTEM = list(range(100, 120))
-PROMPTS = [SYSTEM + [1000 * number + position for position in range(12)] for number in range(1, 6)]
 
 
 def metric_of(process: Process, name: str) -> float:

@@ -1,15 +1,12 @@
 """A router that comes late, or has missed batches, gets a snapshot over the wire, and goes on with the batch that follows it."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from durable_models import Process, durable_config
+from router_process import TOPIC, Router, stopped_at_the_end
 from shared_models import Rank, shared_config
 from small_models import config_of, run_prompt
 
@@ -21,47 +18,8 @@ msgspec = pytest.importorskip("msgspec", reason="the extra `events` is not insta
 
 from kv_cache_manager_v2 import KVCacheEventPublisher  # noqa: E402
 
-TOPIC = "kv@pod@model"
 END = [b"", b"", b"\xff" * 8, b""]
-
-
-class Router:
-    """The process of `event_subscriber`, which asks for snapshots and never for replays."""
-
-    def __init__(self, endpoint: str, snapshot_endpoint: str) -> None:
-        script = Path(__file__).parent.parent / "event_subscriber.py"
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(script), endpoint, "", TOPIC, snapshot_endpoint],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, command: str) -> str:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
-
-    def expect(self, state: dict[str, list[int]]) -> None:
-        assert self.ask(f"expect {json.dumps({place: sorted(hashes) for place, hashes in state.items()})}") == "ok"
-
-    def facts(self) -> Any:
-        return json.loads(self.ask("facts"))
-
-    def stop(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
-        self.process.wait(timeout=30)
-
-
-@pytest.fixture
-def routers() -> Iterator[list[Router]]:
-    started: list[Router] = []
-    yield started
-    for router in started:
-        router.stop()
+routers = pytest.fixture(stopped_at_the_end)
 
 
 @pytest.fixture
@@ -107,7 +65,7 @@ def test_a_late_router_of_an_idle_engine_knows_all_and_follows(routers: list[Rou
     with engine(num_slots=64) as manager, publish(manager.event_manager, place, buffer_batches=0) as publisher:
         serve(manager, range(16))
         for _number in range(2):
-            routers.append(Router(publisher.endpoint, publisher.snapshot_endpoint))
+            routers.append(Router(publisher, snapshots=True))
             routers[-1].expect(names(range(16)))
         serve(manager, range(100, 108))
         for router in routers:
@@ -140,7 +98,7 @@ def test_heartbeats_have_numbers_and_show_the_loss_of_the_last_batch(place: dict
 def test_a_publisher_that_begins_anew_has_another_id(routers: list[Router], place: dict[str, str]) -> None:
     manager = engine()
     first = publish(manager.event_manager, place)
-    routers.append(Router(first.endpoint, first.snapshot_endpoint))
+    routers.append(Router(first, snapshots=True))
     serve(manager, range(8))
     routers[0].expect(names(range(8)))
     first.close()
@@ -209,7 +167,7 @@ def test_the_first_batch_clears_and_tells_what_the_durable_level_brought_back(pl
         process.end()
         events = KVCacheEventManager(max_entries)
         with KVCacheManager(config, device=HostDevice(), event_manager=events):
-            with publish(events, place) as publisher:  # nobody has flushed
+            with publish(events, place) as publisher:  # before any flush_iteration_events
                 told = first_message(publisher)
                 assert told[0] == {"type": "AllBlocksCleared"}
                 assert {event["medium"] for event in told[1:]} == {"DISK"}
@@ -254,7 +212,7 @@ def test_shared_copies_are_told_as_external(routers: list[Router], place: dict[s
     groups = ["None"] if len(windows) == 1 else ["0", "1"]
     rank, publisher = shared_rank(store, place, config=shared_config(windows))
     with publisher, rank:
-        routers.append(Router(publisher.endpoint, publisher.snapshot_endpoint))
+        routers.append(Router(publisher, snapshots=True))
         rank.run(text, scope)
         rank.drain()
         flush(rank)
@@ -267,7 +225,7 @@ def test_shared_copies_are_told_as_external(routers: list[Router], place: dict[s
                 expected[f"{group}/{medium}"] = hashes[kept] if medium == "EXTERNAL" else hashes
         if len(windows) == 1:
             routers[0].expect(expected)
-            late = Router(publisher.endpoint, publisher.snapshot_endpoint)
+            late = Router(publisher, snapshots=True)
             routers.append(late)
             late.expect(expected)
             rank.forget()
@@ -301,7 +259,7 @@ def test_shared_copies_that_are_gone_are_told_once(routers: list[Router], place:
         writer.drain()
     rank, publisher = shared_rank(store, place, write_policy="off")
     with publisher, rank:
-        routers.append(Router(publisher.endpoint, publisher.snapshot_endpoint))
+        routers.append(Router(publisher, snapshots=True))
         request = rank.begin(text)
         rank.wait(lambda: request.remote_tokens == 16)
         routers[0].expect(names(text[:16], "EXTERNAL"))  # found, so this engine can load them

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_models import SLOT_BYTES, Process, durable_config, next_process
+from durable_models import PROMPTS, SLOT_BYTES, Process, durable_config, next_process
 from hybrid_models import hybrid_config
 from lossy_files import LossyDisk, LossyFiles
 
@@ -29,8 +29,6 @@ from kv_cache_manager_v2.journal.journal_reader import JournalError
 from kv_cache_manager_v2.testing import SimulatedDevice
 from kv_cache_manager_v2.testing.journal_rerun import rerun
 
-SYSTEM = list(range(100, 120))
-PROMPTS = [SYSTEM + [1000 * number + position for position in range(12)] for number in range(1, 6)]
 NEVER = -1
 
 

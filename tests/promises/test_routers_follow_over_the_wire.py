@@ -1,14 +1,11 @@
 """A router in another process knows what an engine has: from its start or later on, over gaps, and over restarts of either side."""
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from router_process import TOPIC, Router, stopped_at_the_end
 from small_models import config_of, run_prompt
 
 from kv_cache_manager_v2 import (
@@ -24,44 +21,7 @@ pytest.importorskip("msgspec", reason="the extra `events` is not installed")
 
 from kv_cache_manager_v2 import KVCacheEventPublisher  # noqa: E402
 
-TOPIC = "kv@pod@model"
-
-
-class Router:
-    """The process of `event_subscriber`."""
-
-    def __init__(self, publisher: Any) -> None:
-        script = Path(__file__).parent.parent / "event_subscriber.py"
-        arguments = [publisher.endpoint, publisher.replay_endpoint, TOPIC]
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, command: str) -> str:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
-
-    def expect(self, state: dict[str, list[int]]) -> None:
-        assert self.ask(f"expect {json.dumps({place: sorted(hashes) for place, hashes in state.items()})}") == "ok"
-
-    def facts(self) -> Any:
-        return json.loads(self.ask("facts"))
-
-    def stop(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
-        self.process.wait(timeout=30)
-
-
-@pytest.fixture
-def routers() -> Iterator[list[Router]]:
-    started: list[Router] = []
-    yield started
-    for router in started:
-        router.stop()
+routers = pytest.fixture(stopped_at_the_end)
 
 
 def engine(max_entries: int = 10_000, **settings: Any) -> Any:
