@@ -14,16 +14,13 @@ A page's place in its segment costs nothing beside its row: rows are linked in a
 from typing import Final, final
 
 from librt.vecs import vec
-from mypy_extensions import i32, i64, mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from ..eviction_queue import EvictionQueue
-from ..page_rows import LINKS, LOW_MASK, NO_SHIFT, PLACE, ROW_WORDS, PageRows, priority_of_place
+from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
 from ..victim_queue import NO_VICTIM, NUM_PRIORITIES, ContentKeys, VictimQueue
 from .block_mates import BlockMates
 from .page_notes import (
-    AGE_MASK,
-    AGE_SHIFT,
-    CLASS_MASK,
     FIRST_BIT,
     IN_SEGMENT,
     IN_USE,
@@ -36,9 +33,8 @@ from .page_notes import (
     segment_of_note,
     uses_of_note,
 )
-from .pushing_request import PushingRequest
-from .request_facts import NO_REQUEST, RequestFacts
 from .returned_pages import ReturnedPages
+from .run_splitter import RunSplitter
 from .segment_records import SegmentRecords
 from .segment_heap import NOTHING, SegmentHeap
 from .segment_pages import SegmentPages
@@ -46,43 +42,24 @@ from .segment_table import (
     COUNTS,
     KEY,
     LOW,
-    MOST_PARTS,
     NO_SEGMENT,
     PLACE as SEGMENT_PLACE,
     PRIORITY_SHIFT,
     SEGMENT_WORDS,
     STAMP,
-    STAMP_SHIFT,
     STATE,
     SegmentTable,
     count_all,
 )
-from .segment_traits import (
-    AGE_SHIFT as AGE_TRAIT,
-    DEPTH_SHIFT,
-    GENERATED_SHIFT,
-    LAST_SHIFT,
-    LENGTH_SHIFT,
-    MOST_USES,
-    NEW_SHIFT,
-    PATH_SHIFT,
-    TEXT_SHIFT,
-    WAITING,
-    level_of_count,
-    level_of_uses,
-    waits,
-)
-
-_JOIN_SHIFT: Final = 6
-"""Single pages without a request join a segment that is younger than a 64th of what there is room for."""
+from .segment_traits import MOST_USES, PATH_SHIFT, WAITING, waits
 
 
 @final
 @mypyc_attr(native_class=True)
 class LearnedQueue(VictimQueue):
     __slots__ = (
-        "records", "first_pages", "_rows", "_keys", "_notes", "_table", "_heap", "_circles", "_number", "_request", "_capacity",
-        "_num_in_segments", "_one", "_pushing", "_num_parts", "_current", "_current_class", "_latest", "_returned",
+        "records", "first_pages", "_rows", "_keys", "_notes", "_table", "_heap", "_circles", "_number", "_num_in_segments", "_one",
+        "_splitter", "_returned",
     )  # fmt: skip
 
     records: Final[SegmentRecords]
@@ -95,18 +72,9 @@ class LearnedQueue(VictimQueue):
     _circles: Final[SegmentPages]
     _number: Final[i64]
     """Of this queue in the records."""
-    _request: Final[RequestFacts]
-    _capacity: i64
     _num_in_segments: i64
     _one: Final[vec[i64]]
-    _pushing: Final[PushingRequest]
-    _num_parts: i64
-    """Segments that the latest run became."""
-    _current: i64
-    """The segment that more of its pages may join."""
-    _current_class: i64
-    _latest: Final[vec[i64]]
-    """By priority: the segment that got pages last."""
+    _splitter: Final[RunSplitter]
     _returned: Final[ReturnedPages]
 
     def __init__(self, rows: PageRows, first_sentinel: i64, keys: ContentKeys, records: SegmentRecords) -> None:
@@ -122,15 +90,9 @@ class LearnedQueue(VictimQueue):
         self._number = records.add_level(True)
         self._heap = records.heaps[self._number]
         self._circles = SegmentPages(rows, records.table, self._heap)
-        self._request = records.request
-        self._capacity = 0
         self._num_in_segments = 0
         self._one = vec[i64]([0])
-        self._pushing = PushingRequest(rows, records)
-        self._num_parts = 0
-        self._current = NO_SEGMENT
-        self._current_class = 0
-        self._latest = vec[i64]([NO_SEGMENT] * NUM_PRIORITIES)
+        self._splitter = RunSplitter(rows, records, self._circles, self._number)
         self._returned = ReturnedPages(records)
 
     # -- coming -------------------------------------------------------------------------------------------------------
@@ -149,18 +111,14 @@ class LearnedQueue(VictimQueue):
         self._returned.learn()
         if self.records.ghosts.num_runs > 0:
             self._returned.ask_ghosts(self._keys, pages, count)
-        if self._pushing.see(pages, count):
-            self._current = NO_SEGMENT
+        self._splitter.see(pages, count)
         mates = self.records.block_mates
         if mates is not None:
             count = self._take_mates_along(mates, pages, count)
             pages = mates.run
         self.records.note_pushed(count)
         self.records.num_pages += count
-        self._num_parts = 0
-        begin: i64 = 0
-        while begin < count:
-            begin = self._push_part(pages, begin, count)
+        self._splitter.put_run(pages, count)
         self.num_pages += count
         self._num_in_segments += count
 
@@ -190,106 +148,6 @@ class LearnedQueue(VictimQueue):
                     run[num_pages] = mate
                     num_pages += 1
         return num_pages
-
-    def _push_part(self, pages: vec[i64], begin: i64, count: i64) -> i64:
-        """Into one segment, as far as pages are of one class; where the next one begins."""
-        rows = self._rows
-        words = rows.words
-        first_of_all = rows.first_page_of_blocks
-        shift = rows.block_shift
-        notes = self._notes.notes
-        pushing = self._pushing
-        last_block = pushing.last_block
-        first_block = pushing.num_blocks
-        num_blocks = first_block
-        block_before = pushing.block_before
-        page = pages[begin]
-        note = i64(notes[page])
-        note_class = note & CLASS_MASK
-        priority = priority_of_place(words[page * ROW_WORDS + PLACE])
-        block = rows.block_number(page)
-        is_last = block == last_block
-        num_generated = self._request.num_generated_blocks
-        is_generated = num_blocks < num_generated or (num_blocks == num_generated and block == block_before)
-        uses = uses_of_note(note)
-        if uses == 0:
-            uses = 1
-        segment_class = level_of_uses(uses)
-        if note != UNKNOWN:
-            segment_class |= ((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT
-        if is_last:
-            segment_class |= 1 << LAST_SHIFT
-        if is_generated:
-            segment_class |= 1 << TEXT_SHIFT
-        mates = self.records.block_mates
-        is_waiting = mates is not None and mates.waits(page)
-        if is_waiting:
-            segment_class |= WAITING << PATH_SHIFT
-        segment = self._find_segment(segment_class, priority, first_block)
-        entry = i32(in_segment(segment, uses))
-        end = begin
-        while end < count:
-            page = pages[end]
-            if i64(notes[page]) != note and i64(notes[page]) & CLASS_MASK != note_class:
-                break
-            if mates is not None and mates.waits(page) != is_waiting:
-                break
-            if priority_of_place(words[page * ROW_WORDS + PLACE]) != priority:
-                break
-            # What `block_number` does, without a call for each page.
-            block = (page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(page)
-            if block != block_before:
-                if is_last != (block == last_block) or is_generated != (num_blocks < num_generated):
-                    break
-                num_blocks += 1
-                block_before = block
-            notes[page] = entry
-            end += 1
-        pushing.num_blocks = num_blocks
-        pushing.block_before = block_before
-        self._circles.add(segment, pages, begin, end)
-        return end
-
-    def _find_segment(self, segment_class: i64, priority: i64, first_block: i64) -> i64:
-        """Where pages of that class go that are pushed now: to those before them, or into a segment of their own."""
-        records = self.records
-        table = self._table
-        current = self._current
-        if current != NO_SEGMENT and self._current_class == segment_class and self._may_join(current, priority):
-            return current
-        request = self._request
-        length = self._pushing.length if request.num_blocks == 0 else request.num_blocks
-        depth = length - first_block
-        traits = (
-            segment_class
-            | (level_of_count(request.num_generated_tokens) << GENERATED_SHIFT)
-            | (level_of_count(self._pushing.num_new) << NEW_SHIFT)
-            | (level_of_count(length) << LENGTH_SHIFT)
-            | (level_of_count(depth) << DEPTH_SHIFT)
-            | (self._pushing.path << PATH_SHIFT)
-        )
-        part = self._num_parts if self._num_parts < MOST_PARTS else MOST_PARTS
-        self._num_parts += 1
-        segment = records.add_segment(self._number, traits, priority, part)
-        if segment == NO_SEGMENT:
-            latest = self._latest[priority]
-            if latest != NO_SEGMENT and self._table.has_pages_of(latest, self._number, priority):
-                return latest
-            segment = records.add_segment_anyway(self._number, traits, priority, part)
-        self._current = segment
-        self._current_class = segment_class
-        self._latest[priority] = segment
-        records.go_on()
-        assert table.is_used(segment), "a segment was forgotten before it had pages"
-        return segment
-
-    def _may_join(self, segment: i64, priority: i64) -> bool:
-        if not self._table.has_pages_of(segment, self._number, priority):
-            return False
-        age = self.records.clock - (self._table.words[segment * SEGMENT_WORDS + STAMP] >> STAMP_SHIFT)
-        return age <= 1 + (self._capacity >> _JOIN_SHIFT) or (
-            self._pushing.serial != NO_REQUEST
-        )
 
     def push_first(self, page: i64) -> None:
         self._one[0] = page
@@ -542,7 +400,7 @@ class LearnedQueue(VictimQueue):
         self.records.shadow.note_left(self.records.part_of(words[segment * SEGMENT_WORDS + STAMP]))
         self._free_if_empty(segment)
         self.records.note_pushed(1)
-        waiting = self._find_segment(WAITING << PATH_SHIFT, self._rows.priority(page), 0)
+        waiting = self._splitter.find_segment(WAITING << PATH_SHIFT, self._rows.priority(page), 0)
         self._put_in(waiting, page, uses_of_note(note))
         return True
 
@@ -579,7 +437,7 @@ class LearnedQueue(VictimQueue):
         self.records.reserve(self._number, num_slots)
 
     def set_capacity(self, num_slots: i64) -> None:
-        self._capacity = num_slots
+        self._splitter.capacity = num_slots
         self.records.set_capacity(self._number, num_slots)
 
     # -- for checks ---------------------------------------------------------------------------------------------------
