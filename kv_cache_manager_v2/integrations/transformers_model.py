@@ -1,7 +1,8 @@
 """What a transformers model caches, layer by layer, asked of the model itself: one forward pass of two tokens.
 
 transformers says which kind of cache each layer has; the shapes and data types of keys, values and recurrent states are those that
-the pass leaves in a `DynamicCache`. So no family of models has to be known here.
+the pass leaves in a `DynamicCache`. So no family of models has to be known here, and no field of a `config.json`: `models` reads those,
+for models that are not loaded. What both say of one model is compared in `tests/integrations/test_descriptions_agree.py`.
 """
 
 from collections.abc import Sequence

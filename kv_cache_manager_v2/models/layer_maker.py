@@ -4,8 +4,8 @@
 - The heads or channels of a recurrent state are divided too. Its groups (Mamba 2) are on several ranks where they are too few.
 - `nvfp4`: half a byte for each item, and one byte of scale for each 16 items, in a buffer of its own (`key_scale`).
 
-Sizes are those of one token; a state's of one sequence. Recurrent states keep their own data types: 16 bits for convolutions, and for the
-other states what the configuration says, else 32 bits.
+Sizes are those of one token; a state's of one sequence. Recurrent states keep their own data types: for convolutions the model's, 16 bits
+unless ``dtype`` is fp32, and for the other states what the configuration says, else 32 bits.
 """
 
 from typing import Final, final
@@ -19,7 +19,6 @@ from .model_fields import ModelFields
 DTYPES: Final = ("bf16", "fp16", "fp8", "nvfp4", "fp32")
 _BITS: Final = {"bf16": 16, "fp16": 16, "fp8": 8, "nvfp4": 4, "fp32": 32}
 _ITEMS_PER_SCALE: Final = 16
-_CONV_BYTES: Final = 2
 _INDEX_ITEMS_PER_SCALE: Final = 128
 _INDEX_SCALE_BYTES: Final = 4
 
@@ -63,7 +62,7 @@ class LayerMaker:
         """A convolution's last inputs and a recurrent state; either may be absent (0). Already divided between the ranks."""
         buffers: list[BufferConfig] = []
         if conv_items > 0:
-            buffers.append(BufferConfig(DataRole("conv_0"), conv_items * _CONV_BYTES))
+            buffers.append(BufferConfig(DataRole("conv_0"), conv_items * (4 if self._dtype == "fp32" else 2)))
         if state_items > 0:
             buffers.append(BufferConfig(DataRole("recurrent_0"), state_items * state_bytes))
         if len(buffers) == 0:
