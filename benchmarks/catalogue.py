@@ -3,6 +3,7 @@
 from typing import Final
 
 import decode_workloads
+import durable_workload
 import feature_workloads
 import filling_workloads
 import memory_workloads
@@ -24,6 +25,7 @@ WORKLOADS: Final[list[Workload]] = [
     *memory_workloads.WORKLOADS,
     *start_workloads.WORKLOADS,
     *restore_workload.WORKLOADS,
+    *durable_workload.WORKLOADS,
     *tail_workloads.WORKLOADS,
     *filling_workloads.WORKLOADS,
     *scale_workloads.WORKLOADS,

@@ -256,7 +256,7 @@ class CudaDisk:
         staging_addresses: list[int] = []
         sizes: list[int] = []
         for index in range(len(group)):
-            address = staged[index].addresses[0]
+            address: int = staged[index].addresses[0]
             extent = group[index]
             for piece in range(len(extent.addresses)):
                 gpu_addresses.append(extent.addresses[piece])

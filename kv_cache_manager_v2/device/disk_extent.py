@@ -2,7 +2,8 @@
 
 from typing import Final, final
 
-from mypy_extensions import mypyc_attr
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
 
 from .disk_file import DIRECT_ALIGNMENT, DiskFile
 from .file_port import MAX_MEMORY_PIECES
@@ -17,23 +18,23 @@ MAX_EXTENT_BYTES: Final = 1 << 20
 class DiskExtent:
     """``[address, address + num_bytes)`` of the disk; ``addresses`` and ``sizes`` in memory, with as many bytes in total."""
 
-    __slots__ = ("file", "address", "num_bytes", "addresses", "sizes", "tickets")
+    __slots__ = ("file", "address", "num_bytes", "addresses", "sizes", "ticket")
 
     file: Final[DiskFile]
     address: Final[int]
     num_bytes: int
-    addresses: Final[list[int]]
-    sizes: Final[list[int]]
-    tickets: list[SlotTicket | None]
-    """Of a watched file: what the write of each chunk is for."""
+    addresses: vec[i64]
+    sizes: vec[i64]
+    ticket: SlotTicket | None
+    """Of a watched file: what the write is for."""
 
     def __init__(self, file: DiskFile, address: int) -> None:
         self.file = file
         self.address = address
         self.num_bytes = 0
-        self.addresses = []
-        self.sizes = []
-        self.tickets = []
+        self.addresses = vec[i64]()
+        self.sizes = vec[i64]()
+        self.ticket = None
 
     def takes(self, address: int, num_bytes: int) -> bool:
         """Whether these bytes of the disk are adjacent, and fit into the extent."""
@@ -44,21 +45,22 @@ class DiskExtent:
         )
 
     def add(self, memory: int, num_bytes: int) -> None:
-        self.addresses.append(memory)
-        self.sizes.append(num_bytes)
+        self.addresses = append(self.addresses, memory)
+        self.sizes = append(self.sizes, num_bytes)
         self.num_bytes += num_bytes
+
+    def place(self, memory: int) -> None:
+        """Its one piece of memory is there."""
+        addresses = self.addresses
+        addresses[0] = memory
 
     def make_ready(self) -> None:
         """Check the alignment: an extent not aligned for direct transfers makes its file use the page cache from now on."""
         watch = self.file.watch
         if watch is not None:
-            offset = self.address - self.file.address
-            end = offset + self.num_bytes
-            while offset < end:
-                self.tickets.append(watch.ticket_of(offset // watch.slot_bytes))
-                offset = int(watch.chunk_end(offset))
+            self.ticket = watch.current_ticket()
         if self.file.is_direct:
-            misaligned = self.address - self.file.address
+            misaligned: i64 = self.address - self.file.address
             for index in range(len(self.addresses)):
                 misaligned |= self.addresses[index] | self.sizes[index]
             if misaligned % DIRECT_ALIGNMENT != 0:
@@ -68,9 +70,9 @@ class DiskExtent:
         """The rest of the extent after ``moved`` bytes, fewer than all."""
         left = DiskExtent(self.file, self.address + moved)
         for index in range(len(self.addresses)):
-            size = self.sizes[index]
+            size = int(self.sizes[index])
             if moved < size:
-                left.add(self.addresses[index] + moved, size - moved)
+                left.add(int(self.addresses[index]) + moved, size - moved)
                 moved = 0
             else:
                 moved -= size

@@ -131,8 +131,8 @@ class DiskJob:
             else:
                 source = self._sources[position]
                 target = self._targets[position]
-                source.addresses[0] = staging.address()
-                target.addresses[0] = staging.address()
+                source.place(staging.address())
+                target.place(staging.address())
                 failed_reads = transfers.read_and_verify(source)
                 errors.extend(failed_reads)
                 if not failed_reads:

@@ -1,7 +1,9 @@
 """Plans of disk jobs: from a batch of copies to as few extents as possible."""
 
+from librt.vecs import append, vec
 from mypy_extensions import i64
 
+from ..base.growing_arrays import reserve_words
 from ..base.ids import CacheTier
 from .copy_runs import CopyRuns
 from .disk_extent import MAX_EXTENT_BYTES, DiskExtent
@@ -34,16 +36,31 @@ def plan_job(batch: CopyBatch, ranges: DiskRanges) -> DiskJob:
 
 def plan_extents(runs: CopyRuns, ranges: DiskRanges, to_disk: bool) -> list[DiskExtent]:
     """The extents of the copies: adjacent ones on the disk together, wherever their bytes are in memory."""
+    disks = runs.dst_addresses if to_disk else runs.src_addresses
+    memories = runs.src_addresses if to_disk else runs.dst_addresses
+    sizes = runs.sizes
+    order = _order_of(disks, runs.count)
     extents: list[DiskExtent] = []
-    for disk, memory, size in _sort_runs(runs, to_disk):
-        moved = 0
-        while moved < size:
+    file: DiskFile | None = None
+    last: DiskExtent | None = None
+    index: i64 = 0
+    while index < runs.count:
+        run = index if len(order) == 0 else order[index]
+        disk: int = disks[run]
+        memory: int = memories[run]
+        left: int = sizes[run]
+        if file is None or not file.address <= disk < file.end():
             file = ranges.file_of(disk)
-            num_bytes = _bound_piece(file, disk + moved, size - moved)
-            if not extents or not extents[-1].takes(disk + moved, num_bytes):
-                extents.append(DiskExtent(file, disk + moved))
-            extents[-1].add(memory + moved, num_bytes)
-            moved += num_bytes
+        while left > 0:
+            num_bytes = _bound_piece(file, disk, left)
+            if last is None or not last.takes(disk, num_bytes):
+                last = DiskExtent(file, disk)
+                extents.append(last)
+            last.add(memory, num_bytes)
+            disk += num_bytes
+            memory += num_bytes
+            left -= num_bytes
+        index += 1
     return extents
 
 
@@ -55,18 +72,30 @@ def _bound_piece(file: DiskFile, address: int, num_bytes: int) -> int:
     return min(num_bytes, MAX_EXTENT_BYTES)
 
 
-def _sort_runs(runs: CopyRuns, to_disk: bool) -> list[tuple[int, int, int]]:
-    """Disk address, memory address and size of each run, in the order of the disk."""
-    sorted_runs: list[tuple[int, int, int]] = []
-    index: i64 = 0
-    while index < runs.count:
-        dst: int = runs.dst_addresses[index]
-        src: int = runs.src_addresses[index]
-        size: int = runs.sizes[index]
-        sorted_runs.append((dst, src, size) if to_disk else (src, dst, size))
+def _order_of(disks: vec[i64], count: i64) -> vec[i64]:
+    """The runs in the order of the disk; empty if they are in that order already, as slots that were allocated together mostly are."""
+    rises = True
+    falls = True
+    index: i64 = 1
+    while index < count:
+        if disks[index] < disks[index - 1]:
+            rises = False
+        else:
+            falls = False
         index += 1
-    sorted_runs.sort()
-    return sorted_runs
+    order = vec[i64]()
+    if rises:
+        return order
+    order = reserve_words(order, count)
+    if falls:
+        index = count - 1
+        while index >= 0:
+            order = append(order, index)
+            index -= 1
+    else:
+        for _disk, run in sorted([(int(disks[number]), int(number)) for number in range(count)]):
+            order = append(order, run)
+    return order
 
 
 def _plan_pairs(runs: CopyRuns, ranges: DiskRanges, sources: list[DiskExtent], targets: list[DiskExtent]) -> None:

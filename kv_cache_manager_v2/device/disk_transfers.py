@@ -59,7 +59,7 @@ class DiskTransfers:
         # A rare case, so speed does not matter: each piece of memory by itself, in part from the table.
         address = extent.address
         for index in range(len(extent.addresses)):
-            memory = extent.addresses[index]
+            memory: int = extent.addresses[index]
             for beg, end in self.rescued.load(address, memory, extent.sizes[index]):
                 missing = DiskExtent(extent.file, beg)
                 missing.add(memory + beg - address, end - beg)
@@ -143,7 +143,11 @@ def _try_transfer(extent: DiskExtent, is_write: bool) -> int:
     file = extent.file
     try:
         return file.files.transfer(
-            file.file, is_write, extent.addresses, extent.sizes, extent.address - file.address
+            file.file,
+            is_write,
+            [int(memory) for memory in extent.addresses],
+            [int(size) for size in extent.sizes],
+            extent.address - file.address,
         )
     except OSError as error:
         return -(error.errno or errno.EIO)

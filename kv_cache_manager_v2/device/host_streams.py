@@ -81,15 +81,17 @@ class QueuedWork(metaclass=ABCMeta):
 class HostStream:
     """The queue of one stream. ``failures``: of all its work and waits, if not raised yet."""
 
-    __slots__ = ("queue", "failures", "clock", "passed_at")
+    __slots__ = ("queue", "has_new_jobs", "failures", "clock", "passed_at")
 
     queue: Final[deque[QueuedWork]]
+    has_new_jobs: bool  # the queue may have disk jobs that the workers do not have yet
     failures: list[ReadFailure]
     clock: StatisticsClock | None
     passed_at: float  # when it finished the work that has left its queue; 0.0 without a clock
 
     def __init__(self, clock: StatisticsClock | None) -> None:
         self.queue = deque()
+        self.has_new_jobs = False
         self.failures = []
         self.clock = clock
         self.passed_at = 0.0
@@ -412,7 +414,8 @@ class HostStreams:
                 while queue and queue[0].try_run(stream):
                     queue.popleft()
                     is_moving = True
-                self._start_disk_work(stream)
+                if stream.has_new_jobs:
+                    self._start_disk_work(stream)
         self._live = [stream for stream in self._live if stream.queue]
         if self._failures:
             self._forget_reported_failures()
@@ -434,6 +437,9 @@ class HostStreams:
     def _append(self, stream: HostStream, work: QueuedWork) -> None:
         if not stream.queue:
             self._live.append(stream)
+        if isinstance(work, _DiskCopies):
+            # First: a call may be interrupted anywhere.
+            stream.has_new_jobs = True
         stream.queue.append(work)
 
     def _start_disk_work(self, stream: HostStream) -> None:
@@ -447,6 +453,7 @@ class HostStreams:
                 if not job.is_started:
                     self._workers.start(job, [earlier for earlier in started if job.conflicts_with(earlier)])
                 started.append(job)
+        stream.has_new_jobs = False
 
     def _wait_for_progress(self) -> None:
         """Block until a disk job is done, and run the work that this makes ready."""

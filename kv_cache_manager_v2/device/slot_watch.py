@@ -4,11 +4,11 @@ A file of slots of equal size. Each slot is cut into *chunks* of `CHUNK_BYTES`, 
 that the workers can check what they read while it is in their memory, in whatever pieces it comes. 0: no checksum is known.
 
     the caller's thread        a worker
-    ticket_of, when the write
-    is planned                 begin_write, then the bytes, then end_write or fail_write; for reads `checksum_of` and report_mismatch
+    current_ticket, when a
+    write is planned           begin_write, then the bytes, then end_write or fail_write; for reads `checksum_of` and report_mismatch
 
-A *ticket* says what a write is for. It is found when the write is planned and travels with it, so that a write that never begins, or
-begins late, cannot be taken for another one.
+A *ticket* says what the writes of one batch are for. It travels with them, so that a write that never begins, or begins late, cannot be
+taken for another one. What it says of a single slot is looked up by the worker, not by the caller.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -22,7 +22,7 @@ CHUNK_BYTES: Final = 1 << 20
 
 @mypyc_attr(native_class=True)
 class SlotTicket:
-    """What a write is for."""
+    """What the writes of one batch are for."""
 
     __slots__ = ()
 
@@ -55,9 +55,9 @@ class SlotWatch(metaclass=ABCMeta):
         return slot * self.chunks_per_slot + (offset - slot * self.slot_bytes) // CHUNK_BYTES
 
     @abstractmethod
-    def ticket_of(self, slot: i64) -> SlotTicket | None:
-        """What the write to that slot that is being planned is for; None: for nothing that is kept."""
-        raise NotImplementedError("SlotWatch.ticket_of is for subclasses to define")
+    def current_ticket(self) -> SlotTicket | None:
+        """What the writes that are being planned are for; None: for nothing that is kept."""
+        raise NotImplementedError("SlotWatch.current_ticket is for subclasses to define")
 
     @abstractmethod
     def begin_write(self, slot: i64) -> None:

@@ -6,7 +6,7 @@ Extents of watched files begin and end at chunks (`disk_plan`), and a chunk is i
 from ..base.errors import StorageIOError
 from .checksum import hash_memory
 from .disk_extent import DiskExtent
-from .slot_watch import SlotTicket, SlotWatch
+from .slot_watch import SlotWatch
 
 
 def _list_chunks(extent: DiskExtent, watch: SlotWatch) -> list[tuple[int, int, int]]:
@@ -14,8 +14,8 @@ def _list_chunks(extent: DiskExtent, watch: SlotWatch) -> list[tuple[int, int, i
     chunks: list[tuple[int, int, int]] = []
     offset = extent.address - extent.file.address
     for index in range(len(extent.addresses)):
-        memory = extent.addresses[index]
-        left = extent.sizes[index]
+        memory: int = extent.addresses[index]
+        left: int = extent.sizes[index]
         while left > 0:
             num_bytes = int(watch.chunk_end(offset)) - offset
             chunks.append((offset, memory, num_bytes))
@@ -33,14 +33,14 @@ def begin_write(extent: DiskExtent, watch: SlotWatch) -> None:
 
 def end_write(extent: DiskExtent, watch: SlotWatch) -> None:
     """They are written."""
-    for index, (offset, memory, num_bytes) in enumerate(_list_chunks(extent, watch)):
-        watch.end_write(watch.chunk_of(offset), hash_memory(memory, num_bytes), _ticket(extent, index))
+    for offset, memory, num_bytes in _list_chunks(extent, watch):
+        watch.end_write(watch.chunk_of(offset), hash_memory(memory, num_bytes), extent.ticket)
 
 
 def fail_write(extent: DiskExtent, watch: SlotWatch) -> None:
     """They are not, or not all of them."""
-    for index, (offset, _memory, _num_bytes) in enumerate(_list_chunks(extent, watch)):
-        watch.fail_write(watch.chunk_of(offset), _ticket(extent, index))
+    for offset, _memory, _num_bytes in _list_chunks(extent, watch):
+        watch.fail_write(watch.chunk_of(offset), extent.ticket)
 
 
 def find_mismatches(extent: DiskExtent, watch: SlotWatch) -> list[StorageIOError]:
@@ -63,7 +63,3 @@ def find_mismatches(extent: DiskExtent, watch: SlotWatch) -> list[StorageIOError
                 )
             )
     return errors
-
-
-def _ticket(extent: DiskExtent, index: int) -> SlotTicket | None:
-    return extent.tickets[index] if index < len(extent.tickets) else None

@@ -20,7 +20,9 @@ from ..device.slot_watch import SlotTicket, SlotWatch
 from .cache_folder import CacheFolder
 from .index_writer import PAGE_RECORD, RECORD, IndexWriter
 from .index_state import IndexSnapshot, IndexState
+from .node_batch import NodeBatch
 from .record_format import encode_clear_all, encode_clear_scope, encode_free, encode_page, encode_weights
+from .write_batch import NO_POSITION, WriteBatch
 
 UNKNOWN: Final = 0
 
@@ -29,37 +31,14 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 
 @final
 @mypyc_attr(native_class=True)
-class _PageTicket(SlotTicket):
-    """A page that is being written. The fields from ``num_left`` on are the workers', under their lock."""
-
-    __slots__ = ("node", "generation", "life_cycle", "slot", "num_left", "has_failed")
-
-    node: Final[i64]
-    generation: Final[i64]
-    life_cycle: Final[i64]
-    slot: Final[i64]
-    num_left: i64
-    has_failed: bool
-
-    def __init__(self, node: i64, generation: i64, life_cycle: i64, slot: i64, num_chunks: i64) -> None:
-        self.node = node
-        self.generation = generation
-        self.life_cycle = life_cycle
-        self.slot = slot
-        self.num_left = num_chunks
-        self.has_failed = False
-
-
-@final
-@mypyc_attr(native_class=True)
 class DurableGroup:
-    """One pool group of the level. ``announced``: by slot, while a write is planned. ``recorded``: by slot, whether it is."""
+    """One pool group of the level. ``announced``: while a write is planned. ``recorded``: by slot, whether it is."""
 
     __slots__ = ("index", "pools", "announced", "recorded", "num_chunks", "num_restored", "num_damaged")
 
     index: Final[i64]
     pools: Final[list["DurablePool"]]
-    announced: Final[dict[int, _PageTicket]]
+    announced: WriteBatch | None
     recorded: Final[vec[bool]]
     num_chunks: i64
     """Of a slot in all pools."""
@@ -71,7 +50,7 @@ class DurableGroup:
     def __init__(self, index: i64, num_slots: i64) -> None:
         self.index = index
         self.pools = []
-        self.announced = {}
+        self.announced = None
         self.recorded = vec[bool]([False] * num_slots)
         self.num_chunks = 0
         self.num_restored = 0
@@ -98,22 +77,22 @@ class DurablePool(SlotWatch):
     def set_checksum(self, chunk: i64, checksum: i64) -> None:
         self._checksums[chunk] = checksum
 
-    def ticket_of(self, slot: i64) -> SlotTicket | None:
-        return self._group.announced.get(int(slot))
+    def current_ticket(self) -> SlotTicket | None:
+        return self._group.announced
 
     def begin_write(self, slot: i64) -> None:
         self._level.end_record(self._group, slot)
 
     def end_write(self, chunk: i64, checksum: i64, ticket: SlotTicket | None) -> None:
         self._checksums[chunk] = checksum
-        if isinstance(ticket, _PageTicket):
-            self._level.count_chunk(self._group, ticket, False)
+        if isinstance(ticket, WriteBatch):
+            self._level.count_chunk(self._group, ticket, chunk // self.chunks_per_slot, False)
 
     def fail_write(self, chunk: i64, ticket: SlotTicket | None) -> None:
         # The bytes are kept in memory, or lost, and the device knows that.
         self._checksums[chunk] = UNKNOWN
-        if isinstance(ticket, _PageTicket):
-            self._level.count_chunk(self._group, ticket, True)
+        if isinstance(ticket, WriteBatch):
+            self._level.count_chunk(self._group, ticket, chunk // self.chunks_per_slot, True)
 
     def checksum_of(self, chunk: i64) -> i64:
         return self._checksums[chunk]
@@ -131,7 +110,7 @@ class DurablePool(SlotWatch):
 class DurableLevel:
     """``index``: of the level. ``folder``: locked until `close`."""
 
-    __slots__ = ("index", "folder", "groups", "writer", "_lock", "_next_generation", "_has_damage")
+    __slots__ = ("index", "folder", "groups", "writer", "_lock", "_next_generation", "_has_damage", "_new_nodes")
 
     index: Final[i64]
     folder: Final[CacheFolder]
@@ -142,6 +121,8 @@ class DurableLevel:
     _next_generation: i64
     _has_damage: bool
     """Whether the log has said so."""
+    _new_nodes: NodeBatch
+    """Blocks that the next pages are recorded with, not queued yet."""
 
     def __init__(self, index: i64, folder: CacheFolder, slot_bytes: list[tuple[int, ...]], num_slots: tuple[int, ...]) -> None:
         """``slot_bytes`` and ``num_slots`` by pool group."""
@@ -151,6 +132,7 @@ class DurableLevel:
         self._lock = Lock()
         self._next_generation = folder.state.next_generation
         self._has_damage = False
+        self._new_nodes = NodeBatch()
         watches: list[SlotWatch] = []
         for number, sizes in enumerate(slot_bytes):
             group = DurableGroup(number, num_slots[number])
@@ -174,14 +156,15 @@ class DurableLevel:
         self._next_generation = first + count
         return first
 
-    def announce(self, pool_group: i64, slot: i64, node: i64, life_cycle: i64, generation: i64) -> None:
-        """The next write to the slot is the page of that block."""
+    def announce(self, pool_group: i64, nodes: vec[i64], slots: vec[i64], life_cycles: vec[i64], first_generation: i64) -> None:
+        """The next batch of writes are the pages of those blocks, in those slots; node 0: a page that is not recorded."""
+        self._queue_nodes()
         group = self.groups[pool_group]
-        group.announced[int(slot)] = _PageTicket(node, generation, life_cycle, slot, group.num_chunks)
+        group.announced = WriteBatch(nodes, slots, life_cycles, first_generation, group.num_chunks)
 
     def retract(self, pool_group: i64) -> None:
         """What was announced is planned, or refused."""
-        self.groups[pool_group].announced.clear()
+        self.groups[pool_group].announced = None
 
     def adopt(self, state: IndexState, page: i64) -> None:
         """The slot of that page has what the last process has recorded."""
@@ -210,6 +193,7 @@ class DurableLevel:
         checksums = self._list_checksums(group, slot)
         if UNKNOWN in checksums:
             return
+        self._queue_nodes()
         with self._lock:
             recorded[slot] = True
             record = encode_page(node, self.take_generations(1), slot, life_cycle, pool_group, checksums)
@@ -228,16 +212,29 @@ class DurableLevel:
     def record_weights(self, weights: bytes) -> None:
         self.writer.put(RECORD, encode_weights(weights))
 
-    def record_node(self, record: bytes) -> None:
+    def record_root(self, record: bytes) -> None:
+        self._queue_nodes()
         self.writer.put(RECORD, record)
+
+    def record_node(self, node: i64, parent: i64, tokens: bytes, form: int) -> None:
+        """Before the next page: the index gets what was collected until then at once."""
+        self._new_nodes.add(node, parent, tokens, form)
+
+    def _queue_nodes(self) -> None:
+        if len(self._new_nodes) > 0:
+            # Interrupted between the two, the same records are queued again, which does no harm.
+            self.writer.put_nodes(self._new_nodes)
+            self._new_nodes = NodeBatch()
 
     def clear_scope(self, lora_id: int | None, salt: int | str | None) -> None:
         """Nothing of that scope is to be found again. Returns once that is safe."""
+        self._queue_nodes()
         self.writer.put(RECORD, encode_clear_scope(lora_id, salt))
         self.writer.flush()
 
     def clear_all(self) -> None:
         """Nothing is to be found again. Returns once that is safe."""
+        self._queue_nodes()
         self.writer.put(RECORD, encode_clear_all())
         self.writer.flush()
 
@@ -277,15 +274,15 @@ class DurableLevel:
             self.folder.path,
         )
 
-    def count_chunk(self, group: DurableGroup, ticket: _PageTicket, has_failed: bool) -> None:
+    def count_chunk(self, group: DurableGroup, batch: WriteBatch, slot: i64, has_failed: bool) -> None:
         """One chunk of the page is done; after the last one it is recorded, if all were written."""
         with self._lock:
-            ticket.num_left -= 1
-            ticket.has_failed = ticket.has_failed or has_failed
-            if ticket.num_left != 0 or ticket.has_failed:
+            position = batch.count_chunk(slot, has_failed)
+            if position == NO_POSITION:
                 return
-            checksums = self._list_checksums(group, ticket.slot)
+            checksums = self._list_checksums(group, slot)
             recorded = group.recorded
-            recorded[ticket.slot] = True
-            record = encode_page(ticket.node, ticket.generation, ticket.slot, ticket.life_cycle, group.index, checksums)
+            recorded[slot] = True
+            generation = batch.first_generation + position
+            record = encode_page(batch.nodes[position], generation, slot, batch.life_cycles[position], group.index, checksums)
             self.writer.put(PAGE_RECORD, record)

@@ -26,11 +26,13 @@ from ..device.file_port import FilePort
 from ..device.slot_watch import SlotWatch
 from .cache_folder import CacheFolder
 from .index_state import IndexSnapshot
+from .node_batch import NodeBatch
 
 RECORD: Final = 0
 PAGE_RECORD: Final = 1
 _FLUSH: Final = 2
 _CLOSE: Final = 3
+_NODES: Final = 4
 
 _MOST_RECORDS: Final = 4096
 """In one frame."""
@@ -66,7 +68,7 @@ class IndexWriter(Drained):
     _watches: Final[list[SlotWatch]]
     _snapshot: IndexSnapshot | None
     """To be written first."""
-    _inbox: Final[SimpleQueue[tuple[int, bytes, _Latch | None]]]
+    _inbox: Final[SimpleQueue[tuple[int, bytes, _Latch | None, NodeBatch | None]]]
     _process: Final[int]
     _ended: Final[_Latch]
     _is_started: bool
@@ -86,7 +88,11 @@ class IndexWriter(Drained):
 
     def put(self, kind: int, record: bytes) -> None:
         """Queue one record; ``kind``: RECORD or PAGE_RECORD, whose bytes must be on the disk before it."""
-        self._inbox.put((kind, record, None))
+        self._inbox.put((kind, record, None, None))
+
+    def put_nodes(self, nodes: NodeBatch) -> None:
+        """Queue the records of several blocks, before those of their pages."""
+        self._inbox.put((_NODES, b"", None, nodes))
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 
@@ -103,14 +109,14 @@ class IndexWriter(Drained):
     def flush(self) -> None:
         """Return once all records that were put before are safe, or cannot be."""
         latch = _Latch()
-        self._inbox.put((_FLUSH, b"", latch))
+        self._inbox.put((_FLUSH, b"", latch, None))
         self._wait(latch)
 
     def drain_until(self, deadline: float) -> None:
         seconds = deadline - time.monotonic()
         if seconds > 0 and os.getpid() == self._process:
             latch = _Latch()
-            self._inbox.put((_FLUSH, b"", latch))
+            self._inbox.put((_FLUSH, b"", latch, None))
             latch.lock.acquire(True, seconds)
 
     def close(self) -> None:
@@ -118,7 +124,7 @@ class IndexWriter(Drained):
         forget_at_exit(self)
         if not self._is_started or sys.is_finalizing() or os.getpid() != self._process:
             return
-        self._inbox.put((_CLOSE, b"", None))
+        self._inbox.put((_CLOSE, b"", None, None))
         self._wait(self._ended)
         self._is_started = False
 
@@ -158,6 +164,8 @@ class IndexWriter(Drained):
             if kind == RECORD or kind == PAGE_RECORD:
                 records.append(message[1])
                 has_pages = has_pages or kind == PAGE_RECORD
+            elif kind == _NODES and message[3] is not None:
+                records.append(message[3].encode())
             elif kind == _FLUSH and message[2] is not None:
                 latches.append(message[2])
             elif kind == _CLOSE:

@@ -9,7 +9,7 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from ..durable.durable_level import DurableLevel
-from ..durable.record_format import MIXED, PACKED, encode_mixed, encode_node, encode_root
+from ..durable.record_format import MIXED, PACKED, encode_mixed, encode_root
 from ..storage.page_rows import PageRows, WordColumn
 from .block import Block
 from .block_tokens import key_of
@@ -93,17 +93,16 @@ class DurableNodes:
         if scope.lora_id is not None:
             return NOT_KEPT
         node = self._take_number()
-        self._level.record_node(encode_root(node, scope.lora_id, scope.salt))
+        self._level.record_root(encode_root(node, scope.lora_id, scope.salt))
         return node
 
     def _record_block(self, block: Block, parent: i64) -> i64:
         node = self._take_number()
         key = key_of(block, self._block_bytes)
         if has_digest(key):
-            record = encode_node(node, parent, encode_mixed(unpack_tokens(key, self._digests)), MIXED)
+            self._level.record_node(node, parent, encode_mixed(unpack_tokens(key, self._digests)), MIXED)
         else:
-            record = encode_node(node, parent, key, PACKED)
-        self._level.record_node(record)
+            self._level.record_node(node, parent, key, PACKED)
         return node
 
     def _take_number(self) -> i64:

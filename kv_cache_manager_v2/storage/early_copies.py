@@ -17,6 +17,7 @@ from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..base.errors import PageMoveError
+from ..base.growing_arrays import reserve_words
 from ..events.removal_cause import CAPACITY
 from .page_storage import PageStorage
 from .slot_reclaimer import SlotReclaimer
@@ -30,7 +31,7 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 @final
 @mypyc_attr(native_class=True)
 class EarlyCopies:
-    __slots__ = ("_storage", "_room", "_min_offload_priority", "_target", "_put_off", "_is_put_off")
+    __slots__ = ("_storage", "_room", "_min_offload_priority", "_target", "_put_off")
 
     _storage: Final[PageStorage]
     _room: Final[SlotReclaimer]
@@ -40,7 +41,6 @@ class EarlyCopies:
     """The level that gets the copies."""
     _put_off: vec[i64]
     """Pages to be copied, in the order in which they were published; since then a row may have become another page's."""
-    _is_put_off: Final[set[int]]
 
     def __init__(self, storage: PageStorage, room: SlotReclaimer, min_offload_priority: i64) -> None:
         self._storage = storage
@@ -48,7 +48,6 @@ class EarlyCopies:
         self._min_offload_priority = min_offload_priority
         self._target = 1 if storage.durable is None else storage.durable.index
         self._put_off = vec[i64]()
-        self._is_put_off = set()
 
     def offload_copies(self, pages: vec[i64]) -> None:
         """Copy those of the published pages that lie above the level of copies and have none; never fails for want of room."""
@@ -74,12 +73,18 @@ class EarlyCopies:
                 rows.has_page(page)
                 and rows.level(page) < self._target
                 and not copies.has_copy(page)
-                and int(page) not in self._is_put_off
+                and not self._is_put_off(page)
             ):
-                self._is_put_off.add(int(page))
                 self._put_off = append(self._put_off, page)
         if len(self._put_off) >= MOST_PUT_OFF:
             self.offload_put_off()
+
+    def _is_put_off(self, page: i64) -> bool:
+        # There are few: to look at them all costs less than a set.
+        for known in self._put_off:
+            if known == page:
+                return True
+        return False
 
     def offload_if_idle(self) -> None:
         """Where no page is in use, there may be no call for a long time."""
@@ -99,7 +104,6 @@ class EarlyCopies:
                 pages = append(pages, page)
         # Empty first: reclaiming slots may drop pages, and a copy that is refused is not tried again.
         self._put_off = vec[i64]()
-        self._is_put_off.clear()
         self.offload_copies(pages)
 
     def touch_copies(self, pages: vec[i64]) -> None:
@@ -112,7 +116,8 @@ class EarlyCopies:
     def _choose(self, pages: vec[i64], level: i64, pool_group: i64) -> vec[i64]:
         storage = self._storage
         rows = storage.rows
-        chosen = vec[i64]()
+        none_is_lost = storage.reads.is_idle
+        chosen = reserve_words(vec[i64](), len(pages))
         for page in pages:
             if (
                 rows.has_page(page)
@@ -120,7 +125,7 @@ class EarlyCopies:
                 and storage.pool_group_of_page(page) == pool_group
                 and rows.priority(page) >= self._min_offload_priority
                 and not storage.copies.has_copy(page)
-                and int(page) not in storage.reads.lost
+                and (none_is_lost or int(page) not in storage.reads.lost)
             ):
                 chosen = append(chosen, page)
         return chosen
@@ -145,7 +150,7 @@ class EarlyCopies:
         if count <= 0:
             return
         moves = self._room.moves
-        moves.begin()
+        moves.begin(count)
         try:
             for position in range(count):
                 moves.add(wanted[position], index)

@@ -145,10 +145,15 @@ def _announce_pages(
     generation = durable.take_generations(count)
     if storage.learns and generation // _PAGES_PER_WEIGHTS != (generation + count) // _PAGES_PER_WEIGHTS:
         durable.record_weights(storage.learning.model.to_bytes())
+    nodes = reserve_words(vec[i64](), count)
+    life_cycles = reserve_words(vec[i64](), count)
+    reads_are_idle = storage.reads.is_idle
     for position in range(count):
         page = pages[position]
-        if not storage.reads.knows(int(page)):
-            node = owner.durable_node(page)
-            if node != 0:
-                life_cycle = (page - rows.first_page_of_blocks) % rows.num_life_cycles
-                durable.announce(pool_group, slots[position], node, life_cycle, generation + position)
+        if reads_are_idle or not storage.reads.knows(int(page)):
+            nodes = append(nodes, owner.durable_node(page))
+        else:
+            nodes = append(nodes, 0)
+        life_cycles = append(life_cycles, (page - rows.first_page_of_blocks) % rows.num_life_cycles)
+    # The batch's own array goes on to the next batch, and the workers read this one later.
+    durable.announce(pool_group, nodes, slots[:count], life_cycles, generation)

@@ -1,0 +1,62 @@
+"""A batch of pages that are written to the durable level: made by the caller as plain arrays, looked into by the workers alone.
+
+    who                   does
+    the caller's thread   makes it, when the batch is planned: one object and four arrays for all pages of a batch
+    the workers           under the level's lock: find the page of a slot, count its chunks, and say which pages are whole
+"""
+
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..device.slot_watch import SlotTicket
+
+NO_POSITION: Final = -1
+
+
+@final
+@mypyc_attr(native_class=True)
+class WriteBatch(SlotTicket):
+    """By position: ``nodes`` (0 for pages that are not recorded), ``slots`` and ``life_cycles``; generations go by position."""
+
+    __slots__ = ("nodes", "slots", "life_cycles", "first_generation", "_num_chunks", "_positions", "_num_left", "_has_failed")
+
+    nodes: Final[vec[i64]]
+    slots: Final[vec[i64]]
+    life_cycles: Final[vec[i64]]
+    first_generation: Final[i64]
+    _num_chunks: Final[i64]
+    """Of a slot in all pools."""
+    _positions: Final[dict[int, int]]
+    """By slot; filled by the first worker that asks."""
+    _num_left: vec[i64]
+    """By position: chunks that are not done."""
+    _has_failed: Final[set[int]]
+    """Positions of pages of which a chunk was not written."""
+
+    def __init__(self, nodes: vec[i64], slots: vec[i64], life_cycles: vec[i64], first_generation: i64, num_chunks: i64) -> None:
+        self.nodes = nodes
+        self.slots = slots
+        self.life_cycles = life_cycles
+        self.first_generation = first_generation
+        self._num_chunks = num_chunks
+        self._positions = {}
+        self._num_left = vec[i64]()
+        self._has_failed = set()
+
+    def count_chunk(self, slot: i64, has_failed: bool) -> i64:
+        """One chunk of that slot is done. The page's position if that was the last one, and all were written; else NO_POSITION."""
+        if len(self._num_left) == 0:
+            self._num_left = vec[i64]([self._num_chunks] * len(self.nodes))
+            for number in range(len(self.slots)):
+                if self.nodes[number] != 0:
+                    self._positions[int(self.slots[number])] = number
+        position = self._positions.get(int(slot), NO_POSITION)
+        if position == NO_POSITION:
+            return NO_POSITION
+        num_left = self._num_left
+        num_left[position] -= 1
+        if has_failed:
+            self._has_failed.add(position)
+        return NO_POSITION if num_left[position] != 0 or position in self._has_failed else position
