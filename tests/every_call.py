@@ -155,7 +155,7 @@ class EveryCall:
         if rng.random() < 0.2:
             arguments["custom_priority_callback"] = lambda ordinal, life_cycle: ordinal % 50
         if rng.random() < 0.2:
-            ranges = [TokenRangeRetention(0, rng.randrange(1, 20), rng.randrange(101), rng.choice([None, 5.0]))]
+            ranges = [TokenRangeRetention(0, rng.randrange(1, 20), rng.randrange(101), rng.choice([None, 5.0]), rng.choice([None, 0, 255]))]
             arguments["retention"] = RetentionConfig(ranges, rng.choice([None, 80]))
         if rng.random() < 0.3:
             arguments["snapshot_positions"] = [rng.randrange(60)]
@@ -193,13 +193,13 @@ class EveryCall:
     def close(self, kv_cache: Any) -> object:
         planned = False
         if self.random.random() < 0.4:
-            kv_cache.stop_committing()
+            kv_cache.stop_committing(self.random.choice([None, True, False]))
             plan = kv_cache.plan_committed_block_drop()
             if plan is not None:
                 planned = True
                 self.plans.append(plan)
         self.open.remove(kv_cache)
-        kv_cache.close()
+        kv_cache.close(self.random.choice([None, True, False]))
         return planned
 
     def grow(self, kv_cache: Any) -> object:

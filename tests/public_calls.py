@@ -287,7 +287,7 @@ CALLS: dict[str, Callable[[World], Example]] = {
         {"threshold": 0.1, "cool_down_seconds": 1.0, "min_samples": 2, "smoothing": 0.1},
     ),
     "SwaScratchReuseConfig": lambda w: (SwaScratchReuseConfig, {"max_rewind_len": 2}),
-    "TokenRangeRetention": lambda w: (TokenRangeRetention, {"begin": 0, "end": 8, "priority": 50, "duration_seconds": 1.0}),
+    "TokenRangeRetention": lambda w: (TokenRangeRetention, {"begin": 0, "end": 8, "priority": 50, "duration_seconds": 1.0, "kind": 3}),
     "RetentionConfig": lambda w: (
         RetentionConfig,
         {"ranges": [TokenRangeRetention(0, 4, 50)], "generated_priority": 40, "generated_duration_seconds": 1.0},
@@ -394,6 +394,8 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "KVCache.resume": lambda w: (w.suspended.resume, {"cuda_stream": 0, "wait": True}),
     "KVCache.prefetch": lambda w: (w.suspended.prefetch, {"target_level": 0}),
     "KVCache.rewind": lambda w: (w.suspended.rewind, {"num_tokens": 3}),
+    "KVCache.close": lambda w: (w.suspended.close, {"continues": True}),
+    "KVCache.stop_committing": lambda w: (w.active.stop_committing, {"continues": False}),
     "KVCache.fork": lambda w: (w.active.fork, {"id": 5}),
     "KVCache.resize": lambda w: (w.active.resize, {"capacity": 33, "history_length": 7}),
     "KVCache.find_refusal": lambda w: (w.active.find_refusal, {"capacity": 33, "history_length": 7}),

@@ -10,6 +10,7 @@ from .config_value import ConfigValue, take_int, take_optional_float, take_optio
 
 MAX_PRIORITY = 100
 MAX_DURATION_SECONDS = 1e9
+MAX_KIND = 255
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,17 @@ class TokenRangeRetention(ConfigValue):
 
     ``priority``: 0 (evict first) to 100. ``duration_seconds`` of `KVCacheManager.advance_clock` after the block was published,
     its priority becomes the default again; None: never.
+
+    ``kind``: what these tokens are, by a number of the caller's own from 0 to 255 (system prompt, user, tool output, thought), or None.
+    EvictionPolicy.LEARNED learns which kinds come back, and goes by it as far as it helps; where ranges overlap the kind of the
+    highest priority counts. Kinds that differ by a multiple of 15 are one to it.
     """
 
     begin: int
     end: int | None
     priority: int
     duration_seconds: float | None = None
+    kind: int | None = None
 
     def __post_init__(self) -> None:
         take_int(self, "begin", "TokenRangeRetention.begin", 0)
@@ -33,6 +39,7 @@ class TokenRangeRetention(ConfigValue):
             raise ValueError(f"TokenRangeRetention.end is {self.end}; it must be over begin, which is {self.begin}")
         take_int(self, "priority", "TokenRangeRetention.priority", 0, MAX_PRIORITY)
         take_optional_float(self, "duration_seconds", "TokenRangeRetention.duration_seconds", 0, MAX_DURATION_SECONDS)
+        take_optional_int(self, "kind", "TokenRangeRetention.kind", 0, MAX_KIND)
 
 
 @dataclass(frozen=True)

@@ -252,10 +252,10 @@ class CallJournal(CallRecords):
         self._numbers([int(parent) for parent in parents])
         self._writer.end_record()
 
-    def close(self, serial: i64) -> None:
+    def close(self, serial: i64, continues: i64) -> None:
         if len(self._prompts) > 0:
             self._prompts.pop(int(serial), None)
-        self.record(CLOSE, serial)
+        self.record(CLOSE, serial, continues)
 
     def flush(self) -> None:
         self._writer.flush()

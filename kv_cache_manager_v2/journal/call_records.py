@@ -96,8 +96,8 @@ class CallRecords:
     def reorder(self, serial: i64, parents: vec[i64]) -> None:
         """Each beam goes on from another one."""
 
-    def close(self, serial: i64) -> None:
-        """The sequence is closed, or its forgotten handle was."""
+    def close(self, serial: i64, continues: i64) -> None:
+        """The sequence is closed, or its forgotten handle was, with that hint."""
 
     def flush(self) -> None:
         """Hand everything so far to the operating system; `LogicError` without a file, or `OSError` why it ended."""

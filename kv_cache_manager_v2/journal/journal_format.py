@@ -22,7 +22,7 @@ present ones where it said to keep them.
     RESUME      serial, priorities, stream, result (0 / 1)       returned True or False
     REWIND      serial, tokens, tokens that were kept            returned
     SUSPEND     serial                                           returned
-    CLOSE       serial                                           returned, or a forgotten handle was closed
+    CLOSE       serial, hint                                     returned, or a forgotten handle was closed
     RESIZE      serial, priorities, capacity, history, result    returned True or False
     GROW        serial (3 bytes), capacity (4): a RESIZE that    returned True
                 asked for no priorities and left the history
@@ -33,7 +33,7 @@ present ones where it said to keep them.
     COMMIT_GIVEN  serial, count, tokens                          returned: so many of the tokens that CREATE was given,
                                                                  from the committed count on, and then these
     COMMIT_LAST serial, tokens                                   returned; with is_end, of one beam
-    STOP        serial                                           returned
+    STOP        serial, hint                                     returned
     STREAM      serial, stream                                   returned
     SCRATCH     serial, enabled (0 / 1)                          returned
     FORK        serial of the parent; the child gets the next    returned
@@ -61,6 +61,8 @@ present ones where it said to keep them.
     KEEP        count, names of 16 bytes each                    returned
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
+A hint says whether the sequence is expected to continue: 0 nothing is said, 1 it is, 2 it is not.
+
 A scope is two parts, each a kind byte (NOTHING, NUMBER, TEXT) and its value: a number in zigzag, a text as length and UTF-8.
 Calls that raise change nothing and are not recorded. A batch call is recorded as its single ones, and so is the closing of a
 forgotten sequence.
@@ -69,7 +71,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 27
+VERSION: Final = 28
 
 CREATE: Final = 1
 RESUME: Final = 2

@@ -59,6 +59,7 @@ from ..sequence.step_validation import validate_fork, validate_resize, validate_
 from ..sequence.stream_handle import to_stream
 from ..sequence.usage_recorder import record_fork
 from ..sequence.whole_prefix import pack_committed
+from ..storage.eviction.segment_traits import CONTINUES, ENDS, NO_HINT
 from ..storage.refusal import Refusal
 from ..stats.usage_snapshot import compute_usage
 from ..stats.usage_statistics import UsageStatistics
@@ -246,16 +247,23 @@ class KVCache(Handle):
                 state.counters.record_suspended()
             journal.record(SUSPEND, state.serial)
 
-    def close(self) -> None:
+    def close(self, continues: Given[bool | None] = None) -> None:
         """Release everything; committed pages become droppable, and the tail of the sequence is evicted first.
 
         A partial last block that is committed is published first, as by `stop_committing`. Twice is fine. In a forked process it
         does nothing: all pages are the parent's.
+
+        ``continues``: a hint for EvictionPolicy.LEARNED. True: a later prompt is expected to go on from here (a tool is called, an
+        agent has the next turn); False: none is, the conversation ends; None: what `stop_committing` was told, or nothing. What it
+        means is learned from what comes back, so a wrong hint costs no hits to speak of.
         """
         state = self._state
+        hint = NO_HINT if continues is None else _to_hint(continues)
         if state.status == CLOSED or state.shared.guard.is_foreign:
             return
         with state.shared.guard:
+            if hint != NO_HINT:
+                state.continues = hint
             self._open_sequences.close(state)
 
     def rewind(self, num_tokens: SupportsIndex) -> int:
@@ -475,7 +483,7 @@ class KVCache(Handle):
             self._require_committing("commit")
             if state.has_beams or beam_search_indices is not None:
                 commit_of_beams(state, tokens, beam_search_indices, num_heads)
-                journal.record(STOP, state.serial)
+                journal.record(STOP, state.serial, NO_HINT)
             else:
                 if len(state.arrivals) > 0:
                     page_arrivals.settle_arrivals(state)
@@ -545,17 +553,20 @@ class KVCache(Handle):
             validate_offer(state)
             return offer_tokens(state, tokens)
 
-    def stop_committing(self) -> None:
+    def stop_committing(self, continues: Given[bool | None] = None) -> None:
         """What follows is never reused; the partial last block is published now, or by `close` where indices stay
-        (``allow_seq_rebasing=False``). Twice is fine. `LogicError` once closed."""
+        (``allow_seq_rebasing=False``). Twice is fine. `LogicError` once closed. ``continues``: as for `close`, which may say it too."""
         state = self._state
         with state.shared.guard as journal:
             self._require_open("stop_committing")
+            hint = NO_HINT if continues is None else _to_hint(continues)
             require_committed_before(state, "stop_committing")
             if len(state.arrivals) > 0:
                 page_arrivals.settle_arrivals(state)
             commit_steps.stop_committing(state, False)
-            journal.record(STOP, state.serial)
+            if hint != NO_HINT:
+                state.continues = hint
+            journal.record(STOP, state.serial, hint)
 
     @property
     def num_committed_tokens(self) -> int:
@@ -879,3 +890,9 @@ class KVCache(Handle):
 
     def _state_for_batch(self) -> SequenceState:
         return self._state
+
+
+def _to_hint(continues: object) -> i64:
+    if to_bool(continues, "continues"):
+        return CONTINUES
+    return ENDS

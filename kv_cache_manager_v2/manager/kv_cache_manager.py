@@ -85,6 +85,7 @@ from ..sequence.given_tokens import GivenTokens
 from ..sequence.move_watch import PREFETCH, MoveWatch
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
+from ..sequence.kind_ranges import KindRanges, find_kinds
 from ..sequence.retention_plan import FOR_EVER, RetentionPlan
 from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample
 from ..sequence.sequence_state import SequenceState
@@ -502,12 +503,15 @@ class KVCacheManager(Handle):
             else:
                 match = self._matches.find(scope, packed, True)
             plan: RetentionPlan | None = None
+            kinds: KindRanges | None = None
             if terms is not None:
                 plan = RetentionPlan(terms, int(prompt_length), self._config.tokens_per_block, custom_priority_callback)
+                kinds = find_kinds(terms, int(prompt_length), self._config.tokens_per_block)
             callback = custom_priority_callback if plan is None else plan
             state = SequenceState(shared, serial, sequence_id, scope, self._device.default_stream(), callback)
             if plan is not None and plan.has_durations:
                 state.retention = plan
+            state.kinds = kinds
             priorities: list[int] | None = None
             if callback is not None:
                 priorities = residency.ask_matched_priorities(state, match)

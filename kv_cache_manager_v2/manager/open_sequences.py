@@ -57,7 +57,7 @@ class OpenSequences:
         self._handles.pop(state.serial, None)
         if not state.is_counted and state in self._not_counted:
             self._not_counted.remove(state)
-        state.shared.journal.close(state.serial)
+        state.shared.journal.close(state.serial, state.continues)
 
     def rewind(self, state: SequenceState, packed: bytes, usage: UsageRecorder | None) -> None:
         """The sequence holds what is there of the tokens ``packed``, and nothing else."""

@@ -78,7 +78,7 @@ class BlockCache:
         self._num_below = vec[i64]([0] * blocks.num_blocks)
         self._run = vec[i64]()
 
-    def serve(self, blocks: BlockIds, num_generated: int = 0) -> None:
+    def serve(self, blocks: BlockIds, num_generated: int = 0, continues: int = 0) -> None:
         words = self._rows.words
         queue = self.queue
         num_kept: i64 = min(len(blocks), int(self.num_slots))
@@ -107,7 +107,7 @@ class BlockCache:
                 words[page * ROW_WORDS + PLACE] = pack_place(0, 0, CACHE_PRIORITY)
                 self._count_below(block, 1)
             run[num_kept - 1 - place] = page
-        self._request.begin(num_kept, 0, num_generated)
+        self._request.begin(num_kept, 0, num_generated, continues)
         queue.push_run(run, num_kept)
         self._request.end()
         self.num_cached += num_new

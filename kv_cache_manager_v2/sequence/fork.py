@@ -115,6 +115,8 @@ def share_blocks(state: SequenceState, child: SequenceState) -> None:
     child.given = state.given
     child.given_end = state.given_end
     child.retention = state.retention
+    child.kinds = state.kinds
+    child.continues = state.continues
     child.branch_end = state.branch_end
     child.prompt_length = state.prompt_length
     child.status = state.status

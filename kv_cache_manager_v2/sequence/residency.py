@@ -487,7 +487,10 @@ def _describe_request(state: SequenceState) -> None:
         num_generated_blocks = num_blocks - (state.prompt_length + tokens_per_block - 1) // tokens_per_block
         if num_generated_blocks < 0:
             num_generated_blocks = 0
-    state.shared.storage.learning.request.begin(num_blocks, num_generated_blocks, num_generated_tokens)
+    facts = state.shared.storage.learning.request
+    facts.begin(num_blocks, num_generated_blocks, num_generated_tokens, state.continues)
+    if state.kinds is not None:
+        state.kinds.describe(facts)
 
 
 def close_beams(state: SequenceState, width: i64) -> None:

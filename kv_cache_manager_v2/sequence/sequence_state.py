@@ -24,8 +24,10 @@ from ..base.ids import PRIORITY_DEFAULT, PRIORITY_MAX, PRIORITY_MIN, BlockOrdina
 from ..reuse.block import Block
 from ..reuse.reuse_scope import ReuseScope
 from ..stats.usage_counters import SequenceCounters
+from ..storage.eviction.segment_traits import NO_HINT
 from ..storage.page_rows import PageRows
 from .given_tokens import GivenTokens
+from .kind_ranges import KindRanges
 from .page_table import PageTable
 from .planned_blocks import PlannedLinks
 from .priority_callback import PriorityCallback
@@ -89,6 +91,8 @@ class SequenceState:
         "counters",
         "arrivals",
         "retention",
+        "kinds",
+        "continues",
         "branch_end",
         "prompt_length",
         "awaits_reads",
@@ -170,6 +174,10 @@ class SequenceState:
     """Whether what it needs is part of the mix by which `adjust` divides quotas; not for dummies."""
     retention: RetentionPlan | None
     """None unless some of its blocks keep their priority for a while only."""
+    kinds: KindRanges | None
+    """None unless the caller has named kinds of its tokens."""
+    continues: i64
+    """What the caller has said of what comes after it: NO_HINT, CONTINUES or ENDS."""
     given: GivenTokens | None
     """The tokens that the sequence was made with, until all of them are committed, or others are."""
     given_end: i64
@@ -229,6 +237,8 @@ class SequenceState:
         self.counters = None
         self.arrivals = vec[i64]()
         self.retention = None
+        self.kinds = None
+        self.continues = NO_HINT
         self.branch_end = 0
         self.prompt_length = 0
         self.awaits_reads = False
@@ -249,6 +259,7 @@ class SequenceState:
         self.planned = None
         self.copies_tail_on_resume = False
         self.is_committing = True
+        self.continues = NO_HINT
         self.path_end = UNPINNED
         self.state_blocks = []
         self.attention_tokens = 0

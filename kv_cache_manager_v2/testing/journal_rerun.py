@@ -244,7 +244,7 @@ class _Rerun:
         elif operation == form.SUSPEND:
             kv_cache.suspend()
         elif operation == form.CLOSE:
-            self.sequences.pop(serial).close()
+            self.sequences.pop(serial).close(self.read_hint())
             self.prompts.pop(serial, None)
         elif operation == form.RESIZE:
             self.read_priorities()
@@ -260,7 +260,7 @@ class _Rerun:
         elif operation == form.COMMIT_GIVEN:
             kv_cache.commit(self.given_tokens(serial, kv_cache.num_committed_tokens) + reader.tokens())
         elif operation == form.STOP:
-            kv_cache.stop_committing()
+            kv_cache.stop_committing(self.read_hint())
         elif operation == form.STREAM:
             kv_cache.cuda_stream = self.stream(reader.number())
         elif operation == form.SCRATCH:
@@ -287,6 +287,10 @@ class _Rerun:
             self.plans.append(kv_cache.plan_committed_block_drop())
         else:
             raise JournalError(f"byte {reader.position}: {operation} is no operation")
+
+    def read_hint(self) -> bool | None:
+        hint = self.reader.number()
+        return None if hint == 0 else hint == 1
 
     def given_tokens(self, serial: int, begin: int) -> list[int | bytes]:
         count = int(self.reader.number())

@@ -141,10 +141,14 @@ class KVCache(Handle):
         self._ledger.record_peaks()
         return is_done
 
-    def close(self) -> None:
-        """Release everything; committed blocks stay for reuse. Twice is fine. `committed_tokens` can still be read."""
+    def close(self, continues: Given[bool | None] = None) -> None:
+        """Release everything; committed blocks stay for reuse. Twice is fine. `committed_tokens` can still be read. ``continues``: a
+        hint of this library, whether a later prompt is expected to go on from here.
+        """
+        if continues is not None:
+            to_bool(continues, "continues")
         self._keep_tokens()
-        self._core.close()
+        self._core.close(continues)
         self._ledger.close(self._counts)
 
     def _keep_tokens(self) -> None:
@@ -211,9 +215,9 @@ class KVCache(Handle):
         tokens = self._names.to_plain_tokens(accepted_input_tokens) if has_items(accepted_input_tokens) else accepted_input_tokens
         self._core.commit(tokens, beam_search_indices, is_end=ends)
 
-    def stop_committing(self) -> None:
-        """What follows is never reused; the partial last block is published now. Twice is fine."""
-        self._core.stop_committing()
+    def stop_committing(self, continues: Given[bool | None] = None) -> None:
+        """What follows is never reused; the partial last block is published now. Twice is fine. ``continues``: as for `close`."""
+        self._core.stop_committing(continues)
 
     @property
     def num_committed_tokens(self) -> int:

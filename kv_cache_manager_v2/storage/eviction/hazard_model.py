@@ -6,6 +6,10 @@ negative one; the step is Adagrad's, and the shared weights take half of it. An 
 
 The value of a segment is Gittins' index: the most hits to be expected for each slot and time, over all ages to evict it at.
 
+A hint that the caller gives has weights of its own, and no say at first: beside the features it predicts as they do, and what its
+predictions win, in squared error, is summed up, while what it won long ago fades. Only while that is more than chance explains the
+hint is believed: it counts in values, and the features learn what is left by it. So a hint that says nothing costs nothing.
+
 Floats are added, multiplied, divided and rooted only, which all processors do alike, and the logistic function is a table.
 """
 
@@ -16,7 +20,7 @@ from typing import Final, final
 from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, NUM_FEATURES, waits
+from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, HINT_LEVELS, HINT_SHIFTS, NO_HINT, NUM_FEATURES, NUM_HINTS, waits
 from .sigmoid_table import LEAST_LOGIT, MOST_LOGIT, SIGMOID_TABLE, STEPS_PER_UNIT
 
 NUM_BUCKETS: Final = 14
@@ -26,9 +30,18 @@ EDGE_UNIT: Final = 8
 _RATE: Final = 0.05
 _SHARED_RATE: Final = 0.025
 _FIRST_SQUARE: Final = 0.125
+_HINTS_SHIFT: Final = 27
+"""Traits from there on are hints."""
+_NUM_ALWAYS: Final = 10
+"""Places that all traits have: the bias, and the features. A hint that was not given has none, so it changes nothing."""
 _NUM_LEVELS: Final = 128
-"""The bias, then the levels of each feature."""
+"""The bias, then the levels of each feature, then those of the hints."""
 _ROW: Final = 16
+_GAINS: Final = 117 * _ROW
+"""The last rows. Of a hint, in the row of its feature: what it has won by its predictions, and the sum of the squares of that."""
+_KEPT: Final = 1.0 - 1.0 / 16384.0
+_LEAST_CERTAINTY: Final = 6.25
+"""What a hint has won is believed while it is over 2.5 times its standard deviation."""
 """Weights of a level: one for each bucket, and the shared one."""
 _SHARED: Final = NUM_BUCKETS
 _NUM_WEIGHTS: Final = _NUM_LEVELS * _ROW
@@ -44,7 +57,7 @@ _NUM_WAITING: Final = NUM_BUCKETS - 1
 @final
 @mypyc_attr(native_class=True)
 class HazardModel:
-    __slots__ = ("_weights", "_squares", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of")
+    __slots__ = ("_weights", "_squares", "_table", "_widths", "_shifts", "_masks", "_bases", "_places", "_places_of", "_num_places")
 
     _weights: Final[vec[float]]
     _squares: Final[vec[float]]
@@ -56,27 +69,31 @@ class HazardModel:
     _masks: Final[vec[i64]]
     _bases: Final[vec[i64]]
     _places: Final[vec[i64]]
-    """Where the rows of the traits looked at last begin, first that of the bias."""
+    """Where the rows of the traits looked at last begin: that of the bias, those of the features, and of the hints that were given."""
     _places_of: i64
+    _num_places: i64
 
     def __init__(self) -> None:
         self._weights = vec[float]([0.0] * _NUM_WEIGHTS)
         self._squares = vec[float]([_FIRST_SQUARE] * _NUM_WEIGHTS)
         self._table = vec[float]([float(int(entry)) * _SCALE for entry in SIGMOID_TABLE])
         self._widths = vec[float]([float(EDGES[bucket + 1] - EDGES[bucket]) for bucket in range(NUM_BUCKETS)])
-        self._shifts = vec[i64](FEATURE_SHIFTS)
+        self._shifts = vec[i64](FEATURE_SHIFTS + HINT_SHIFTS)
         masks: list[int] = []
         bases: list[int] = []
         base = 1
-        for levels in FEATURE_LEVELS:
+        for levels in FEATURE_LEVELS + HINT_LEVELS:
             masks.append((1 << (levels - 1).bit_length()) - 1)
             bases.append(base * _ROW)
             base += levels
-        assert base <= _NUM_LEVELS, "there are too few weights for all levels"
+        assert NUM_FEATURES + NUM_HINTS == _NUM_LEVELS - _GAINS // _ROW, "the rows of gains are not the last ones"
+        assert base * _ROW <= _GAINS + NUM_FEATURES * _ROW, "there are too few weights for all levels"
+        assert _NUM_ALWAYS == NUM_FEATURES + 1 and _HINTS_SHIFT == min(HINT_SHIFTS), "a hint would count as a feature"
         self._masks = vec[i64](masks)
         self._bases = vec[i64](bases)
-        self._places = vec[i64]([0] * (NUM_FEATURES + 1))
+        self._places = vec[i64]([0] * (1 + NUM_FEATURES + len(HINT_LEVELS)))
         self._places_of = -1
+        self._num_places = _NUM_ALWAYS
 
     def to_bytes(self) -> bytes:
         """What it has learned, for `load`."""
@@ -109,12 +126,30 @@ class HazardModel:
         while feature < NUM_FEATURES:
             places[feature + 1] = bases[feature] + ((traits >> shifts[feature]) & masks[feature]) * _ROW
             feature += 1
+        num_places = _NUM_ALWAYS
+        if traits >> _HINTS_SHIFT != NO_HINT:
+            while feature < NUM_FEATURES + NUM_HINTS:
+                level = (traits >> shifts[feature]) & masks[feature]
+                if level != NO_HINT and self._is_believed(feature):
+                    places[num_places] = bases[feature] + level * _ROW
+                    num_places += 1
+                feature += 1
+        self._num_places = num_places
 
-    def _sum_column(self, column: i64) -> float:
+    def _is_believed(self, feature: i64) -> bool:
+        """Whether what the hint has won is more than chance explains."""
+        at = _GAINS + feature * _ROW
+        gain = self._weights[at]
+        return gain > 0.0 and gain * gain > _LEAST_CERTAINTY * self._squares[at]
+
+    def _sum_column(self, column: i64, num_places: i64) -> float:
         weights = self._weights
+        places = self._places
         total = 0.0
-        for place in self._places:
-            total += weights[place + column]
+        position: i64 = 0
+        while position < num_places:
+            total += weights[places[position] + column]
+            position += 1
         return total
 
     def _chance(self, logit: float) -> float:
@@ -129,27 +164,62 @@ class HazardModel:
     def chance(self, traits: i64, bucket: i64) -> float:
         """Of a segment that has reached the bucket: to come back in it."""
         self._find_places(traits)
-        return self._chance(self._sum_column(bucket) + self._sum_column(_SHARED))
+        return self._chance(self._sum_column(bucket, self._num_places) + self._sum_column(_SHARED, self._num_places))
 
     def learn(self, traits: i64, bucket: i64, returned: float, num_blocks: i64) -> None:
         """``returned`` is 1 where so many blocks came back in the bucket, 0 where they passed it."""
         if waits(traits):
             return
-        gradient = (self.chance(traits, bucket) - returned) * sqrt(float(num_blocks))
-        square = gradient * gradient
-        step = gradient * _RATE
-        shared_step = gradient * _SHARED_RATE
+        self._find_places(traits)
+        logit = self._sum_column(bucket, _NUM_ALWAYS) + self._sum_column(_SHARED, _NUM_ALWAYS)
+        weight = sqrt(float(num_blocks))
+        if traits >> _HINTS_SHIFT != NO_HINT:
+            logit = self._learn_hints(traits, bucket, returned, weight, logit)
+        gradient = (self._chance(logit) - returned) * weight
+        places = self._places
+        position: i64 = 0
+        while position < _NUM_ALWAYS:
+            self._step(places[position], bucket, gradient)
+            position += 1
+
+    def _step(self, place: i64, bucket: i64, gradient: float) -> None:
         weights = self._weights
         squares = self._squares
-        for place in self._places:
-            at = place + bucket
-            sum_of_squares = squares[at] + square
-            squares[at] = sum_of_squares
-            weights[at] -= step / sqrt(sum_of_squares)
-            at = place + _SHARED
-            sum_of_squares = squares[at] + square
-            squares[at] = sum_of_squares
-            weights[at] -= shared_step / sqrt(sum_of_squares)
+        square = gradient * gradient
+        at = place + bucket
+        sum_of_squares = squares[at] + square
+        squares[at] = sum_of_squares
+        weights[at] -= gradient * _RATE / sqrt(sum_of_squares)
+        at = place + _SHARED
+        sum_of_squares = squares[at] + square
+        squares[at] = sum_of_squares
+        weights[at] -= gradient * _SHARED_RATE / sqrt(sum_of_squares)
+
+    def _learn_hints(self, traits: i64, bucket: i64, returned: float, weight: float, logit: float) -> float:
+        """``logit``: by the features alone. The logit with the hints that are believed.
+
+        Each hint learns what is left by the features, and by the hints before it that are believed.
+        """
+        weights = self._weights
+        squares = self._squares
+        feature: i64 = NUM_FEATURES
+        while feature < NUM_FEATURES + NUM_HINTS:
+            level = (traits >> self._shifts[feature]) & self._masks[feature]
+            if level != NO_HINT:
+                place = self._bases[feature] + level * _ROW
+                hinted = logit + weights[place + bucket] + weights[place + _SHARED]
+                error = self._chance(logit) - returned
+                hinted_error = self._chance(hinted) - returned
+                if self._is_believed(feature):
+                    logit = hinted
+                gain = (error * error - hinted_error * hinted_error) * weight
+                at = _GAINS + feature * _ROW
+                weights[at] = weights[at] * _KEPT + gain
+                squares[at] = _FIRST_SQUARE + (squares[at] - _FIRST_SQUARE) * _KEPT + gain * gain
+                self._step(place, bucket, hinted_error * weight)
+            feature += 1
+        self._places_of = -1
+        return logit
 
     def value(self, traits: i64, bucket: i64) -> i64:
         """Of a segment at the beginning of the bucket, below 2**46; 0 behind the last one."""
@@ -158,7 +228,7 @@ class HazardModel:
         if waits(traits) and bucket < _NUM_WAITING:
             return _MOST_VALUE
         self._find_places(traits)
-        shared = self._sum_column(_SHARED)
+        shared = self._sum_column(_SHARED, self._num_places)
         weights = self._weights
         widths = self._widths
         places = self._places
@@ -172,6 +242,7 @@ class HazardModel:
         depth = places[7]
         path = places[8]
         text = places[9]
+        num_places = self._num_places
         alive = 1.0
         hits = 0.0
         time = 0.0
@@ -182,6 +253,10 @@ class HazardModel:
                 + weights[length + bucket] + weights[last + bucket] + weights[depth + bucket] + weights[path + bucket]
                 + weights[text + bucket] + shared
             )  # fmt: skip
+            position = _NUM_ALWAYS
+            while position < num_places:
+                logit += weights[places[position] + bucket]
+                position += 1
             returning = alive * self._chance(logit)
             hits += returning
             # What comes back in the bucket does so half way through it.

@@ -1,7 +1,8 @@
 """Splits the runs of pages that a learned queue gets into segments: which pages belong together, and their traits.
 
-Pages of one run share a segment if they were used as often so far, came back at the same age and are of one priority. The last block of
-a request is a segment of its own, and so is what the request generated. Pages that come alone, without a request, join a young segment.
+Pages of one run share a segment if they were used as often so far, came back at the same age, and are of one priority and kind. The
+last block of a request is a segment of its own, and so is what the request generated. Pages that come alone, without a request, join a
+young segment.
 """
 
 from typing import Final, final
@@ -19,10 +20,13 @@ from .segment_records import SegmentRecords
 from .segment_table import MOST_PARTS, NO_SEGMENT, SEGMENT_WORDS, STAMP, STAMP_SHIFT, SegmentTable
 from .segment_traits import (
     AGE_SHIFT as AGE_TRAIT,
+    CONTINUES_SHIFT,
     DEPTH_SHIFT,
     GENERATED_SHIFT,
+    KIND_SHIFT,
     LAST_SHIFT,
     LENGTH_SHIFT,
+    NO_HINT,
     NEW_SHIFT,
     PATH_SHIFT,
     TEXT_SHIFT,
@@ -106,12 +110,18 @@ class RunSplitter:
         priority = priority_of_place(words[page * ROW_WORDS + PLACE])
         block = rows.block_number(page)
         is_last = block == last_block
-        num_generated = self._request.num_generated_blocks
+        request = self._request
+        has_kinds = request.has_kinds
+        num_generated = request.num_generated_blocks
         is_generated = num_blocks < num_generated or (num_blocks == num_generated and block == block_before)
         uses = uses_of_note(note)
         if uses == 0:
             uses = 1
-        segment_class = level_of_uses(uses)
+        segment_class = level_of_uses(uses) | (request.continues << CONTINUES_SHIFT)
+        kind: i64 = NO_HINT
+        if has_kinds:
+            kind = request.kind_at(num_blocks - 1 if block == block_before else num_blocks)
+            segment_class |= kind << KIND_SHIFT
         if note != UNKNOWN:
             segment_class |= ((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT
         if is_last:
@@ -137,6 +147,8 @@ class RunSplitter:
             block = (page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(page)
             if block != block_before:
                 if is_last != (block == last_block) or is_generated != (num_blocks < num_generated):
+                    break
+                if has_kinds and kind != request.kind_at(num_blocks):
                     break
                 num_blocks += 1
                 block_before = block

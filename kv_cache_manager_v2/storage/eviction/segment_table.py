@@ -3,7 +3,7 @@
 Eight words each, in the order of their age:
 
     KEY     priority (bits 48-54) | value by the model (0-47): what the heap of its queue sorts by
-    STATE   traits (0-26) | buckets passed (27-30) | queue (31-35); FREE where no segment uses the words
+    STATE   traits (0-32) | buckets passed (33-36) | queue (37-41); FREE where no segment uses the words
     STAMP   the clock when it was pushed (bits 12-62) | its number among the segments that one run of pages became (0-11)
     COUNTS  pages in its queue (0-31) | pages that are gone and remembered, its ghosts (32-62)
     ORDER   the next older segment (0-30) | the next newer one (31-61)
@@ -36,7 +36,7 @@ SEGMENT_WORDS: Final = 8
 NO_SEGMENT: Final = 0
 FREE: Final = -1
 PRIORITY_SHIFT: Final = 48
-_TRAIT_BITS: Final = 27
+_TRAIT_BITS: Final = 33
 """`TRAIT_BITS`: compiled, a constant made from another module's is a boxed one, which is taken apart at each use."""
 TRAITS_MASK: Final = (1 << _TRAIT_BITS) - 1
 BUCKET_SHIFT: Final = _TRAIT_BITS

@@ -88,8 +88,13 @@ def resume(run: RunState, sequence: SimulatedSequence, random: Random) -> None:
         run.num_refused += 1
 
 
+def find_hint(sequence: SimulatedSequence) -> bool | None:
+    """What the caller says of a sequence: it is said, or not, by its tokens, and right or wrong by chance."""
+    return (None, True, False)[len(sequence.text) % 3]
+
+
 def close(run: RunState, sequence: SimulatedSequence) -> None:
-    sequence.handle.close()
+    sequence.handle.close(find_hint(sequence))
     run.model.close(sequence.model)
     run.record_early_copies()
     run.sequences.remove(sequence)

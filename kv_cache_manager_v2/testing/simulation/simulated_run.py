@@ -24,7 +24,7 @@ from .misuse import misuse_manager, misuse_sequence
 from .room_changes import give_buffer, move_history, rewind, toggle_scratch
 from .run_state import RunState
 from .scenario import Action, Scenario
-from .sequence_lifetimes import abandon, clear, close, create, fork, resume
+from .sequence_lifetimes import abandon, clear, close, create, find_hint, fork, resume
 from .shared_steps import share_step
 from .state_checks import note_indices, require_indices_stay
 from .steps import commit, step, step_batch
@@ -208,7 +208,7 @@ class SimulatedRun:
             run.model.suspend(sequence.model)
         elif kind == "stop_committing":
             before = note_indices(run.model, sequence)
-            sequence.handle.stop_committing()
+            sequence.handle.stop_committing(find_hint(sequence))
             require_indices_stay("stop_committing", sequence, before)
             run.model.stop_committing(sequence.model, run.manager.describe())
             run.record_early_copies()

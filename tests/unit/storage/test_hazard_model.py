@@ -1,6 +1,8 @@
 """What `HazardModel` learns, with numbers that are the same on every machine."""
 
+from collections.abc import Callable
 from decimal import Decimal, localcontext
+from random import Random
 
 import pytest
 
@@ -8,9 +10,16 @@ from kv_cache_manager_v2.storage.eviction.hazard_model import EDGES, NUM_BUCKETS
 from kv_cache_manager_v2.storage.eviction.segment_traits import (
     FEATURE_LEVELS,
     FEATURE_SHIFTS,
+    CONTINUES,
+    CONTINUES_SHIFT,
+    ENDS,
+    HINT_LEVELS,
+    HINT_SHIFTS,
+    KIND_SHIFT,
     TRAIT_BITS,
     least_uses,
     level_of_count,
+    level_of_kind,
     level_of_uses,
 )
 from kv_cache_manager_v2.storage.eviction.sigmoid_table import NUM_ENTRIES, SIGMOID_TABLE
@@ -32,7 +41,7 @@ def test_the_table_is_the_logistic_function() -> None:
 
 def test_features_have_bits_of_their_own() -> None:
     used = 0
-    for shift, levels in zip(FEATURE_SHIFTS, FEATURE_LEVELS, strict=True):
+    for shift, levels in zip(FEATURE_SHIFTS + HINT_SHIFTS, FEATURE_LEVELS + HINT_LEVELS, strict=True):
         mask = ((1 << (levels - 1).bit_length()) - 1) << shift
         assert used & mask == 0
         used |= mask
@@ -127,3 +136,56 @@ def test_bytes_that_are_no_model_leave_one_that_knows_nothing() -> None:
         model = HazardModel()
         model.learn(LATE, 1, 1.0, 7)
         assert not model.load(wrong) and model.to_bytes() == HazardModel().to_bytes(), "not a number, or squares below the first one"
+
+
+# -- hints ----------------------------------------------------------------------------------------------------------------
+
+GOES_ON, COMES_TO_AN_END = CONTINUES << CONTINUES_SHIFT, ENDS << CONTINUES_SHIFT
+
+
+def teach(model: HazardModel, hint_of: Callable[[bool], int], num_examples: int = 2000, seed: int = 1) -> None:
+    random = Random(seed)
+    for _ in range(num_examples):
+        returns = random.random() < 0.5
+        model.learn(RARE | hint_of(returns), 0, float(returns), 4)
+
+
+def test_a_hint_that_tells_something_is_believed() -> None:
+    model = HazardModel()
+    teach(model, lambda returns: GOES_ON if returns else COMES_TO_AN_END)
+    assert model.chance(RARE | GOES_ON, 0) > 0.8 > 0.2 > model.chance(RARE | COMES_TO_AN_END, 0)
+    assert model.value(RARE | GOES_ON, 0) > 2 * model.value(RARE | COMES_TO_AN_END, 0)
+    restored = HazardModel()
+    assert restored.load(model.to_bytes())
+    assert restored.value(RARE | GOES_ON, 0) == model.value(RARE | GOES_ON, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hint_that_tells_nothing_leaves_the_features_as_they_are(seed: int) -> None:
+    """To the bit: constant, or at random."""
+    plain = HazardModel()
+    teach(plain, lambda returns: 0, seed=seed)
+    random = Random(seed + 100)
+    for hint_of in (lambda returns: GOES_ON, lambda returns: random.choice([GOES_ON, COMES_TO_AN_END])):
+        model = HazardModel()
+        teach(model, hint_of, seed=seed)
+        for bucket in range(NUM_BUCKETS):
+            assert model.value(RARE, bucket) == model.value(RARE | GOES_ON, bucket) == plain.value(RARE, bucket)
+
+
+def test_a_hint_that_stops_telling_is_believed_no_more() -> None:
+    model = HazardModel()
+    teach(model, lambda returns: GOES_ON if returns else COMES_TO_AN_END)
+    random = Random(7)
+    teach(model, lambda returns: random.choice([GOES_ON, COMES_TO_AN_END]), 20_000)
+    assert abs(model.chance(RARE | GOES_ON, 0) - model.chance(RARE | COMES_TO_AN_END, 0)) < 0.1
+
+
+def test_two_hints_are_told_apart() -> None:
+    """The kind says it, the other one is random: the kind alone counts."""
+    model = HazardModel()
+    random = Random(3)
+    kinds = [level_of_kind(0) << KIND_SHIFT, level_of_kind(254) << KIND_SHIFT]
+    assert kinds[0] != kinds[1] and level_of_kind(14) != level_of_kind(0) == level_of_kind(15)
+    teach(model, lambda returns: kinds[returns] | random.choice([GOES_ON, COMES_TO_AN_END]))
+    assert model.chance(RARE | kinds[1] | GOES_ON, 0) == model.chance(RARE | kinds[1] | COMES_TO_AN_END, 0) > 0.8

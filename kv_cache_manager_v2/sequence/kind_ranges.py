@@ -1,0 +1,54 @@
+"""Which kind of tokens each block of one sequence has, from its `RetentionConfig`; the learned eviction policy asks when it is closed."""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..config.retention import RetentionConfig
+from ..storage.eviction.request_facts import RequestFacts
+from ..storage.eviction.segment_traits import level_of_kind
+
+
+@final
+@mypyc_attr(native_class=True)
+class KindRanges:
+    """Ranges of blocks, those that say most last: by priority, the first given of equal ones last."""
+
+    __slots__ = ("_begins", "_ends", "_levels")
+
+    _begins: Final[list[int]]
+    _ends: Final[list[int]]
+    _levels: Final[list[int]]
+
+    def __init__(self, retention: RetentionConfig, prompt_length: int, tokens_per_block: int) -> None:
+        self._begins = []
+        self._ends = []
+        self._levels = []
+        order = sorted([(item.priority, -position) for position, item in enumerate(retention.ranges) if item.kind is not None])
+        for _, position in order:
+            item = retention.ranges[-position]
+            end = prompt_length if item.end is None else item.end
+            self._begins.append(item.begin // tokens_per_block)
+            self._ends.append((end + tokens_per_block - 1) // tokens_per_block)
+            self._levels.append(int(level_of_kind(0 if item.kind is None else item.kind)))
+
+    def describe(self, facts: RequestFacts) -> None:
+        """Tell the kinds of the blocks of the request that has begun there."""
+        kinds = facts.reserve_kinds()
+        num_blocks = facts.num_blocks
+        for position in range(len(self._levels)):
+            level: i64 = self._levels[position]
+            block: i64 = self._begins[position]
+            end: i64 = self._ends[position]
+            if end > num_blocks:
+                end = num_blocks
+            while block < end:
+                kinds[num_blocks - 1 - block] = level
+                block += 1
+
+
+def find_kinds(retention: RetentionConfig, prompt_length: int, tokens_per_block: int) -> KindRanges | None:
+    """None where no range has a kind."""
+    if all([item.kind is None for item in retention.ranges]):
+        return None
+    return KindRanges(retention, prompt_length, tokens_per_block)

@@ -1,0 +1,150 @@
+"""What a caller says of a sequence's future, and of its tokens, raises hits where it is right, and costs none where it says nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from kv_cache_manager_v2 import (
+    EvictionPolicy,
+    GpuCacheTierConfig,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    RetentionConfig,
+    TokenRangeRetention,
+)
+from kv_cache_manager_v2.device.host_device import HostDevice
+from kv_cache_manager_v2.replay.rerun import rerun
+from small_models import attention_layers
+
+T = 2
+SLOT_BYTES = 2 * 8 * T
+NUM_SLOTS = 48
+NUM_BLOCKS = 4
+NUM_PROMPTS = 700
+GAP = 20
+"""Prompts between a turn and the next one: 80 blocks, more than there is room for."""
+Hint = Callable[[bool], bool | None]
+
+
+def manager_of(num_slots: int = NUM_SLOTS, journal: Path | None = None) -> KVCacheManager:
+    tiers = [GpuCacheTierConfig(num_slots * SLOT_BYTES, EvictionPolicy.LEARNED)]
+    return KVCacheManager(
+        KVCacheManagerConfig(T, tiers, attention_layers([None], T)), device=HostDevice(granularity_bytes=4096), journal=journal
+    )
+
+
+def prompt_of(number: int) -> list[int]:
+    return [1000 * number + position for position in range(NUM_BLOCKS * T)]
+
+
+def serve(manager: KVCacheManager, tokens: list[int], retention: RetentionConfig | None = None) -> Any:
+    kv_cache = manager.create_kv_cache(None, tokens, retention=retention)
+    assert kv_cache.resume() and kv_cache.resize(len(tokens))
+    kv_cache.commit(tokens[kv_cache.num_committed_tokens :])
+    return kv_cache
+
+
+def count_hits(
+    hint: Hint, journal: Path | None = None, kind: Callable[[bool], int | None] = lambda continues: None, at_stop: bool = False
+) -> float:
+    """One prompt in three comes back once, `GAP` prompts later. The share of these that hit."""
+    random = Random(1)
+    coming_back: dict[int, int] = {}
+    num_hits = 0
+    num_back = 0
+    with manager_of(journal=journal) as manager:
+        for number in range(NUM_PROMPTS):
+            again = coming_back.pop(number, None)
+            if again is not None:
+                num_back += NUM_BLOCKS
+                num_hits += manager.probe_reuse(None, prompt_of(again)) // T
+                serve(manager, prompt_of(again)).close(hint(False))
+            continues = random.random() < 1 / 3
+            if continues:
+                coming_back[number + GAP] = number
+            named = kind(continues)
+            retention = None if named is None else RetentionConfig([TokenRangeRetention(0, None, 35, kind=named)])
+            kv_cache = serve(manager, prompt_of(number), retention)
+            if at_stop:
+                kv_cache.stop_committing(hint(continues))
+                kv_cache.close()
+            else:
+                kv_cache.close(continues=hint(continues))
+    return num_hits / num_back
+
+
+@pytest.fixture(scope="module")
+def nothing_said() -> float:
+    return count_hits(lambda continues: None)
+
+
+def random_hint(seed: int) -> Hint:
+    random = Random(seed)
+    return lambda continues: random.random() < 0.5
+
+
+@pytest.mark.parametrize("hint", [lambda continues: continues, lambda continues: not continues], ids=["right", "the wrong way round"])
+def test_a_hint_that_tells_something_raises_hits(hint: Hint, nothing_said: float) -> None:
+    """What it means is learned: always the opposite tells as much."""
+    assert count_hits(hint) > nothing_said + 0.3
+
+
+def test_stop_committing_takes_it_too() -> None:
+    right: Hint = lambda continues: continues
+    assert count_hits(right, at_stop=True) == count_hits(right)
+
+
+@pytest.mark.parametrize(
+    "hint", [lambda continues: True, lambda continues: False, random_hint(1), random_hint(2)], ids=["always", "never", "random", "random 2"]
+)
+def test_a_hint_that_tells_nothing_costs_nothing(hint: Hint, nothing_said: float) -> None:
+    assert abs(count_hits(hint) - nothing_said) <= 0.003
+
+
+def test_kinds_of_tokens_tell_which_come_back(nothing_said: float) -> None:
+    assert count_hits(lambda continues: None, kind=lambda continues: 7 if continues else 255) > nothing_said + 0.3
+    assert abs(count_hits(lambda continues: None, kind=lambda continues: 7) - nothing_said) <= 0.003
+
+
+def test_a_journal_with_hints_runs_again(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    count_hits(lambda continues: continues, journal, kind=lambda continues: 1 if continues else 2)
+    assert rerun(journal, HostDevice(granularity_bytes=4096)).num_digests > 0
+
+
+def test_a_hint_is_a_bool_and_a_kind_a_byte() -> None:
+    with manager_of() as manager:
+        kv_cache = serve(manager, prompt_of(1))
+        before = manager.state_digest()
+        wrong_ones: list[Any] = [1, 0, "yes", 0.5, []]
+        for value in wrong_ones:
+            with pytest.raises(TypeError, match="continues must be a bool"):
+                kv_cache.stop_committing(value)
+            with pytest.raises(TypeError, match="continues must be a bool"):
+                kv_cache.close(continues=value)
+        assert kv_cache.is_active and manager.state_digest() == before
+        kv_cache.stop_committing(True)
+        kv_cache.close(False)
+        kv_cache.close(True)
+        with pytest.raises(TypeError, match="continues must be a bool"):
+            kv_cache.close(wrong_ones[0])
+    for number in (-1, 256, 1 << 70):
+        with pytest.raises(ValueError, match=r"TokenRangeRetention\.kind"):
+            TokenRangeRetention(0, 4, 50, kind=number)
+    with pytest.raises(TypeError, match=r"TokenRangeRetention\.kind"):
+        TokenRangeRetention(0, 4, 50, kind="system")  # type: ignore[arg-type]
+
+
+def test_a_hint_holds_for_forks_and_ends_with_a_rewind() -> None:
+    with manager_of() as manager:
+        kv_cache = serve(manager, prompt_of(1))
+        kv_cache.stop_committing(True)
+        fork = kv_cache.fork()
+        assert fork._state.continues == kv_cache._state.continues != 0
+        kv_cache.rewind(4)
+        assert kv_cache._state.continues == 0
+        fork.close()
+        kv_cache.close()
