@@ -26,9 +26,10 @@ crash, and ``object.__init__(...)`` a second time a `TypeError` instead of nothi
 to call it.
 
 `untrack` hides objects from the garbage collector, for a class of which there are millions: a full collection would look at each. Who
-untracks an object cuts the cycles through it before letting go.
+untracks an object cuts the cycles through it before letting go. `untrack_class` hides all objects of a class as they are made. Then
+they do not count as new objects either, after every 700 of which the collector looks at the young lists of the whole process.
 """
 
-from ._rawref import NULL, invalidate, ref, seal, untrack, write_unraisable
+from ._rawref import NULL, invalidate, ref, seal, untrack, untrack_class, write_unraisable
 
-__all__ = ["NULL", "invalidate", "ref", "seal", "untrack", "write_unraisable"]
+__all__ = ["NULL", "invalidate", "ref", "seal", "untrack", "untrack_class", "write_unraisable"]

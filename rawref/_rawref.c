@@ -219,6 +219,53 @@ module_untrack(PyObject *Py_UNUSED(module), PyObject *objects)
     Py_RETURN_NONE;
 }
 
+#define COLLECTOR_BYTES (2 * sizeof(void *))  /* in front of each object that can be tracked; zeros while it is not */
+
+/* As PyType_GenericAlloc, but the collector, which runs after so many new objects, neither sees this one nor counts it. */
+static PyObject *
+allocate_untracked(PyTypeObject *type, Py_ssize_t Py_UNUSED(num_items))
+{
+    char *memory = PyObject_Calloc(1, COLLECTOR_BYTES + type->tp_basicsize);
+    if (memory == NULL) {
+        return PyErr_NoMemory();
+    }
+    return PyObject_Init((PyObject *)(memory + COLLECTOR_BYTES), type);
+}
+
+/* Whether this interpreter puts COLLECTOR_BYTES in front of an object: what sys.getsizeof adds to __sizeof__. */
+static int
+has_known_header(void)
+{
+    PyObject *probe = PyList_New(0);
+    PyObject *getsizeof = PySys_GetObject("getsizeof");  /* borrowed */
+    PyObject *whole = probe != NULL && getsizeof != NULL ? PyObject_CallOneArg(getsizeof, probe) : NULL;
+    PyObject *alone = whole != NULL ? PyObject_CallMethod(probe, "__sizeof__", NULL) : NULL;
+    int is_known = alone == NULL ? -1 : PyLong_AsSsize_t(whole) - PyLong_AsSsize_t(alone) == COLLECTOR_BYTES;
+    Py_XDECREF(alone);
+    Py_XDECREF(whole);
+    Py_XDECREF(probe);
+    return is_known;
+}
+
+static PyObject *
+module_untrack_class(PyObject *Py_UNUSED(module), PyObject *argument)
+{
+    PyTypeObject *type = (PyTypeObject *)argument;
+    if (!PyType_Check(argument) || !PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) || PyType_HasFeature(type, Py_TPFLAGS_IMMUTABLETYPE) ||
+        type->tp_alloc != PyType_GenericAlloc || type->tp_free != PyObject_GC_Del || type->tp_itemsize != 0 || type->tp_dictoffset != 0 || type->tp_weaklistoffset != 0) {
+        PyErr_Format(PyExc_TypeError, "untrack_class takes a class with __slots__ alone, and each class once, not %R", argument);
+        return NULL;
+    }
+    int is_known = has_known_header();
+    if (is_known < 0) {
+        return NULL;
+    }
+    if (is_known) {
+        type->tp_alloc = allocate_untracked;
+    }
+    return PyBool_FromLong(is_known);
+}
+
 static PyMethodDef module_methods[] = {
     {"invalidate", module_invalidate, METH_O,
      "Cut the ref of target, if it has one. For its class to call where it lets go: in close() and in __del__."},
@@ -226,6 +273,8 @@ static PyMethodDef module_methods[] = {
      "Close what mypyc leaves open in a class that it made: deleting properties, __init__ a second time. For each class once."},
     {"untrack", module_untrack, METH_O,
      "Hide each object of a list from the garbage collector, which frees no cycle through it from then on."},
+    {"untrack_class", module_untrack_class, METH_O,
+     "Hide all objects of a class from the garbage collector as they are made. False where this interpreter does not allow it."},
     {"write_unraisable", (PyCFunction)(void (*)(void))module_write_unraisable, METH_FASTCALL,
      "Hand an exception that nobody can catch to sys.unraisablehook, with the object that it is about."},
     {NULL},

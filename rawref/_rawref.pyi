@@ -33,5 +33,12 @@ def seal(cls: type, /) -> None:
 def untrack(objects: list[Any], /) -> None:
     """Hide each object of the list from the garbage collector, which frees no cycle through it from then on."""
 
+def untrack_class(cls: type, /) -> bool:
+    """Hide all objects of the class from the garbage collector as they are made; they do not bring the next collection nearer either.
+
+    `TypeError` for a class with ``__dict__``, ``__weakref__`` or items, and a second time. False, and no change, where this interpreter
+    keeps its notes of an object elsewhere than CPython does.
+    """
+
 def write_unraisable(error: BaseException, place: object, /) -> None:
     """Hand an exception that nobody can catch to `sys.unraisablehook`."""

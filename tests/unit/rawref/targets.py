@@ -165,3 +165,19 @@ class Sealed(Sealing):
 
     def __del__(self) -> None:
         invalidate(self)
+
+
+@mypyc_attr(native_class=True)
+class Linked:
+    """One of millions, which the tests hide from the garbage collector."""
+
+    __slots__ = ("number", "next", "held")
+
+    number: int
+    next: "Linked | None"
+    held: object
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.next = None
+        self.held = None
