@@ -108,15 +108,20 @@ def _pack_list(tokens: list[object], digests: DigestTable, acquire: bool) -> byt
         few = _pack_few(tokens)
         return _pack_items(tokens, digests, acquire) if few is None else few
     # All of them are good ids nearly always, so what is wrong with one is for a second look.
+    count: i64 = len(tokens)
+    packed = vec[i32]([0] * count)
+    signs: i32 = 0
+    position: i64 = 0
     try:
         # Not known to be so: compiled, each item is looked at as it is read out, and one that is no i32 is a TypeError there.
-        # A copy, since an item's own code may change the caller's list meanwhile: compiled code would write past its end.
-        packed = vec[i32]([token for token in cast("list[i32]", tokens.copy())])
-    except (TypeError, ValueError, OverflowError):
+        ids = cast("list[i32]", tokens)
+        while position < count:  # counted: an item's own code may change the caller's list meanwhile, and a shorter one is an IndexError
+            token = ids[position]
+            signs |= token
+            packed[position] = token
+            position += 1
+    except (TypeError, ValueError, OverflowError, IndexError):
         return _pack_items(tokens, digests, acquire)
-    signs: i32 = 0
-    for token in packed:
-        signs |= token
     if signs < 0:
         return _pack_items(tokens, digests, acquire)
     return bytes(memoryview(packed))
