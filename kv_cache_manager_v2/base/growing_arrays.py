@@ -1,7 +1,11 @@
 """Arrays that grow without being copied: address space is reserved for all items at the start, memory is used as they are added."""
 
-from librt.vecs import vec
+from typing import Final
+
+from librt.vecs import extend, vec
 from mypy_extensions import i32, i64
+
+_FILLED_AT_ONCE: Final = 1024
 
 
 def reserve_words(words: vec[i64], num_words: i64) -> vec[i64]:
@@ -27,4 +31,24 @@ def reserve_numbers(numbers: vec[i32], count: i64) -> vec[i32]:
             return vec[i32](memoryview(numbers), capacity=count)
         except MemoryError:
             count = count // 2
+    return numbers
+
+
+def fill_words(words: vec[i64], count: i64, value: i64) -> vec[i64]:
+    """The same items, followed by ``value`` up to ``count`` items in all."""
+    while len(words) < count:
+        missing: i64 = count - len(words)
+        if missing > _FILLED_AT_ONCE:
+            missing = _FILLED_AT_ONCE
+        words = extend(words, vec[i64]([value] * missing))
+    return words
+
+
+def fill_numbers(numbers: vec[i32], count: i64, value: i32) -> vec[i32]:
+    """`fill_words` for numbers of four bytes."""
+    while len(numbers) < count:
+        missing: i64 = count - len(numbers)
+        if missing > _FILLED_AT_ONCE:
+            missing = _FILLED_AT_ONCE
+        numbers = extend(numbers, vec[i32]([value] * missing))
     return numbers

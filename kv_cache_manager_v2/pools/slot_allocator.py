@@ -15,7 +15,7 @@ from typing import Final, final
 from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.growing_arrays import reserve_words
+from ..base.growing_arrays import fill_words, reserve_words
 from ..device.stream_order import NO_POINT
 
 MOST_RESERVED: Final = 1 << 28
@@ -106,8 +106,7 @@ class SlotAllocator:
                 slot += 1
             slot += 1
         self._next_unused = slot
-        while len(self.ready) < slot:
-            self.ready = append(self.ready, NO_POINT)
+        self.ready = fill_words(self.ready, slot, NO_POINT)
         self._stack = self._stack[:0]
         for hole in reversed(holes):
             self._stack = append(self._stack, hole)
@@ -143,15 +142,12 @@ class SlotAllocator:
             slots[position] = stack[num_stacked]
             position += 1
         self._num_stacked = num_stacked
-        ready = self.ready
         slot = self._next_unused
         while position < count:
             slots[position] = slot
             slot += 1
-            if slot > len(ready):
-                ready = append(ready, NO_POINT)
             position += 1
-        self.ready = ready
+        self.ready = fill_words(self.ready, slot, NO_POINT)
         self._next_unused = slot
         self.num_free -= count
         used = self.num_slots - self.num_free

@@ -7,7 +7,7 @@ cycles of blocks that are still in the tree when a manager goes are cut by `diss
 from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
-from rawref import untrack
+from rawref import untrack, untrack_class
 
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows
 from ..storage.page_storage import PageStorage
@@ -21,6 +21,8 @@ def count_possible_blocks(storage: PageStorage) -> i64:
         num_slots += allocator.num_slots
     return num_slots
 
+
+untrack_class(Block)
 
 _FEW_BLOCKS: Final = 16
 """Made at once where one is needed."""
@@ -77,10 +79,12 @@ class BlockPool:
 
     def _make(self, num_blocks: i64) -> None:
         """Make blocks until there are that many. Which one `take` returns does not depend on it."""
-        begin = len(self._blocks)
-        while len(self._blocks) < num_blocks:
-            self._blocks.append(Block(self._rows.add_block()))
-        untrack(self._blocks[begin:])
+        self._rows.grow(num_blocks)
+        blocks = self._blocks
+        first_page = self._rows.first_page_of(len(blocks))
+        while len(blocks) < num_blocks:
+            blocks.append(Block(first_page))
+            first_page += self._rows.num_life_cycles
 
     def release(self, block: Block) -> None:
         """The block has no page, no parent, no child, no pin."""

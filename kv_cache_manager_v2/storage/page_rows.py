@@ -25,10 +25,10 @@ What else is kept of each page or block are *columns*: they get their entries wi
 from abc import ABCMeta, abstractmethod
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.growing_arrays import reserve_up_to
+from ..base.growing_arrays import fill_words, reserve_up_to
 
 PLACE: Final = 0
 LINKS: Final = 1
@@ -128,10 +128,7 @@ class WordColumn(RowColumn):
 
     def grow(self, num_rows: i64, num_blocks: i64) -> None:
         count = self._num_before + (num_blocks if self._is_per_block else num_rows)
-        words = self.words
-        while len(words) < count:
-            words = append(words, self._empty)
-        self.words = words
+        self.words = fill_words(self.words, count, self._empty)
 
 
 @final
@@ -166,7 +163,7 @@ class PageRows:
         if num_blocks <= self._num_reserved:
             return
         self._num_reserved = num_blocks
-        num_rows = self.first_page_of_blocks + num_blocks * self.num_life_cycles
+        num_rows = self.first_page_of(num_blocks)
         num_words = num_rows * ROW_WORDS
         self.words = reserve_up_to(self.words, num_words if num_words < MOST_RESERVED else MOST_RESERVED)
         for column in self._columns:
@@ -175,7 +172,7 @@ class PageRows:
     def add_column(self, column: RowColumn) -> None:
         """For a manager that is being made: what there is already gets its entries now."""
         self._columns.append(column)
-        column.reserve(self.first_page_of_blocks + self._num_reserved * self.num_life_cycles, self._num_reserved)
+        column.reserve(self.first_page_of(self._num_reserved), self._num_reserved)
         column.grow(self._num_rows, self.num_blocks)
 
     def add_words(self, empty: i64, is_per_block: bool = False, num_before: i64 = 0) -> WordColumn:
@@ -186,16 +183,19 @@ class PageRows:
     def add_block(self) -> i64:
         """Rows for one more block, without pages; returns its first page id."""
         first_page = self._num_rows
-        words = self.words
-        for word in range(self.num_life_cycles):
-            words = append(words, NO_PAGE)
-            words = append(words, NOT_QUEUED)
-        self.words = words
-        self._num_rows = first_page + self.num_life_cycles
-        num_blocks = self.num_blocks
-        for column in self._columns:
-            column.grow(self._num_rows, num_blocks)
+        self.grow(self.num_blocks + 1)
         return first_page
+
+    def grow(self, num_blocks: i64) -> None:
+        """Have rows for that many blocks in all; the new ones without pages."""
+        num_rows = self.first_page_of(num_blocks)
+        self.words = fill_words(self.words, num_rows * ROW_WORDS, NO_PAGE)  # which is NOT_QUEUED, too
+        for column in self._columns:
+            column.grow(num_rows, num_blocks)
+        self._num_rows = num_rows
+
+    def first_page_of(self, block_number: i64) -> i64:
+        return self.first_page_of_blocks + block_number * self.num_life_cycles
 
     def block_number(self, page: i64) -> i64:
         """Blocks are numbered from 0 in the order in which they were made."""

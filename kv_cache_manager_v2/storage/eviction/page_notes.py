@@ -11,10 +11,10 @@ A page is in one place, so all queues of a storage share these notes.
 
 from typing import Final, final
 
-from librt.vecs import append, vec
+from librt.vecs import vec
 from mypy_extensions import i32, i64, mypyc_attr
 
-from ...base.growing_arrays import reserve_numbers
+from ...base.growing_arrays import fill_numbers, reserve_numbers
 from ..page_rows import PageRows, RowColumn
 
 UNKNOWN: Final = 0
@@ -55,10 +55,7 @@ class PageNotes(RowColumn):
         self.notes = reserve_numbers(self.notes, num_rows)
 
     def grow(self, num_rows: i64, num_blocks: i64) -> None:
-        notes = self.notes
-        while len(notes) < num_rows:
-            notes = append(notes, 0)
-        self.notes = notes
+        self.notes = fill_numbers(self.notes, num_rows, UNKNOWN)
 
     def forget_all(self) -> None:
         """Nothing is known of any page."""
