@@ -115,7 +115,7 @@ class Rank:
 
     def drain(self) -> None:
         """Have all stores done that were accepted."""
-        self.wait(lambda: not self.level._pending)
+        self.wait(lambda: len(self.level._outgoing) == 0)
 
     def forget(self) -> None:
         """Keep nothing of what was computed, but what is in the store."""

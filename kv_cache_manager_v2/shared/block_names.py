@@ -5,6 +5,7 @@ are in the chain in full. The names of another model, layout or salt domain are 
 """
 
 import json
+from collections import deque
 from hashlib import sha256
 from time import sleep
 from typing import Final
@@ -55,6 +56,28 @@ def name_blocks(parent: bytes, tokens: bytes | list[TokenIdExt], block_tokens: i
         if ordinal % _BLOCKS_AT_ONCE == _BLOCKS_AT_ONCE - 1:
             sleep(0)
     return names
+
+
+class NameChain:
+    """The names of one path's blocks, made by a thread of tokens that the caller has added. ``num_blocks``: that were added."""
+
+    def __init__(self, root: bytes, block_tokens: int) -> None:
+        self.names: Final[list[BlockName]] = []
+        self.num_blocks = 0
+        self._root: Final = root
+        self._block_tokens: Final = block_tokens
+        self._waiting: Final[deque[bytes | list[TokenIdExt]]] = deque()
+
+    def add(self, tokens: bytes | list[TokenIdExt], num_blocks: int) -> None:
+        """Those of the next whole blocks."""
+        self._waiting.append(tokens)
+        self.num_blocks += num_blocks
+
+    def extend(self) -> None:
+        """On the thread: name all that was added."""
+        while len(self._waiting) > 0:
+            parent = self.names[-1].digest if len(self.names) > 0 else self._root
+            self.names.extend(name_blocks(parent, self._waiting.popleft(), self._block_tokens))
 
 
 def _name_mixed(parent: bytes, tokens: list[TokenIdExt]) -> BlockName:

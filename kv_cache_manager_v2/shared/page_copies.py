@@ -1,4 +1,4 @@
-"""Copies between pages of level 0 and staging slots: loads on a sequence's stream, stores on the shared level's own."""
+"""Copies of loaded pages from staging slots into pages of level 0, on their sequence's stream."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ from .store_tasks import StagedPage
 
 
 class PageCopies:
-    """Pages and their slots, for one direction. ``descs``: the pools of level 0 as they are now."""
+    """Pages and their slots. ``descs``: the pools of level 0 as they are now."""
 
     def __init__(
         self, device: Device, staging: StagingSlots, layouts: list[RecordLayout], pool_group_of: list[int], descs: tuple[PoolGroupDesc, ...]
@@ -22,9 +22,8 @@ class PageCopies:
         self._pool_group_of: Final = pool_group_of
         self._descs: Final = {int(desc.pool_group_index): desc for desc in descs}
 
-    def enqueue(self, stream: int, pages: list[StagedPage], page_slots: list[int], is_load: bool) -> None:
-        """Each page, at its slot of level 0, from its staging slot if ``is_load``, else to there."""
-        gpu, host = CacheTier.GPU_MEM, CacheTier.HOST_MEM
+    def enqueue(self, stream: int, pages: list[StagedPage], page_slots: list[int]) -> None:
+        """Each page, at its slot of level 0, from its staging slot."""
         batches: dict[int, CopyBatch] = {}
         for page, slot in zip(pages, page_slots, strict=True):
             staged = self._staging.address(page.slot) + self._layouts[page.life_cycle].head_bytes
@@ -32,16 +31,9 @@ class PageCopies:
                 num_bytes = int(pool.slot_bytes)
                 batch = batches.get(num_bytes)
                 if batch is None:
-                    batch = CopyBatch(gpu, host, num_bytes) if is_load else CopyBatch(host, gpu, num_bytes)
+                    batch = CopyBatch(CacheTier.GPU_MEM, CacheTier.HOST_MEM, num_bytes)
                     batches[num_bytes] = batch
-                address = int(pool.base_address) + slot * num_bytes
-                if is_load:
-                    batch.add(address, staged)
-                else:
-                    batch.add(staged, address)
+                batch.add(int(pool.base_address) + slot * num_bytes, staged)
                 staged += num_bytes
         for batch in batches.values():
-            if is_load:
-                self._device.copy_batch(stream, batch)
-            else:
-                self._device.copy_beside(stream, batch)
+            self._device.copy_batch(stream, batch)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..manager.kv_cache import KVCache
-from .block_names import BlockName
+from .block_names import BlockName, NameChain
 from .remote_operation import RemoteOperation
 from .remote_report import largest_at_most
 
@@ -47,6 +47,7 @@ class RemoteRequest(Handle):
         self._operation: RemoteOperation | None = None
         self._step = 0
         self._num_offered = 0
+        self._chain: NameChain | None = None
 
     @property
     def kv_cache(self) -> KVCache:
@@ -131,6 +132,7 @@ class RemoteRequest(Handle):
                 return False
             level.fill_pages(kv_cache, operation, begin, length)
             kv_cache.commit_input(end - self._committed)
+            level.note_taken(kv_cache, operation, begin, length)
             self._committed = end
         else:
             level.end_load(operation, None)
@@ -164,10 +166,11 @@ class RemoteRequest(Handle):
         limit = level.count_due(num_blocks, self._num_hits)
         if limit <= self._num_offered:
             return 0
-        names = level.name_committed(self._kv_cache, self._names, limit)
-        if len(names) > len(self._names):
-            self._names = names
-        accepted, self._num_offered = level.begin_store(self._kv_cache, names, self._num_offered, limit)
+        chain = self._chain
+        if chain is None:
+            chain = level.begin_names(self._kv_cache)
+            self._chain = chain
+        accepted, self._num_offered = level.begin_store(self._kv_cache, chain, self._num_offered, limit)
         return accepted
 
     # -- the level's --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ The threads are those of `StoreWorkers`. A manager without a shared level knows 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
 from types import TracebackType
 from typing import Any, Final
 
@@ -33,12 +33,11 @@ from ..manager.kv_cache import KVCache, SequenceStatus
 from ..manager.kv_cache_manager import KVCacheManager
 from ..metrics.shared_samples import SharedFacts, SharedSource
 from ..publishing.event_publisher import KVCacheEventPublisher
-from ..reuse.token_packing import TOKEN_BYTES, has_digest
-from ..sequence.whole_prefix import pack_committed
-from .block_names import BlockName, name_blocks, name_root
+from .block_names import BlockName, NameChain, name_root
 from .hash_ring import HashRing
 from .known_pages import KnownPages
 from .line_limit import LineLimit
+from .outgoing_pages import OutgoingPages
 from .page_copies import PageCopies
 from .page_needs import PageNeeds
 from .page_record import RecordLayout, describe_identity_bytes
@@ -48,9 +47,8 @@ from .remote_request import RemoteRequest
 from .shared_statistics import SharedCounters, SharedStatistics
 from .shared_store import SharedStore, StoreError
 from .staging_slots import EnqueuedCopy, StagingSlots
-from .store_stream import StoreStream
-from .store_tasks import LoadTask, LookUpTask, RecordSpace, StagedPage, StoreTask, share_out
-from .store_workers import LOADS, LOOKUPS, STORES, StoreWorkers, Task
+from .store_tasks import LoadTask, LookUpTask, RecordSpace, StagedPage, share_out
+from .store_workers import LOADS, LOOKUPS, StoreWorkers
 
 ON_COMMIT: Final = "commit"
 ON_SECOND_HIT: Final = "second_hit"
@@ -60,26 +58,14 @@ WRITE_POLICIES: Final = (ON_COMMIT, ON_SECOND_HIT, OFF)
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
-class _PendingStore:
-    """Pages on their way into staging slots, or from there to the store."""
-
-    def __init__(
-        self, copy: EnqueuedCopy, tasks: list[Task], pages: list[StagedPage], names: list[BlockName], salt: int | str | None
-    ) -> None:
-        self.copy: Final = copy
-        self.tasks: Final = tasks
-        self.pages: Final = pages
-        self.names: Final = names
-        self.salt: Final = salt
-        self.is_started = False
-
-
 class SharedLevel(SharedSource):
     """The shared level of one manager; `close` it before the manager shuts down. A context manager.
 
     ``model_id``: as for a durable level; managers with an equal one, and equal layers, share. ``load_bytes``, ``store_bytes``: of staging
     memory. ``write_policy``: "second_hit" stores blocks that a sequence has reused, "commit" all that are committed, "off" none.
     ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what this level knows to be in the store.
+    ``claim_seconds``: what the store was not seen to have for so long is asked for beside later look-ups, 64 pages each time, and told as
+    removed where it is gone.
 
     `StoreError` if no endpoint can be reached, or all refuse: one of several that does costs a warning, and its keys are misses until it
     answers. `ValueError` for a bad argument, or a store whose keys have another format; `ImportError` without xxhash. Later no store's
@@ -97,6 +83,7 @@ class SharedLevel(SharedSource):
         write_policy: str = ON_SECOND_HIT,
         num_load_threads: int = 2,
         publisher: KVCacheEventPublisher | None = None,
+        claim_seconds: float = 60.0,
     ) -> None:
         if not isinstance(manager, KVCacheManager):
             raise TypeError(f"manager must be a KVCacheManager, not {type(manager).__name__}")
@@ -108,6 +95,8 @@ class SharedLevel(SharedSource):
             raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
         if not 1 <= num_load_threads <= 64:
             raise ValueError(f"num_load_threads is {num_load_threads}; it must be from 1 to 64")
+        if not 0 <= claim_seconds < math.inf:
+            raise ValueError(f"claim_seconds is {claim_seconds}; it must be 0 or more, and finite")
         if publisher is not None and not isinstance(publisher, KVCacheEventPublisher):
             raise TypeError(f"publisher must be a KVCacheEventPublisher, not {type(publisher).__name__}")
         if publisher is not None and not publisher._follows(manager.event_manager):
@@ -143,17 +132,17 @@ class SharedLevel(SharedSource):
         except BaseException:
             self._loads.close(False)
             raise
+        self._workers: Final = StoreWorkers(store, self._counters, num_load_threads, unreachable)
+        self._known: Final = KnownPages(publisher, claim_seconds)
         try:
-            self._store_stream: Final = StoreStream(manager, self._pool_group_of)
+            self._outgoing: Final = OutgoingPages(manager, self._stores, self._space, self._known, self._workers)
         except BaseException:
+            self._workers.close()
             self._loads.close(False)
             self._stores.close(False)
             raise
-        self._workers: Final = StoreWorkers(store, self._counters, num_load_threads, unreachable)
         self._requests: Final[dict[int, RemoteRequest]] = {}
         self._operations: Final[dict[tuple[int, int], RemoteOperation]] = {}
-        self._pending: list[_PendingStore] = []
-        self._known: Final = KnownPages(publisher)
         self._next_request = 0
         self._is_closed = False
 
@@ -178,9 +167,7 @@ class SharedLevel(SharedSource):
         has_ended = self._workers.close()
         if not has_ended:
             _logger.warning("a thread of the shared level is still busy with its store; its staging memory is not freed")
-        for pending in self._pending:
-            pending.copy.wait()
-        self._store_stream.close()
+        self._outgoing.close()
         self._known.forget_all()
         self._loads.close(not has_ended)
         self._stores.close(not has_ended)
@@ -207,7 +194,7 @@ class SharedLevel(SharedSource):
             request.begin(None)
             return request
         begin = kv_cache.num_committed_tokens // self.block_tokens
-        task = LookUpTask(self._space, name_root(kv_cache.reuse_scope), tokens, begin)
+        task = LookUpTask(self._space, name_root(kv_cache.reuse_scope), tokens, begin, self._known.list_unseen())
         operation = RemoteOperation(number, 0, LOOKUPS, [task], [], 0, kv_cache.reuse_scope.salt)
         self._requests[number] = request
         self._operations[(number, 0)] = operation
@@ -227,7 +214,7 @@ class SharedLevel(SharedSource):
     def remote_report(self) -> RemoteReport:
         """What the threads have found out; to be admitted, by this rank alone or reduced with those of the others. Changes no decision."""
         self.require_usable()
-        self._settle_stores()
+        self._outgoing.settle()
         answers = []
         for operation in self._operations.values():
             if not operation.is_started:
@@ -315,6 +302,8 @@ class SharedLevel(SharedSource):
             operation.slots.clear()
 
     def _learn(self, task: LookUpTask, salt: int | str | None) -> None:
+        self._known.forget(task.absent)
+        self._known.see([key for key in task.seen if key in self._known])
         pages: list[tuple[int, int, bytes]] = []
         for life_cycle, blocks in enumerate(task.present):
             layout = self._layouts[life_cycle]
@@ -374,7 +363,10 @@ class SharedLevel(SharedSource):
                     if indices[block] != BAD_PAGE_INDEX:
                         pages.append(staged[(life_cycle, block)])
                         slots.append(indices[block])
-            self._copies(self._loads).enqueue(kv_cache.cuda_stream, pages, slots, True)
+            copies = PageCopies(
+                self._manager.device, self._loads, self._layouts, self._pool_group_of, self._manager.pool_group_descs
+            )
+            copies.enqueue(kv_cache.cuda_stream, pages, slots)
             copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream)
         except BaseException:
             # Some of its pages have no bytes: no token of theirs may be committed.
@@ -404,99 +396,19 @@ class SharedLevel(SharedSource):
             return 0
         return num_blocks if self._write_policy == ON_COMMIT else min(num_blocks, num_hits)
 
-    def name_committed(self, kv_cache: KVCache, names: list[BlockName], num_blocks: int) -> list[BlockName]:
-        """The names of the first committed blocks; ``names``: of the prompt's, as far as they are known and hold for what was committed."""
-        packed = pack_committed(kv_cache._state_for_batch())
-        is_mixed = has_digest(packed)
-        tokens: bytes | list[TokenIdExt] = kv_cache.committed_tokens if is_mixed else packed
-        width = self.block_tokens if is_mixed else self.block_tokens * TOKEN_BYTES
-        kept: list[BlockName] = []
-        if isinstance(tokens, bytes):
-            for name in names[:num_blocks]:
-                if packed[len(kept) * width : (len(kept) + 1) * width] != name.tokens:
-                    break
-                kept.append(name)
-        parent = kept[-1].digest if len(kept) > 0 else name_root(kv_cache.reuse_scope)
-        return [*kept, *name_blocks(parent, tokens[len(kept) * width : num_blocks * width], self.block_tokens)]
+    def begin_names(self, kv_cache: KVCache) -> NameChain:
+        """For the names of the sequence's blocks."""
+        return NameChain(name_root(kv_cache.reuse_scope), self.block_tokens)
 
-    def begin_store(self, kv_cache: KVCache, names: list[BlockName], begin: int, end: int) -> tuple[int, int]:
-        """Copy the pages of these blocks to staging slots, and queue their stores; how many pages, and the block to go on with."""
-        self._settle_stores()
-        if kv_cache.reuse_scope.lora_id is not None:
-            return 0, end
-        if not kv_cache.ready:
-            return 0, begin
-        if self._workers.is_full:
-            self._counters.add_dropped("full", end - begin)
-            return 0, begin
-        tables = [self._list_slots(kv_cache, life_cycle, end) for life_cycle in range(self._needs.num_life_cycles)]
-        wanted: list[tuple[int, int, int]] = []
-        keys: list[bytes] = []
-        reached = begin
-        for block in range(begin, end):
-            of_block: list[tuple[int, int, int]] = []
-            for life_cycle, indices in enumerate(tables):
-                layout = self._layouts[life_cycle]
-                if indices[block] != BAD_PAGE_INDEX and layout.fits(names[block]) and layout.key(names[block]) not in self._known:
-                    of_block.append((life_cycle, block, int(indices[block])))
-            if len(wanted) + len(of_block) > self._stores.num_free:
-                self._counters.add_dropped("slots", end - block)
-                if self._slot_lines.is_due():
-                    _logger.warning("pages are not stored in the shared level, as all staging slots are in use: a larger store_bytes helps")
-                break
-            wanted.extend(of_block)
-            reached = block + 1
-        if len(wanted) == 0:
-            return 0, reached
-        slots = self._stores.take(len(wanted))
-        pages = [StagedPage(cycle, block, names[block], slot) for (cycle, block, _page), slot in zip(wanted, slots, strict=True)]
-        keys = [self._key(page) for page in pages]
-        try:
-            copy = self._store_stream.copy_out(kv_cache, self._copies(self._stores), pages, [page for _cycle, _block, page in wanted])
-        except Exception as error:
-            # Some copies may be under way all the same.
-            self._manager.device.synchronize_stream(self._store_stream.stream)
-            self._stores.free(slots)
-            self._counters.add_dropped("copy", len(pages))
-            _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))
-            return 0, reached
-        self._known.expect(keys)
-        tasks = share_out(self._space, pages, 1, lambda endpoint, part: StoreTask(self._space, self._stores, endpoint, part))
-        self._pending.append(_PendingStore(copy, tasks, pages, names, kv_cache.reuse_scope.salt))
-        self._settle_stores()
-        return len(pages), reached
+    def begin_store(self, kv_cache: KVCache, chain: NameChain, begin: int, end: int) -> tuple[int, int]:
+        """Copy the pages of these blocks out, to be stored; how many pages, and the block to go on with."""
+        return self._outgoing.offer(kv_cache, chain, begin, end)
 
-    def _list_slots(self, kv_cache: KVCache, life_cycle: int, end: int) -> Sequence[int]:
-        """Of the sequence's blocks before ``end``: their pages' slots on level 0; of recurrent layers those of the snapshots there."""
-        if self._needs.has_states(life_cycle):
-            return self._store_stream.list_snapshots(kv_cache, life_cycle, end)
-        slots: Any = kv_cache.get_base_page_indices(life_cycle)
-        indices: Sequence[int] = slots
-        return indices
-
-    def _copies(self, staging: StagingSlots) -> PageCopies:
-        manager = self._manager
-        return PageCopies(manager.device, staging, self._layouts, self._pool_group_of, manager.pool_group_descs)
-
-    def _settle_stores(self) -> None:
-        """Begin stores whose copies are done, and free the slots of those that are over."""
-        left: list[_PendingStore] = []
-        for pending in self._pending:
-            if not pending.is_started and pending.copy.poll():
-                pending.is_started = True
-                for task in pending.tasks:
-                    self._workers.submit(STORES, task)
-            if not pending.is_started or not all([task.is_over for task in pending.tasks]):
-                left.append(pending)
-                continue
-            for task in pending.tasks:
-                if isinstance(task, StoreTask) and task.is_stored:
-                    stored = [(page.life_cycle, page.ordinal, self._key(page)) for page in task.pages]
-                    self._known.confirm(pending.salt, pending.names, stored)
-                elif isinstance(task, StoreTask):
-                    self._known.forget([self._key(page) for page in task.pages])
-            self._stores.free([page.slot for page in pending.pages])
-        self._pending = left
+    def note_taken(self, kv_cache: KVCache, operation: RemoteOperation, begin: int, num_blocks: int) -> None:
+        """The sequence has committed what was loaded: it need not be stored again."""
+        width = self._needs.num_life_cycles
+        keys = {page.ordinal * width + page.life_cycle: self._key(page) for page in operation.pages if page.ordinal < num_blocks}
+        self._outgoing.note_taken(kv_cache, keys, begin, num_blocks)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -529,13 +441,11 @@ class SharedLevel(SharedSource):
         """Evaluate the states of all staging slots from scratch; `LogicError` with the first that does not hold."""
         try:
             self._loads.check()
-            self._stores.check()
+            self._outgoing.check()
             taken = [slot for operation in self._operations.values() for slot in operation.slots]
             assert len(set(taken)) == len(taken), "a staging slot has two operations"
             quarantined = [slot for operation in self._operations.values() if operation.is_abandoned for slot in operation.slots]
             assert len(quarantined) == self._loads.num_quarantined, "a staging slot is in quarantine, and no operation may write into it"
-            stored = [page.slot for pending in self._pending for page in pending.pages]
-            assert len(stored) == len(set(stored)) == self._stores.num_slots - self._stores.num_free, "a staging slot of stores is lost"
         except AssertionError as error:
             raise LogicError(f"the shared level is inconsistent: {error}") from error
 

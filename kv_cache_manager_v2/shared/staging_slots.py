@@ -77,7 +77,9 @@ class StagingSlots:
 
     def take(self, count: int) -> list[int]:
         """So many slots; the caller has made sure that they are free."""
-        slots = [self._free.pop() for _number in range(count)]
+        slots = self._free[len(self._free) - count :]
+        del self._free[len(self._free) - count :]
+        slots.reverse()
         for slot in slots:
             self._states[slot] = TAKEN
         return slots
@@ -115,6 +117,11 @@ class StagingSlots:
                     return False
                 del self._copies[slot]
         return True
+
+    @property
+    def begin(self) -> int:
+        """The address of slot 0; the others follow it, ``slot_bytes`` apart."""
+        return self._address
 
     def address(self, slot: int) -> int:
         return self._address + slot * self.slot_bytes

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Final
 
 from ..base.ids import TokenIdExt
-from .block_names import BlockName, name_blocks
+from .block_names import BlockName, NameChain, name_blocks
 from .hash_ring import HashRing
+from .known_pages import KnownPages
 from .line_limit import LineLimit
 from .page_needs import PageNeeds
-from .page_record import RecordLayout
+from .page_record import RecordLayout, digest_of_key
 from .shared_statistics import SharedCounters
 from .shared_store import MISSING, StoreConnection
 from .staging_slots import StagingSlots
@@ -46,9 +47,12 @@ class StagedPage:
 
 
 class LookUpTask(Task):
-    """Name the blocks of a prompt, and ask which pages of them there are. ``present``: blocks by life cycle."""
+    """Name the blocks of a prompt, and ask which pages of them there are. ``present``: blocks by life cycle; ``absent``: keys without one.
 
-    def __init__(self, space: RecordSpace, root: bytes, tokens: bytes | list[TokenIdExt], begin: int) -> None:
+    ``claims``: keys of other pages that should be there; ``seen``: those of them that are.
+    """
+
+    def __init__(self, space: RecordSpace, root: bytes, tokens: bytes | list[TokenIdExt], begin: int, claims: list[bytes]) -> None:
         super().__init__()
         self._space: Final = space
         self._root: Final = root
@@ -56,6 +60,9 @@ class LookUpTask(Task):
         self._first: Final = begin
         self.names: list[BlockName] = []
         self.present: Final[list[set[int]]] = [set() for _layout in space.layouts]
+        self._claims: Final = claims
+        self.absent: Final[list[bytes]] = []
+        self.seen: Final[list[bytes]] = []
         self.lengths: list[int] = []
 
     def run(self, calls: EndpointCalls) -> None:
@@ -71,6 +78,21 @@ class LookUpTask(Task):
                 self._ask(calls, life_cycle, end, False)
         self.lengths = needs.list_lengths(self.present, self._first, end)
         space.counters.add("lookups")
+        self._ask_claims(calls)
+
+    def _ask_claims(self, calls: EndpointCalls) -> None:
+        by_endpoint: dict[str, list[bytes]] = {}
+        for key in self._claims:
+            by_endpoint.setdefault(self._space.ring.endpoint_of(digest_of_key(key)), []).append(key)
+        for endpoint, keys in by_endpoint.items():
+            answers: list[bool] = []
+
+            def ask(connection: StoreConnection, keys: list[bytes] = keys, answers: list[bool] = answers) -> None:
+                answers[:] = connection.lookup(keys)
+
+            if calls.call(self, endpoint, ask):
+                for key, is_present in zip(keys, answers, strict=True):
+                    (self.seen if is_present else self.absent).append(key)
 
     def _ask(self, calls: EndpointCalls, life_cycle: int, end: int, stops: bool) -> int:
         """Ask for blocks before ``end``; returns where the first one is missing if ``stops``, else ``end``."""
@@ -91,6 +113,7 @@ class LookUpTask(Task):
             space.counters.add("looked_up_pages", len(keys))
             if calls.call(self, endpoint, ask):
                 found.update([block for block, is_present in zip(blocks, answers, strict=True) if is_present])
+                self.absent.extend([key for key, is_present in zip(keys, answers, strict=True) if not is_present])
         space.counters.add("found_pages", len(found))
         if not stops:
             return end
@@ -149,38 +172,74 @@ class LoadTask(Task):
 
 
 class StoreTask(Task):
-    """Put the heads before the pages, and store them in order, which is parents first. ``is_stored``: all of them were."""
+    """Name pages, put the heads before them, and store those that are not known to be there, in order, which is parents first.
 
-    def __init__(self, space: RecordSpace, staging: StagingSlots, endpoint: str, pages: list[StagedPage]) -> None:
+    ``pages``: by their numbers (`CommittedPages`), each in a slot. By position: ``keys``, of those that have one; ``failed``: keys that
+    were not stored; ``stored``: (life cycle, block, key) of those that were.
+    """
+
+    def __init__(
+        self, space: RecordSpace, staging: StagingSlots, known: KnownPages, chain: NameChain, pages: list[int], slots: list[int]
+    ) -> None:
         super().__init__()
         self._space: Final = space
         self._staging: Final = staging
-        self._endpoint: Final = endpoint
-        self.pages: Final = pages
-        self.is_stored = False
+        self._known: Final = known
+        self._chain: Final = chain
+        self._pages: Final = pages
+        self._slots: Final = slots
+        self.keys: Final[dict[int, bytes]] = {}
+        self.stored: Final[list[tuple[int, int, bytes]]] = []
+        self.failed: Final[list[bytes]] = []
+
+    @property
+    def names(self) -> list[BlockName]:
+        return self._chain.names
 
     def run(self, calls: EndpointCalls) -> None:
         space = self._space
-        keys: list[bytes] = []
+        num_life_cycles = len(space.layouts)
+        self._chain.extend()
+        shares: dict[str, list[tuple[int, int, int]]] = {}
+        for position, page in enumerate(self._pages):
+            block, life_cycle = divmod(page, num_life_cycles)
+            name = self.names[block]
+            layout = space.layouts[life_cycle]
+            if not layout.fits(name):
+                continue
+            key = layout.key(name)
+            self.keys[position] = key
+            if key not in self._known:
+                self._known.expect(key)
+                shares.setdefault(space.ring.endpoint_of(name.digest), []).append((position, life_cycle, block))
+        for endpoint, share in shares.items():
+            self._store(calls, endpoint, share)
+
+    def _store(self, calls: EndpointCalls, endpoint: str, share: list[tuple[int, int, int]]) -> None:
+        space = self._space
         sources: list[list[memoryview]] = []
         num_bytes = 0
-        for page in self.pages:
-            layout = space.layouts[page.life_cycle]
-            view = self._staging.view(page.slot, layout.num_bytes)
-            layout.write_head(view, self._staging.address(page.slot), page.name)
-            keys.append(layout.key(page.name))
+        for position, life_cycle, block in share:
+            layout = space.layouts[life_cycle]
+            slot = self._slots[position]
+            view = self._staging.view(slot, layout.num_bytes)
+            layout.write_head(view, self._staging.address(slot), self.names[block])
             sources.append([view])
             num_bytes += layout.num_bytes
+        keys = [self.keys[position] for position, _life_cycle, _block in share]
+        is_stored: list[bool] = []
 
         def store(connection: StoreConnection) -> None:
             connection.store(keys, sources)
-            self.is_stored = True
+            is_stored.append(True)
 
-        calls.call(self, self._endpoint, store)
-        if self.is_stored:
+        calls.call(self, endpoint, store)
+        if len(is_stored) > 0:
+            self.stored.extend([(life_cycle, block, key) for key, (_position, life_cycle, block) in zip(keys, share, strict=True)])
             space.counters.add("stored_pages", len(keys))
             space.counters.add("stored_bytes", num_bytes)
         else:
+            self.failed.extend(keys)
             space.counters.add_dropped("store", len(keys))
 
 

@@ -273,6 +273,51 @@ def test_shared_copies_that_are_gone_are_told_once(routers: list[Router], place:
         assert routers[0].facts()["errors"] == []
 
 
+def test_what_the_store_has_evicted_is_told_at_the_next_look_up(routers: list[Router], place: dict[str, str]) -> None:
+    """Also of prompts that are not looked up, once their pages were not seen for `claim_seconds`; and it is stored anew."""
+    store = MemoryStore()
+    text, other = list(range(17)), list(range(100, 117))
+    rank, publisher = shared_rank(store, place, claim_seconds=0.0)
+    with rank, publisher:
+        routers.append(Router(publisher, snapshots=True))
+        rank.run(text)
+        rank.run(other)
+        rank.drain()
+        rank.forget()
+        both = {"None/EXTERNAL": names(text[:16], "EXTERNAL")["None/EXTERNAL"] + names(other[:16], "EXTERNAL")["None/EXTERNAL"]}
+        flush(rank)
+        routers[0].expect({"None/EXTERNAL": sorted(both["None/EXTERNAL"])})
+        for key in store.keys():
+            store.discard(key)
+        request = rank.begin(text)  # asks for its own four pages, and for those that were not seen just now
+        rank.wait(lambda: request.remote_tokens == 0)
+        routers[0].expect({})
+        request.cancel_remote()
+        request.kv_cache.close()
+        rank.run(text)
+        rank.drain()
+        flush(rank)
+        routers[0].expect(names(text[:16], "EXTERNAL") | names(text[:16]))
+        assert routers[0].facts()["errors"] == []
+
+
+def test_a_page_that_is_here_is_stored_again_once_the_store_has_lost_it() -> None:
+    store = MemoryStore()
+    with Rank(store, claim_seconds=0.0) as rank:
+        rank.run(list(range(17)))
+        rank.drain()
+        for key in store.keys():
+            store.discard(key)
+        rank.run([*range(17), 1])  # matches here: nothing is offered a second time
+        rank.drain()
+        assert store.keys() == []
+        rank.run(list(range(100, 117)))  # its look-up finds out
+        rank.drain()
+        rank.run([*range(17), 2])
+        rank.drain()
+        assert len(store.keys()) == 8
+
+
 def test_a_shared_level_refuses_the_publisher_of_another_manager(place: dict[str, str]) -> None:
     with engine() as other, publish(other.event_manager, place) as publisher:
         with pytest.raises(ValueError, match="publisher"):

@@ -1,0 +1,115 @@
+"""The pages of a sequence's published whole blocks, for copies of them beyond this process: which there are, their tokens, their bytes.
+
+A page is named by one number here: ordinal of the block times number of life cycles, plus life cycle.
+"""
+
+from typing import Final, final
+
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import BAD_PAGE_INDEX, GPU_LEVEL
+from ..reuse.content_key import block_key
+from ..storage.pages_out import PagesOut
+from .sequence_state import SequenceState
+
+NO_CONTENT: Final = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class CommittedPages:
+    """``pages``: by their numbers, parents first; ``rows``, ``contents``, ``slots``: of each. ``end``: the block to go on with."""
+
+    __slots__ = ("pages", "rows", "contents", "slots", "end")
+
+    def __init__(self) -> None:
+        self.pages: Final[list[int]] = []
+        self.rows: Final[list[int]] = []
+        self.contents: Final[list[int]] = []
+        self.slots: Final[list[int]] = []
+        self.end: i64 = 0
+
+
+def list_committed(state: SequenceState, begin: i64, end: i64, most: i64, offered: dict[int, int]) -> CommittedPages:
+    """Pages on level 0 of the blocks from ``begin`` up to ``end``, or to where there are ``most`` of them, of an ACTIVE sequence.
+
+    ``end`` is at most the number of its published blocks. Not those pages that were ``offered``: content by row. Of a recurrent life
+    cycle a block's page is the snapshot of the state at its end.
+    """
+    found = CommittedPages()
+    shared = state.shared
+    num_life_cycles = shared.num_life_cycles
+    rows = shared.storage.rows
+    block_bytes = shared.tree.block_bytes
+    bad: i64 = BAD_PAGE_INDEX
+    count: i64 = 0
+    ordinal = begin
+    while ordinal < end:
+        block = state.blocks[ordinal]
+        content = block_key(block, block_bytes)
+        before = count
+        for life_cycle in range(num_life_cycles):
+            row = block.first_page + life_cycle
+            slot = bad
+            if shared.life_cycles[life_cycle].has_page_per_block:
+                slot = i64(state.tables[life_cycle].entries[ordinal])
+            elif rows.has_page(row) and rows.level(row) == GPU_LEVEL:
+                slot = rows.slot(row)
+            if slot == bad or (offered.get(row, NO_CONTENT) == content):
+                continue
+            found.pages.append(ordinal * num_life_cycles + life_cycle)
+            found.rows.append(row)
+            found.contents.append(content)
+            found.slots.append(slot)
+            count += 1
+        if count > most:
+            while count > before:
+                count -= 1
+                found.pages.pop()
+                found.rows.pop()
+                found.contents.pop()
+                found.slots.pop()
+            break
+        ordinal += 1
+    found.end = ordinal
+    return found
+
+
+def copy_committed(
+    state: SequenceState, out: PagesOut, found: CommittedPages, targets: list[int], address: i64, stride: i64, heads: list[int]
+) -> None:
+    """Enqueue copies of the pages into slots of host memory, ``stride`` bytes each, from ``address`` on. ``targets``: each page's slot;
+    ``heads``: by life cycle, how many bytes of the slot come before the page."""
+    shared = state.shared
+    out.wait(shared.order.mark(state.timeline))
+    num_life_cycles = shared.num_life_cycles
+    position: i64 = 0
+    try:
+        while position < len(found.pages):
+            page: i64 = found.pages[position]
+            target: i64 = targets[position]
+            life_cycle = page % num_life_cycles
+            head: i64 = heads[life_cycle]
+            out.add(shared.storage.pool_group_of[life_cycle], found.slots[position], address + target * stride + head)
+            position += 1
+    except BaseException:
+        out.discard()
+        raise
+    out.enqueue()
+
+
+def pack_blocks(state: SequenceState, begin: i64, end: i64) -> bytes:
+    """The tokens of published blocks of the sequence's path, as the keys of blocks are."""
+    keys: list[bytes] = []
+    tree = state.shared.tree
+    block = state.path_end
+    ordinal = state.num_published
+    while ordinal > begin:
+        ordinal -= 1
+        if ordinal < end:
+            keys.append(tree.key_of(block))
+        parent = block.parent
+        assert parent is not None, "a path has fewer blocks than its sequence"
+        block = parent
+    keys.reverse()
+    return b"".join(keys)

@@ -1,0 +1,160 @@
+"""Outgoing pages: copied to staging slots on a stream of their own, then named, hashed and stored by a thread.
+
+    state     guaranteed                                                ways out
+    COPYING   the pages' slots wait for the copy, nothing is sent       the copy is done, and `settle` sees it -> QUEUED
+    QUEUED    the bytes are in staging slots, no page is needed         the thread has them stored, or the store fails -> OVER
+    OVER      staging slots and what was found are for `settle`         `settle` -> gone, slots are free
+
+What costs the caller: which pages there are, their tokens, one call of the device. Where staging slots are short, pages are dropped.
+"""
+
+import logging
+from typing import Final
+
+from ..device.port import Device
+from ..manager.kv_cache import KVCache
+from ..manager.kv_cache_manager import KVCacheManager
+from ..reuse.token_packing import has_digest
+from ..sequence.committed_pages import copy_committed, list_committed, pack_blocks
+from ..storage.pages_out import PagesOut
+from .block_names import NameChain
+from .known_pages import KnownPages
+from .line_limit import LineLimit
+from .staging_slots import EnqueuedCopy, StagingSlots
+from .store_tasks import RecordSpace, StoreTask
+from .store_workers import STORES, StoreWorkers
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+
+class _Outgoing:
+    __slots__ = ("contents", "copy", "is_started", "rows", "salt", "slots", "task")
+
+    def __init__(
+        self, copy: EnqueuedCopy, task: StoreTask, slots: list[int], rows: list[int], contents: list[int], salt: int | str | None
+    ) -> None:
+        self.copy: Final = copy
+        self.task: Final = task
+        self.slots: Final = slots
+        self.rows: Final = rows
+        self.contents: Final = contents
+        self.salt: Final = salt
+        self.is_started = False
+
+
+class OutgoingPages:
+    """Those of one manager. ``staging``: closed with it."""
+
+    def __init__(
+        self, manager: KVCacheManager, staging: StagingSlots, space: RecordSpace, known: KnownPages, workers: StoreWorkers
+    ) -> None:
+        self._device: Final[Device] = manager.device
+        self._shared: Final = manager._shared
+        self._staging: Final = staging
+        self._space: Final = space
+        self._known: Final = known
+        self._workers: Final = workers
+        self._heads: Final = [layout.head_bytes for layout in space.layouts]
+        self._slot_lines: Final = LineLimit()
+        self._outgoing: list[_Outgoing] = []
+        with self._shared.guard:
+            self._out: Final = PagesOut(self._shared.storage)
+
+    def __len__(self) -> int:
+        return len(self._outgoing)
+
+    def offer(self, kv_cache: KVCache, chain: NameChain, begin: int, end: int) -> tuple[int, int]:
+        """Copy the pages of these blocks out, as far as staging slots are free; how many pages, and the block to go on with."""
+        if kv_cache.reuse_scope.lora_id is not None:
+            return 0, end
+        if not kv_cache.ready:
+            return 0, begin
+        counters = self._space.counters
+        if self._workers.is_full:
+            counters.add_dropped("full", end - begin)
+            return 0, begin
+        state = kv_cache._state_for_batch()
+        staging = self._staging
+        end = min(end, int(state.num_published))
+        found = list_committed(state, begin, end, staging.num_free, self._known.offered)
+        if found.end < end and len(self._outgoing) > 0:
+            self.settle()
+            found = list_committed(state, begin, end, staging.num_free, self._known.offered)
+        reached = int(found.end)
+        if reached < end:
+            counters.add_dropped("slots", end - reached)
+            if self._slot_lines.is_due():
+                _logger.warning("pages are not stored in the shared level, as all staging slots are in use: a larger store_bytes helps")
+        count = len(found.pages)
+        if count == 0:
+            return 0, reached
+        slots = staging.take(count)
+        try:
+            with self._shared.guard:
+                copy_committed(state, self._out, found, slots, staging.begin, staging.slot_bytes, self._heads)
+            copy = EnqueuedCopy(self._device, self._out.stream)
+        except Exception as error:
+            # Some copies may be under way all the same.
+            self._device.synchronize_stream(self._out.stream)
+            staging.free(slots)
+            counters.add_dropped("copy", count)
+            _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))
+            return 0, reached
+        num_named = chain.num_blocks
+        if num_named < reached:
+            packed = pack_blocks(state, num_named, reached)
+            width = self._space.block_tokens
+            chain.add(kv_cache.committed_tokens[num_named * width : reached * width] if has_digest(packed) else packed, reached - num_named)
+        self._known.offered.update(zip(found.rows, found.contents, strict=True))
+        task = StoreTask(self._space, staging, self._known, chain, found.pages, slots)
+        self._outgoing.append(_Outgoing(copy, task, slots, found.rows, found.contents, kv_cache.reuse_scope.salt))
+        return count, reached
+
+    def note_taken(self, kv_cache: KVCache, keys: dict[int, bytes], begin: int, end: int) -> None:
+        """The sequence's blocks have come from the store just now. ``keys``: by page, as `CommittedPages` numbers them."""
+        state = kv_cache._state_for_batch()
+        found = list_committed(state, begin, min(end, int(state.num_published)), (end - begin) * len(self._heads), {})
+        for page, row, content in zip(found.pages, found.rows, found.contents, strict=True):
+            if page in keys:
+                self._known.place(keys[page], row, content)
+
+    def settle(self) -> None:
+        """Queue what is copied, and free the slots of what is over."""
+        left: list[_Outgoing] = []
+        for outgoing in self._outgoing:
+            if not outgoing.is_started and outgoing.copy.poll():
+                outgoing.is_started = True
+                self._workers.submit(STORES, outgoing.task)
+            if outgoing.is_started and outgoing.task.is_over:
+                self._end(outgoing)
+            else:
+                left.append(outgoing)
+        self._outgoing = left
+
+    def _end(self, outgoing: _Outgoing) -> None:
+        task = outgoing.task
+        known = self._known
+        known.confirm(outgoing.salt, task.names, task.stored)
+        known.forget(task.failed)
+        for position, row in enumerate(outgoing.rows):
+            key = task.keys.get(position)
+            if key is not None and key in known:
+                known.place(key, row, outgoing.contents[position])
+            else:
+                known.withdraw(row, outgoing.contents[position])
+        self._staging.free(outgoing.slots)
+
+    def check(self) -> None:
+        """AssertionError if a staging slot is lost."""
+        self._staging.check()
+        taken = [slot for outgoing in self._outgoing for slot in outgoing.slots]
+        assert len(taken) == len(set(taken)) == self._staging.num_slots - self._staging.num_free, "a staging slot of stores is lost"
+
+    def close(self) -> None:
+        """Wait for the copies; after the manager's shutdown its order is closed already, and a broken manager has none."""
+        for outgoing in self._outgoing:
+            outgoing.copy.wait()
+        if not self._shared.order.is_closed and not self._shared.guard.is_broken:
+            with self._shared.guard:
+                self._out.leave()
+        self._device.destroy_stream(self._out.stream)

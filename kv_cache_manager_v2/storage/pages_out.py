@@ -1,0 +1,112 @@
+"""Copies of pages into host memory of the caller's, on a stream of their own: neither a step nor its thread waits for the bytes.
+
+A copy is ordered behind all that its slot waits for, and behind the points that the caller names; the next user of the slot is ordered
+behind the copy, as `StreamOrder` does for all streams. No decision depends on it.
+
+    pages collected by `add`     -> `enqueue`: their copies are under way, their slots wait for them
+                                 -> `discard`: nothing has happened
+"""
+
+from typing import Final, final
+
+from librt.vecs import append, vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import CacheTier
+from ..device.port import CopyBatch, Device
+from ..device.stream_order import NO_POINT, StreamOrder
+from ..pools.pool_group import PoolGroup
+from .page_storage import PageStorage
+
+
+@final
+@mypyc_attr(native_class=True)
+class PagesOut:
+    __slots__ = ("stream", "_device", "_order", "_storage", "_timeline", "_batches", "_indices", "_slots", "_count")
+
+    stream: Final[int]
+    _device: Final[Device]
+    _order: Final[StreamOrder]
+    _storage: Final[PageStorage]
+    _timeline: Final[i64]
+    _batches: Final[list[CopyBatch]]
+    """One for each tier and size of pool slots."""
+    _indices: vec[i64]
+    _slots: vec[i64]
+    """Where the collected pages are: the first ``_count`` of both."""
+    _count: i64
+
+    def __init__(self, storage: PageStorage) -> None:
+        self._device = storage.device
+        self._order = storage.order
+        self._storage = storage
+        self._batches = []
+        self._indices = vec[i64]()
+        self._slots = vec[i64]()
+        self._count = 0
+        self.stream = storage.device.create_stream()
+        try:
+            self._timeline = storage.order.enter(self.stream)
+        except BaseException:
+            storage.device.destroy_stream(self.stream)
+            raise
+
+    def wait(self, point: i64) -> None:
+        """The copies are behind that point."""
+        self._order.wait(self._timeline, point)
+
+    def add(self, index: i64, slot: i64, target: i64) -> None:
+        """A slot of that level and pool group, which is memory; its bytes in each pool, one after another, go to ``target``."""
+        group = self._storage.pool_groups[index]
+        for pool in range(len(group.slot_bytes)):
+            num_bytes = group.slot_bytes[pool]
+            self._batch(group, num_bytes).add(target, group.base_addresses[pool] + slot * num_bytes)
+            target += num_bytes
+        count = self._count
+        if count < len(self._slots):
+            self._indices[count] = index
+            self._slots[count] = slot
+        else:
+            self._indices = append(self._indices, index)
+            self._slots = append(self._slots, slot)
+        self._count = count + 1
+
+    def _batch(self, group: PoolGroup, num_bytes: i64) -> CopyBatch:
+        for batch in self._batches:
+            if batch.num_bytes == num_bytes and batch.src_tier == group.tier:
+                return batch
+        made = CopyBatch(CacheTier.HOST_MEM, group.tier, num_bytes)
+        self._batches.append(made)
+        return made
+
+    def enqueue(self) -> None:
+        """If the device refuses, some copies may be under way all the same, and their slots wait for them."""
+        order = self._order
+        timeline = self._timeline
+        allocators = self._storage.allocators
+        count = self._count
+        try:
+            for position in range(count):
+                point = allocators[self._indices[position]].ready[self._slots[position]]
+                if point != NO_POINT:
+                    order.wait(timeline, point)
+            for batch in self._batches:
+                if batch.count > 0:
+                    self._device.copy_beside(self.stream, batch)
+        finally:
+            mark = order.mark(timeline)
+            for position in range(count):
+                slot = self._slots[position]
+                ready = allocators[self._indices[position]].ready
+                ready[slot] = order.advance(ready[slot], timeline, mark)
+            self.discard()
+
+    def discard(self) -> None:
+        """Forget what was collected."""
+        self._count = 0
+        for batch in self._batches:
+            batch.clear()
+
+    def leave(self) -> None:
+        """Nothing is copied any more; the stream may be destroyed then."""
+        self._order.leave(self._timeline)
