@@ -97,11 +97,17 @@ class Rank:
     def compute(self, request: RemoteRequest, text: list[int]) -> None:
         """Compute what is not there, every byte that is read checked; offer it, and close."""
         kv_cache = request.kv_cache
+        assert kv_cache.is_active or kv_cache.resume(), self.manager.last_refusal
         done = kv_cache.num_committed_tokens
-        assert kv_cache.resize(len(text), done), self.manager.last_refusal
-        self.engine.execute([Step(kv_cache, text[done:], text[:done])])
-        kv_cache.commit(text[done:])
-        self.num_computed += len(text) - done
+        while done < len(text):
+            # A recurrent model's chunks end where snapshots are planned.
+            planned = kv_cache.next_snapshot_position
+            end = len(text) if planned is None else min(int(planned), len(text))
+            assert kv_cache.resize(end, done), self.manager.last_refusal
+            self.engine.execute([Step(kv_cache, text[done:end], text[:done])])
+            kv_cache.commit(text[done:end])
+            self.num_computed += end - done
+            done = end
         request.store()
         request.cancel_remote()
         kv_cache.close()

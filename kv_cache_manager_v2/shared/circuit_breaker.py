@@ -26,6 +26,10 @@ class CircuitBreaker:
         """Whether the endpoint has failed and no probe has succeeded since."""
         return self._num_failures >= FAILURES_TO_OPEN
 
+    def refuses(self, now: float) -> bool:
+        """Whether no operation may begin just now, not even a probe."""
+        return self._num_failures >= FAILURES_TO_OPEN and now < self._open_until
+
     def open(self, now: float) -> None:
         """The endpoint does not answer: the next operation is a probe, `OPEN_SECONDS` from now."""
         with self._lock:

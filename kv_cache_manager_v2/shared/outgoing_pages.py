@@ -12,12 +12,14 @@ import logging
 from typing import Final
 
 from ..device.port import Device
+from ..layout.registry import LifeCycleRegistry
 from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
+from ..reuse.leaving_paths import LeavingPaths
 from ..reuse.token_packing import has_digest
 from ..sequence.committed_pages import copy_committed, list_committed, pack_blocks
 from ..storage.pages_out import PagesOut
-from .block_names import NameChain
+from .block_names import NameChain, name_root
 from .known_pages import KnownPages
 from .line_limit import LineLimit
 from .staging_slots import EnqueuedCopy, StagingSlots
@@ -57,11 +59,23 @@ class OutgoingPages:
         self._heads: Final = [layout.head_bytes for layout in space.layouts]
         self._slot_lines: Final = LineLimit()
         self._outgoing: list[_Outgoing] = []
+        self._leaving: LeavingPaths | None = None
         with self._shared.guard:
             self._out: Final = PagesOut(self._shared.storage)
 
     def __len__(self) -> int:
         return len(self._outgoing)
+
+    def follow_evictions(self, life_cycles: LifeCycleRegistry) -> None:
+        """From now on what is evicted is copied out; `offer` is not used."""
+        staging = self._staging
+        slots = staging.take(staging.num_free)
+        with self._shared.guard:
+            self._leaving = LeavingPaths(
+                self._shared.tree, self._out, life_cycles, self._space.block_tokens, self._known.offered, slots, staging.begin,
+                staging.slot_bytes, self._heads
+            )  # fmt: skip
+            self._shared.storage.drop_watch = self._leaving
 
     def offer(self, kv_cache: KVCache, chain: NameChain, begin: int, end: int) -> tuple[int, int]:
         """Copy the pages of these blocks out, as far as staging slots are free; how many pages, and the block to go on with."""
@@ -120,6 +134,8 @@ class OutgoingPages:
 
     def settle(self) -> None:
         """Queue what is copied, and free the slots of what is over."""
+        if self._leaving is not None:
+            self._accept(self._leaving)
         left: list[_Outgoing] = []
         for outgoing in self._outgoing:
             if not outgoing.is_started and outgoing.copy.poll():
@@ -130,6 +146,24 @@ class OutgoingPages:
             else:
                 left.append(outgoing)
         self._outgoing = left
+
+    def _accept(self, leaving: LeavingPaths) -> None:
+        """Take over what was copied since the last time."""
+        leaving.is_paused = self._workers.is_full or self._workers.is_deaf
+        if leaving.num_dropped > 0:
+            self._space.counters.add_dropped("full" if leaving.is_paused else "slots", int(leaving.num_dropped))
+            leaving.num_dropped = 0
+        paths = leaving.paths
+        if len(paths) == 0:
+            return
+        leaving.paths = []
+        copy = EnqueuedCopy(self._device, self._out.stream)
+        for path in paths:
+            chain = NameChain(name_root(path.scope), self._space.block_tokens)
+            chain.add(path.tokens, int(path.num_blocks))
+            pages = path.pages if path.is_copied else []
+            task = StoreTask(self._space, self._staging, self._known, chain, pages, path.slots)
+            self._outgoing.append(_Outgoing(copy, task, path.slots, path.rows, path.contents, path.scope.salt))
 
     def _end(self, outgoing: _Outgoing) -> None:
         task = outgoing.task
@@ -142,16 +176,25 @@ class OutgoingPages:
                 known.place(key, row, outgoing.contents[position])
             else:
                 known.withdraw(row, outgoing.contents[position])
-        self._staging.free(outgoing.slots)
+        if self._leaving is not None:
+            self._leaving.free.extend(outgoing.slots)
+        else:
+            self._staging.free(outgoing.slots)
 
     def check(self) -> None:
         """AssertionError if a staging slot is lost."""
         self._staging.check()
         taken = [slot for outgoing in self._outgoing for slot in outgoing.slots]
+        if self._leaving is not None:
+            taken += self._leaving.free
+            taken += [slot for path in self._leaving.paths for slot in path.slots]
         assert len(taken) == len(set(taken)) == self._staging.num_slots - self._staging.num_free, "a staging slot of stores is lost"
 
     def close(self) -> None:
         """Wait for the copies; after the manager's shutdown its order is closed already, and a broken manager has none."""
+        if self._leaving is not None:
+            self._shared.storage.drop_watch = None
+            self._device.synchronize_stream(self._out.stream)
         for outgoing in self._outgoing:
             outgoing.copy.wait()
         if not self._shared.order.is_closed and not self._shared.guard.is_broken:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ..base.errors import LogicError
-from ..base.ids import BAD_PAGE_INDEX, TokenIdExt
+from ..base.ids import BAD_PAGE_INDEX, CacheTier, TokenIdExt
 from ..config.model_id import ModelId
 from ..device.checksum import require_xxhash
 from ..layout.registry import LifeCycleRegistry
@@ -52,8 +52,9 @@ from .store_workers import LOADS, LOOKUPS, StoreWorkers
 
 ON_COMMIT: Final = "commit"
 ON_SECOND_HIT: Final = "second_hit"
+ON_EVICTION: Final = "eviction"
 OFF: Final = "off"
-WRITE_POLICIES: Final = (ON_COMMIT, ON_SECOND_HIT, OFF)
+WRITE_POLICIES: Final = (ON_COMMIT, ON_SECOND_HIT, ON_EVICTION, OFF)
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
@@ -62,7 +63,8 @@ class SharedLevel(SharedSource):
     """The shared level of one manager; `close` it before the manager shuts down. A context manager.
 
     ``model_id``: as for a durable level; managers with an equal one, and equal layers, share. ``load_bytes``, ``store_bytes``: of staging
-    memory. ``write_policy``: "second_hit" stores blocks that a sequence has reused, "commit" all that are committed, "off" none.
+    memory. ``write_policy``: "second_hit" stores blocks that a sequence has reused, "commit" all that are committed, "eviction" those that
+    are about to be evicted, "off" none.
     ``publisher``: of the manager's events; it tells routers, as blocks on the medium EXTERNAL, what this level knows to be in the store.
     ``claim_seconds``: what the store was not seen to have for so long is asked for beside later look-ups, 64 pages each time, and told as
     removed where it is gone.
@@ -93,6 +95,8 @@ class SharedLevel(SharedSource):
             raise TypeError(f"model_id must be a ModelId, not {type(model_id).__name__}")
         if write_policy not in WRITE_POLICIES:
             raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
+        if write_policy == ON_EVICTION:
+            _require_memory_levels(manager)
         if not 1 <= num_load_threads <= 64:
             raise ValueError(f"num_load_threads is {num_load_threads}; it must be from 1 to 64")
         if not 0 <= claim_seconds < math.inf:
@@ -136,6 +140,8 @@ class SharedLevel(SharedSource):
         self._known: Final = KnownPages(publisher, claim_seconds)
         try:
             self._outgoing: Final = OutgoingPages(manager, self._stores, self._space, self._known, self._workers)
+            if write_policy == ON_EVICTION:
+                self._outgoing.follow_evictions(life_cycles)
         except BaseException:
             self._workers.close()
             self._loads.close(False)
@@ -392,7 +398,7 @@ class SharedLevel(SharedSource):
 
     def count_due(self, num_blocks: int, num_hits: int) -> int:
         """How many of the sequence's first blocks the write policy wants stored."""
-        if self._write_policy == OFF:
+        if self._write_policy in (OFF, ON_EVICTION):
             return 0
         return num_blocks if self._write_policy == ON_COMMIT else min(num_blocks, num_hits)
 
@@ -467,6 +473,15 @@ def _check_endpoints(store: SharedStore) -> list[str]:
     for endpoint, reason in failed.items():
         _logger.warning("the shared level begins without %s, whose keys are misses until it answers: %s", endpoint, reason)
     return list(failed)
+
+
+def _require_memory_levels(manager: KVCacheManager) -> None:
+    if CacheTier.DISK in [tier.tier for tier in manager.init_config.cache_tiers]:
+        raise ValueError(
+            "write_policy is 'eviction' and the manager has a disk level, from which nothing is copied: use 'second_hit' or 'commit'"
+        )
+    if manager._shared.storage.drop_watch is not None:
+        raise ValueError("write_policy is 'eviction', and another shared level of this manager has it already: close that one first")
 
 
 def _round_up(num_bytes: int) -> int:

@@ -163,6 +163,12 @@ class StoreWorkers:
         """Whether the store has had no room just now."""
         return monotonic() < self._full_until
 
+    @property
+    def is_deaf(self) -> bool:
+        """Whether no endpoint would be asked just now."""
+        now = monotonic()
+        return all([breaker.refuses(now) for breaker in self.breakers.values()])
+
     def submit(self, kind: int, task: Task) -> None:
         self._pools[kind].queue.put(task)
 

@@ -136,6 +136,10 @@ def drop_run(storage: PageStorage, level: i64, pool_group: i64, pages: vec[i64],
     index = level * storage.num_pool_groups + pool_group
     words = storage.rows.words
     allocator = storage.allocators[index]
+    watch = storage.drop_watch
+    if watch is not None:
+        for number in range(count):
+            watch.on_drop(pages[number])
     storage.queues[index].evict_run(pages, count)
     position: i64 = 0
     if storage.copies.num_copies > 0 or not storage.reads.is_idle:

@@ -38,6 +38,7 @@ from .closed_levels import ClosedLevels
 from .debug_fill import DebugFill
 from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
+from .drop_watch import DropWatch
 from .eviction.block_mates import find_block_mates
 from .eviction.level_order import LevelOrder
 from .eviction.make_queue import count_sentinels, make_queue
@@ -79,8 +80,8 @@ class PageStorage:
     __slots__ = (
         "device", "order", "layout", "rows", "slots", "pool_groups", "allocators", "queues", "held_queues", "pool_group_of",
         "num_pool_groups", "num_levels", "last_level", "num_locked", "num_evicted", "counters", "last_cause", "digest",
-        "last_refusal", "num_refusals", "sink", "twin_owner", "reads", "copies", "closed", "changes", "durable", "learning", "_keys",
-        "level_orders", "has_one_order", "least_chances", "_records", "_policies", "_num_sentinels_used",
+        "last_refusal", "num_refusals", "sink", "drop_watch", "twin_owner", "reads", "copies", "closed", "changes", "durable", "learning",
+        "_keys", "level_orders", "has_one_order", "least_chances", "_records", "_policies", "_num_sentinels_used",
     )  # fmt: skip
 
     device: Final[Device]
@@ -112,6 +113,7 @@ class PageStorage:
     """Refused calls since the start, by index: where slots were missing."""
     sink: PageEventSink | None
     """Hears where published pages go; None without a listener."""
+    drop_watch: DropWatch | None
     twin_owner: TwinOwner | None
     """None where a commit takes equal published pages over."""
     reads: Final[DiskReads]
@@ -169,6 +171,7 @@ class PageStorage:
         self.last_refusal = None
         self.num_refusals = vec[i64]([0] * num_places)
         self.sink = None
+        self.drop_watch = None
         self.twin_owner = None
         self.changes = ChangeCount()
         self.durable = levels[len(levels) - 1].durable

@@ -1,0 +1,219 @@
+"""Leaving paths: prefixes that lose a page for want of room are copied out of the cache, parents first.
+
+The first page that the last block of a path is about to lose has the whole prefix copied, as far as it was not before: all blocks of
+layers without a window, of windowed ones the sinks and the window's last blocks, of recurrent ones the state at its end. The bytes go into
+slots of the caller's, on a stream of its own; where those are short, the path's end is not copied, and nothing waits.
+
+    slots     in `free`  -> taken by a path in `paths` -> with who takes the path -> back in `free`
+"""
+
+import logging
+from typing import Final, final
+
+from librt.vecs import vec
+from mypy_extensions import i64, mypyc_attr
+
+from ..base.ids import TokenIdExt
+from ..layout.registry import LifeCycleRegistry
+from ..storage.drop_watch import DropWatch
+from ..storage.page_rows import LOW_MASK, NO_PAGE, PLACE, ROW_WORDS, level_of_place
+from ..storage.pages_out import PagesOut
+from .block import Block
+from .content_key import NO_KEY, block_key
+from .radix_tree import RadixTree
+from .reuse_scope import ReuseScope
+from .token_packing import has_digest, unpack_tokens
+
+_logger = logging.getLogger("kv_cache_manager_v2")
+
+_NO_WINDOW: Final = 0
+
+
+@final
+@mypyc_attr(native_class=True)
+class LeavingPath:
+    """Pages that were copied. ``pages``: ordinal of the block times number of life cycles, plus life cycle; ``rows``, ``contents``,
+    ``slots``: of each. ``tokens``: of the blocks from the root to the last one with such a page, packed or with digests."""
+
+    __slots__ = ("scope", "tokens", "num_blocks", "pages", "rows", "contents", "slots", "is_copied")
+
+    scope: Final[ReuseScope]
+    tokens: bytes | list[TokenIdExt]
+    num_blocks: i64
+    pages: Final[list[int]]
+    rows: Final[list[int]]
+    contents: Final[list[int]]
+    slots: list[int]
+    is_copied: bool
+    """False: the device has refused, and some copies may be under way."""
+
+    def __init__(self, scope: ReuseScope) -> None:
+        self.scope = scope
+        self.tokens = b""
+        self.num_blocks = 0
+        self.pages = []
+        self.rows = []
+        self.contents = []
+        self.slots = []
+        self.is_copied = False
+
+
+@final
+@mypyc_attr(native_class=True)
+class LeavingPaths(DropWatch):
+    """``offered``: content by row; such pages are not copied again. A slot's address is ``address`` and ``stride`` times its number;
+    ``heads``: by life cycle, how many bytes of the slot come before the page."""
+
+    __slots__ = (
+        "free", "paths", "num_dropped", "is_paused", "_tree", "_out", "_offered", "_address", "_stride", "_heads", "_windows", "_sinks",
+        "_has_states", "_is_unbounded", "_has_unbounded", "_block_tokens",
+    )  # fmt: skip
+
+    free: Final[list[int]]
+    paths: list[LeavingPath]
+    num_dropped: i64
+    """Paths whose end was not copied."""
+    is_paused: bool
+    """Nothing is copied."""
+    _tree: Final[RadixTree]
+    _out: Final[PagesOut]
+    _offered: Final[dict[int, int]]
+    _address: Final[i64]
+    _stride: Final[i64]
+    _heads: Final[list[int]]
+    _windows: Final[vec[i64]]
+    _sinks: Final[vec[i64]]
+    _has_states: Final[vec[bool]]
+    _is_unbounded: Final[vec[bool]]
+    _has_unbounded: Final[bool]
+    _block_tokens: Final[i64]
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        out: PagesOut,
+        life_cycles: LifeCycleRegistry,
+        block_tokens: int,
+        offered: dict[int, int],
+        slots: list[int],
+        address: int,
+        stride: int,
+        heads: list[int],
+    ) -> None:
+        self.free = list(slots)
+        self.paths = []
+        self.num_dropped = 0
+        self.is_paused = False
+        self._tree = tree
+        self._out = out
+        self._offered = offered
+        self._address = address
+        self._stride = stride
+        self._heads = heads
+        self._windows = vec[i64]([_NO_WINDOW if cycle.window_size is None else cycle.window_size for cycle in life_cycles])
+        self._sinks = vec[i64]([int(cycle.num_sink_blocks) for cycle in life_cycles])
+        self._has_states = vec[bool]([not cycle.has_page_per_block for cycle in life_cycles])
+        self._is_unbounded = vec[bool]([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
+        self._has_unbounded = any([cycle.has_page_per_block and cycle.window_size is None for cycle in life_cycles])
+        self._block_tokens = block_tokens
+
+    def on_drop(self, page: i64) -> None:
+        tree = self._tree
+        block = tree.pool.block_of_page(page)
+        if block.parent is None or not tree.is_full(block) or self._offered.get(page, NO_KEY) == block_key(block, tree.block_bytes):
+            return
+        has_children = block.only_child is not None or block.children is not None
+        if has_children and self._has_unbounded and not self._is_unbounded[page - block.first_page]:
+            # The window or the state of a prefix that goes on.
+            return
+        if self.is_paused or len(self.free) == 0:
+            self.num_dropped += 1
+            return
+        try:
+            self._copy_path(block)
+        except Exception as error:
+            self._out.discard()
+            self.num_dropped += 1
+            _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))
+
+    def _copy_path(self, leaf: Block) -> None:
+        tree = self._tree
+        blocks: list[Block] = []
+        block = leaf
+        parent = block.parent
+        while parent is not None:
+            blocks.append(block)
+            block = parent
+            parent = block.parent
+        scope = tree._scopes[int(block.first_page)]
+        if scope.lora_id is not None:
+            return
+        blocks.reverse()
+        path = LeavingPath(scope)
+        self._choose(path, blocks)
+        count: i64 = len(path.pages)
+        if count == 0:
+            return
+        packed = b"".join([tree.key_of(block) for block in blocks[: path.num_blocks]])
+        path.tokens = unpack_tokens(packed, tree.digests) if has_digest(packed) else packed
+        path.slots = self.free[len(self.free) - count :]
+        words = tree.storage.rows.words
+        num_life_cycles = tree.storage.rows.num_life_cycles
+        for position in range(count):
+            row: i64 = path.rows[position]
+            page: i64 = path.pages[position]
+            place = words[row * ROW_WORDS + PLACE]
+            life_cycle = page % num_life_cycles
+            index = level_of_place(place) * tree.storage.num_pool_groups + tree.storage.pool_group_of[life_cycle]
+            slot: i64 = path.slots[position]
+            head: i64 = self._heads[life_cycle]
+            self._out.add(index, place & LOW_MASK, self._address + slot * self._stride + head)
+        del self.free[len(self.free) - count :]
+        self.paths.append(path)
+        self._out.enqueue()
+        path.is_copied = True
+        for position in range(count):
+            self._offered[path.rows[position]] = path.contents[position]
+
+    def _choose(self, path: LeavingPath, blocks: list[Block]) -> None:
+        """The pages that the prefix of these blocks needs and that were not offered, as many as slots are free."""
+        tree = self._tree
+        words = tree.storage.rows.words
+        num_life_cycles = tree.storage.rows.num_life_cycles
+        room: i64 = len(self.free)
+        end: i64 = len(blocks)
+        begins = vec[i64]([self._begin_of(life_cycle, end) for life_cycle in range(num_life_cycles)])
+        count: i64 = 0
+        ordinal: i64 = 0
+        while ordinal < end:
+            block = blocks[ordinal]
+            content = block_key(block, tree.block_bytes)
+            before = count
+            for life_cycle in range(num_life_cycles):
+                row = block.first_page + life_cycle
+                if words[row * ROW_WORDS + PLACE] == NO_PAGE or (ordinal < begins[life_cycle] and ordinal >= self._sinks[life_cycle]):
+                    continue
+                if self._offered.get(row, NO_KEY) != content:
+                    path.pages.append(ordinal * num_life_cycles + life_cycle)
+                    path.rows.append(row)
+                    path.contents.append(content)
+                    count += 1
+            if count > room:
+                del path.pages[before:]
+                del path.rows[before:]
+                del path.contents[before:]
+                self.num_dropped += 1
+                break
+            ordinal += 1
+            if count > before:
+                path.num_blocks = ordinal
+
+    def _begin_of(self, life_cycle: i64, num_blocks: i64) -> i64:
+        """The first block behind the sinks that is read after a prefix of so many whole blocks."""
+        if self._has_states[life_cycle]:
+            return num_blocks - 1
+        window = self._windows[life_cycle]
+        tokens = num_blocks * self._block_tokens
+        if window == _NO_WINDOW or tokens + 1 <= window:
+            return 0
+        return (tokens + 1 - window) // self._block_tokens
