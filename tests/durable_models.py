@@ -35,13 +35,18 @@ def durable_config(
     disk_slots: int = 64,
     windows: Sequence[int | None] = (None,),
     model_id: ModelId = ModelId("a model"),
+    more_paths: Sequence[str] = (),
+    shares: Sequence[int] = (),
     **settings: Any,
 ) -> KVCacheManagerConfig:
     """One pool group; slots by level."""
     tiers: list[Any] = [GpuCacheTierConfig(gpu_slots * SLOT_BYTES, EvictionPolicy.LRU)]
     if host_slots > 0:
         tiers.append(HostCacheTierConfig(host_slots * SLOT_BYTES, EvictionPolicy.LRU))
-    tiers.append(DiskCacheTierConfig(disk_slots * SLOT_BYTES, folder, EvictionPolicy.LRU, True, model_id))
+    disk = DiskCacheTierConfig(
+        disk_slots * SLOT_BYTES, folder, EvictionPolicy.LRU, True, model_id, more_paths=tuple(more_paths), shares=tuple(shares)
+    )
+    tiers.append(disk)
     return KVCacheManagerConfig(
         tokens_per_block=TOKENS_PER_BLOCK,
         cache_tiers=tiers,

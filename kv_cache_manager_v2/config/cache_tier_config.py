@@ -8,19 +8,22 @@ quota, or `LEAST_MAX_QUOTA` if that is more, but no more than the device has, an
 above has seen come back so far; others are dropped. It spares a disk's wear and bandwidth, at the cost of hits. 0: no such floor.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from mypy_extensions import mypyc_attr
 
+from ..base.checks import to_int, to_text
 from ..base.ids import CacheTier
-from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, validate_bool
+from .config_value import ConfigValue, given, take_float, take_int, take_optional_int, take_text, to_tuple, validate_bool
 from .eviction_policy import EvictionPolicy, validate_eviction_policy
 from .model_id import ModelId
 
 
 DEFAULT_GROWTH: Final = 8
 LEAST_MAX_QUOTA: Final = 64 << 20
+MOST_SHARES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,13 @@ class HostCacheTierConfig(ConfigValue):
 @dataclass(frozen=True)
 @mypyc_attr(native_class=False)
 class DiskCacheTierConfig(ConfigValue):
-    """Files in the folder ``path``, which must exist when the manager is made. ``quota`` is in bytes.
+    """Files in the folder ``path``, which must exist when the manager is made. ``quota`` is in bytes, of all paths together.
 
     ``durable``: the level outlives the process. Published pages are written to it as they are published, and the next manager with
     an equal ``model_id`` and equal layers finds them again. It is the last tier; it needs the package ``xxhash``.
+
+    ``more_paths``: of a durable level that lies on several disks, in a fixed order. ``shares``: how the bytes are divided among ``path``
+    and these, fixed when the folder is made; without them, by how fast each takes bytes then.
     """
 
     quota: int
@@ -80,6 +86,8 @@ class DiskCacheTierConfig(ConfigValue):
     durable: bool = False
     model_id: ModelId | None = None
     min_reuse_probability: float = 0.0
+    more_paths: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "DiskCacheTierConfig.quota", 1)
@@ -87,6 +95,7 @@ class DiskCacheTierConfig(ConfigValue):
         validate_eviction_policy(given(self, "eviction_policy"), "DiskCacheTierConfig.eviction_policy")
         take_text(self, "path", "DiskCacheTierConfig.path")
         validate_bool(self, "durable", "DiskCacheTierConfig.durable")
+        _take_paths(self)
         model_id = given(self, "model_id")
         if model_id is not None and not isinstance(model_id, ModelId):
             raise TypeError(f"DiskCacheTierConfig.model_id must be a ModelId or None, not {type(model_id).__name__}")
@@ -107,6 +116,29 @@ class DiskCacheTierConfig(ConfigValue):
     def tier(self) -> CacheTier:
         """The kind of memory."""
         return CacheTier.DISK
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths, ``path`` first."""
+        return (self.path, *self.more_paths)
+
+
+def _take_paths(tier: DiskCacheTierConfig) -> None:
+    name = "DiskCacheTierConfig.more_paths"
+    more = [to_text(path, f"each of {name}") for path in to_tuple(given(tier, "more_paths"), name)]
+    shares_name = "DiskCacheTierConfig.shares"
+    shares = [int(to_int(share, f"each of {shares_name}")) for share in to_tuple(given(tier, "shares"), shares_name)]
+    object.__setattr__(tier, "more_paths", tuple(more))
+    object.__setattr__(tier, "shares", tuple(shares))
+    if len(more) > 0 and not tier.durable:
+        raise ValueError(f"{name} has {len(more)} paths and durable is False: only a durable level lies on several; give one path")
+    places = [os.path.realpath(path) for path in tier.paths]
+    if "" in more or len(set(places)) < len(places):
+        raise ValueError(f"DiskCacheTierConfig has the paths {', '.join([repr(path) for path in tier.paths])}: each must be another folder")
+    if len(shares) > 0 and len(shares) != len(tier.paths):
+        raise ValueError(f"{shares_name} has {len(shares)} numbers for {len(tier.paths)} paths: give one for each, path first, or none")
+    if len(shares) > 0 and not all([1 <= share <= MOST_SHARES for share in shares]):
+        raise ValueError(f"{shares_name} is {tuple(shares)}: each must be from 1 to {MOST_SHARES}")
 
 
 CacheTierConfig: TypeAlias = GpuCacheTierConfig | HostCacheTierConfig | DiskCacheTierConfig

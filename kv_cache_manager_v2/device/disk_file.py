@@ -18,6 +18,7 @@ from ..base.errors import OutOfMemoryError, StorageIOError
 from .file_port import FilePort
 from .interval_set import IntervalSet
 from .slot_watch import SlotWatch
+from .striped_files import StripedFiles
 
 DIRECT_ALIGNMENT: Final = 4096
 """Memory, offsets and lengths of direct transfers are multiples of this."""
@@ -51,6 +52,8 @@ class DiskFile:
         self.path = path
         self.address = address
         self.num_bytes = num_bytes
+        if watch is not None and watch.stripe is not None:
+            files = StripedFiles(files, watch.stripe)
         self.files = files
         self.failure = None
         self.is_direct = True
@@ -70,6 +73,7 @@ class DiskFile:
             ) from error
         self.file = file
         if watch is not None:
+            watch.files = files
             watch.file = file
 
     def end(self) -> int:
@@ -100,7 +104,7 @@ class DiskFile:
         except OSError as error:
             if error.errno in _FULL:
                 raise OutOfMemoryError(
-                    f"no room for {num_bytes} bytes of the DISK tier in {self.path}: {error.strerror};"
+                    f"no room for {num_bytes} bytes of the DISK tier in {error.filename or self.path}: {error.strerror};"
                     f" {self._describe_free_bytes()} are free; lower the tier's quota, or {_way_out(error.errno)}"
                 ) from error
             raise self.make_error(
@@ -125,6 +129,16 @@ class DiskFile:
                 f"cannot free {num_bytes} bytes of the file", address, num_bytes, True, error
             ) from error
 
+    def begins_unit(self, address: int) -> bool:
+        """Whether the bytes before that address may lie in another folder."""
+        return self.watch is not None and self.watch.stripe is not None and (address - self.address) % self.watch.stripe.unit_bytes == 0
+
+    def path_at(self, address: int) -> str:
+        """The folder or file that has that byte."""
+        if self.watch is None or self.watch.stripe is None:
+            return self.path
+        return self.watch.stripe.path_at(os.path.basename(self.path), address - self.address)
+
     def close(self) -> None:
         try:
             self.files.close_file(self.file)
@@ -136,9 +150,10 @@ class DiskFile:
         self, what: str, address: int, num_bytes: int, is_write: bool, reason: OSError | str
     ) -> StorageIOError:
         text = reason if isinstance(reason, str) else f"{os.strerror(reason.errno or 0)} (errno {reason.errno})"
+        path = self.path_at(address)
         return StorageIOError(
-            f"{what} of the DISK tier in {self.path} at offset {address - self.address}: {text}",
-            self.path,
+            f"{what} of the DISK tier in {path} at offset {address - self.address}: {text}",
+            path,
             address,
             num_bytes,
             is_write,

@@ -53,7 +53,7 @@ def plan_extents(runs: CopyRuns, ranges: DiskRanges, to_disk: bool) -> list[Disk
             file = ranges.file_of(disk)
         while left > 0:
             num_bytes = _bound_piece(file, disk, left)
-            if last is None or not last.takes(disk, num_bytes):
+            if last is None or not last.takes(disk, num_bytes) or file.begins_unit(disk):
                 last = DiskExtent(file, disk)
                 extents.append(last)
             last.add(memory, num_bytes)
@@ -69,6 +69,7 @@ def _bound_piece(file: DiskFile, address: int, num_bytes: int) -> int:
     if file.watch is not None:
         offset = address - file.address
         num_bytes = min(num_bytes, int(file.watch.chunk_end(offset)) - offset)
+        # A chunk is in one slot, and a unit of a file in several folders is some slots: no chunk is in two folders.
     return min(num_bytes, MAX_EXTENT_BYTES)
 
 

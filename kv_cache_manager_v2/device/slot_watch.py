@@ -16,6 +16,9 @@ from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
+from .file_port import FilePort
+from .stripe import Stripe
+
 CHUNK_BYTES: Final = 1 << 20
 """The same as `MAX_EXTENT_BYTES`: no chunk is moved in two pieces."""
 
@@ -29,18 +32,27 @@ class SlotTicket:
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class SlotWatch(metaclass=ABCMeta):
-    """``file``: the file's number at its port, once it is open."""
+    """``file``: the file's number at its port ``files``, once it is open. ``stripe``: None for a file in one folder."""
 
-    __slots__ = ("slot_bytes", "chunks_per_slot", "file")
+    __slots__ = ("slot_bytes", "chunks_per_slot", "file", "files", "stripe")
 
     slot_bytes: Final[i64]
     chunks_per_slot: Final[i64]
     file: int
+    files: FilePort | None
+    stripe: Stripe | None
 
     def __init__(self, slot_bytes: i64) -> None:
         self.slot_bytes = slot_bytes
         self.chunks_per_slot = (slot_bytes + CHUNK_BYTES - 1) // CHUNK_BYTES
         self.file = -1
+        self.files = None
+        self.stripe = None
+
+    def sync(self) -> None:
+        """Return once all bytes that were written to the slots before this call would survive a power failure."""
+        if self.files is not None:
+            self.files.sync(self.file)
 
     def chunk_end(self, offset: i64) -> i64:
         """The end of the chunk that has the byte at ``offset`` of the file."""

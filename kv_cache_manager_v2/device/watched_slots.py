@@ -51,11 +51,12 @@ def find_mismatches(extent: DiskExtent, watch: SlotWatch) -> list[StorageIOError
         if expected != 0 and hash_memory(memory, num_bytes) != expected:
             watch.report_mismatch(offset // watch.slot_bytes)
             file = extent.file
+            path = file.path_at(file.address + offset)
             errors.append(
                 StorageIOError(
-                    f"{num_bytes} bytes of the DISK tier in {file.path} at offset {offset} are not what was written there: their checksum"
+                    f"{num_bytes} bytes of the DISK tier in {path} at offset {offset} are not what was written there: their checksum"
                     " is another one",
-                    file.path,
+                    path,
                     file.address + offset,
                     num_bytes,
                     False,

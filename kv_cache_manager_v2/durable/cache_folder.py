@@ -7,8 +7,9 @@
         snapshot-<number>       the state at the beginning of the log of that number
         log-<number>            what came after that
 
-The state is the newest whole snapshot, and then all logs from its number on. A process begins with a log of its own and writes the
-snapshot for it; older files are removed once that is on the disk. A folder with another layout or format is refused, never changed.
+A level on several paths has parts on the others (`FolderParts`). The state is the newest whole snapshot, and then all logs from its
+number on. A process begins with a log of its own and writes the snapshot for it; older files are removed once that is on the disk. A
+folder with another layout or format is refused, never changed.
 """
 
 import errno
@@ -23,14 +24,17 @@ from ..base.errors import LogicError, StorageIOError
 from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_file, write_file
 from ..device.file_port import FilePort
+from .folder_lock import name_holder, take_lock
+from .folder_parts import FolderParts, PathShares
 from .index_files import load_state, number_of
 from .index_state import IndexSnapshot, IndexState
 from .record_format import MAGIC, frame
 
 FORMAT: Final = 2
+FORMAT_OF_PARTS: Final = 3
+"""Of a level on several paths."""
 FOLDER_PREFIX: Final = "kvcm-"
 IDENTITY_NAME: Final = "identity.json"
-LOCK_NAME: Final = "lock"
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
@@ -40,10 +44,11 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class CacheFolder:
     """Opened and locked by the constructor; `close` unlocks it. ``layout``: what must be equal for the slots to be read."""
 
-    __slots__ = ("path", "files", "state", "_lock", "_log", "_log_bytes", "_number", "_old_names")
+    __slots__ = ("path", "files", "parts", "state", "_lock", "_log", "_log_bytes", "_number", "_old_names")
 
     path: Final[str]
     files: Final[FilePort]
+    parts: Final[FolderParts]
     state: IndexState
     """What the last process has left; empty once that is restored."""
     _lock: int
@@ -53,16 +58,15 @@ class CacheFolder:
     """Of this process' log and snapshot."""
     _old_names: Final[list[str]]
 
-    def __init__(self, files: FilePort, parent: str, identity: str, layout: str) -> None:
+    def __init__(self, files: FilePort, given: PathShares, identity: str, layout: str) -> None:
         """`ValueError` for a folder of another layout or format, `LogicError` while another manager has it, `StorageIOError` where the
         disk refuses."""
         self.files = files
-        self.path = os.path.join(parent, folder_name(identity))
+        self.parts = FolderParts(files, folder_name(identity), given)
+        self.path = self.parts.folders[0]
         self._lock = -1
         self._log = -1
         self._log_bytes = 0
-        if not os.path.isdir(parent):
-            raise ValueError(f"there is no folder {parent!r} for the durable level; create it first")
         try:
             files.make_folder(self.path)
             self._take_lock()
@@ -87,20 +91,22 @@ class CacheFolder:
             ) from error
 
     def _take_lock(self) -> None:
-        path = os.path.join(self.path, LOCK_NAME)
         try:
-            self._lock = self.files.lock(path)
+            self._lock = take_lock(self.files, self.path)
         except BlockingIOError:
             raise LogicError(
-                f"the durable level in {self.path} is in use by {name_holder(self.files, path)}: two managers cannot write one folder. "
-                "Shut that one down, give another path, or, for ranks of one model, say in model_id which heads each rank has"
+                f"the durable level in {self.path} is in use by {name_holder(self.files, self.path)}: two managers cannot write one "
+                "folder. Shut that one down, give another path, or, for ranks of one model, say in model_id which heads each rank has"
             ) from None
-        self.files.discard(self._lock, 0, self.files.length(self._lock), True)
-        write_file(self.files, self._lock, str(os.getpid()).encode(), 0)
 
     def _require_identity(self, identity: str, layout: str) -> None:
         path = os.path.join(self.path, IDENTITY_NAME)
         ours = {"format": FORMAT, "identity": json.loads(identity), "layout": json.loads(layout)}
+        expected_format = FORMAT
+        try:
+            self.parts.require_no_part()
+        except ValueError as error:
+            raise self._foreign(str(error)) from error
         file = self.files.open_named(path, False)
         try:
             data = read_file(self.files, file)
@@ -113,17 +119,33 @@ class CacheFolder:
                 theirs = None
             if not isinstance(theirs, dict):
                 raise self._foreign("identity.json there cannot be read, so what it has is unknown")
-            if theirs.get("format") != FORMAT:
+            parts = theirs.get("parts")
+            if isinstance(parts, dict):
+                expected_format = FORMAT_OF_PARTS
+            if theirs.get("format") != expected_format:
                 raise self._foreign(
-                    f"it has format {theirs.get('format')}, and this release reads format {FORMAT} only; the release that made it still "
-                    "reads it"
+                    f"it has format {theirs.get('format')}, and this release reads format {expected_format} only; the release that made it "
+                    "still reads it"
                 )
             for key in ("identity", "layout"):
                 if theirs.get(key) != ours[key]:
                     raise self._foreign(f"it has another {key}: {json.dumps(theirs.get(key))}, not {json.dumps(ours[key])}")
+            try:
+                self.parts.join(parts)
+            except (KeyError, TypeError) as missing:
+                raise self._foreign("identity.json there does not say which parts it has, so what it has is unknown") from missing
+            except ValueError as error:
+                raise self._foreign(str(error)) from error
             return
         if len([name for name in self.files.names(self.path) if number_of(name) >= 0]) > 0:
             raise self._foreign("it has an index and no identity.json, so what it has is unknown")
+        try:
+            made = self.parts.create()
+        except ValueError as error:
+            raise self._foreign(str(error)) from error
+        if made is not None:
+            ours["format"] = FORMAT_OF_PARTS
+            ours["parts"] = made
         new_path = path + ".new"
         file = self.files.open_named(new_path, False)
         try:
@@ -195,7 +217,8 @@ class CacheFolder:
         self._old_names.clear()
 
     def close(self) -> None:
-        """Unlock the folder. Twice is fine."""
+        """Unlock the folder and its parts. Twice is fine."""
+        self.parts.close()
         for file in (self._log, self._lock):
             if file >= 0:
                 try:
@@ -211,16 +234,3 @@ _MASK: Final = (1 << 64) - 1
 
 def folder_name(identity: str) -> str:
     return f"{FOLDER_PREFIX}{hash_bytes(identity.encode()) & _MASK:016x}"
-
-
-def name_holder(files: FilePort, lock_path: str) -> str:
-    """The process that has locked the folder, as it has written down."""
-    try:
-        file = files.open_named(lock_path, False)
-        try:
-            number = read_file(files, file).decode(errors="replace").strip()
-        finally:
-            files.close_file(file)
-    except OSError:
-        number = ""
-    return f"process {number}" if number else "another process"

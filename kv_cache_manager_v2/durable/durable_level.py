@@ -138,6 +138,7 @@ class DurableLevel:
             group = DurableGroup(number, num_slots[number])
             for num_bytes in sizes:
                 pool = DurablePool(self, group, num_bytes, num_slots[number])
+                pool.stripe = folder.parts.stripe(number, num_bytes)
                 group.pools.append(pool)
                 group.num_chunks += pool.chunks_per_slot
                 watches.append(pool)

@@ -13,7 +13,10 @@ from mypy_extensions import mypyc_attr
 from ..base.value import Value
 from ..device.file_bytes import read_file
 from ..device.file_port import FilePort
-from .cache_folder import FOLDER_PREFIX, FORMAT, IDENTITY_NAME, LOCK_NAME, name_holder
+from ..device.stripe import Stripe
+from .cache_folder import FOLDER_PREFIX, FORMAT, FORMAT_OF_PARTS, IDENTITY_NAME
+from .folder_lock import LOCK_NAME, name_holder
+from .folder_parts import read_part
 from .index_files import load_state
 from .index_state import IndexState, StoredNode
 from .record_format import MIXED, BadRecordError, decode_mixed
@@ -38,7 +41,7 @@ class ScopeFigures(Value):
 class FolderContents:
     """``identity`` and ``layout``: as the manager wrote them that made the folder. ``file_bytes``: of all files there."""
 
-    __slots__ = ("path", "identity", "layout", "state", "file_bytes", "holder", "slot_bytes")
+    __slots__ = ("path", "identity", "layout", "state", "file_bytes", "holder", "slot_bytes", "part_folders", "_parts")
 
     path: Final[str]
     identity: Final[dict[str, Any]]
@@ -49,6 +52,9 @@ class FolderContents:
     """The process that has the folder now."""
     slot_bytes: Final[list[list[int]]]
     """By pool group, and pool."""
+    part_folders: Final[list[str]]
+    """This folder, and those on the other paths as the level was made."""
+    _parts: Final[dict[str, Any]]
 
     def __init__(self, files: FilePort, path: str) -> None:
         """`ValueError` where it cannot be known what is there, `OSError` where it cannot be read."""
@@ -57,9 +63,22 @@ class FolderContents:
         self.identity = described[0]
         self.layout = described[1]
         self.slot_bytes = described[2]
+        self._parts = described[3]
+        self.part_folders = list_part_folders(path, self._parts)
         self.holder = find_holder(files, path)
         self.state = _load_present(files, path)
-        self.file_bytes = _count_file_bytes(files, path)
+        self.file_bytes = sum([_count_file_bytes(files, folder) for folder in self.part_folders if os.path.isdir(folder)])
+
+    def find_part_fault(self, files: FilePort, number: int) -> str:
+        """What is wrong with the folder of that path; empty if it is that part of this level."""
+        return find_part_fault(files, self.part_folders, self._parts, number)
+
+    def stripe(self, pool_group: int, slot_bytes: int) -> Stripe | None:
+        """How the slots of a pool lie in the parts; None for a single path."""
+        if len(self.part_folders) == 1:
+            return None
+        shares = [int(share) for share in self._parts["shares"]]
+        return Stripe(self.part_folders, shares, int(self._parts["unit_slots"][pool_group]) * slot_bytes)
 
     def list_scopes(self) -> list[ScopeFigures]:
         """The scopes that have pages, in the order in which they came."""
@@ -89,6 +108,29 @@ class FolderContents:
         ]
 
 
+def read_parts(files: FilePort, path: str) -> dict[str, Any]:
+    """What identity.json says of the parts; empty for a level on one path. `ValueError` where it cannot be known."""
+    return _read_identity(files, path)[3]
+
+
+def list_part_folders(path: str, parts: dict[str, Any]) -> list[str]:
+    """The folder that has the index, and those on the other paths as the level was made."""
+    name = os.path.basename(os.path.normpath(path))
+    return [path, *[os.path.join(str(parent), name) for parent in parts.get("paths", [])[1:]]]
+
+
+def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], number: int) -> str:
+    """What is wrong with the folder of that path; empty if it is that part of the level."""
+    if number == 0:
+        return ""
+    found = read_part(files, folders[number])
+    if found is None:
+        return f"part {number + 1} of {len(folders)} is not in {folders[number]}"
+    if found["set"] != parts["set"] or found["part"] != number:
+        return f"{folders[number]} is a part of another durable level"
+    return ""
+
+
 def count_tokens(node: StoredNode) -> int:
     if node.form == MIXED:
         try:
@@ -112,14 +154,14 @@ def find_holder(files: FilePort, path: str) -> str | None:
     try:
         lock = files.lock(lock_path)
     except BlockingIOError:
-        return name_holder(files, lock_path)
+        return name_holder(files, path)
     except FileNotFoundError:
         return None
     files.close_file(lock)
     return None
 
 
-def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str, Any], list[list[int]]]:
+def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str, Any], list[list[int]], dict[str, Any]]:
     name = os.path.join(path, IDENTITY_NAME)
     try:
         file = files.open_named(name, False)
@@ -135,7 +177,10 @@ def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str
         described = None
     if not isinstance(described, dict):
         raise ValueError("identity.json there cannot be read, so what it has is unknown")
-    if described.get("format") != FORMAT:
+    parts = described.get("parts", {})
+    if not isinstance(parts, dict) or (len(parts) > 0 and not _are_parts(parts)):
+        raise ValueError("identity.json there does not say which parts it has, so what it has is unknown")
+    if described.get("format") != (FORMAT if len(parts) == 0 else FORMAT_OF_PARTS):
         raise ValueError(f"it has format {described.get('format')}, and this release reads format {FORMAT}")
     identity = described.get("identity")
     layout = described.get("layout")
@@ -144,7 +189,14 @@ def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str
     slots = layout.get("slots")
     if not isinstance(slots, list) or not all([_are_sizes(sizes) for sizes in slots]):
         raise ValueError("identity.json there does not say how large the slots are, so what it has is unknown")
-    return identity, layout, [list(sizes) for sizes in slots]
+    return identity, layout, [list(sizes) for sizes in slots], parts
+
+
+def _are_parts(parts: dict[str, Any]) -> bool:
+    paths = parts.get("paths")
+    if not isinstance(paths, list) or not all([isinstance(path, str) for path in paths]) or "set" not in parts:
+        return False
+    return _are_sizes(parts.get("shares")) and len(parts["shares"]) == len(paths) and _are_sizes(parts.get("unit_slots"))
 
 
 def _are_sizes(sizes: object) -> bool:

@@ -22,7 +22,6 @@ from mypy_extensions import mypyc_attr
 
 from ..base.errors import LogicError, OutOfMemoryError
 from ..device.exit_drain import Drained, drain_at_exit, forget_at_exit
-from ..device.file_port import FilePort
 from ..device.slot_watch import SlotWatch
 from .cache_folder import CacheFolder
 from .index_state import IndexSnapshot
@@ -60,11 +59,10 @@ class _Latch:
 class IndexWriter(Drained):
     """See the module. ``failure``: why nothing is written any more, or an empty text."""
 
-    __slots__ = ("failure", "_folder", "_files", "_watches", "_snapshot", "_inbox", "_process", "_ended", "_is_started")
+    __slots__ = ("failure", "_folder", "_watches", "_snapshot", "_inbox", "_process", "_ended", "_is_started")
 
     failure: str
     _folder: Final[CacheFolder]
-    _files: Final[FilePort]
     _watches: Final[list[SlotWatch]]
     _snapshot: IndexSnapshot | None
     """To be written first."""
@@ -76,7 +74,6 @@ class IndexWriter(Drained):
     def __init__(self, folder: CacheFolder, watches: list[SlotWatch]) -> None:
         self.failure = ""
         self._folder = folder
-        self._files = folder.files
         self._watches = watches
         self._snapshot = None
         self._inbox = SimpleQueue()
@@ -186,7 +183,7 @@ class IndexWriter(Drained):
         try:
             if has_pages:
                 for watch in self._watches:
-                    self._files.sync(watch.file)
+                    watch.sync()
             self._folder.append(b"".join(records))
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_range
 from ..device.file_port import FilePort
 from ..device.slot_watch import CHUNK_BYTES
+from ..device.striped_files import StripedFiles
 from .folder_contents import FolderContents
 from .index_state import StoredPage
 
@@ -19,17 +20,19 @@ from .index_state import StoredPage
 class SlotCheck:
     """The data files of a folder. The caller has locked it, and closes this."""
 
-    __slots__ = ("_files", "_contents", "_open")
+    __slots__ = ("_files", "_contents", "_open", "_ports")
 
     _files: Final[FilePort]
     _contents: Final[FolderContents]
     _open: Final[dict[tuple[int, int], int]]
     """By pool group and pool; -1 for a file that is not there."""
+    _ports: Final[dict[tuple[int, int], FilePort]]
 
     def __init__(self, files: FilePort, contents: FolderContents) -> None:
         self._files = files
         self._contents = contents
         self._open = {}
+        self._ports = {}
 
     def find_fault(self, pool_group: int, slot: int, page: StoredPage) -> str:
         """What is wrong with the page in that slot; empty if nothing is."""
@@ -52,26 +55,31 @@ class SlotCheck:
         if file < 0:
             return f"{name} is not there"
         try:
-            data = read_range(self._files, file, offset, num_bytes)
+            data = read_range(self._ports[(pool_group, pool)], file, offset, num_bytes)
         except OSError as error:
             return f"{num_bytes} bytes at offset {offset} of {name} cannot be read: {os.strerror(error.errno or errno.EIO)}"
         if len(data) < num_bytes:
             return f"{name} ends before its slot"
         if hash_bytes(data) != page.checksums[position]:
-            return f"{num_bytes} bytes at offset {offset} of {name} are not what was written"
+            stripe = self._contents.stripe(pool_group, self._contents.slot_bytes[pool_group][pool])
+            path = name if stripe is None else stripe.path_at(name, offset)
+            return f"{num_bytes} bytes at offset {offset} of {path} are not what was written"
         return ""
 
     def _find_file(self, pool_group: int, pool: int, name: str) -> int:
         place = (pool_group, pool)
         if place not in self._open:
+            stripe = self._contents.stripe(pool_group, self._contents.slot_bytes[pool_group][pool])
+            files = self._files if stripe is None else StripedFiles(self._files, stripe)
+            self._ports[place] = files
             try:
-                self._open[place] = self._files.open_named(os.path.join(self._contents.path, name), False)
+                self._open[place] = files.open_named(os.path.join(self._contents.path, name), False)
             except FileNotFoundError:
                 self._open[place] = -1
         return self._open[place]
 
     def close(self) -> None:
-        for file in self._open.values():
+        for place, file in self._open.items():
             if file >= 0:
-                self._files.close_file(file)
+                self._ports[place].close_file(file)
         self._open.clear()

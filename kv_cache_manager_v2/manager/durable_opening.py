@@ -1,6 +1,7 @@
 """Opening the durable level of a configuration: whose folder it is, and what must be equal for its slots to be read."""
 
 import json
+from typing import Final
 
 from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
@@ -9,10 +10,16 @@ from ..device.checksum import require_xxhash
 from ..device.port import Device
 from ..durable.cache_folder import CacheFolder
 from ..durable.durable_level import DurableLevel
+from ..durable.folder_parts import PathShares
 from ..durable.index_state import IndexState
 from ..layout.registry import LifeCycleRegistry
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..storage.level_slots import LevelSlots
+
+
+_UNIT_BYTES: Final = 1 << 20
+_LEAST_ROUNDS: Final = 4
+"""Of all shares, over the slots of a level."""
 
 
 def describe_identity(model_id: ModelId, config: KVCacheManagerConfig) -> str:
@@ -64,9 +71,19 @@ def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayou
     if files is None:
         raise ValueError(f"cache_tiers[{last}] is durable, and {device.name} has no files that outlive the process; use another device")
     require_xxhash()
-    folder = CacheFolder(files, tier.path, describe_identity(tier.model_id, config), describe_layout(layout))
     slot_bytes = [layout.slot_bytes(index) for index in range(layout.num_pool_groups)]
+    given = _choose_units(tier, slot_bytes, levels[last].num_slots)
+    folder = CacheFolder(files, given, describe_identity(tier.model_id, config), describe_layout(layout))
     levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
+
+
+def _choose_units(tier: DiskCacheTierConfig, slot_bytes: list[tuple[int, ...]], num_slots: tuple[int, ...]) -> PathShares:
+    """Of several paths: how many neighbouring slots lie together. A megabyte is one request to a disk; fewer where there are few slots."""
+    most = max(list(tier.shares), default=1) * len(tier.paths)
+    units: list[int] = []
+    for group, sizes in enumerate(slot_bytes):
+        units.append(max(min(_UNIT_BYTES // max(sizes), num_slots[group] // (_LEAST_ROUNDS * most)), 1))
+    return PathShares(list(tier.paths), list(tier.shares), units)
 
 
 def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[bytes]) -> None:
@@ -82,7 +99,8 @@ def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[byte
     for piece in pieces:
         state.apply(piece)
     layout = compute_slot_layout(config, LifeCycleRegistry(config))
-    folder = CacheFolder(files, tier.path, describe_identity(tier.model_id, config), describe_layout(layout))
+    given = PathShares([tier.path], [], [])
+    folder = CacheFolder(files, given, describe_identity(tier.model_id, config), describe_layout(layout))
     try:
         folder.append(b"".join(state.encode()))
     finally:

@@ -107,6 +107,7 @@ def _to_figures(contents: FolderContents, scopes: list[ScopeFigures]) -> dict[st
         "identity": contents.identity,
         "in_use_by": contents.holder,
         "file_bytes": contents.file_bytes,
+        "folders": contents.part_folders,
         "scopes": [
             {"salt": scope.salt, "blocks": scope.blocks, "tokens": scope.tokens, "pages": scope.pages, "bytes": scope.bytes}
             for scope in scopes
@@ -118,6 +119,10 @@ def _describe(contents: FolderContents, scopes: list[ScopeFigures]) -> str:
     lines = [contents.path, f"  {_name_model(contents.identity)}; files of {format_bytes(contents.file_bytes)}"]
     if contents.holder is not None:
         lines[1] += f"; in use by {contents.holder}"
+    if len(contents.part_folders) > 1:
+        lines.append(f"  on {len(contents.part_folders)} paths: {', '.join([os.path.dirname(folder) for folder in contents.part_folders])}")
+        faults = [contents.find_part_fault(ReadOnlyFiles(), number) for number in range(len(contents.part_folders))]
+        lines.extend([f"  {fault}" for fault in faults if fault])
     if len(scopes) == 0:
         lines.append("  no pages")
     else:

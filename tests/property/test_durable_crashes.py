@@ -3,6 +3,7 @@ has all its ancestors. What was on the disk before a kill is found."""
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 from durable_models import TOKENS_PER_BLOCK, Process, durable_config, next_process
@@ -37,8 +38,13 @@ def check_restart(process: Process, choices: random.Random) -> None:
     process.end()
 
 
+def _make_paths(tmp_path: Path) -> list[str]:
+    (tmp_path / "second").mkdir()
+    return [str(tmp_path / "second")]
+
+
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
-def test_killed_at_any_write(seed: int, tmp_path: object) -> None:
+def test_killed_at_any_write(seed: int, tmp_path: Path) -> None:
     choices = random.Random(seed)
     disk = LossyDisk()
     config = durable_config(
@@ -47,6 +53,8 @@ def test_killed_at_any_write(seed: int, tmp_path: object) -> None:
         host_slots=choices.choice((0, 6)),
         disk_slots=choices.choice((12, 24, 80)),
         windows=choices.choice(((None,), (None,), (8,))),
+        more_paths=[] if seed % 3 > 0 else _make_paths(tmp_path),
+        shares=[] if seed % 3 > 0 else [2, 1],
     )
     for _crash in range(3):
         process, files = next_process(disk, config, choices.randrange(1, 200))

@@ -12,6 +12,7 @@ from mypy_extensions import i64
 from kv_cache_manager_v2 import LogicError
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.durable.cache_folder import CacheFolder
+from kv_cache_manager_v2.durable.folder_parts import PathShares
 from kv_cache_manager_v2.durable.index_state import IndexSnapshot, IndexState
 from kv_cache_manager_v2.durable.record_format import PACKED, encode_node, encode_page, encode_root
 
@@ -19,8 +20,12 @@ IDENTITY = json.dumps({"name": "a model"})
 LAYOUT = json.dumps({"slots": [[64]]})
 
 
+def one_path(path: object) -> PathShares:
+    return PathShares([str(path)], [], [])
+
+
 def open_folder(disk: LossyDisk, parent: str, layout: str = LAYOUT) -> CacheFolder:
-    return CacheFolder(LossyFiles(disk), parent, IDENTITY, layout)
+    return CacheFolder(LossyFiles(disk), one_path(parent), IDENTITY, layout)
 
 
 def snapshot_of(state: IndexState) -> IndexSnapshot:
@@ -90,17 +95,17 @@ def test_a_damaged_snapshot_is_not_used(tmp_path: object) -> None:
 
 def test_one_manager_at_a_time(tmp_path: object) -> None:
     """With the system's own locks: refused with the process that has the folder, and then let in."""
-    first = CacheFolder(OsFiles(), str(tmp_path), IDENTITY, LAYOUT)
+    first = CacheFolder(OsFiles(), one_path(tmp_path), IDENTITY, LAYOUT)
     with pytest.raises(LogicError, match=f"process {os.getpid()}"):
-        CacheFolder(OsFiles(), str(tmp_path), IDENTITY, LAYOUT)
+        CacheFolder(OsFiles(), one_path(tmp_path), IDENTITY, LAYOUT)
     first.close()
     first.close()
-    CacheFolder(OsFiles(), str(tmp_path), IDENTITY, LAYOUT).close()
+    CacheFolder(OsFiles(), one_path(tmp_path), IDENTITY, LAYOUT).close()
 
 
 def test_other_models_have_folders_of_their_own(tmp_path: object) -> None:
-    first = CacheFolder(OsFiles(), str(tmp_path), IDENTITY, LAYOUT)
-    second = CacheFolder(OsFiles(), str(tmp_path), json.dumps({"name": "another model"}), LAYOUT)
+    first = CacheFolder(OsFiles(), one_path(tmp_path), IDENTITY, LAYOUT)
+    second = CacheFolder(OsFiles(), one_path(tmp_path), json.dumps({"name": "another model"}), LAYOUT)
     assert first.path != second.path
     first.close()
     second.close()
@@ -135,4 +140,4 @@ def test_another_layout_or_format_is_refused_and_kept(tmp_path: object) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: object) -> None:
     with pytest.raises(ValueError, match="create it first"):
-        CacheFolder(OsFiles(), f"{tmp_path}/nowhere", IDENTITY, LAYOUT)
+        CacheFolder(OsFiles(), one_path(f"{tmp_path}/nowhere"), IDENTITY, LAYOUT)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ class KilledFiles(LossyFiles):
 
     def names(self, path: str) -> list[str]:
         return self.system.names(path)
+
+    def open_named(self, path: str, is_direct: bool) -> int:
+        return self.system.open_named(path, is_direct)
+
+    def length(self, file: int) -> int:
+        return self.system.length(file)
+
+    def transfer(self, file: int, is_write: bool, addresses: Sequence[int], sizes: Sequence[int], offset: int) -> int:
+        return self.system.transfer(file, is_write, addresses, sizes, offset)
 
     def close_file(self, file: int) -> None:
         self.system.close_file(file)

@@ -1,0 +1,195 @@
+"""The parts of a durable level that lies on several paths: one folder of the same name on each, of which the first has the index.
+
+    <first path>/kvcm-<identity>/     all that `CacheFolder` says; identity.json names the parts, their shares and the set they are
+    <other path>/kvcm-<identity>/     lock   part.json   data-<group>-<pool>
+
+Shares are fixed when the folder is made, by how fast each path takes bytes then, unless they are given. Pages go to the parts by slot
+(`Stripe`), so paths that are missing, foreign or in another order would give other bytes: all of them are named and refused, and nothing is
+changed. A part is known by the number of its set, whatever its path is called now.
+"""
+
+import json
+import os
+from typing import Any, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from ..base.errors import LogicError
+from ..device.file_bytes import read_file, write_file
+from ..device.file_port import FilePort
+from ..device.path_bandwidth import measure_shares
+from ..device.stripe import Stripe
+from .folder_lock import LOCK_NAME, name_holder, take_lock
+
+PART_NAME: Final = "part.json"
+
+
+@final
+@mypyc_attr(native_class=True)
+class PathShares:
+    """What the configuration says. ``paths``: all of them; ``shares``: empty if they are to be measured; ``unit_slots``: by pool group,
+    for a folder that is made now."""
+
+    __slots__ = ("paths", "shares", "unit_slots")
+
+    paths: Final[list[str]]
+    shares: Final[list[int]]
+    unit_slots: Final[list[int]]
+
+    def __init__(self, paths: list[str], shares: list[int], unit_slots: list[int]) -> None:
+        self.paths = paths
+        self.shares = shares
+        self.unit_slots = unit_slots
+
+
+@final
+@mypyc_attr(native_class=True)
+class FolderParts:
+    """The folders on all paths, the first one included; those of the other paths are locked until `close`."""
+
+    __slots__ = ("folders", "shares", "unit_slots", "_files", "_paths", "_set", "_locks")
+
+    folders: Final[list[str]]
+    shares: list[int]
+    unit_slots: list[int]
+    _files: Final[FilePort]
+    _paths: Final[list[str]]
+    _set: str
+    _locks: Final[list[int]]
+
+    def __init__(self, files: FilePort, name: str, given: PathShares) -> None:
+        """`ValueError` for a path that is not there; it opens nothing."""
+        for path in given.paths:
+            if not os.path.isdir(path):
+                raise ValueError(f"there is no folder {path!r} for the durable level; create it first, or mount the disk that has it")
+        self.folders = [os.path.join(path, name) for path in given.paths]
+        self.shares = given.shares
+        self.unit_slots = given.unit_slots
+        self._files = files
+        self._paths = given.paths
+        self._set = ""
+        self._locks = []
+
+    # -- opening; ValueError says why the paths do not fit --------------------------------------------------------------
+
+    def require_no_part(self) -> None:
+        """The first folder has no index: it must not be another path of a level either."""
+        found = read_part(self._files, self.folders[0])
+        if found is not None:
+            raise ValueError(
+                f"it is part {found['part'] + 1} of a durable level on the paths {', '.join(found['paths'])}, whose index is in the "
+                "first of them; give all of them, in that order"
+            )
+
+    def create(self) -> dict[str, Any] | None:
+        """Make the parts of a new level; returns what identity.json says of them, None for a single path."""
+        if len(self.folders) == 1:
+            return None
+        for folder in self.folders[1:]:
+            self._files.make_folder(folder)
+            self._lock(folder)
+            taken = [name for name in self._files.names(folder) if name not in (LOCK_NAME, PART_NAME) and not name.endswith(".new")]
+            if len(taken) > 0:
+                raise ValueError(f"{folder} belongs to another durable level: it has {', '.join(sorted(taken)[:4])} already")
+        if len(self.shares) == 0:
+            self.shares = measure_shares(self._files, self.folders)
+        self._set = os.urandom(8).hex()
+        for number, folder in enumerate(self.folders):
+            if number > 0:
+                part = {"set": self._set, "part": number, "paths": self._paths}
+                _write_small(self._files, os.path.join(folder, PART_NAME), json.dumps(part, indent=1).encode())
+                self._files.sync_folder(folder)
+        return {"set": self._set, "paths": self._paths, "shares": self.shares, "unit_slots": self.unit_slots}
+
+    def join(self, recorded: object) -> None:
+        """Open the parts of a level that is there. ``recorded``: what identity.json says of them."""
+        if not isinstance(recorded, dict):
+            if len(self.folders) > 1:
+                raise ValueError(f"it was made with one path, and {len(self.folders)} are given: give {self._paths[0]} alone")
+            return
+        recorded_paths = [str(path) for path in recorded["paths"]]
+        if len(recorded_paths) != len(self.folders):
+            raise ValueError(
+                f"it was made with {len(recorded_paths)} paths, {', '.join(recorded_paths)}, and {len(self.folders)} "
+                f"{'is' if len(self.folders) == 1 else 'are'} given: give all of them, in that order, and no other"
+            )
+        recorded_shares = [int(share) for share in recorded["shares"]]
+        if len(self.shares) > 0 and self.shares != recorded_shares:
+            raise ValueError(
+                f"it was made with the shares {recorded_shares}, and {self.shares} are given: shares are fixed when the folder is made"
+            )
+        self.shares = recorded_shares
+        self.unit_slots = [int(count) for count in recorded["unit_slots"]]
+        self._set = str(recorded["set"])
+        for number in range(1, len(self.folders)):
+            self._join_part(number, recorded_paths)
+
+    def _join_part(self, number: int, recorded_paths: list[str]) -> None:
+        folder = self.folders[number]
+        found = read_part(self._files, folder)
+        if found is None:
+            raise ValueError(
+                f"its part {number + 1} of {len(self.folders)} is not in {folder}, made as {recorded_paths[number]}: mount the disk that "
+                "has it"
+            )
+        if found["set"] != self._set:
+            raise ValueError(f"{folder} is a part of another durable level, on the paths {', '.join(found['paths'])}")
+        if found["part"] != number:
+            raise ValueError(
+                f"{folder} is its part {found['part'] + 1}, and is given as path {number + 1}: give the paths in the order "
+                f"{', '.join(recorded_paths)}"
+            )
+        self._lock(folder)
+
+    def _lock(self, folder: str) -> None:
+        try:
+            self._locks.append(take_lock(self._files, folder))
+        except BlockingIOError:
+            raise LogicError(
+                f"the part of a durable level in {folder} is in use by {name_holder(self._files, folder)}; shut that one down first"
+            ) from None
+
+    # -- in use ---------------------------------------------------------------------------------------------------------
+
+    def stripe(self, pool_group: int, slot_bytes: int) -> Stripe | None:
+        """How the slots of a pool lie in the parts; None for a single path."""
+        if len(self.folders) == 1:
+            return None
+        return Stripe(self.folders, self.shares, self.unit_slots[pool_group] * slot_bytes)
+
+    def close(self) -> None:
+        """Unlock the parts. Twice is fine."""
+        while self._locks:
+            self._files.close_file(self._locks.pop())
+
+
+def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:
+    """What part.json says; None where there is none that can be read."""
+    try:
+        names = files.names(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if PART_NAME not in names:
+        return None
+    file = files.open_named(os.path.join(folder, PART_NAME), False)
+    try:
+        data = read_file(files, file)
+    finally:
+        files.close_file(file)
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("part"), int) or not isinstance(found.get("paths"), list):
+        return None
+    return {"set": str(found.get("set")), "part": found["part"], "paths": [str(path) for path in found["paths"]]}
+
+
+def _write_small(files: FilePort, path: str, data: bytes) -> None:
+    file = files.open_named(path, False)
+    try:
+        files.discard(file, 0, files.length(file), True)
+        write_file(files, file, data, 0)
+        files.sync(file)
+    finally:
+        files.close_file(file)

@@ -1,0 +1,201 @@
+"""A durable level may lie on several disks: its pages are spread over them by shares that are fixed when it is made, the next process finds
+them on the same paths, and paths that are missing, foreign, too many or in another order are refused with their names, nothing changed."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from durable_models import PROMPTS, Process, durable_config, next_process
+from lossy_files import LossyDisk, LossyFiles
+
+from kv_cache_manager_v2 import DiskCacheTierConfig, KVCacheManagerConfig, LogicError, ModelId, OutOfMemoryError, StorageIOError
+from kv_cache_manager_v2.replay.cli import main as kvcm
+
+
+def make_paths(tmp_path: Path, *names: str) -> list[str]:
+    for name in names:
+        (tmp_path / name).mkdir(exist_ok=True)
+    return [str(tmp_path / name) for name in names]
+
+
+def config_on(paths: list[str], shares: tuple[int, ...] = (), **settings: Any) -> KVCacheManagerConfig:
+    return durable_config(paths[0], more_paths=paths[1:], shares=shares, **settings)
+
+
+def serve(config: KVCacheManagerConfig) -> list[int]:
+    process = Process(config)
+    reused = [process.run(prompt) for prompt in PROMPTS]
+    process.end()
+    return reused
+
+
+def data_bytes(path: str) -> int:
+    return sum(file.stat().st_size for file in Path(path).glob("kvcm-*/data-*"))
+
+
+def contents_of(paths: list[str]) -> dict[str, bytes]:
+    files = [file for path in paths for file in sorted(Path(path).rglob("*")) if file.is_file() and file.name != "lock"]
+    return {str(file): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("shares", [(), (1, 1), (3, 1)])
+def test_the_next_process_finds_it(shares: tuple[int, ...], tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    config = config_on(paths, shares)
+    serve(config)
+    assert all(data_bytes(path) > 0 for path in paths)
+    if shares == (3, 1):
+        assert 2 * data_bytes(paths[1]) < data_bytes(paths[0])
+    assert all(reused > 0 for reused in serve(config))
+    # Also without saying the shares again, and with more room or less.
+    assert all(reused > 0 for reused in serve(config_on(paths, disk_slots=90)))
+    assert all(reused > 0 for reused in serve(config_on(paths, disk_slots=48)))
+
+
+def test_paths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b", "c", "d")
+    serve(config_on(paths[:2], (1, 1)))
+    serve(config_on(paths[2:], (1, 1), model_id=ModelId("another model")))
+    other = make_paths(tmp_path, "e", "f")
+    serve(config_on(other, (1, 1)))
+    before = contents_of(paths + other)  # but for the locks: the number of the process that has tried
+    refused: list[tuple[list[str], tuple[int, ...], str]] = [
+        ([paths[1], paths[0]], (), f"part 2 of a durable level on the paths {paths[0]}, {paths[1]}.*in that order"),
+        (paths[:1], (), f"made with 2 paths, {paths[0]}, {paths[1]}, and 1 is given"),
+        (paths[1:2], (), "part 2 of a durable level"),
+        ([paths[0], paths[1], paths[3]], (), "made with 2 paths.*and 3 are given"),
+        ([paths[0], paths[2]], (), f"part 2 of 2 is not in {paths[2]}.*mount the disk"),
+        ([paths[0], other[1]], (), f"{other[1]}.* is a part of another durable level, on the paths {other[0]}"),
+        (paths[:2], (2, 1), r"shares \[1, 1\], and \[2, 1\] are given"),
+        ([paths[0], str(tmp_path / "nowhere")], (), "nowhere.*create it first, or mount"),
+    ]
+    for given, shares, reason in refused:
+        with pytest.raises(ValueError, match=reason):
+            Process(config_on(given, shares))
+    assert contents_of(paths + other) == before
+    assert all(reused > 0 for reused in serve(config_on(paths[:2])))
+
+
+def test_a_level_of_one_path_does_not_get_another(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    serve(config_on(paths[:1]))
+    with pytest.raises(ValueError, match=f"made with one path, and 2 are given: give {paths[0]} alone"):
+        Process(config_on(paths))
+    with pytest.raises(ValueError, match="belongs to another durable level"):
+        Process(config_on([paths[1], paths[0]]))
+
+
+def test_parts_out_of_order_are_refused(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b", "c")
+    serve(config_on(paths, (1, 1, 1)))
+    with pytest.raises(ValueError, match=f"is its part 3, and is given as path 2: give the paths in the order {paths[0]}, {paths[1]}"):
+        Process(config_on([paths[0], paths[2], paths[1]]))
+
+
+def test_one_manager_at_a_time(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    process = Process(config_on(paths))
+    with pytest.raises(LogicError, match=f"in use by process {os.getpid()}"):
+        Process(config_on(paths))
+    process.end()
+
+
+class _FullFiles(LossyFiles):
+    """A disk whose files below one folder cannot grow, or be read and written, or locked."""
+
+    def __init__(self, disk: LossyDisk, folder: str) -> None:
+        super().__init__(disk)
+        self._folder = folder
+        self._names: dict[int, str] = {}
+        self.is_lost = False
+        self.is_read_only = False
+
+    def lock(self, path: str) -> int:
+        if self.is_read_only and path.startswith(self._folder):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return super().lock(path)
+
+    def open_named(self, path: str, is_direct: bool) -> int:
+        file = super().open_named(path, is_direct)
+        self._names[file] = path
+        return file
+
+    def grow(self, file: int, offset: int, num_bytes: int) -> None:
+        if self._names.get(file, "").startswith(self._folder) and not self.is_lost:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().grow(file, offset, num_bytes)
+
+    def transfer(self, file: int, is_write: bool, addresses: Any, sizes: Any, offset: int) -> int:
+        if self.is_lost and "/data-" in self._names.get(file, "") and self._names[file].startswith(self._folder):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().transfer(file, is_write, addresses, sizes, offset)
+
+
+def test_a_read_only_path_is_named(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    files = _FullFiles(LossyDisk(), paths[1])
+    files.is_read_only = True
+    with pytest.raises(StorageIOError, match=f"Read-only file system.*{paths[1]}.*check the folder's permissions"):
+        Process(config_on(paths), files)
+
+
+def test_a_full_path_is_named(tmp_path: Path) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    with pytest.raises(OutOfMemoryError, match=f"no room for .* in {paths[1]}.*lower the tier's quota"):
+        Process(config_on(paths), _FullFiles(LossyDisk(), paths[1]))
+
+
+def test_a_path_that_is_lost_costs_the_level_and_not_the_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    config = config_on(paths, (1, 1))
+    disk = LossyDisk()
+    first, _files = next_process(disk, config)
+    for prompt in PROMPTS:
+        first.run(prompt)
+    first.end()
+    files = _FullFiles(disk, paths[1])
+    files.is_lost = True
+    second = Process(config, files)
+    # Pages of the lost path are lost when they are read, and computed again; those of the other one may be reused.
+    outcomes = [second.run(prompt) for prompt in PROMPTS for _time in range(2)]
+    assert -1 in outcomes
+    assert outcomes[-1] >= 0
+    second.settle()
+    second.run([9000 + position for position in range(24)])
+    second.settle()
+    second.end()
+    assert f"{paths[1]}/kvcm-" in caplog.text and "takes no more pages" in caplog.text
+
+
+def test_the_command_knows_all_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    serve(config_on(paths, (1, 1)))
+    assert kvcm(["cache", "ls", paths[0]]) == 0
+    assert f"on 2 paths: {paths[0]}, {paths[1]}" in capsys.readouterr().out
+    assert kvcm(["cache", "verify", "--quiet", paths[0]]) == 0
+    assert "all as they were written" in capsys.readouterr().out
+    data = next(Path(paths[1]).glob("kvcm-*/data-0-0"))
+    content = bytearray(data.read_bytes())
+    content[:] = bytes(len(content))
+    data.write_bytes(content)
+    assert kvcm(["cache", "verify", "--quiet", paths[0]]) == 1
+    assert f"{data}" in capsys.readouterr().out
+    assert kvcm(["cache", "rm", "--yes", paths[0]]) == 0
+    assert contents_of(paths) == {}
+
+
+def test_wrong_paths_are_refused_by_the_configuration(tmp_path: Path) -> None:
+    model = ModelId("a model")
+    with pytest.raises(ValueError, match="more_paths has 1 paths and durable is False"):
+        DiskCacheTierConfig(1 << 20, "/a", more_paths=("/b",))
+    with pytest.raises(ValueError, match="each must be another folder"):
+        DiskCacheTierConfig(1 << 20, "/a", durable=True, model_id=model, more_paths=("/a/",))
+    with pytest.raises(ValueError, match="shares has 3 numbers for 2 paths"):
+        DiskCacheTierConfig(1 << 20, "/a", durable=True, model_id=model, more_paths=("/b",), shares=(1, 2, 3))
+    with pytest.raises(ValueError, match="each must be from 1 to 64"):
+        DiskCacheTierConfig(1 << 20, "/a", durable=True, model_id=model, more_paths=("/b",), shares=(1, 0))
+    with pytest.raises(TypeError, match="more_paths"):
+        DiskCacheTierConfig(1 << 20, "/a", durable=True, model_id=model, more_paths="/b")  # type: ignore[arg-type]
+    assert DiskCacheTierConfig(1 << 20, "/a", durable=True, model_id=model, more_paths=["/b"]).paths == ("/a", "/b")  # type: ignore[arg-type]
