@@ -5,23 +5,26 @@ from pathlib import Path
 _TESTS = Path(__file__).resolve().parents[1]
 _PROMISES = {
     "layout": "tiers_can capacity_is page_indices page_tables scratch_slots windows_free pool_views recurrent_state_is_kept",
-    "pools": "nothing_leaks tiers_can refusals_change leased_pages tiers_hold",
+    "pools": "nothing_leaks tiers_can refusals_change leased_pages tiers_hold resized_caches caches_outlive ranks_keep",
     "storage": (
-        "tiers_ clean_pages failing_tiers eviction_policies retention refused_copies nobody_waits refusals_change scopes_can "
-        "debug_fill transfers_are caches_outlive"
+        "tiers_ clean_pages failing_tiers eviction_policies least_value retention refused_copies slow_tiers refusals_change scopes_can "
+        "debug_fill transfers_are caches_outlive restored_prefixes unreadable_pages"
     ),
     "reuse": (
         "prefixes_are coverage equal_blocks misses_have published_ends scopes_can recurrent_state_is_reused tokens_in eviction_pol "
-        "events_say retention statistics_add caches_outlive"
+        "events_say retention statistics_add caches_outlive one_step"
     ),
     "sequence": (
-        "a_batch beams forks leased prefill recurrent refusals_change scratch_slots starting states_arrive steps_cost trees_of "
-        "windows_free retention equal_blocks published_ends misuse nobody_waits refused_copies forked_processes other_"
+        "a_batch batches_never beams decode_batches forks indices_stay input_is leased one_step prefill recurrent refusals_change "
+        "scratch_slots starting states_arrive steps_cost trees_of windows_free retention equal_blocks published_ends misuse slow_tiers "
+        "refused_copies forked_processes other_ unreadable_pages"
     ),
-    "device": "nobody_waits refused_copies tiers_hold states_arrive forks leased pauses",
+    "device": "slow_tiers refused_copies tiers_hold states_arrive forks leased pauses",
 }
 _PROPERTIES = {
+    "pools": "tests/property/test_durable_crashes.py",
     "reuse": "tests/property/test_useless_windowed_pages_go.py tests/property/test_events_rebuild_the_tree.py",
+    "sequence": "tests/property/test_finish_orders_exist.py tests/property/test_questions_foretell_resizes.py",
     "storage": "tests/property/test_useless_windowed_pages_go.py",
 }
 _UNIT = {"device": "unit/device/test_stream_order.py unit/device/test_streams_that_come_and_go.py"}
@@ -36,5 +39,7 @@ def fitting_tests(file: str) -> list[str]:
         paths.append(f"tests/property/{folder}")
     paths += _PROPERTIES.get(folder, "").split()
     for beginning in _PROMISES[folder].split():
-        paths += sorted([f"tests/promises/{path.name}" for path in (_TESTS / "promises").glob(f"test_{beginning}*.py")])
+        found = sorted([f"tests/promises/{path.name}" for path in (_TESTS / "promises").glob(f"test_{beginning}*.py")])
+        assert found, f"no promise begins with {beginning}"
+        paths += found
     return list(dict.fromkeys(paths))
