@@ -402,10 +402,6 @@ class SharedLevel(SharedSource):
             return 0
         return num_blocks if self._write_policy == ON_COMMIT else min(num_blocks, num_hits)
 
-    def begin_names(self, kv_cache: KVCache) -> NameChain:
-        """For the names of the sequence's blocks."""
-        return NameChain(name_root(kv_cache.reuse_scope), self.block_tokens)
-
     def begin_store(self, kv_cache: KVCache, chain: NameChain, begin: int, end: int) -> tuple[int, int]:
         """Copy the pages of these blocks out, to be stored; how many pages, and the block to go on with."""
         return self._outgoing.offer(kv_cache, chain, begin, end)
