@@ -37,6 +37,7 @@ def durable_config(
     model_id: ModelId = ModelId("a model"),
     more_paths: Sequence[str] = (),
     shares: Sequence[int] = (),
+    read_only: bool = False,
     **settings: Any,
 ) -> KVCacheManagerConfig:
     """One pool group; slots by level."""
@@ -44,7 +45,14 @@ def durable_config(
     if host_slots > 0:
         tiers.append(HostCacheTierConfig(host_slots * SLOT_BYTES, EvictionPolicy.LRU))
     disk = DiskCacheTierConfig(
-        disk_slots * SLOT_BYTES, folder, EvictionPolicy.LRU, True, model_id, more_paths=tuple(more_paths), shares=tuple(shares)
+        disk_slots * SLOT_BYTES,
+        folder,
+        EvictionPolicy.LRU,
+        True,
+        model_id,
+        more_paths=tuple(more_paths),
+        shares=tuple(shares),
+        read_only=read_only,
     )
     tiers.append(disk)
     return KVCacheManagerConfig(

@@ -78,6 +78,9 @@ class DiskCacheTierConfig(ConfigValue):
 
     ``more_paths``: of a durable level that lies on several disks, in a fixed order. ``shares``: how the bytes are divided among ``path``
     and these, fixed when the folder is made; without them, by how fast each takes bytes then.
+
+    ``read_only``: a durable level that another process writes, or has written: what it has when the manager is made is read, nothing there
+    is changed, and no page goes there.
     """
 
     quota: int
@@ -88,6 +91,7 @@ class DiskCacheTierConfig(ConfigValue):
     min_reuse_probability: float = 0.0
     more_paths: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         take_int(self, "quota", "DiskCacheTierConfig.quota", 1)
@@ -95,6 +99,11 @@ class DiskCacheTierConfig(ConfigValue):
         validate_eviction_policy(given(self, "eviction_policy"), "DiskCacheTierConfig.eviction_policy")
         take_text(self, "path", "DiskCacheTierConfig.path")
         validate_bool(self, "durable", "DiskCacheTierConfig.durable")
+        validate_bool(self, "read_only", "DiskCacheTierConfig.read_only")
+        if self.read_only and not self.durable:
+            raise ValueError(
+                "DiskCacheTierConfig.read_only is True and durable is False: only a durable level has pages of another process; give both"
+            )
         _take_paths(self)
         model_id = given(self, "model_id")
         if model_id is not None and not isinstance(model_id, ModelId):

@@ -17,6 +17,7 @@ from mypy_extensions import mypyc_attr
 from ..base.errors import OutOfMemoryError, StorageIOError
 from .file_port import FilePort
 from .interval_set import IntervalSet
+from .read_only_files import ReadOnlyFiles
 from .slot_watch import SlotWatch
 from .striped_files import StripedFiles
 
@@ -52,13 +53,17 @@ class DiskFile:
         self.path = path
         self.address = address
         self.num_bytes = num_bytes
+        if watch is not None and watch.is_read_only:
+            files = ReadOnlyFiles()
         if watch is not None and watch.stripe is not None:
             files = StripedFiles(files, watch.stripe)
         self.files = files
         self.failure = None
         self.is_direct = True
         try:
-            file = _try_open_direct(files, path, watch is not None)
+            is_read_only = watch is not None and watch.is_read_only
+            # Through the page cache, as the port for reading knows no other way.
+            file = -1 if is_read_only else _try_open_direct(files, path, watch is not None)
             if file < 0:
                 self.is_direct = False
                 file = files.open_file(path, False) if watch is None else files.open_named(path, False)
@@ -86,6 +91,8 @@ class DiskFile:
 
     def grow(self, address: int, num_bytes: int) -> None:
         """Allocate all of it or nothing."""
+        if self.watch is not None and self.watch.is_read_only:
+            return
         try:
             if self.watch is not None:
                 old_bytes = self.files.length(self.file)

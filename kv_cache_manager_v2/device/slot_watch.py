@@ -34,13 +34,15 @@ class SlotTicket:
 class SlotWatch(metaclass=ABCMeta):
     """``file``: the file's number at its port ``files``, once it is open. ``stripe``: None for a file in one folder."""
 
-    __slots__ = ("slot_bytes", "chunks_per_slot", "file", "files", "stripe")
+    __slots__ = ("slot_bytes", "chunks_per_slot", "file", "files", "stripe", "is_read_only")
 
     slot_bytes: Final[i64]
     chunks_per_slot: Final[i64]
     file: int
     files: FilePort | None
     stripe: Stripe | None
+    is_read_only: bool
+    """The file is opened for reading alone, and has to be there."""
 
     def __init__(self, slot_bytes: i64) -> None:
         self.slot_bytes = slot_bytes
@@ -48,6 +50,7 @@ class SlotWatch(metaclass=ABCMeta):
         self.file = -1
         self.files = None
         self.stripe = None
+        self.is_read_only = False
 
     def sync(self) -> None:
         """Return once all bytes that were written to the slots before this call would survive a power failure."""

@@ -36,6 +36,8 @@ FORMAT_OF_PARTS: Final = 3
 FOLDER_PREFIX: Final = "kvcm-"
 IDENTITY_NAME: Final = "identity.json"
 
+_MAX_ATTEMPTS: Final = 4
+
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
@@ -44,29 +46,37 @@ _logger = logging.getLogger("kv_cache_manager_v2")
 class CacheFolder:
     """Opened and locked by the constructor; `close` unlocks it. ``layout``: what must be equal for the slots to be read."""
 
-    __slots__ = ("path", "files", "parts", "state", "_lock", "_log", "_log_bytes", "_number", "_old_names")
+    __slots__ = ("path", "files", "parts", "is_read_only", "state", "_lock", "_log", "_log_bytes", "_number", "_old_names")
 
     path: Final[str]
     files: Final[FilePort]
     parts: Final[FolderParts]
+    is_read_only: Final[bool]
+    """Nothing is locked or written; another process may be writing."""
     state: IndexState
     """What the last process has left; empty once that is restored."""
     _lock: int
     _log: int
     _log_bytes: int
-    _number: Final[int]
+    _number: int
     """Of this process' log and snapshot."""
-    _old_names: Final[list[str]]
+    _old_names: list[str]
 
-    def __init__(self, files: FilePort, given: PathShares, identity: str, layout: str) -> None:
+    def __init__(self, files: FilePort, given: PathShares, identity: str, layout: str, is_read_only: bool = False) -> None:
         """`ValueError` for a folder of another layout or format, `LogicError` while another manager has it, `StorageIOError` where the
         disk refuses."""
         self.files = files
-        self.parts = FolderParts(files, folder_name(identity), given)
+        self.parts = FolderParts(files, folder_name(identity), given, is_read_only)
         self.path = self.parts.folders[0]
         self._lock = -1
         self._log = -1
         self._log_bytes = 0
+        self.is_read_only = is_read_only
+        self._number = 0
+        self._old_names = []
+        if is_read_only:
+            self.state = self._read(identity, layout)
+            return
         try:
             files.make_folder(self.path)
             self._take_lock()
@@ -89,6 +99,25 @@ class CacheFolder:
                 f"the durable level cannot use {self.path}: {error}; check the folder's permissions and free space, or give another path",
                 self.path,
             ) from error
+
+    def _read(self, identity: str, layout: str) -> IndexState:
+        """What is there at this moment, while another process may be writing."""
+        try:
+            if IDENTITY_NAME not in _list_names(self.files, self.path):
+                raise ValueError(
+                    f"the durable level in {self.path} is read_only, and no process has made it yet: start the manager that writes it first"
+                )
+            self._require_identity(identity, layout)
+            for _attempt in range(_MAX_ATTEMPTS):
+                try:
+                    return load_state(self.files, self.path, self.files.names(self.path))[0]
+                except FileNotFoundError:
+                    # The writing process has a new snapshot, and has removed what it replaces.
+                    pass
+            return load_state(self.files, self.path, self.files.names(self.path))[0]
+        except OSError as error:
+            reason = f"the durable level cannot read {self.path}: {error}; check the folder's permissions"
+            raise StorageIOError(reason, self.path) from error
 
     def _take_lock(self) -> None:
         try:
@@ -137,6 +166,8 @@ class CacheFolder:
             except ValueError as error:
                 raise self._foreign(str(error)) from error
             return
+        if self.is_read_only:
+            raise self._foreign("identity.json there is empty, so what it has is unknown")
         if len([name for name in self.files.names(self.path) if number_of(name) >= 0]) > 0:
             raise self._foreign("it has an index and no identity.json, so what it has is unknown")
         try:
@@ -230,6 +261,13 @@ class CacheFolder:
 
 
 _MASK: Final = (1 << 64) - 1
+
+
+def _list_names(files: FilePort, path: str) -> list[str]:
+    try:
+        return files.names(path)
+    except FileNotFoundError:
+        return []
 
 
 def folder_name(identity: str) -> str:

@@ -139,11 +139,17 @@ class DurableLevel:
             for num_bytes in sizes:
                 pool = DurablePool(self, group, num_bytes, num_slots[number])
                 pool.stripe = folder.parts.stripe(number, num_bytes)
+                pool.is_read_only = folder.is_read_only
                 group.pools.append(pool)
                 group.num_chunks += pool.chunks_per_slot
                 watches.append(pool)
             self.groups.append(group)
         self.writer = IndexWriter(folder, watches)
+
+    @property
+    def is_read_only(self) -> bool:
+        """Another process writes it, or has written it."""
+        return self.folder.is_read_only
 
     def data_path(self, pool_group: int) -> str:
         """What the names of the files of that pool group begin with."""

@@ -45,9 +45,10 @@ class PathShares:
 @final
 @mypyc_attr(native_class=True)
 class FolderParts:
-    """The folders on all paths, the first one included; those of the other paths are locked until `close`."""
+    """The folders on all paths, the first one included; those of the other paths are locked until `close`, unless they
+    are only read."""
 
-    __slots__ = ("folders", "shares", "unit_slots", "_files", "_paths", "_set", "_locks")
+    __slots__ = ("folders", "shares", "unit_slots", "_files", "_paths", "_set", "_locks", "_is_read_only")
 
     folders: Final[list[str]]
     shares: list[int]
@@ -56,8 +57,9 @@ class FolderParts:
     _paths: Final[list[str]]
     _set: str
     _locks: Final[list[int]]
+    _is_read_only: Final[bool]
 
-    def __init__(self, files: FilePort, name: str, given: PathShares) -> None:
+    def __init__(self, files: FilePort, name: str, given: PathShares, is_read_only: bool = False) -> None:
         """`ValueError` for a path that is not there; it opens nothing."""
         for path in given.paths:
             if not os.path.isdir(path):
@@ -69,6 +71,7 @@ class FolderParts:
         self._paths = given.paths
         self._set = ""
         self._locks = []
+        self._is_read_only = is_read_only
 
     # -- opening; ValueError says why the paths do not fit --------------------------------------------------------------
 
@@ -142,6 +145,8 @@ class FolderParts:
         self._lock(folder)
 
     def _lock(self, folder: str) -> None:
+        if self._is_read_only:
+            return
         try:
             self._locks.append(take_lock(self._files, folder))
         except BlockingIOError:

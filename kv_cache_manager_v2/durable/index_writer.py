@@ -85,16 +85,22 @@ class IndexWriter(Drained):
 
     def put(self, kind: int, record: bytes) -> None:
         """Queue one record; ``kind``: RECORD or PAGE_RECORD, whose bytes must be on the disk before it."""
+        if self._folder.is_read_only:
+            return
         self._inbox.put((kind, record, None, None))
 
     def put_nodes(self, nodes: NodeBatch) -> None:
         """Queue the records of several blocks, before those of their pages."""
+        if self._folder.is_read_only:
+            return
         self._inbox.put((_NODES, b"", None, nodes))
 
     # -- on the caller's thread ---------------------------------------------------------------------------------------
 
     def start(self, snapshot: IndexSnapshot) -> None:
-        """Begin, with that snapshot."""
+        """Begin, with that snapshot. Of a folder that is only read there is nothing to begin."""
+        if self._folder.is_read_only:
+            return
         self._snapshot = snapshot
         try:
             start_new_thread(self._serve, ())
@@ -105,6 +111,8 @@ class IndexWriter(Drained):
 
     def flush(self) -> None:
         """Return once all records that were put before are safe, or cannot be."""
+        if self._folder.is_read_only:
+            return
         latch = _Latch()
         self._inbox.put((_FLUSH, b"", latch, None))
         self._wait(latch)

@@ -7,12 +7,15 @@ from ..config.cache_tier_config import DiskCacheTierConfig
 from ..config.manager_config import KVCacheManagerConfig
 from ..config.model_id import ModelId
 from ..device.checksum import require_xxhash
+from ..device.file_port import FilePort
 from ..device.port import Device
+from ..device.read_only_files import ReadOnlyFiles
 from ..durable.cache_folder import CacheFolder
 from ..durable.durable_level import DurableLevel
 from ..durable.folder_parts import PathShares
 from ..durable.index_state import IndexState
 from ..layout.registry import LifeCycleRegistry
+from ..layout.sizing import plan_slot_counts
 from ..layout.slot_layout import SlotLayout, compute_slot_layout
 from ..storage.level_slots import LevelSlots
 
@@ -73,7 +76,9 @@ def open_durable(device: Device, config: KVCacheManagerConfig, layout: SlotLayou
     require_xxhash()
     slot_bytes = [layout.slot_bytes(index) for index in range(layout.num_pool_groups)]
     given = _choose_units(tier, slot_bytes, levels[last].num_slots)
-    folder = CacheFolder(files, given, describe_identity(tier.model_id, config), describe_layout(layout))
+    if tier.read_only:
+        files = ReadOnlyFiles()
+    folder = CacheFolder(files, given, describe_identity(tier.model_id, config), describe_layout(layout), tier.read_only)
     levels[last].durable = DurableLevel(last, folder, slot_bytes, levels[last].num_slots)
 
 
@@ -103,8 +108,21 @@ def write_folder(device: Device, config: KVCacheManagerConfig, pieces: list[byte
     folder = CacheFolder(files, given, describe_identity(tier.model_id, config), describe_layout(layout))
     try:
         folder.append(b"".join(state.encode()))
+        if tier.read_only:
+            _make_data_files(files, folder.path, layout, plan_slot_counts(layout, config, tier.quota, len(config.cache_tiers) - 1))
     finally:
         folder.close()
+
+
+def _make_data_files(files: FilePort, path: str, layout: SlotLayout, num_slots: tuple[int, ...]) -> None:
+    """What a manager that only reads must find there; empty."""
+    for group in range(layout.num_pool_groups):
+        for pool, slot_bytes in enumerate(layout.slot_bytes(group)):
+            file = files.open_named(f"{path}/data-{group}-{pool}", False)
+            try:
+                files.grow(file, 0, num_slots[group] * slot_bytes)
+            finally:
+                files.close_file(file)
 
 
 def close_durable(levels: list[LevelSlots]) -> None:

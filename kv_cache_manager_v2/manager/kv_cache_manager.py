@@ -239,6 +239,8 @@ class KVCacheManager(Handle):
         shared.guard.publisher = self._usage
         self._is_released = False
         if storage.durable is not None:
+            if storage.durable.is_read_only:
+                storage.closed.close_for_writing(storage.last_level)
             self._restore(storage.durable)
         self._is_open = True
 
@@ -311,7 +313,8 @@ class KVCacheManager(Handle):
         if self._is_open and not guard.is_broken and not guard.is_foreign:
             with guard:
                 self._restored = None
-                if self._shared.storage.durable is not None:
+                durable = self._shared.storage.durable
+                if durable is not None and not durable.is_read_only:
                     require_closed(self._shared, self._open_sequences, "shutdown")
                     # How much is still written depends on the time that it takes.
                     self._shared.journal.end()

@@ -154,7 +154,8 @@ class SharedState:
         self.room = SlotReclaimer(storage, mover, config.min_offload_priority)
         self.mover = mover
         self.onboarding = Onboarding(storage, self.room, mover)
-        writes_early = storage.durable is not None or (config.write_policy == "through" and storage.last_level > 0)
+        writes_durable = storage.durable is not None and not storage.durable.is_read_only
+        writes_early = writes_durable or (config.write_policy == "through" and storage.last_level > 0)
         self.early_copies = EarlyCopies(storage, self.room, config.min_offload_priority) if writes_early else None
         self.tree = tree
         self.matcher = matcher

@@ -5,7 +5,7 @@ ever. But whatever went there further on would be kept in memory too, or be lost
 good: levels above it have nothing below them, and drop what they would move down.
 
     state      way out
-    open       look: a disk says that a write has failed
+    open       look: a disk says that a write has failed; close_for_writing: the level is only read, from the start
     closed     none
 
 A disk is looked at where room is planned, never between a plan and its execution. A failed disk is a fact from outside, as a
@@ -64,6 +64,12 @@ class ClosedLevels:
         _logger.error(
             "level %d (DISK) takes no more pages: %s. What is there stays readable; levels above it drop what would go there", level, reason
         )
+
+    def close_for_writing(self, level: int) -> None:
+        """No page ever goes there, but to the copy that it has there."""
+        self._reasons[level] = "it is read-only"
+        if level < self.first:
+            self.first = level
 
     def is_closed(self, level: i64) -> bool:
         return int(level) in self._reasons

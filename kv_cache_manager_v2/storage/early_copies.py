@@ -46,7 +46,7 @@ class EarlyCopies:
         self._storage = storage
         self._room = room
         self._min_offload_priority = min_offload_priority
-        self._target = 1 if storage.durable is None else storage.durable.index
+        self._target = 1 if storage.durable is None or storage.durable.is_read_only else storage.durable.index
         self._put_off = vec[i64]()
 
     def offload_copies(self, pages: vec[i64]) -> None:

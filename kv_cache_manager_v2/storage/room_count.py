@@ -114,5 +114,5 @@ class RoomCount:
         )
         closed = int(storage.closed.first)
         if closed <= level:
-            text += f". Level {closed} takes no pages since a write failed: {storage.closed.reason(closed)}"
+            text += f". Level {closed} takes no pages: {storage.closed.reason(closed)}"
         return Refusal(level, int(pool_group), int(being_offloaded), int(room), 0, text)

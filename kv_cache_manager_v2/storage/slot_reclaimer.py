@@ -114,7 +114,9 @@ class SlotReclaimer:
             self._free_durable_slots(level, pool_group, wanted, cause, account)
             return
         if level == storage.last_level or (level + 1 >= storage.closed.first and storage.closed.is_closed(level + 1)):
-            if allocator.num_free < wanted and storage.queues[index].num_pages > 0:
+            if storage.durable is not None and storage.durable.is_read_only and level + 1 == storage.last_level:
+                self._free_above_read_only(level, pool_group, wanted, cause, account)
+            elif allocator.num_free < wanted and storage.queues[index].num_pages > 0:
                 drop_victims(storage, level, pool_group, wanted, cause, account)
             return
         while allocator.num_free < wanted:
@@ -125,6 +127,17 @@ class SlotReclaimer:
                 self._drop_first(index, pool_group, cause, account)
             elif count == _STOP:
                 return
+
+    def _free_above_read_only(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
+        """Pages that came from the level below go back to the slots that they have there, which nothing else takes; others are dropped."""
+        storage = self._storage
+        index = level * storage.num_pool_groups + pool_group
+        while storage.allocators[index].num_free < wanted and storage.queues[index].num_pages > 0:
+            page = self._choose_victim(index)
+            if self._has_good_copy(page, index + storage.num_pool_groups):
+                self._offload(level, pool_group, 1, account)
+            else:
+                self._drop_first(index, pool_group, cause, account)
 
     def _free_durable_slots(self, level: i64, pool_group: i64, wanted: i64, cause: i64, account: PageCounters | None) -> None:
         """Copies of pages on warmer levels outlast the pages whose home is here, which are colder: another process needs the copies of a
