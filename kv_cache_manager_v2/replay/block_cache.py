@@ -15,6 +15,7 @@ from .. import EvictionPolicy
 from ..storage.eviction.make_queue import MOST_SENTINELS, make_queue
 from ..storage.eviction.request_facts import RequestFacts
 from ..storage.eviction.segment_records import Learning, SegmentRecords
+from ..storage.eviction.segment_traits import NO_HINT
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, ContentKeys, VictimQueue
 from .block_requests import BlockIds, BlockRequests
@@ -78,7 +79,7 @@ class BlockCache:
         self._num_below = vec[i64]([0] * blocks.num_blocks)
         self._run = vec[i64]()
 
-    def serve(self, blocks: BlockIds, num_generated: int = 0, continues: int = 0) -> None:
+    def serve(self, blocks: BlockIds, num_generated: int = 0, continues: int = NO_HINT) -> None:
         words = self._rows.words
         queue = self.queue
         num_kept: i64 = min(len(blocks), int(self.num_slots))

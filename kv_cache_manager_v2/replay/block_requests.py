@@ -21,22 +21,31 @@ _ROOT: Final = -1
 @mypyc_attr(native_class=True)
 class BlockRequests:
     """``requests[i]``: the blocks of the i-th prompt; ``num_generated[i]``: the tokens that were generated for it.
+    ``num_whole[i]``: how many of its blocks are not cut; ``recorded_hints[i]``: whether it continues, by its stop reason.
     ``parents[b]``: the block before block ``b``, or -1."""
 
-    __slots__ = ("name", "requests", "parents", "num_accesses", "num_generated")
+    __slots__ = ("name", "requests", "parents", "num_accesses", "num_generated", "num_whole", "recorded_hints")
 
     name: Final[str]
     requests: Final[list[BlockIds]]
     parents: Final[list[int]]
     num_accesses: Final[int]
     num_generated: Final[list[int]]
+    num_whole: Final[list[int]]
+    recorded_hints: Final[list[bool | None]]
 
-    def __init__(self, name: str, requests: list[BlockIds], parents: list[int], num_generated: list[int] | None = None) -> None:
+    def __init__(
+        self, name: str, requests: list[BlockIds], parents: list[int], num_generated: list[int] | None = None,
+        num_whole: list[int] | None = None, recorded_hints: list[bool | None] | None = None,
+    ) -> None:  # fmt: skip
+        """Where nothing is given: nothing was generated, all blocks are whole, and no hint was recorded."""
         self.name = name
         self.requests = requests
         self.parents = parents
         self.num_accesses = sum([len(blocks) for blocks in requests])
         self.num_generated = [0] * len(requests) if num_generated is None else num_generated
+        self.num_whole = [len(blocks) for blocks in requests] if num_whole is None else num_whole
+        self.recorded_hints = [None] * len(requests) if recorded_hints is None else recorded_hints
 
     @property
     def num_blocks(self) -> int:
@@ -50,6 +59,8 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
     parents: list[int] = []
     requests: list[BlockIds] = []
     num_generated: list[int] = []
+    num_whole: list[int] = []
+    recorded_hints: list[bool | None] = []
     has_block_ids = isinstance(workload, TraceWorkload) and workload.has_block_ids
     for request in workload.requests():
         parent = _ROOT
@@ -57,7 +68,11 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
         contents: list[int | bytes] = []
         if has_block_ids:
             contents.extend(request.segment_codes.tolist())
+            lengths = request.segment_lengths
+            is_cut = int(lengths[-1]) < (int(lengths[0]) if len(lengths) > 1 else block_tokens)
+            num_whole.append(len(contents) - is_cut)
         else:
+            num_whole.append(request.num_prompt_tokens // block_tokens)
             tokens = make_tokens(request.segment_codes, request.segment_lengths)
             for begin in range(0, len(tokens), block_tokens):
                 contents.append(tokens[begin : begin + block_tokens].tobytes())
@@ -69,4 +84,5 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
             parent = block
         requests.append(blocks)
         num_generated.append(request.num_output_tokens)
-    return BlockRequests(workload.name, requests, parents, num_generated)
+        recorded_hints.append(request.continues)
+    return BlockRequests(workload.name, requests, parents, num_generated, num_whole, recorded_hints)

@@ -11,6 +11,7 @@ from .block_requests import BlockRequests, read_blocks
 from .comparison_progress import ComparisonProgress
 from .exit_codes import EXIT_BAD_INPUT, EXIT_OK
 from .generators import WORKLOAD_NAMES, make_workload
+from .made_hints import RECORDED, make_hints
 from .option_values import require_writable, to_positive
 from .policy_comparison import (
     Comparison,
@@ -39,7 +40,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", action="append", choices=WORKLOAD_NAMES, default=[], help="made workloads; may be given several times"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the workloads (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the workloads and of wrong hints (default: 0)")
     parser.add_argument(
         "--limit", type=to_positive, metavar="N",
         help=f"the first N requests (default: all of a trace, {_DEFAULT_NUM_REQUESTS} of a workload)",
@@ -57,6 +58,11 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-reuse-probability", type=_probability, default=0.0, metavar="P",
         help="with --levels: what LEARNED thinks less likely than that to be reused is not written down (default: 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hints", type=_hints, metavar="ACCURACY",
+        help="tell LEARNED whether a later prompt goes on from each request, right with that probability, as 0.8; recorded: what the "
+        "stop reasons in the traces say",
     )  # fmt: skip
     parser.add_argument(
         "--trace-block", type=to_positive, metavar="TOKENS", help=f"tokens per hash id of the traces (default: {BLOCK_TOKENS})"
@@ -85,6 +91,10 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         parser.error("--levels and --blocks both say how large the cache is; give one of them")
     if options.levels is None and options.min_reuse_probability > 0.0:
         parser.error("--min-reuse-probability is about --levels, and they are not given")
+    if options.hints is not None and EvictionPolicy.LEARNED not in options.policies:
+        parser.error("--hints are for learned, which is not among --policies")
+    if options.hints == RECORDED and len(options.workload) > 0:
+        parser.error("--hints recorded is about a TRACE; a --workload has no stop reasons")
     trace_block: int = options.trace_block or BLOCK_TOKENS
     require_writable(parser, "--json", options.json)
     traces: list[TraceWorkload] = []
@@ -100,7 +110,10 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     results: list[SourceComparison] = []
     try:
         for source in traces:
-            results.append(_compare(read_blocks(source, trace_block), options, [str(size) for size in DEFAULT_SIZES], progress))
+            read = read_blocks(source, trace_block)
+            if options.hints == RECORDED and read.recorded_hints.count(None) == len(read.recorded_hints):
+                parser.error(f"--hints recorded: no request of {source.path} has a stop reason that says whether its session goes on")
+            results.append(_compare(read, options, [str(size) for size in DEFAULT_SIZES], progress))
         for name in options.workload:
             workload = make_workload(name, options.seed, options.limit or _DEFAULT_NUM_REQUESTS)
             blocks = read_blocks(workload, options.workload_block or _DEFAULT_BLOCK_TOKENS)
@@ -123,9 +136,13 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
 def _compare(
     blocks: BlockRequests, options: argparse.Namespace, default_sizes: list[str], progress: ComparisonProgress
 ) -> SourceComparison:
+    hints = make_hints(blocks, options.hints, options.seed)
+    name = ""
+    if options.hints is not None:
+        name = "the recorded stop reasons" if options.hints == RECORDED else f"what comes next, {options.hints:.0%} right"
     if options.levels is not None:
-        return compare_levels(blocks, options.levels, options.policies, options.min_reuse_probability, progress)
-    return compare_source(blocks, _sizes_for(blocks, options.blocks or default_sizes), options.policies, progress)
+        return compare_levels(blocks, options.levels, options.policies, options.min_reuse_probability, hints, name, progress)
+    return compare_source(blocks, _sizes_for(blocks, options.blocks or default_sizes), options.policies, hints, name, progress)
 
 
 def _show(result: SourceComparison) -> None:
@@ -194,6 +211,18 @@ def _probability(text: str) -> float:
         value = -1.0
     if not 0.0 <= value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is no probability from 0 to 1")
+    return value
+
+
+def _hints(text: str) -> float | str:
+    if text == RECORDED:
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no accuracy from 0 to 1; say 0.8, or {RECORDED}")
     return value
 
 

@@ -17,6 +17,7 @@ from ..storage.eviction.level_order import LevelOrder
 from ..storage.eviction.make_queue import MOST_SENTINELS, make_queue
 from ..storage.eviction.request_facts import RequestFacts
 from ..storage.eviction.segment_records import Learning, SegmentRecords
+from ..storage.eviction.segment_traits import NO_HINT
 from ..storage.page_rows import NO_PAGE, PLACE, ROW_WORDS, PageRows, pack_place
 from ..storage.victim_queue import NO_VICTIM, VictimQueue
 from .block_cache import CACHE_PRIORITY, BlockKeys
@@ -91,7 +92,7 @@ class LevelCache:
         page = block + self._first_page
         return _NO_LEVEL if self._rows.words[page * ROW_WORDS + PLACE] == NO_PAGE else self._rows.level(page)
 
-    def serve(self, blocks: BlockIds, num_generated: int = 0) -> None:
+    def serve(self, blocks: BlockIds, num_generated: int = 0, continues: int = NO_HINT) -> None:
         num_kept = min(len(blocks), self._num_slots[0])
         levels = [self.level_of(block) for block in blocks[:num_kept]]
         num_below = 0
@@ -113,7 +114,7 @@ class LevelCache:
             if levels[num_kept - 1 - place] == _NO_LEVEL:
                 self._place(block, _NO_LEVEL, 0)
             run[place] = block + self._first_page
-        self._request.begin(num_kept, 0, num_generated)
+        self._request.begin(num_kept, 0, num_generated, continues)
         self._queues[0].push_run(run, num_kept)
         self._request.end()
 

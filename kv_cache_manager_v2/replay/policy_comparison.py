@@ -38,7 +38,8 @@ class LevelRow(Value):
 
 @dataclass(frozen=True)
 class SourceComparison(Value):
-    """One trace or workload; ``num_blocks`` different blocks are its working set. ``level_rows``: where levels were asked for."""
+    """One trace or workload; ``num_blocks`` different blocks are its working set. ``level_rows``: where levels were asked for.
+    ``hints``: what LEARNED was told, in words; empty without."""
 
     name: str
     requests: int
@@ -46,6 +47,7 @@ class SourceComparison(Value):
     num_blocks: int
     rows: tuple[ComparisonRow, ...]
     level_rows: tuple[LevelRow, ...] = ()
+    hints: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,10 @@ class Comparison(Value):
 
 
 def compare_source(
-    blocks: BlockRequests, sizes: list[int], policies: list[EvictionPolicy], progress: ComparisonProgress
-) -> SourceComparison:
+    blocks: BlockRequests, sizes: list[int], policies: list[EvictionPolicy], hints: list[int], hints_name: str,
+    progress: ComparisonProgress,
+) -> SourceComparison:  # fmt: skip
+    """``hints``: of each request, for LEARNED (`made_hints`)."""
     uses = next_uses(blocks)
     total = max(blocks.num_accesses, 1)
     rows: list[ComparisonRow] = []
@@ -69,31 +73,32 @@ def compare_source(
         for policy in policies:
             progress.begin(blocks.name, num_slots, policy.value)
             cache = BlockCache(policy, num_slots, blocks)
-            for request, num_generated in zip(blocks.requests, blocks.num_generated, strict=True):
-                cache.serve(request, num_generated)
+            for request, num_generated, hint in zip(blocks.requests, blocks.num_generated, hints, strict=True):
+                cache.serve(request, num_generated, hint)
             rates[policy.value] = int(cache.num_hits) / total
         progress.begin(blocks.name, num_slots, OPTIMUM)
         rates[REUSED_ONLY] = count_hits_of_reused(blocks, uses, num_slots) / total
         rates[OPTIMUM] = count_optimal_hits(blocks, uses, num_slots) / total
         rates[INFINITE] = count_reusable(blocks) / total
         rows.append(ComparisonRow(num_slots, rates))
-    return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, tuple(rows))
+    return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, tuple(rows), (), hints_name)
 
 
 def compare_levels(
-    blocks: BlockRequests, sizes: list[int], policies: list[EvictionPolicy], least_chance: float, progress: ComparisonProgress
-) -> SourceComparison:
+    blocks: BlockRequests, sizes: list[int], policies: list[EvictionPolicy], least_chance: float, hints: list[int], hints_name: str,
+    progress: ComparisonProgress,
+) -> SourceComparison:  # fmt: skip
     """``sizes``: slots of each level. ``least_chance``: the `min_reuse_probability` of all below level 0, for LEARNED."""
     total = max(blocks.num_accesses, 1)
     rows: list[LevelRow] = []
     for policy in policies:
         progress.begin(blocks.name, sum(sizes), policy.value)
         cache = LevelCache(policy, sizes, blocks, least_chance)
-        for request, num_generated in zip(blocks.requests, blocks.num_generated, strict=True):
-            cache.serve(request, num_generated)
+        for request, num_generated, hint in zip(blocks.requests, blocks.num_generated, hints, strict=True):
+            cache.serve(request, num_generated, hint)
         hit_rates = tuple([hits / total for hits in cache.num_hits])
         rows.append(LevelRow(policy.value, hit_rates, tuple([written / total for written in cache.num_written])))
-    return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, (), tuple(rows))
+    return SourceComparison(blocks.name, len(blocks.requests), blocks.num_accesses, blocks.num_blocks, (), tuple(rows), hints_name)
 
 
 def comparison_header(source: SourceComparison) -> tuple[str, ...]:
@@ -122,7 +127,8 @@ def comparison_rows(source: SourceComparison) -> list[tuple[str, ...]]:
 
 
 def source_title(source: SourceComparison) -> str:
+    told = f", LEARNED told {source.hints}" if source.hints != "" else ""
     return (
         f"{source.name}: {source.requests:,} prompts of {source.accesses:,} blocks, {source.num_blocks:,} different ones; "
-        f"{'hits in percent' if len(source.level_rows) == 0 else 'hits and written blocks in percent of them'}"
+        f"{'hits in percent' if len(source.level_rows) == 0 else 'hits and written blocks in percent of them'}{told}"
     )

@@ -40,7 +40,7 @@ class SpacedWorkload(Workload):
             requests.append(
                 Request(
                     request.id, time_ms, request.segment_codes, request.segment_lengths, request.num_output_tokens, request.after,
-                    request.pause_steps, request.delay_ms,
+                    request.pause_steps, request.delay_ms, request.continues,
                 )  # fmt: skip
             )
         return iter(sorted(requests, key=_arrival))

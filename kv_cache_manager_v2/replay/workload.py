@@ -24,11 +24,12 @@ class Request(Value):
 
     ``after`` names the request that must have finished before this one starts (an earlier turn), and ``pause_steps``
     how many steps of the engine pass in between (a person reads, a tool runs), or how many milliseconds of recorded time.
+    ``continues``: whether the reason why it stopped is a tool call (True) or the end of a turn (False); None where none was recorded.
     """
 
     __slots__ = (
         "id", "arrival_ms", "segment_codes", "segment_lengths", "num_prompt_tokens", "num_output_tokens", "after",
-        "pause_steps", "delay_ms",
+        "pause_steps", "delay_ms", "continues",
     )  # fmt: skip
 
     id: Final[int]
@@ -40,10 +41,12 @@ class Request(Value):
     after: Final[int | None]
     pause_steps: Final[int]
     delay_ms: Final[float]
+    continues: Final[bool | None]
 
     def __init__(
         self, id: int, arrival_ms: float, segment_codes: SegmentArray, segment_lengths: SegmentArray,
         num_output_tokens: int, after: int | None = None, pause_steps: int = 0, delay_ms: float = 0.0,
+        continues: bool | None = None,
     ) -> None:  # fmt: skip
         self.id = id
         self.arrival_ms = arrival_ms
@@ -54,11 +57,12 @@ class Request(Value):
         self.after = after
         self.pause_steps = pause_steps
         self.delay_ms = delay_ms
+        self.continues = continues
 
     def _arguments(self) -> tuple[object, ...]:
         return (
             self.id, self.arrival_ms, self.segment_codes, self.segment_lengths, self.num_output_tokens, self.after,
-            self.pause_steps, self.delay_ms,
+            self.pause_steps, self.delay_ms, self.continues,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -16,6 +16,8 @@ from .token_runs import CodeTable
 
 MOONCAKE_BLOCK_TOKENS: Final = 512
 BAILIAN_BLOCK_TOKENS: Final = 16
+_CONTINUES: Final = {"tool_use": True, "tool_calls": True, "end_turn": False, "stop": False}
+"""Stop reasons that say whether the session goes on."""
 
 
 @final
@@ -71,7 +73,8 @@ def request_of_record(record: dict[str, Any], request_id: int, block_tokens: int
     hash_ids = list_of(required(record, "hash_ids"), "hash_ids")
     lengths = lengths_of_blocks(input_tokens, len(hash_ids), block_tokens_of(record, block_tokens))
     codes = np.array(ids.codes_of(hash_ids), dtype=np.int64)
-    return Request(request_id, arrival_ms, codes, np.array(lengths, dtype=np.int64), output_tokens)
+    continues = _CONTINUES.get(str(record.get("stop")))
+    return Request(request_id, arrival_ms, codes, np.array(lengths, dtype=np.int64), output_tokens, continues=continues)
 
 
 def block_tokens_of(record: dict[str, Any], default: int) -> int:

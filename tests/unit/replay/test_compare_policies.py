@@ -1,6 +1,7 @@
 """`kvcm compare-policies`: the block cache against plain counting, the optimum against trying everything, the command and its errors."""
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from kv_cache_manager_v2.replay.block_cache import BlockCache
 from kv_cache_manager_v2.replay.block_requests import BlockRequests, read_blocks
 from kv_cache_manager_v2.replay.compare_command import POLICY_NAMES
 from kv_cache_manager_v2.replay.cli import main
+from kv_cache_manager_v2.replay.made_hints import RECORDED, find_continued, make_hints
 from kv_cache_manager_v2.replay.generators import WORKLOAD_NAMES, make_workload
 from kv_cache_manager_v2.replay.offline_caches import count_hits_of_reused, count_optimal_hits, count_reusable, next_uses
 from kv_cache_manager_v2.replay.trace import TraceWorkload
@@ -224,3 +226,69 @@ def test_a_floor_writes_less(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_wrong_levels_are_named(options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare-policies", write_trace(tmp_path, *LINES), *options]) == 2
     assert said in capsys.readouterr().err
+
+
+# -- hints ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_continues_if_a_later_prompt_begins_with_its_whole_blocks(tmp_path: Path) -> None:
+    lines = [
+        b'{"timestamp": 0, "input_length": 1100, "output_length": 3, "hash_ids": [7, 8, 9], "stop": "tool_use"}',
+        b'{"timestamp": 1, "input_length": 1700, "output_length": 3, "hash_ids": [7, 8, 10, 11], "stop": "end_turn"}',
+        b'{"timestamp": 2, "input_length": 1536, "output_length": 3, "hash_ids": [7, 8, 9], "stop": "max_tokens"}',
+        b'{"timestamp": 3, "input_length": 100, "output_length": 3, "hash_ids": [5], "stop": 3}',
+        b'{"timestamp": 4, "input_length": 100, "output_length": 3, "hash_ids": [5]}',
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    blocks = read_blocks(TraceWorkload(str(path)), 512)
+    assert blocks.num_whole == [2, 3, 3, 0, 0]
+    # The first goes on in the second one, which nothing extends, as 10 never comes again; the fourth is repeated.
+    assert find_continued(blocks) == [True, False, False, True, False]
+    assert blocks.recorded_hints == [True, False, None, None, None]
+    assert make_hints(blocks, RECORDED, 0) == [1, 2, 0, 0, 0]
+    assert make_hints(blocks, None, 0) == [0] * 5
+    assert make_hints(blocks, 1.0, 0) == [1, 2, 2, 1, 2]
+    assert make_hints(blocks, 0.0, 0) == [2, 1, 1, 2, 1]
+
+
+def test_hints_are_wrong_as_often_as_asked_and_by_the_seed() -> None:
+    blocks = random_requests(1, 2000)
+    right = make_hints(blocks, 1.0, 0)
+    hints = make_hints(blocks, 0.8, 3)
+    num_right = sum([hint == truth for hint, truth in zip(hints, right, strict=True)])
+    # Four standard deviations of 2,000 draws are 0.036.
+    assert abs(num_right / 2000 - 0.8) < 0.036
+    assert hints == make_hints(blocks, 0.8, 3) != make_hints(blocks, 0.8, 4)
+
+
+def learned_rates(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, float]:
+    command = ["compare-policies", "--workload", "chat", "--limit", "400", "--blocks", "5%", "--policies", "lru,learned", "--json", "-"]
+    assert main([*command, "--quiet", *arguments]) == 0
+    source = json.loads(capsys.readouterr().out)["sources"][0]
+    rates: dict[str, float] = source["rows"][0]["hit_rates"]
+    return rates
+
+
+def test_hints_are_for_learned_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    without = learned_rates(capsys)
+    told = learned_rates(capsys, "--hints", "1")
+    assert told["lru"] == without["lru"] and told["learned"] > without["learned"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hints", "1.1"], "no accuracy from 0 to 1"),
+        (["--hints", "nan"], "no accuracy from 0 to 1"),
+        (["--hints", "often"], "say 0.8, or recorded"),
+        (["--hints", "0.8", "--policies", "lru,arc"], "not among --policies"),
+        (["--hints", "recorded", "--workload", "chat"], "has no stop reasons"),
+        (["--hints", "recorded"], "no request of .* has a stop reason"),
+    ],
+)
+def test_wrong_hints_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\n".join(LINES))
+    assert main(["compare-policies", str(path), "--quiet", *arguments]) != 0
+    assert re.search(message, capsys.readouterr().err) is not None
