@@ -6,6 +6,7 @@ from threading import Lock
 from time import monotonic
 from typing import Final
 
+from ..base.checks import to_count
 from .shared_store import MISSING, WRONG_SIZE, SharedStore, StoreConnection
 
 
@@ -15,7 +16,7 @@ class MemoryStore(SharedStore):
     def __init__(self, max_bytes: int = 1 << 30) -> None:
         self._lock: Final = Lock()
         self._values: Final[OrderedDict[bytes, bytes]] = OrderedDict()
-        self._max_bytes: Final = max_bytes
+        self._max_bytes: Final = int(to_count(max_bytes, "max_bytes"))
         self._num_bytes = 0
 
     @property

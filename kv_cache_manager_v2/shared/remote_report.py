@@ -35,6 +35,8 @@ class RemoteReport(Value):
     @staticmethod
     def reduce(reports: Sequence["RemoteReport"]) -> "RemoteReport":
         """What all ranks can do: an operation that each has answered, the lengths that each can restore, ended where it is on all."""
+        if not isinstance(reports, (list, tuple)) or not all([isinstance(report, RemoteReport) for report in reports]):
+            raise TypeError(f"reports must be a list of RemoteReport, one of each rank, not {reports!r}")
         if len(reports) == 0:
             raise LogicError("reduce() of no reports; give one of each rank, this one's included")
         by_rank = [{(answer.request, answer.step): answer for answer in report.answers} for report in reports]

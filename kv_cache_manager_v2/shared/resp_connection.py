@@ -202,6 +202,8 @@ class RespConnection(StoreConnection):
         line = self._read_line()
         if line in (b"$-1", b"_"):
             return -1
+        if line.startswith(b"-"):
+            raise store_error(REFUSED, f"the store {self._endpoint} refuses a GET: {line[1:].decode(errors='replace')}")
         if not line.startswith(b"$") or not line[1:].isdigit():
             raise self._unexpected("GET", line)
         return int(line[1:])

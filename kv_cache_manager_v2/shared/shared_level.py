@@ -22,6 +22,7 @@ import math
 from types import TracebackType
 from typing import Any, Final
 
+from ..base.checks import to_count, to_number
 from ..base.errors import LogicError
 from ..base.ids import BAD_PAGE_INDEX, CacheTier, TokenIdExt
 from ..config.model_id import ModelId
@@ -97,9 +98,10 @@ class SharedLevel(SharedSource):
             raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
         if write_policy == ON_EVICTION:
             _require_memory_levels(manager)
-        if not 1 <= num_load_threads <= 64:
+        num_threads = int(to_count(num_load_threads, "num_load_threads"))
+        if not 1 <= num_threads <= 64:
             raise ValueError(f"num_load_threads is {num_load_threads}; it must be from 1 to 64")
-        if not 0 <= claim_seconds < math.inf:
+        if not 0 <= to_number(claim_seconds, "claim_seconds") < math.inf:
             raise ValueError(f"claim_seconds is {claim_seconds}; it must be 0 or more, and finite")
         if publisher is not None and not isinstance(publisher, KVCacheEventPublisher):
             raise TypeError(f"publisher must be a KVCacheEventPublisher, not {type(publisher).__name__}")
@@ -112,7 +114,7 @@ class SharedLevel(SharedSource):
         identity = describe_identity_bytes(describe_identity(model_id, config), describe_layout(layout))
         self._manager: Final = manager
         self._write_policy: Final = write_policy
-        self._num_parts: Final = num_load_threads
+        self._num_parts: Final = num_threads
         self._pool_group_of: Final = [int(group) for group in layout.pool_group_indices]
         self._layouts: Final = [
             RecordLayout(identity, life_cycle, layout.slot_bytes_total(group), config.tokens_per_block)
@@ -120,7 +122,7 @@ class SharedLevel(SharedSource):
         ]
         slot_bytes = max([record.num_bytes for record in self._layouts])
         for name, num_bytes in (("load_bytes", load_bytes), ("store_bytes", store_bytes)):
-            if num_bytes < _round_up(slot_bytes):
+            if to_count(num_bytes, name) < _round_up(slot_bytes):
                 raise ValueError(f"{name} is {num_bytes}; one page with its head needs {_round_up(slot_bytes)}")
         self.block_tokens: Final = config.tokens_per_block
         self._needs: Final = PageNeeds(list(life_cycles), config.tokens_per_block)
@@ -136,7 +138,7 @@ class SharedLevel(SharedSource):
         except BaseException:
             self._loads.close(False)
             raise
-        self._workers: Final = StoreWorkers(store, self._counters, num_load_threads, unreachable)
+        self._workers: Final = StoreWorkers(store, self._counters, num_threads, unreachable)
         self._known: Final = KnownPages(publisher, claim_seconds)
         try:
             self._outgoing: Final = OutgoingPages(manager, self._stores, self._space, self._known, self._workers)
@@ -189,6 +191,8 @@ class SharedLevel(SharedSource):
         nothing in another process: then the answer is 0 at once, as it is for a recurrent state that is behind its sequence.
         """
         self.require_usable()
+        if not isinstance(kv_cache, KVCache):
+            raise TypeError(f"kv_cache must be a KVCache, not {type(kv_cache).__name__}")
         if kv_cache.manager is not self._manager:
             raise ValueError("the sequence is another manager's")
         number = self._next_request

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Final
 
+from ..base.checks import to_count
 from .resp_connection import RespConnection
 from .shared_store import SharedStore, StoreConnection
 
@@ -29,20 +30,26 @@ class ValkeyStore(SharedStore):
         database: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        if not isinstance(addresses, (str, list, tuple)):
+            raise TypeError(f"addresses must be a list of str, not {type(addresses).__name__}")
         if isinstance(addresses, str) or len(addresses) == 0:
             raise ValueError(f"addresses is {addresses!r}; give a list of at least one server, as in ['127.0.0.1:6379']")
         for address in addresses:
             _split(address)
         if len(set(addresses)) != len(addresses):
             raise ValueError(f"addresses lists a server twice: {sorted(addresses)}")
+        for name, text in (("username", username), ("password", password)):
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"{name} must be a str or None, not {type(text).__name__}")
+        if tls is not None and not isinstance(tls, ssl.SSLContext):
+            raise TypeError(f"tls must be an ssl.SSLContext or None, not {type(tls).__name__}")
         if username is not None and password is None:
             raise ValueError("username is given and password is None; give both, or the password alone")
-        if database < 0:
-            raise ValueError(f"database is {database}; databases count from 0")
+        number = int(to_count(database, "database"))
         self._addresses: Final = tuple(sorted(addresses))
         self._username: Final = username
         self._password: Final = password
-        self._database: Final = database
+        self._database: Final = number
         self._tls: Final = tls
 
     @property
