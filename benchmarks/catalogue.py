@@ -10,6 +10,7 @@ import memory_workloads
 import prompts_workloads
 import restore_workload
 import scale_workloads
+import snapshot_workload
 import start_workloads
 import step_workloads
 import tail_workloads
@@ -29,6 +30,7 @@ WORKLOADS: Final[list[Workload]] = [
     *tail_workloads.WORKLOADS,
     *filling_workloads.WORKLOADS,
     *scale_workloads.WORKLOADS,
+    *snapshot_workload.WORKLOADS,
 ]
 
 

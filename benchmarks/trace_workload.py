@@ -25,12 +25,12 @@ TRACE_NAME: Final = "conversation_first_4000.jsonl"
 _ANSWERS_FROM: Final = 1 << 30
 
 
-def find_trace() -> Path:
+def find_trace(name: str = TRACE_NAME) -> Path:
     given = os.environ.get("KV_CACHE_MANAGER_V2_TRACES")
     folder = Path(given) if given else Path(__file__).resolve().parents[1].parent / "shared" / "traces"
-    if not (folder / TRACE_NAME).is_file():
-        raise Skipped(f"no {TRACE_NAME} in {folder}; KV_CACHE_MANAGER_V2_TRACES names the folder with the traces")
-    return folder / TRACE_NAME
+    if not (folder / name).is_file():
+        raise Skipped(f"no {name} in {folder}; KV_CACHE_MANAGER_V2_TRACES names the folder with the traces")
+    return folder / name
 
 
 class TraceRequest:

@@ -281,7 +281,8 @@ CALLS: dict[str, Callable[[World], Example]] = {
     "SsmLayerConfig": lambda w: (library.SsmLayerConfig, {"layer_id": LayerId(0), "buffers": [BufferConfig(_KEY, 64)]}),
     "SnapshotPolicy": lambda w: (
         SnapshotPolicy,
-        {"every_num_blocks": 2, "at_prompt_end": True, "at_branches": True, "max_per_path": 3, "at_close": False, "at_commits": True},
+        {"every_num_blocks": 2, "at_prompt_end": True, "at_branches": True, "max_per_path": 3, "at_close": False, "at_commits": True,
+         "placement": "learned"},  # fmt: skip
     ),
     "RebalanceConfig": lambda w: (
         RebalanceConfig,

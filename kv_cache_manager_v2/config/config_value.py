@@ -86,6 +86,14 @@ def validate_bool(config: ConfigValue, field: str, name: str) -> None:
     to_bool(given(config, field), name)
 
 
+def take_choice(config: ConfigValue, field: str, name: str, choices: Sequence[str]) -> None:
+    """Store the field as one of the words in ``choices``."""
+    word = to_text(given(config, field), name)
+    if word not in choices:
+        raise ValueError(f"{name} is {word!r}; it is one of {', '.join([repr(choice) for choice in choices])}")
+    object.__setattr__(config, field, word)
+
+
 def validate_instance(config: ConfigValue, field: str, kind: type[object]) -> None:
     to_instance(given(config, field), kind, field)
 

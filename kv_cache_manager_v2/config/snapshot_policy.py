@@ -5,7 +5,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from .config_value import ConfigValue, take_optional_int, validate_bool
+from .config_value import ConfigValue, take_choice, take_optional_int, validate_bool
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class SnapshotPolicy(ConfigValue):
     - ``at_branches``: at the last block boundary before its tokens leave a published path of the tree.
     - ``max_per_path``: the most snapshots on the path from the root to a new snapshot; None: no limit. The first and the last are
       kept; of the others the one with the nearest neighbours is dropped, of several the one nearest to the root.
+    - ``placement``: "fixed": as the fields above say. "learned": where ``at_prompt_end`` and ``at_branches`` would leave one, only if it
+      is expected to save more tokens for each request that it takes a slot than others that the slots suffice for; also at depths
+      where prompts of the scope were seen to part, and at the last block boundary of the prompt instead of its end. As "fixed"
+      for the first 32 prompts of a scope. The other fields hold as they are.
     """
 
     every_num_blocks: int | None = None
@@ -31,6 +35,7 @@ class SnapshotPolicy(ConfigValue):
     max_per_path: int | None = None
     at_close: bool = False
     at_commits: bool = True
+    placement: str = "fixed"
 
     def __post_init__(self) -> None:
         take_optional_int(self, "every_num_blocks", "SnapshotPolicy.every_num_blocks", 1)
@@ -38,8 +43,12 @@ class SnapshotPolicy(ConfigValue):
         validate_bool(self, "at_branches", "SnapshotPolicy.at_branches")
         validate_bool(self, "at_close", "SnapshotPolicy.at_close")
         validate_bool(self, "at_commits", "SnapshotPolicy.at_commits")
+        take_choice(self, "placement", "SnapshotPolicy.placement", PLACEMENTS)
         take_optional_int(self, "max_per_path", "SnapshotPolicy.max_per_path", MIN_PER_PATH)
 
+
+PLACEMENTS: Final = ("fixed", "learned")
+"""Of `SnapshotPolicy.placement`."""
 
 MIN_PER_PATH: Final = 2
 """The first and the last snapshot of a path are never dropped."""

@@ -529,7 +529,7 @@ class KVCacheManager(Handle):
                     # A long prompt's tokens, kept, are memory that the next request's would otherwise get without a page fault.
                     state.given = GivenTokens(input_tokens, packed)
             if state_match is not None:
-                begin_with(state, state_match, num_input_tokens, int(prompt_length), positions)
+                begin_with(state, state_match, b"" if packed is None else packed, int(prompt_length), positions, is_counted)
             usage = self._usage.recorder
             self._restored = None
             if usage is not None:

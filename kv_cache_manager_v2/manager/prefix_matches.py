@@ -142,4 +142,9 @@ class PrefixMatches:
         end = self.num_content - backoff
         if found.attention_tokens <= end:
             return found
-        return matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES]) if end > 0 else NO_STATE_MATCH
+        if end <= 0:
+            return NO_STATE_MATCH
+        trimmed = matcher.find_longest(root, packed[: int(end) * TOKEN_BYTES])
+        trimmed.known_blocks = found.known_blocks
+        trimmed.extends = found.extends
+        return trimmed

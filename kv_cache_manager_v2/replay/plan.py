@@ -79,6 +79,8 @@ class ReplayPlan:
     """Whether the quota is divided between the pool groups anew when the manager asks for it."""
     eviction_policy: EvictionPolicy = EvictionPolicy.LEARNED
     """Of every tier."""
+    snapshot_placement: str | None = None
+    """Of `SnapshotPolicy`; None: that of ``base``, or "fixed"."""
     base: KVCacheManagerConfig | None = None
     """A whole configuration, of which all is taken that the plan does not say."""
 
@@ -118,8 +120,12 @@ class ReplayPlan:
         longest = summary.longest_tokens if summary.longest_tokens > 0 else None
         base = self.base
         if base is not None:
+            policy_of_base = base.snapshot_policy
+            if self.snapshot_placement is not None:
+                policy_of_base = replace(policy_of_base, placement=self.snapshot_placement)
             return replace(
                 base,
+                snapshot_policy=policy_of_base,
                 cache_tiers=tiers,
                 layers=layers,
                 constraints=(*base.constraints, *constraints),
@@ -138,7 +144,7 @@ class ReplayPlan:
             max_sequence_length=longest,
             swa_scratch_reuse=scratch,
             write_policy=self.write_policy,
-            snapshot_policy=SnapshotPolicy(at_close=True),
+            snapshot_policy=SnapshotPolicy(at_close=True, placement=self.snapshot_placement or "fixed"),
             state_checkpoints=num_checkpoints,
         )
 

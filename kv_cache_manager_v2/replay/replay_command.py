@@ -9,6 +9,7 @@ from typing import Final
 
 from .. import CacheTierConfig, DiskCacheTierConfig, EvictionPolicy, KVCacheManagerConfig
 from ..base.missing_package import missing_package
+from ..config.snapshot_policy import PLACEMENTS
 from .console import Console, make_console, make_live_console
 from .decoding import Decoding
 from .exit_codes import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_OK, EXIT_WRONG
@@ -87,6 +88,10 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--no-adjust", action="store_true",
         help="the pool groups keep their shares, also where the manager asks to share the memory anew",
+    )  # fmt: skip
+    machine.add_argument(
+        "--snapshots", choices=PLACEMENTS,
+        help="of a model with recurrent layers: where prompts leave snapshots (default: as the configuration says, or fixed)",
     )  # fmt: skip
     machine.add_argument(
         "--shrink", type=_shrink, metavar="N",
@@ -300,6 +305,8 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         memory_bytes = _shrunk_bytes(full_bytes, model, shrink)
     elif memory_bytes == 0:
         memory_bytes = None
+    if options.snapshots is not None and model.bytes_per_state(shrink) == 0:
+        raise PlanError(f"--snapshots is about recurrent layers, and {model.title} has none")
     return ReplayPlan(
         workload=workload,
         model=model,
@@ -326,6 +333,7 @@ def _plan(options: argparse.Namespace, model: ServedModel, workload: Workload, s
         step_time=options.step_time,
         pool_ratio=options.pool_ratio if base is None or options.pool_ratio is not None else _ratio_of(base),
         adjusts=not options.no_adjust,
+        snapshot_placement=options.snapshots,
     )
 
 

@@ -27,7 +27,7 @@ from .token_packing import TOKEN_BYTES
 class StateMatch:
     """``match`` is what to hold. ``attention_tokens``: as many could be had without recurrent layers."""
 
-    __slots__ = ("match", "attention_tokens", "state_tokens", "snapshot", "branch_tokens")
+    __slots__ = ("match", "attention_tokens", "state_tokens", "snapshot", "branch_tokens", "known_blocks", "extends")
 
     match: Final[Match]
     attention_tokens: Final[i64]
@@ -37,6 +37,10 @@ class StateMatch:
     """The block with the state's snapshot; None for the state of an empty prefix."""
     branch_tokens: Final[i64]
     """The last block boundary at which the prefix is one that the tree knows and after which it is not; 0 if there is none."""
+    known_blocks: i64
+    """Of the whole prompt, on a path of the tree, whatever pages they have."""
+    extends: bool
+    """Whether these are all that is known of the path: the prompt goes on where nothing goes on otherwise."""
 
     def __init__(
         self, match: Match, attention_tokens: i64, state_tokens: i64, snapshot: Block | None, branch_tokens: i64
@@ -46,6 +50,8 @@ class StateMatch:
         self.state_tokens = state_tokens
         self.snapshot = snapshot
         self.branch_tokens = branch_tokens
+        self.known_blocks = 0
+        self.extends = False
 
 
 NO_STATE_MATCH: Final = StateMatch(Match([], 0), 0, 0, None, 0)
@@ -80,8 +86,16 @@ class StateMatcher:
         if root is None:
             return NO_STATE_MATCH
         attention = self._matcher.find_longest(root, packed)
+        node, known_blocks = self._find_known(root, attention, packed)
+        branch_tokens = self._find_branch(node, known_blocks, packed)
+        found = self._find_with_snapshot(root, attention, packed, branch_tokens)
+        found.known_blocks = known_blocks
+        found.extends = known_blocks > 0 and branch_tokens == 0
+        return found
+
+    def _find_with_snapshot(self, root: Block, attention: Match, packed: bytes, branch_tokens: i64) -> StateMatch:
+        """The longest part of the attention's match for which there is a state."""
         attention_tokens = attention.num_tokens
-        branch_tokens = self._find_branch(root, attention, packed)
         if self._max_replay_tokens > 0:
             replayed = self._find_replay(root, attention, packed, branch_tokens)
             if replayed is not None:
@@ -176,8 +190,8 @@ class StateMatcher:
             ordinal -= 1
         return None
 
-    def _find_branch(self, root: Block, attention: Match, packed: bytes) -> i64:
-        """Where the prompt, by content alone, leaves what the tree knows; 0 if it stays on a known path, or follows none."""
+    def _find_known(self, root: Block, attention: Match, packed: bytes) -> tuple[Block, i64]:
+        """The last block of the prompt that the tree knows, by content alone, and how many come before its end."""
         block_bytes = self._tree.block_bytes
         ordinal = attention.num_tokens // self._tokens_per_block
         node = attention.blocks[ordinal - 1] if ordinal > 0 else root
@@ -190,6 +204,13 @@ class StateMatcher:
             node = child
             ordinal += 1
             position += block_bytes
+        return node, ordinal
+
+    def _find_branch(self, node: Block, ordinal: i64, packed: bytes) -> i64:
+        """Where the prompt leaves what the tree knows; 0 if it stays on a known path, or follows none. ``node``: its last known block."""
+        block_bytes = self._tree.block_bytes
+        position = ordinal * block_bytes
+        num_bytes: i64 = len(packed)
         if ordinal == 0 or position == num_bytes or not self._matcher.leaves_at(node, packed[position : position + block_bytes]):
             return 0
         return ordinal * self._tokens_per_block

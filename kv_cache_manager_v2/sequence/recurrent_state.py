@@ -21,8 +21,10 @@ from ..storage.page_queues import put_back
 from ..base.ids import GPU_LEVEL, PRIORITY_DEFAULT
 from ..reuse.block import Block
 from ..reuse.state_match import StateMatch
+from ..reuse.token_packing import TOKEN_BYTES
 from ..stats.page_counters import PageCounters
 from ..storage.page_bytes import clear_page, copy_page
+from .learned_placement import AMID_PATH, END_OF_NEW, PromptPlace
 from .page_arrivals import lock_page_on_its_way
 from .sequence_state import NO_TIMELINE, SequenceState
 from .snapshot_plan import SnapshotPlan
@@ -34,9 +36,12 @@ def live_block(state: SequenceState, position: i64) -> Block:
 
 
 def begin_with(
-    state: SequenceState, found: StateMatch, num_input_tokens: int, prompt_length: int, positions: list[int]
+    state: SequenceState, found: StateMatch, packed: bytes, prompt_length: int, positions: list[int], is_new: bool
 ) -> None:
-    """Hold the snapshot that the match has found, and plan the sequence's own: ``positions`` and what the policy says."""
+    """Hold the snapshot that the match has found, and plan the sequence's own: ``positions`` and what the policy says.
+
+    ``packed``: the tokens that were to be matched. ``is_new``: the prompt is one more to learn from.
+    """
     shared = state.shared
     storage = shared.storage
     snapshot = found.snapshot
@@ -46,11 +51,24 @@ def begin_with(
     state.state_tokens = found.state_tokens
     state.attention_tokens = found.attention_tokens
     policy = shared.snapshot_policy
+    num_input_tokens = len(packed) // TOKEN_BYTES
     planned = set(positions)
-    if policy.at_prompt_end:
-        planned.add(num_input_tokens)
-    if policy.at_branches:
-        planned.add(int(found.branch_tokens))
+    learned = shared.learned_placement
+    chosen: list[int] | None = None
+    if learned is not None:
+        place = PromptPlace(state.scope, num_input_tokens, AMID_PATH, END_OF_NEW)
+        if is_new:
+            place = learned.observe(state.scope, packed, found.known_blocks, found.extends)
+        chosen = learned.list_positions(
+            place, found.state_tokens, found.branch_tokens, policy.at_prompt_end, policy.at_branches
+        )
+    if chosen is not None:
+        planned.update(chosen)
+    else:
+        if policy.at_prompt_end:
+            planned.add(num_input_tokens)
+        if policy.at_branches:
+            planned.add(int(found.branch_tokens))
     every = policy.every_num_blocks
     interval = 0 if every is None else every * int(shared.tokens_per_block)
     state.snapshot_plan = SnapshotPlan(

@@ -4,11 +4,8 @@ So what it keeps is what a new sequence would match, and all that a match promis
 and there is a recurrent state for it.
 """
 
-from mypy_extensions import i64
-
 from ..reuse.match import Match
 from ..reuse.state_match import StateMatch
-from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.page_removal import settle_reads
 from . import residency
 from .recurrent_state import begin_with
@@ -38,8 +35,7 @@ def reopen(state: SequenceState, packed: bytes, buffers: list[memoryview | None]
     state.given_end = state.num_committed if has_given else -1
     if state_match is not None:
         positions = [] if plan is None else plan.list_positions()
-        num_tokens: i64 = len(packed) // TOKEN_BYTES
-        begin_with(state, state_match, int(num_tokens), int(state.prompt_length), positions)
+        begin_with(state, state_match, packed, int(state.prompt_length), positions, False)
     for life_cycle, buffer in enumerate(buffers):
         if buffer is not None:
             state.tables[life_cycle].set_buffer(buffer)

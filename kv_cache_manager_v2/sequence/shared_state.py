@@ -26,6 +26,7 @@ from ..storage.page_storage import PageStorage
 from ..storage.room_count import RoomCount
 from ..storage.slot_reclaimer import SlotReclaimer
 from .call_guard import CallGuard
+from .learned_placement import LearnedPlacement
 from .move_watch import MoveWatch
 from .planned_blocks import PlannedBlocks
 from .retention_records import RetentionRecords
@@ -64,6 +65,7 @@ class SharedState:
         "num_state_slots",
         "state_matcher",
         "snapshot_policy",
+        "learned_placement",
         "max_snapshots_per_path",
         "commit_snapshots",
         "has_warned_of_snapshots",
@@ -113,6 +115,8 @@ class SharedState:
     state_matcher: Final[StateMatcher | None]
     """None where there is no recurrent state."""
     snapshot_policy: Final[SnapshotPolicy]
+    learned_placement: Final[LearnedPlacement | None]
+    """None where there is no recurrent state, or the policy has another placement."""
     max_snapshots_per_path: Final[i64]
     """0: any number."""
     commit_snapshots: Final[dict[int, int]]
@@ -184,6 +188,9 @@ class SharedState:
         self.num_state_slots = 1 + config.state_checkpoints if self.has_state else 0
         self.state_matcher = None if state_life_cycle is None else StateMatcher(tree, matcher, state_life_cycle, config)
         self.snapshot_policy = config.snapshot_policy
+        learns = state_life_cycle is not None and config.snapshot_policy.placement == "learned"
+        size = config.tokens_per_block
+        self.learned_placement = LearnedPlacement(storage, self.state_life_cycle, size) if learns else None
         limit = config.snapshot_policy.max_per_path
         self.max_snapshots_per_path = 0 if limit is None else limit
         self.commit_snapshots = {}

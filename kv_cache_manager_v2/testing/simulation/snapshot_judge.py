@@ -8,16 +8,21 @@ from .simulated_sequence import SimulatedSequence
 
 
 def is_planned(config: KVCacheManagerConfig, sequence: SimulatedSequence, end: int) -> str:
-    """Whether the sequence leaves a snapshot at that length, if it can. Branching points are not known here."""
+    """Whether the sequence leaves a snapshot at that length, if it can. Branching points and learned lengths are not known here."""
     policy = config.snapshot_policy
     size = config.tokens_per_block
     due = sequence.handle.next_snapshot_position
-    if end == due or end in sequence.snapshot_positions or (policy.at_prompt_end and end == sequence.prompt_length):
+    learns = policy.placement == "learned"
+    at_prompt_end = policy.at_prompt_end and end == sequence.prompt_length
+    if end == due or end in sequence.snapshot_positions or (at_prompt_end and not learns):
         return MUST_SNAPSHOT
     if policy.every_num_blocks is not None and end % (policy.every_num_blocks * size) == 0:
         return MUST_SNAPSHOT
     if due is None or end < due:
         return NO_SNAPSHOT
+    if learns:
+        # Only the first of the learned lengths is known here.
+        return MAY_SNAPSHOT if at_prompt_end or (end % size == 0 and end <= sequence.prompt_length) else NO_SNAPSHOT
     return MAY_SNAPSHOT if policy.at_branches and end % size == 0 and end < sequence.prompt_length else NO_SNAPSHOT
 
 

@@ -50,5 +50,6 @@ def add_state(config: KVCacheManagerConfig, seed: int) -> KVCacheManagerConfig:
             at_close=random.random() < 0.5,
             max_per_path=random.choice((None, None, 2, 3)),
             at_commits=random.random() < 0.7,
+            placement="learned" if random.random() < 0.4 else "fixed",
         ),
     )
