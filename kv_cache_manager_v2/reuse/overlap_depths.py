@@ -62,10 +62,6 @@ class OverlapDepths:
         self._costs = vec[i64]([0] * (NUM_DEPTHS + 1))
         self._before = vec[i64]([0] * (NUM_DEPTHS + 1))
 
-    def list_depths(self) -> list[tuple[int, int, int]]:
-        """Depth, prompts that parted there, prompts that would have left a snapshot there; ascending."""
-        return [(int(self._depths[i]), int(self._parted[i]), int(self._written[i])) for i in range(int(self._num_depths))]
-
     def record(self, overlap: i64, length: i64, parts: bool) -> None:
         """A prompt of ``length`` blocks, of which the tree knew ``overlap``. ``parts``: it left a path there that goes on otherwise."""
         self.num_requests += 1
