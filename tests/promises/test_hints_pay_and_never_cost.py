@@ -138,6 +138,29 @@ def test_a_hint_is_a_bool_and_a_kind_a_byte() -> None:
         TokenRangeRetention(0, 4, 50, kind="system")  # type: ignore[arg-type]
 
 
+def test_ranges_of_kinds_may_lie_anywhere() -> None:
+    """Behind all tokens, beyond any number of them, one over the other: the highest priority that has a kind counts."""
+    ranges = [
+        TokenRangeRetention(0, 1 << 60, 35, kind=1),
+        TokenRangeRetention(2, 5, 80, kind=2),
+        TokenRangeRetention(4, 8, 80, kind=3),
+        TokenRangeRetention(0, None, 90),
+        TokenRangeRetention(1 << 60, None, 100, kind=4),
+    ]
+    with manager_of() as manager:
+        kv_cache = serve(manager, prompt_of(1), RetentionConfig(ranges))
+        facts = manager._shared.storage.learning.request
+        kinds = kv_cache._state.kinds
+        assert kinds is not None
+        facts.begin(NUM_BLOCKS, 0, 0)
+        kinds.describe(facts)
+        # Tokens 2 and 3 are block 1, 4 to 7 blocks 2 and 3; the first range given of equal priority counts in block 2.
+        assert [int(facts.kind_at(NUM_BLOCKS - 1 - block)) for block in range(NUM_BLOCKS)] == [2, 3, 3, 4]
+        facts.end()
+        kv_cache.close()
+        serve(manager, prompt_of(1), RetentionConfig(ranges)).close(True)
+
+
 def test_a_hint_holds_for_forks_and_ends_with_a_rewind() -> None:
     with manager_of() as manager:
         kv_cache = serve(manager, prompt_of(1))
