@@ -112,3 +112,11 @@ def test_short_lived_streams_keep_memory_flat() -> None:
     # 64 timelines with up to 64 events each, and a tick for each, of 28 bytes and a place in a list. 2000 timelines would take a
     # megabyte without any event.
     assert grown < 64 * 64 * 2 * 36
+
+
+def test_only_points_of_slow_streams_are_slow() -> None:
+    device = SimulatedDevice(0)
+    order = StreamOrder(device, NUM_KEPT)
+    quick, slow = order.enter(device.create_stream()), order.enter_slow(device.create_stream())
+    assert [order.is_slow(point) for point in (NO_POINT, order.mark(quick), order.mark(slow))] == [False, False, True]
+    order.close()

@@ -60,3 +60,21 @@ def test_a_slot_is_taken_out_wherever_it_is(slot: int) -> None:
     order.remove(slot)
     assert take(allocator, 4, at_once=False) == order
     allocator.check()
+
+
+@pytest.mark.parametrize("used", [[0], [2], [0, 1, 2], [1, 4], [3, 7], []])
+def test_slots_in_use_from_the_start_leave_holes_that_go_first(used: list[int]) -> None:
+    allocator = SlotAllocator(8, 0)
+    allocator.take_first_slots(used)
+    allocator.check()
+    assert allocator.num_free == 8 - len(used)
+    assert take(allocator, 8 - len(used), at_once=False) == [slot for slot in range(8) if slot not in used]
+
+
+def test_what_was_taken_at_the_start_can_be_forgotten() -> None:
+    allocator, fresh = SlotAllocator(8, 0), SlotAllocator(8, 0)
+    allocator.take_first_slots([1, 4])
+    allocator.forget_all()
+    allocator.check()
+    assert allocator.peak_used == fresh.peak_used
+    assert take(allocator, 8, at_once=False) == take(fresh, 8, at_once=False)
