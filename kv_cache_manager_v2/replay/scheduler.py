@@ -20,7 +20,7 @@ from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import KVCache, SsmLayerConfig
+from .. import KVCache, LoadFailed, SsmLayerConfig
 from ..base.value import Value
 from ..testing import FakeEngine, Step
 from .decoding import Decoding
@@ -35,6 +35,9 @@ from .slot_census import SlotCensus
 from .tally import Tally
 from .timed_calls import TimedCalls
 from .waiting_queue import WaitingQueue
+
+_MOST_LOSSES: Final = 100
+"""Of one request in turn; each is some pages less on the disk."""
 
 
 @final
@@ -301,17 +304,9 @@ class Scheduler:
             reusable = self._reusable_tokens(served)
         else:
             reusable = 0
-        # The last known token must be computed: its output is the next token.
-        kv_cache = self._calls.create(served.tokens()[: served.num_known - 1], served.request.id)
-        served.is_arriving = False
-        served.kv_cache = kv_cache
-        served.has_state = self._has_state
-        served.position = kv_cache.num_committed_tokens
-        served.num_inputs = self._chunk_of(served, self._budget)
-        # The sequence waits, as it gets its first inputs in this step.
-        if not (
-            self._calls.resume(kv_cache) and self._calls.resize(kv_cache, served.position + served.num_inputs)
-        ):  # fmt: skip
+        is_resumed = self._open_sequence(served)
+        kv_cache = served.open_kv_cache()
+        if not (is_resumed and self._calls.resize(kv_cache, served.position + served.num_inputs)):
             self.tally.num_refused_calls += 1
             self._close_kv_cache(served)
             return False
@@ -329,6 +324,27 @@ class Scheduler:
             missed = count_misses(found, served.num_prompt_tokens, reusable)
             self.tally.add_prompt(served.num_prompt_tokens, found.hit_tokens, missed, reusable)
         return True
+
+    def _open_sequence(self, served: ServedRequest) -> bool:
+        """Match and resume; False if the manager refuses. Pages that a disk has lost are not matched again: then it matches less."""
+        num_losses = 0
+        while True:
+            # The last known token must be computed: its output is the next token.
+            kv_cache = self._calls.create(served.tokens()[: served.num_known - 1], served.request.id)
+            served.is_arriving = False
+            served.kv_cache = kv_cache
+            served.has_state = self._has_state
+            served.position = kv_cache.num_committed_tokens
+            served.num_inputs = self._chunk_of(served, self._budget)
+            try:
+                # The sequence waits, as it gets its first inputs in this step.
+                return self._calls.resume(kv_cache)
+            except LoadFailed:
+                num_losses += 1
+                if num_losses == _MOST_LOSSES:
+                    raise
+            served.position = 0
+            self._close_kv_cache(served)
 
     def _reusable_tokens(self, served: ServedRequest) -> int:
         # A running sequence publishes whole blocks; its partial last one is published when it is closed.

@@ -98,3 +98,17 @@ def test_a_second_replay_hits_what_the_first_has_left(tmp_path: Path, capsys: py
         assert main(arguments) == 0
         hits.append(json.loads(capsys.readouterr().out)["hit_tokens"])
     assert hits[1] > hits[0]
+
+
+def test_a_replay_goes_on_where_the_disk_has_other_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As after a kill between a write and its record: the pages are lost when they are read, and their tokens are computed again."""
+    arguments = [
+        "replay", "--quiet", "--workload", "chat", "--limit", "6", "--durable", "--verify", "--device", "host", "--tiers",
+        f"gpu=2MiB,disk=32MiB:{tmp_path}",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    for data in tmp_path.glob("kvcm-*/data-*"):
+        data.write_bytes(bytes(data.stat().st_size))
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert "Traceback" not in capsys.readouterr().err
