@@ -26,7 +26,7 @@ class SnapshotPolicy(ConfigValue):
     - ``placement``: "fixed": as the fields above say. "learned": where ``at_prompt_end`` and ``at_branches`` would leave one, only if it
       is expected to save more tokens for each request that it takes a slot than others that the slots suffice for; also at depths
       where prompts of the scope were seen to part, and at the last block boundary of the prompt instead of its end. As "fixed"
-      for the first 32 prompts of a scope. The other fields hold as they are.
+      for the first 8 prompts of a scope. The other fields hold as they are.
     """
 
     every_num_blocks: int | None = None

@@ -35,7 +35,7 @@ from ..reuse.reuse_scope import ReuseScope
 from ..reuse.token_packing import TOKEN_BYTES
 from ..storage.page_storage import PageStorage
 
-LEAST_REQUESTS: Final = 32
+LEAST_REQUESTS: Final = 8
 PRICING: Final = 32
 NUM_SCOPES: Final = 64
 NUM_MARKS: Final = 4096
