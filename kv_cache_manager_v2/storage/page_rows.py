@@ -189,6 +189,8 @@ class PageRows:
     def grow(self, num_blocks: i64) -> None:
         """Have rows for that many blocks in all; the new ones without pages."""
         num_rows = self.first_page_of(num_blocks)
+        if num_rows <= self._num_rows:
+            return
         self.words = fill_words(self.words, num_rows * ROW_WORDS, NO_PAGE)  # which is NOT_QUEUED, too
         for column in self._columns:
             column.grow(num_rows, num_blocks)

@@ -9,6 +9,7 @@ from hybrid_models import STATE_BYTES, Rig, hybrid_config
 
 from kv_cache_manager_v2 import GpuCacheTierConfig, HostDevice, KVCacheManager, KVCacheManagerConfig, ReuseScope, SnapshotPolicy
 from kv_cache_manager_v2.replay.rerun import rerun
+from kv_cache_manager_v2.sequence.learned_placement import LEAST_REQUESTS, NUM_MARKS, NUM_SCOPES
 
 LEARNED = SnapshotPolicy(placement="learned", at_commits=False)
 FIXED = SnapshotPolicy(at_commits=False)
@@ -171,3 +172,15 @@ def test_another_placement_is_an_error_that_names_it(value: object, error: type[
 def test_the_words_are_in_the_message() -> None:
     with pytest.raises(ValueError, match="'fixed', 'learned'"):
         SnapshotPolicy(placement="Learned")
+
+
+def test_scopes_without_number_are_forgotten_in_turn() -> None:
+    """More scopes, and more places, than are remembered: what is learned of the latest one still counts."""
+    with KVCacheManager(few_states(64, LEARNED), device=HostDevice()) as manager:
+        for number in range(NUM_SCOPES + 6):
+            for question in range(NUM_MARKS // NUM_SCOPES):
+                serve(manager, text(1_000 * number + question, 40), ReuseScope(salt=number))
+        for question in range(LEAST_REQUESTS + 4):
+            found, _stops = serve(manager, text(7, 40) + text(500 + question, 10), ReuseScope(salt=0))
+        assert found == 40
+        manager.check_invariants()

@@ -98,3 +98,14 @@ def test_a_queued_page_has_no_locks_whatever_its_links_are() -> None:
     rows.words[page * ROW_WORDS + LINKS] = MOST_SLOT | (MOST_SLOT << 32)
     assert rows.is_queued(page)
     assert rows.num_locks(page) == 0
+
+
+def test_rows_never_become_fewer() -> None:
+    """Blocks are made ahead of their use, so there may be more than a caller needs."""
+    rows = PageRows(2, NUM_PRIORITIES)
+    rows.grow(5)
+    before = rows.num_rows
+    rows.grow(3)
+    assert (rows.num_blocks, rows.num_rows) == (5, before)
+    rows.grow(6)
+    assert (rows.num_blocks, rows.num_rows) == (6, before + 2)
