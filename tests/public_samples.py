@@ -42,6 +42,8 @@ from kv_cache_manager_v2.device.memory_range import MemoryRange
 from kv_cache_manager_v2.device.monotonic_clock import MonotonicClock
 from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.device.read_only_files import ReadOnlyFiles
+from kv_cache_manager_v2.device.stripe import Stripe
+from kv_cache_manager_v2.device.striped_files import StripedFiles
 from kv_cache_manager_v2.device.wakeup import Wakeup
 from kv_cache_manager_v2.replay.bookkeeping_device import BookkeepingDevice
 from kv_cache_manager_v2.replay.console import PlainConsole
@@ -241,6 +243,7 @@ class Samples:
             MemoryRange(device, tiers.HOST_MEM, 1 << 16),
             OsFiles(),
             ReadOnlyFiles(),
+            StripedFiles(OsFiles(), Stripe([self._folder.name], [1], 512)),
             wakeup,
             KVCacheEventIndex(),
             OpenTelemetryExporter(manager, attributes={"rank": uuid.uuid4().hex}),
