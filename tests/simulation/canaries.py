@@ -503,7 +503,7 @@ CANARIES = (
     Canary(
         "state is taken for that of a longer text",
         "reuse/state_match.py",
-        "StateMatcher.find_longest",
+        "StateMatcher._find_with_snapshot",
         "block = attention.blocks[ordinal - 1]",
         "block = attention.blocks[len(attention.blocks) - 1]",
     ),
