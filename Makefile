@@ -19,7 +19,7 @@ INTERPRETED := PYTHONPATH=$(CURDIR)/build/interpreted:$(CURDIR) KV_CACHE_MANAGER
 COMPILED := PYTHONPATH=$(CURDIR)/build/compiled KV_CACHE_MANAGER_V2_EXPECT_BUILD=compiled
 RUN_TESTS := $(VENV_PYTHON) -P -m pytest -n $(WORKERS) --maxprocesses=8 $(PYTEST)
 
-.PHONY: help setup demo check test testp testc interpreted compiled rawref-asan clean
+.PHONY: help setup demo check test testp testc walks interpreted compiled rawref-asan clean
 .NOTPARALLEL:
 
 help: ## List the targets.
@@ -85,6 +85,16 @@ testp: interpreted ## All tests on the interpreted sources: what one runs while 
 
 testc: compiled ## All tests on the compiled package.
 	$(COMPILED) $(RUN_TESTS)
+
+# Each walks all public names, settings, files or listings, and so knows what a new one lacks.
+WALKS := $(addprefix tests/promises/test_,wrong_arguments_are_named.py wrong_arguments_of_engines_are_named.py arguments_may_raise_anything.py \
+	values_travel_and_handles_stay.py misuse_is_a_clear_error.py broken_means_broken.py metrics_are_scraped.py \
+	open_telemetry_gets_metrics_and_spans.py) tests/simulation/test_size_thresholds.py tests/simulation/test_canaries.py \
+	tests/unit/compat/test_listed_names.py tests/unit/test_examples.py tests/unit/test_missing_packages.py tests/unit/shared/test_shared_metrics.py \
+	tests/packaging/test_build_mode.py tests/packaging/test_docstrings.py
+
+walks: interpreted ## The tests that a new public name, setting, file or listing breaks elsewhere, interpreted: before a commit.
+	$(INTERPRETED) $(RUN_TESTS) -m "not slow" $(WALKS)
 
 check: interpreted ## Types (mypy --strict, tests included), who imports whom, and the style rules that a machine can check.
 	.venv/bin/ruff check --quiet
