@@ -216,7 +216,7 @@ class PageStorage:
         self.learning.notes.forget_all()
         self.load_weights(b"")
         for number, old in enumerate(self._records):
-            self._records[number] = SegmentRecords(self.learning, old.pages_per_block)
+            self._records[number] = SegmentRecords(self.learning, old.pages_per_block, old.block_mates)
             self.level_orders[number] = LevelOrder(self.rows, self._records[number])
         sentinel = 0
         index = 0
