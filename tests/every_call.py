@@ -7,6 +7,7 @@ suspended: preemption.
 
 import hashlib
 import random
+from math import inf
 from typing import Any, Final
 
 from hybrid_models import hybrid_config
@@ -284,7 +285,7 @@ class EveryCall:
         if choice < 2:
             return manager.probe_reuse(self.scope(), self.text(rng.randrange(60)))
         if choice == 2:
-            return manager.retain(self.text(40), self.scope(), rng.randrange(101), rng.choice([None, 3.0]))
+            return manager.retain(self.text(40), self.scope(), rng.randrange(101), rng.choice([None, 3.0, inf]))
         if choice == 3:
             return manager.release(self.text(40), self.scope())
         if choice == 4:

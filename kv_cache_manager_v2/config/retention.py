@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_number
 from .config_value import ConfigValue, take_int, take_optional_float, take_optional_int, to_tuple
 
 MAX_PRIORITY = 100
@@ -65,13 +64,3 @@ class RetentionConfig(ConfigValue):
         take_optional_float(
             self, "generated_duration_seconds", "RetentionConfig.generated_duration_seconds", 0, MAX_DURATION_SECONDS
         )
-
-
-def to_duration(value: object, name: str) -> float | None:
-    """A number of seconds, or None for no limit."""
-    if value is None:
-        return None
-    seconds = to_number(value, name)
-    if not 0 <= seconds <= MAX_DURATION_SECONDS:
-        raise ValueError(f"{name} is {value}; it must be from 0 to {MAX_DURATION_SECONDS:g} seconds")
-    return seconds

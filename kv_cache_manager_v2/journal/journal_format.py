@@ -57,7 +57,8 @@ present ones where it said to keep them.
     ADJUST      result (0 / 1)                                   returned True or False
     HINT        kind (retain, release, demote, prefetch), scope, returned
                 tokens, priority or level, duration in
-                microseconds + 1 or 0, accepted tokens
+                microseconds + 2, 1 for ever, 0 as
+                the policy expects, accepted tokens
     KEEP        count, names of 16 bytes each                    returned
     DIGEST      8 bytes                                          every `DIGEST_EVERY` records, and at the end
 
@@ -71,7 +72,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 28
+VERSION: Final = 29
 
 CREATE: Final = 1
 RESUME: Final = 2

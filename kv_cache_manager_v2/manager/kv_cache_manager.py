@@ -54,7 +54,7 @@ from ..base.process_bound import bind_to_process, release_from_process
 from ..config.config_codec import encode_config
 from ..config.eviction_policy import EvictionPolicy
 from ..config.manager_config import KVCacheManagerConfig
-from ..config.retention import RetentionConfig, to_duration
+from ..config.retention import RetentionConfig
 from ..device.port import Device
 from ..device.selection import default_device
 from ..device.stream_order import StreamOrder
@@ -86,7 +86,7 @@ from ..sequence.move_watch import PREFETCH, MoveWatch
 from ..sequence.priority_callback import PriorityCallback
 from ..sequence.recurrent_state import begin_with
 from ..sequence.kind_ranges import KindRanges, find_kinds
-from ..sequence.retention_plan import FOR_EVER, RetentionPlan
+from ..sequence.retention_plan import EXPECTED, FOR_EVER, RetentionPlan, round_microseconds, to_duration
 from ..sequence.reuse_sample import DEFAULT_SIZES, ReuseSample
 from ..sequence.sequence_state import SequenceState
 from ..sequence.shared_state import SharedState
@@ -126,7 +126,6 @@ if TYPE_CHECKING:
     from ..reuse.token_forms import Tokens
 
 _logger = logging.getLogger("kv_cache_manager_v2")
-_MICROSECONDS: Final = 1_000_000
 _MAX_SECONDS: Final = 1e9
 _PATIENCE_SECONDS: Final = 0.1
 """How long a thread that wants statistics waits for the end of another thread's call."""
@@ -645,12 +644,15 @@ class KVCacheManager(Handle):
     ) -> HintResult:
         """Give the cached pages of a prefix a priority, for a while or until `release`: a session that waits for a tool, say.
 
+        ``duration_seconds`` of `advance_clock`, or math.inf: until `release`. None: as long as EvictionPolicy.LEARNED expects, by what has
+        come back so far; its time is the pages that requests release. Under another policy, or while too little was learned, that is
+        until `release` (docs/eviction.md).
+
         No more than ``max_pinned_share`` of all slots can be retained so; what goes beyond is clipped. When nothing of a lower
         priority is left, retained pages are evicted all the same, the longest retained first. `ValueError` for a priority outside
         0 to 100 or a duration that is none.
         """
-        seconds = to_duration(duration_seconds, "duration_seconds")
-        duration = FOR_EVER if seconds is None else int(seconds * 1_000_000)
+        duration = to_duration(duration_seconds, "duration_seconds")
         return self._hint(RETAIN, input_tokens, reuse_scope, to_priority(priority), duration)
 
     def release(self, input_tokens: Tokens, reuse_scope: Given[ReuseScope | None] = None) -> HintResult:
@@ -687,7 +689,7 @@ class KVCacheManager(Handle):
             packed = pack_tokens(input_tokens, self._shared.tree.digests, False)
             result = apply_hint(self._shared, kind, scope, packed, value, duration)
             self._restored = None
-            journal.hint(kind, scope, input_tokens, packed, value, duration + 1, result.num_accepted)
+            journal.hint(kind, scope, input_tokens, packed, value, duration - EXPECTED, result.num_accepted)
             return result
 
     # -- the model as the manager sees it ------------------------------------------------------------------------------
@@ -916,7 +918,7 @@ class KVCacheManager(Handle):
             elapsed = to_number(seconds, "seconds")
             if not 0 <= elapsed <= _MAX_SECONDS:
                 raise ValueError(f"seconds is {seconds}; time goes forward, by at most {_MAX_SECONDS:g} at once")
-            microseconds = int(elapsed * _MICROSECONDS)
+            microseconds = round_microseconds(elapsed)
             guard.begin_change()
             self._shared.retention.advance(microseconds)
             guard.end_change()

@@ -9,6 +9,8 @@
     kv.demote     `KVCacheManager.demote`
     kv.prefetch   `KVCacheManager.prefetch`   "target_level"
 
+Without "duration_seconds" a prefix is retained as long as LEARNED expects; 1e9, the most, is for ever.
+
 The protocol leaves types, versions and payloads of actions to both sides; these are this library's, and "kv." may be left out. An envelope
 that is none is an error before anything has changed. An action that is unknown, of another version or wrong is refused in its receipt, by
 name, and the others are applied.

@@ -454,6 +454,8 @@ def close(state: SequenceState) -> None:
     if goes_by_runs:
         release_published(state, mark)
     shared.storage.learning.request.end()
+    if shared.retention.num_expected > 0:
+        shared.retention.end_expected()
     if tree.has_digests and state.tail.count > 0:
         tree.digests.release(state.tail.packed())
     leave_family(state)

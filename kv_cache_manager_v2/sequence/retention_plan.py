@@ -1,16 +1,19 @@
 """Priorities and durations of one sequence's blocks, from its `RetentionConfig`; called as a priority callback is."""
 
+from math import inf
 from typing import Final, final
 
 from mypy_extensions import mypyc_attr
 
-from ..base.checks import to_int
+from ..base.checks import to_int, to_number
 from ..base.ids import PRIORITY_DEFAULT, BlockOrdinal
-from ..config.retention import RetentionConfig
+from ..config.retention import MAX_DURATION_SECONDS, RetentionConfig
 from ..layout.life_cycle import LifeCycle
 from .priority_callback import PriorityCallback
 
 FOR_EVER: Final = -1
+EXPECTED: Final = -2
+"""Of `KVCacheManager.retain`: as long as the policy expects that the prefix comes back."""
 _MICROSECONDS: Final = 1_000_000
 
 
@@ -80,4 +83,21 @@ class RetentionPlan:
 
 
 def _to_microseconds(seconds: float | None) -> int:
-    return FOR_EVER if seconds is None else int(seconds * _MICROSECONDS)
+    return FOR_EVER if seconds is None else round_microseconds(seconds)
+
+
+def round_microseconds(seconds: float) -> int:
+    """To the nearest one, so that a number of microseconds, divided and multiplied again, is itself."""
+    return int(seconds * _MICROSECONDS + 0.5)
+
+
+def to_duration(value: object, name: str) -> int:
+    """Microseconds of a number of seconds; FOR_EVER of infinity, EXPECTED of None."""
+    if value is None:
+        return EXPECTED
+    seconds = to_number(value, name)
+    if seconds == inf:
+        return FOR_EVER
+    if not 0 <= seconds <= MAX_DURATION_SECONDS:
+        raise ValueError(f"{name} is {value}; it must be from 0 to {MAX_DURATION_SECONDS:g} seconds, or math.inf: until it is released")
+    return _to_microseconds(seconds)

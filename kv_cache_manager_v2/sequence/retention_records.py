@@ -1,7 +1,8 @@
 """Retention records: when the time of a retained page is over, and how much of it was asked for after the fact.
 
-Time is `now_us`, which only `advance_clock` moves. Pages are looked up again when their time is over: one that was evicted
-meanwhile, or whose block has other tokens by now, is passed over.
+Time is that of a *clock*: `now_us`, which only `advance_clock` moves, or the pages that requests released in a pool group, where the
+policy says how long (`LevelOrder.expect_return`). Pages are looked up again when their time is over: one that was evicted meanwhile, or
+whose block has other tokens by now, is passed over.
 """
 
 import heapq
@@ -15,6 +16,12 @@ from ..reuse.block_tokens import own_tokens
 from ..reuse.radix_tree import RadixTree
 from ..storage.page_storage import PageStorage
 from .retention_plan import FOR_EVER, RetentionPlan
+
+NO_CLOCK: Final = -1
+"""Of a pin that lasts until it is released."""
+SECONDS: Final = 0
+"""The clock of durations, in microseconds; those of the pool groups follow."""
+_SPARE_ENTRIES: Final = 64
 
 
 @final
@@ -41,14 +48,17 @@ class _Retained:
 @final
 @mypyc_attr(native_class=True)
 class RetentionRecords:
-    __slots__ = ("now_us", "_storage", "_tree", "_ends", "_entries", "_timed", "_next_number", "_pins", "_max_pinned")
+    __slots__ = ("now_us", "num_expected", "_storage", "_tree", "_ends", "_entries", "_timed", "_next_number", "_pins", "_max_pinned")
 
     now_us: i64
+    num_expected: i64
+    """Ends by the clocks of pool groups that have not come."""
     _storage: Final[PageStorage]
     _tree: Final[RadixTree]
-    _ends: Final[list[tuple[int, int]]]
-    """A heap of (time, number of the entry)."""
-    _entries: Final[dict[int, _Retained]]
+    _ends: Final[list[list[tuple[int, int]]]]
+    """By clock: a heap of (time, number of the entry)."""
+    _entries: dict[int, _Retained]
+    """Of all ends that have not come, void ones among them."""
     _timed: Final[dict[int, _Retained]]
     """The entry that is not void of each block, by first page."""
     _next_number: int
@@ -58,9 +68,10 @@ class RetentionRecords:
 
     def __init__(self, storage: PageStorage, tree: RadixTree, max_pinned_blocks: int) -> None:
         self.now_us = 0
+        self.num_expected = 0
         self._storage = storage
         self._tree = tree
-        self._ends = []
+        self._ends = [[] for _ in range(storage.num_pool_groups + 1)]
         self._entries = {}
         self._timed = {}
         self._next_number = 0
@@ -73,19 +84,33 @@ class RetentionRecords:
         """The block of a sequence with durations has joined the tree."""
         duration = plan.duration_of(ordinal)
         if duration != FOR_EVER:
-            self._limit(self._retain(block, plan._find(ordinal, False)), duration)
+            self._limit(self._retain(block, plan._find(ordinal, False)), SECONDS, int(self.now_us) + duration)
 
     def _retain(self, block: Block, priority: int) -> _Retained:
         return _Retained(block, own_tokens(block, self._tree.block_bytes), priority)
 
-    def _limit(self, entry: _Retained, duration_us: int) -> None:
+    def _limit(self, entry: _Retained, clock: int, end: int) -> None:
         key = int(entry.block.first_page)
         self._void(key)
         self._timed[key] = entry
         number = self._next_number
         self._next_number = number + 1
         self._entries[number] = entry
-        heapq.heappush(self._ends, (int(self.now_us) + duration_us, number))
+        heapq.heappush(self._ends[clock], (end, number))
+        if clock != SECONDS:
+            self.num_expected += 1
+        if len(self._entries) > _SPARE_ENTRIES + 2 * len(self._timed):
+            self._forget_void()
+
+    def _forget_void(self) -> None:
+        """Most entries are void: what is retained again and again must not cost more and more."""
+        self._entries = {number: entry for number, entry in self._entries.items() if not entry.is_void}
+        for clock, ends in enumerate(self._ends):
+            kept = [item for item in ends if item[1] in self._entries]
+            if clock != SECONDS:
+                self.num_expected -= len(ends) - len(kept)
+            heapq.heapify(kept)
+            self._ends[clock] = kept
 
     def _void(self, first_page: int) -> None:
         earlier = self._timed.pop(first_page, None)
@@ -95,8 +120,20 @@ class RetentionRecords:
     def advance(self, microseconds: i64) -> None:
         """Time passes: pages whose time is over get the default priority again."""
         self.now_us += microseconds
-        while len(self._ends) > 0 and self._ends[0][0] <= self.now_us:
-            entry = self._entries.pop(heapq.heappop(self._ends)[1])
+        self._end(SECONDS, self.now_us)
+
+    def end_expected(self) -> None:
+        """Requests have released pages: the same by the clocks of the pool groups."""
+        for pool_group in range(self._storage.num_pool_groups):
+            self.num_expected -= self._end(1 + pool_group, self._storage.level_orders[pool_group].clock)
+
+    def _end(self, clock: int, now: i64) -> int:
+        """All whose end by the clock has come; how many these are."""
+        num_ended = 0
+        ends = self._ends[clock]
+        while len(ends) > 0 and ends[0][0] <= now:
+            num_ended += 1
+            entry = self._entries.pop(heapq.heappop(ends)[1])
             if entry.is_void:
                 continue
             key = int(entry.block.first_page)
@@ -105,11 +142,12 @@ class RetentionRecords:
                 del self._pins[key]
             if entry.is_there():
                 self._set_priority(entry.block, PRIORITY_DEFAULT, entry.priority)
+        return num_ended
 
     # -- after the fact -----------------------------------------------------------------------------------------------
 
-    def pin(self, block: Block, priority: int, duration_us: int) -> bool:
-        """Raise the priority of a published block's pages; False if as many blocks as may be are pinned."""
+    def pin(self, block: Block, priority: int, clock: int, end: int) -> bool:
+        """Raise the priority of a published block's pages until ``end`` by the clock; False if as many blocks as may be are pinned."""
         key = int(block.first_page)
         known = self._pins.get(key)
         if known is None or not known.is_there():
@@ -123,8 +161,8 @@ class RetentionRecords:
         pin = self._retain(block, priority)
         self._pins[key] = pin
         self._set_priority(block, priority, -1)
-        if duration_us != FOR_EVER:
-            self._limit(pin, duration_us)
+        if clock != NO_CLOCK:
+            self._limit(pin, clock, end)
         return True
 
     def release(self, block: Block, priority: int) -> None:

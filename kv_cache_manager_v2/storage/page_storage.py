@@ -40,7 +40,7 @@ from .decision_digest import REFUSAL, SLOT, DecisionDigest
 from .disk_reads import DiskReads
 from .drop_watch import DropWatch
 from .eviction.block_mates import find_block_mates
-from .eviction.level_order import LevelOrder
+from .eviction.level_order import NEVER, LevelOrder
 from .eviction.make_queue import count_sentinels, make_queue
 from .eviction.segment_records import Learning, SegmentRecords
 from .eviction_queue import EvictionQueue
@@ -233,6 +233,12 @@ class PageStorage:
     def learns(self) -> bool:
         """Whether some level's policy learns."""
         return EvictionPolicy.LEARNED in self._policies
+
+    def expect_return(self, page: i64, pool_group: i64) -> i64:
+        """`LevelOrder.expect_return`; NEVER too where the policy of the page's level does not learn."""
+        if self._policies[self.rows.level(page)] is not EvictionPolicy.LEARNED:
+            return NEVER
+        return self.level_orders[pool_group].expect_return(page)
 
     def load_weights(self, weights: bytes) -> bool:
         """What the policies of another process had learned; whether they know it now. Else nothing is known."""

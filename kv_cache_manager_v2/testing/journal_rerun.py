@@ -7,6 +7,7 @@ user's priorities come from the record.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, final
@@ -29,6 +30,7 @@ from ..manager.kv_cache import KVCache
 from ..manager.kv_cache_manager import KVCacheManager
 from ..manager.transfer_lease import TransferLease
 from ..reuse.reuse_scope import ReuseScope
+from ..sequence.retention_plan import EXPECTED, FOR_EVER
 
 
 _CALLS_BETWEEN_UPDATES: Final = 64
@@ -319,7 +321,8 @@ class _Rerun:
         value, duration, num_accepted = self.reader.number(), self.reader.number(), self.reader.number()
         text = [] if tokens is None else tokens
         if kind == form.RETAIN:
-            seconds = None if duration == 0 else (duration - 1) / 1_000_000
+            microseconds = duration + EXPECTED
+            seconds = None if microseconds == EXPECTED else inf if microseconds == FOR_EVER else microseconds / 1_000_000
             answer = self.manager.retain(text, scope, value, seconds)
         elif kind == form.RELEASE:
             answer = self.manager.release(text, scope)

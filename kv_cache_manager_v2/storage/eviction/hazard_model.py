@@ -17,7 +17,7 @@ import struct
 from math import isfinite, sqrt
 from typing import Final, final
 
-from librt.vecs import vec
+from librt.vecs import append, vec
 from mypy_extensions import i64, mypyc_attr
 
 from .segment_traits import FEATURE_LEVELS, FEATURE_SHIFTS, HINT_LEVELS, HINT_SHIFTS, NO_HINT, NUM_FEATURES, NUM_HINTS, waits
@@ -46,6 +46,9 @@ _LEAST_CERTAINTY: Final = 6.25
 _SHARED: Final = NUM_BUCKETS
 _NUM_WEIGHTS: Final = _NUM_LEVELS * _ROW
 _MODEL_BYTES: Final = 2 * 8 * _NUM_WEIGHTS
+_MOST_RETURNS: Final = 0.95
+_LEAST_LEARNED: Final = 4.0
+"""Of the squared gradients of the bias: 16 pages or more, as one whose chance was a half adds a quarter, and one that was foreseen less."""
 _SCALE: Final = 1.0 / 65536.0
 _VALUE_SCALE: Final = 17592186044416.0
 """A value is an integer with 44 bits behind the point."""
@@ -165,6 +168,21 @@ class HazardModel:
         """Of a segment that has reached the bucket: to come back in it."""
         self._find_places(traits)
         return self._chance(self._sum_column(bucket, self._num_places) + self._sum_column(_SHARED, self._num_places))
+
+    def likely_bucket(self, traits: i64, bucket: i64) -> i64:
+        """Of a segment that has reached the bucket: the first one by whose end it has come back, if it does at all, with a probability of
+        19 in 20; NUM_BUCKETS while too little was learned."""
+        if self._squares[_SHARED] < _LEAST_LEARNED:
+            return NUM_BUCKETS
+        gone = vec[float]()
+        alive = 1.0
+        while bucket + len(gone) < NUM_BUCKETS:
+            alive *= 1.0 - self.chance(traits, bucket + len(gone))
+            gone = append(gone, 1.0 - alive)
+        position: i64 = 0
+        while gone[position] < _MOST_RETURNS * gone[len(gone) - 1]:
+            position += 1
+        return bucket + position
 
     def learn(self, traits: i64, bucket: i64, returned: float, num_blocks: i64) -> None:
         """``returned`` is 1 where so many blocks came back in the bucket, 0 where they passed it."""

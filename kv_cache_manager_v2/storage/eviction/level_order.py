@@ -11,15 +11,18 @@ from mypy_extensions import i64, mypyc_attr
 from ..page_rows import LINKS, LOW_MASK, ROW_WORDS, PageRows
 from ..victim_queue import NO_VICTIM
 from .hazard_model import NUM_BUCKETS
-from .page_notes import IN_SEGMENT, STATUS_MASK, segment_of_note
+from .page_notes import AGE_MASK, AGE_SHIFT, IN_SEGMENT, STATUS_MASK, UNKNOWN, segment_of_note, uses_of_note
 from .segment_records import SegmentRecords
-from .segment_table import COUNTS, KEY, LOW, PLACE, SEGMENT_WORDS, STAMP, STATE, TRAITS_MASK, bucket_of_state
+from .segment_table import COUNTS, KEY, LOW, PLACE, SEGMENT_WORDS, STAMP, STAMP_SHIFT, STATE, TRAITS_MASK, bucket_of_state
+from .segment_traits import AGE_SHIFT as AGE_TRAIT, level_of_uses, waits
+
+NEVER: Final = -1
 
 
 @final
 @mypyc_attr(native_class=True)
 class LevelOrder:
-    """The pages are droppable ones, in their queues."""
+    """The pages are droppable ones, in their queues, but for `expect_return`."""
 
     __slots__ = ("_rows", "_records")
 
@@ -86,3 +89,33 @@ class LevelOrder:
             gone *= 1.0 - records.model.chance(state & TRAITS_MASK, bucket)
             bucket += 1
         return 1.0 - gone
+
+    @property
+    def clock(self) -> i64:
+        """Pages that requests have released so far."""
+        return self._records.clock
+
+    def expect_return(self, page: i64) -> i64:
+        """When, by the clock, most of what is like the page and comes back has come back; NEVER while nothing was learned.
+
+        Of a page in use, and of one that is older than all that was seen to come back, it is counted from now on.
+        """
+        records = self._records
+        note = records.notes.get(page)
+        begin = records.clock
+        bucket: i64 = 0
+        traits: i64 = 0
+        if note & STATUS_MASK == IN_SEGMENT:
+            at = segment_of_note(note) * SEGMENT_WORDS
+            words = records.table.words
+            traits = words[at + STATE] & TRAITS_MASK
+            stamp = words[at + STAMP]
+            if records.bucket_of(stamp) < NUM_BUCKETS:
+                begin = stamp >> STAMP_SHIFT
+                bucket = records.bucket_of(stamp)
+        elif note != UNKNOWN:
+            traits = level_of_uses(uses_of_note(note)) | (((note >> AGE_SHIFT) & AGE_MASK) << AGE_TRAIT)
+        if waits(traits):
+            return NEVER
+        last = records.model.likely_bucket(traits, bucket)
+        return NEVER if last == NUM_BUCKETS else begin + records.end_of_bucket(last)

@@ -292,6 +292,10 @@ class SegmentRecords:
             bucket += 1
         return bucket
 
+    def end_of_bucket(self, bucket: i64) -> i64:
+        """The age, in pages, at which it ends."""
+        return self._edges[bucket + 1]
+
     def pass_buckets(self, segment: i64) -> None:
         """Learn of the buckets that the segment has passed."""
         words = self.table.words

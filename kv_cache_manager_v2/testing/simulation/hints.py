@@ -1,6 +1,7 @@
 """Hint actions about prefixes, cached or not: only the places and priorities of pages may change."""
 
 from collections.abc import Sequence
+from math import inf
 from random import Random
 from typing import Final
 
@@ -23,7 +24,8 @@ def give_hint(manager: KVCacheManager, text: Sequence[TokenIdExt], random: Rando
     scope = draw_scope(random)
     kind = random.random()
     if kind < 0.4:
-        seconds = None if random.random() < 0.5 else random.random() * 50
+        draw = random.random()
+        seconds = None if draw < 0.3 else inf if draw < 0.5 else random.random() * 50
         answer = manager.retain(tokens, scope, int(random.random() * 101), seconds)
     elif kind < 0.6:
         answer = manager.release(tokens, scope)

@@ -189,3 +189,35 @@ def test_two_hints_are_told_apart() -> None:
     assert kinds[0] != kinds[1] and level_of_kind(14) != level_of_kind(0) == level_of_kind(15)
     teach(model, lambda returns: kinds[returns] | random.choice([GOES_ON, COMES_TO_AN_END]))
     assert model.chance(RARE | kinds[1] | GOES_ON, 0) == model.chance(RARE | kinds[1] | COMES_TO_AN_END, 0) > 0.8
+
+
+def test_nothing_is_likely_while_nothing_was_learned() -> None:
+    model = HazardModel()
+    assert [model.likely_bucket(RARE, bucket) for bucket in range(NUM_BUCKETS)] == [NUM_BUCKETS] * NUM_BUCKETS
+    # Each example adds a quarter of its blocks or less: 15 are not enough for 4, 100 of them are.
+    model.learn(RARE, 0, 1.0, 14)
+    assert model.likely_bucket(RARE, 0) == NUM_BUCKETS
+    for _ in range(100):
+        model.learn(RARE, 0, 1.0, 1)
+        model.learn(RARE, 0, 0.0, 1)
+    assert model.likely_bucket(RARE, 0) < NUM_BUCKETS
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_likely_is_when_19_of_20_returns_have_come(seed: int) -> None:
+    """By following a crowd: 10**12 segments that reach the bucket, of which the chance of each bucket comes back in it."""
+    random = Random(seed)
+    model = HazardModel()
+    for _ in range(300):
+        bucket = random.randrange(NUM_BUCKETS)
+        model.learn(random.choice((RARE, USED, LATE)), bucket, float(random.random() < bucket / 20), random.randint(1, 9))
+    for traits in (RARE, USED, LATE):
+        for first in range(NUM_BUCKETS):
+            crowd = 1e12
+            returned = []
+            for bucket in range(first, NUM_BUCKETS):
+                returned.append(crowd * model.chance(traits, bucket))
+                crowd -= returned[-1]
+            likely = model.likely_bucket(traits, first) - first
+            assert sum(returned[: likely + 1]) >= 0.95 * sum(returned) * (1 - 1e-9)
+            assert likely == 0 or sum(returned[:likely]) < 0.95 * sum(returned) * (1 + 1e-9)
