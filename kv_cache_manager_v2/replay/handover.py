@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from .. import BAD_PAGE_INDEX, CacheTier, CopyBatch, KVCache, LayerGroupId
+from .. import BAD_PAGE_INDEX, CacheTier, CopyBatch, KVCache, LayerGroupId, LoadFailed
 from .served_request import ServedRequest
 from .timed_calls import TimedCalls
 
@@ -41,7 +41,7 @@ class Handover:
         prompt = tokens[: served.position]
         target = self.calls.create(prompt, served.request.id)
         num_matched = target.num_committed_tokens
-        if not (self.calls.resume(target) and target.resize(served.position, served.position)):
+        if not (self._try_resume(target) and target.resize(served.position, served.position)):
             self.calls.close(target)
             self.num_refused += 1
             return
@@ -54,6 +54,13 @@ class Handover:
         self.calls.close(source)
         served.kv_cache = target
         self.num_done += 1
+
+    def _try_resume(self, target: KVCache) -> bool:
+        """False also where a disk of the decode side cannot read what matched: that matches no more."""
+        try:
+            return self.calls.resume(target)
+        except LoadFailed:
+            return False
 
     def _copy_pages(self, source: KVCache, target: KVCache, group: LayerGroupId, begin: int) -> None:
         """Copy the pages from block ``begin`` on; those before it are in the decode side's tree."""

@@ -22,6 +22,7 @@ from mypy_extensions import mypyc_attr
 from .. import Device, KVCacheManager, KVCacheManagerConfig, LogicError, OutOfMemoryError, PageIndexMode, StorageIOError
 from ..base.value import Value
 from ..testing import FakeEngine
+from .failed_reads import synchronize_past_failures
 from .plan import ReplayPlan
 from .recorder import CallRecorder
 from .replayer import PlanError
@@ -180,7 +181,7 @@ class _Drill:
             tally = self._run(manager, engine, later, _NEVER)
         mismatches = 0
         if engine is not None:
-            engine.synchronize()
+            synchronize_past_failures(engine)
             mismatches = engine.mismatches
             engine.close()
         return {"prompt_tokens": tally.num_prompt_tokens, "hit_tokens": tally.num_hit_tokens, "mismatches": mismatches}

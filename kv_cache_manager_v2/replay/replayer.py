@@ -25,6 +25,7 @@ from .. import (
 )
 from ..testing import FakeEngine
 from .console import Console
+from .failed_reads import synchronize_past_failures
 from .handover import Handover
 from .interrupt import InterruptFlag
 from .plan import RECORDED, ReplayPlan
@@ -160,7 +161,7 @@ class _Replayer:
             _close_sequences(scheduler, failure is not None)
         wall_seconds = perf_counter() - begin
         if engine is not None:
-            engine.synchronize()
+            synchronize_past_failures(engine)
         return self._report(scheduler, recorder, engine, wall_seconds, interrupted, failure, adjustment.num_adjustments, clock)
 
     def _serve_steps(self, scheduler: Scheduler, adjustment: PoolAdjustment, flag: InterruptFlag) -> bool:

@@ -24,6 +24,7 @@ from .. import KVCache, LoadFailed, SsmLayerConfig
 from ..base.value import Value
 from ..testing import FakeEngine, Step
 from .decoding import Decoding
+from .failed_reads import resume_what_is_there, synchronize_past_failures
 from .finish_guard import FinishGuard
 from .forced_pauses import ForcedPauses
 from .handover import Handover
@@ -35,9 +36,6 @@ from .slot_census import SlotCensus
 from .tally import Tally
 from .timed_calls import TimedCalls
 from .waiting_queue import WaitingQueue
-
-_MOST_LOSSES: Final = 100
-"""Of one request in turn; each is some pages less on the disk."""
 
 
 @final
@@ -230,9 +228,9 @@ class Scheduler:
         """The running requests whose pages have arrived; all of them if none has, and the stream waits for the rest."""
         ready: list[ServedRequest] = []
         favoured = None if self._guard is None else self._guard.favoured
-        for served in self._running:
-            if served.is_arriving:
-                served.is_arriving = not served.open_kv_cache().ready
+        for served in self._running[:]:
+            if served.is_arriving and self._rewind_if_lost(served):
+                continue
             if not served.is_arriving and served is favoured:
                 ready.insert(0, served)
             elif not served.is_arriving:
@@ -300,10 +298,7 @@ class Scheduler:
 
     def _try_admit(self, served: ServedRequest) -> bool:
         """Match, resume and allocate the first chunk; False, and no sequence, if the manager refuses."""
-        if not served.was_admitted:
-            reusable = self._reusable_tokens(served)
-        else:
-            reusable = 0
+        reusable = 0 if served.was_admitted else self._reusable_tokens(served)
         is_resumed = self._open_sequence(served)
         kv_cache = served.open_kv_cache()
         if not (is_resumed and self._calls.resize(kv_cache, served.position + served.num_inputs)):
@@ -326,8 +321,8 @@ class Scheduler:
         return True
 
     def _open_sequence(self, served: ServedRequest) -> bool:
-        """Match and resume; False if the manager refuses. Pages that a disk has lost are not matched again: then it matches less."""
-        num_losses = 0
+        """Match and resume; False if the manager refuses. Lost pages are not matched again: then it matches less."""
+        failed_position = -1
         while True:
             # The last known token must be computed: its output is the next token.
             kv_cache = self._calls.create(served.tokens()[: served.num_known - 1], served.request.id)
@@ -335,16 +330,33 @@ class Scheduler:
             served.kv_cache = kv_cache
             served.has_state = self._has_state
             served.position = kv_cache.num_committed_tokens
-            served.num_inputs = self._chunk_of(served, self._budget)
             try:
                 # The sequence waits, as it gets its first inputs in this step.
-                return self._calls.resume(kv_cache)
+                is_resumed = self._calls.resume(kv_cache)
+                break
             except LoadFailed:
-                num_losses += 1
-                if num_losses == _MOST_LOSSES:
-                    raise
+                if served.position == failed_position:
+                    # Nothing is lost, and it still cannot be read.
+                    is_resumed = resume_what_is_there(self._calls, served, True)
+                    break
+            failed_position = served.position
             served.position = 0
             self._close_kv_cache(served)
+        served.num_inputs = self._chunk_of(served, self._budget)
+        return is_resumed
+
+    def _rewind_if_lost(self, served: ServedRequest) -> bool:
+        """Whether pages of a running request could not be read: then it waits as a preempted one, with the tokens that are there."""
+        try:
+            served.is_arriving = not served.open_kv_cache().ready
+            return False
+        except LoadFailed as error:
+            self._leave(served)
+            served.rewind(error.first_bad_token)
+        served.paused_until = self._step
+        insort(self._preempted, served, key=_ticket)
+        self._room_may_exist = True
+        return True
 
     def _reusable_tokens(self, served: ServedRequest) -> int:
         # A running sequence publishes whole blocks; its partial last one is published when it is closed.
@@ -369,7 +381,13 @@ class Scheduler:
                 kv_caches.append(served.open_kv_cache())
                 capacities.append(served.history + served.num_inputs + served.num_drafts)
                 histories.append(served.history)
-            num_resized = calls.resize_batch(kv_caches, capacities, None if self._decoding is None else histories)
+            try:
+                num_resized = calls.resize_batch(kv_caches, capacities, None if self._decoding is None else histories)
+            except LoadFailed:
+                # None was ready, so the call waited for a disk. It has changed nothing.
+                if not any([self._rewind_if_lost(served) for served in self._batch[begin:]]):
+                    raise
+                continue
             begin += num_resized
             if num_resized < len(kv_caches):
                 self.tally.num_refused_calls += 1
@@ -445,7 +463,7 @@ class Scheduler:
             served = self._next_to_resume()
             if served is None or len(self._running) >= self._limits.max_running:
                 return
-            if self._calls.resume(served.open_kv_cache(), self._limits.waits):
+            if resume_what_is_there(self._calls, served, self._limits.waits):
                 self._preempted.remove(served)
                 served.is_arriving = not self._limits.waits
                 insort(self._running, served, key=_ticket)
@@ -505,6 +523,8 @@ class Scheduler:
             tokens = served.tokens()
             end = served.position + served.num_inputs
             steps.append(Step(served.open_kv_cache(), tokens[served.position : end], tokens[: served.position]))
+        if self._limits.prefetches or not self._limits.waits:
+            synchronize_past_failures(engine)
         engine.execute(steps)
 
     def _commit(self) -> None:

@@ -105,6 +105,15 @@ class ServedRequest:
         self.suffixes = []
         self.drop_tokens()
 
+    def rewind(self, num_tokens: int) -> None:
+        """Back to so many committed tokens, suspended: a disk could not read what comes after them (`LoadFailed.first_bad_token`)."""
+        self.position = self.open_kv_cache().rewind(num_tokens)
+        self.num_pending = 0
+        self.num_drafts = 0
+        self.suffixes = []
+        self.is_arriving = False
+        self.must_look = True
+
     def tokens(self) -> Tokens:
         """All that will be computed, prompt and answer; made when first asked for."""
         if self._tokens is None:
