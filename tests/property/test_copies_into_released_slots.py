@@ -1,6 +1,7 @@
 """A step that copies shared blocks while the pool is all but full: it passes exactly if what is in use afterwards fits, every byte is
-right, wherever the copies went, and a device that refuses the copies changes nothing. Each drawn step is tried in pools of every size, from the least that the sequence fits in, with windows,
-sinks, committed and private blocks, and blocks that a lease or a fork has too."""
+right, wherever the copies went, and a device that refuses the copies changes nothing. Each drawn step is tried in pools of every size,
+from the least that the sequence fits in, with windows, sinks, committed and private blocks, and blocks that a lease or a fork has too.
+"""
 
 from random import Random
 
