@@ -60,6 +60,10 @@ def test_copies_come_and_go_at_random() -> None:
                 assert cellar.copies.has_copy(page) and cellar.copies.has_copy_at(page, 1)
                 assert cellar.copies.take(page) == expected[page]
                 in_use.add(expected.pop(page))
+            elif kind < 0.62:
+                cellar.copies.touch(page)
+                if page in expected:
+                    expected[page] = expected.pop(page)
             elif kind < 0.7:
                 cellar.copies.forget(page)
                 expected.pop(page, None)

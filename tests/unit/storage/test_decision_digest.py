@@ -2,6 +2,7 @@
 
 from librt.vecs import vec
 from mypy_extensions import i64
+from small_models import manager_of, run_prompt
 
 from kv_cache_manager_v2.storage.decision_digest import MATCH, SLOT, DecisionDigest
 
@@ -41,3 +42,18 @@ def test_decisions_that_were_undone_are_forgotten() -> None:
     for digest in (undone, straight):
         digest.record(SLOT, 9)
     assert undone.to_bytes() == straight.to_bytes()
+
+
+def test_matches_of_any_two_lengths_differ() -> None:
+    """Prompts that match from no block to all 20, in managers that are equal but for that: the match alone tells them apart."""
+    prompt = list(range(20))
+    digests = set()
+    for num_equal in range(len(prompt) + 1):
+        with manager_of(tokens_per_block=1) as manager:
+            run_prompt(manager, prompt).close()
+            before = manager.state_digest()
+            with manager.create_kv_cache(input_tokens=[*prompt[:num_equal], *range(100, 120)]) as kv_cache:
+                assert kv_cache.num_committed_tokens == num_equal
+                digests.add(manager.state_digest())
+            assert before not in digests
+    assert len(digests) == len(prompt) + 1
