@@ -19,7 +19,6 @@ from mypy_extensions import mypyc_attr
 from ...base.errors import CorruptedError, LoadFailed, OutOfMemoryError, PageMoveError, StorageIOError
 from ...manager.kv_cache import KVCache
 from ...manager.kv_cache_manager import KVCacheManager
-from ...reuse.reuse_scope import ReuseScope
 from ..reference_pages import ModelDisagreement, StateDump
 from ..simulated_device import SimulatedDevice
 from .scenario import Action
@@ -46,6 +45,7 @@ _SHARE_OF_BREAKING: Final = 0.02
 _SHARE_OF_LEVELS: Final = 0.8
 """The share of level resizes, which are rare, with a failure of the device."""
 _MAX_DRAINS: Final = 100
+_UNUSED_PREFIX: Final = [2**31 - 1]
 
 
 def plan_fault(device: SimulatedDevice, action: Action, share: float, spares_writes: bool) -> None:
@@ -86,9 +86,8 @@ def settle_failures(device: SimulatedDevice, manager: KVCacheManager) -> bool:
         manager.probe_reuse()
     except CorruptedError:
         return False
-    # A probe of a missing prefix and a query of `ready` make the manager look for losses.
-    for scope in manager.describe()["tree"][:1]:
-        manager.probe_reuse(ReuseScope(scope["lora_id"], scope["salt"]), [0])
+    # Makes the manager look for losses, also where no sequence is active; a probe would ask no device.
+    manager.prefetch(_UNUSED_PREFIX)
     for handle in manager.open_kv_caches:
         if handle.is_active:
             try:
