@@ -72,7 +72,7 @@ forgotten sequence.
 from typing import Final
 
 MAGIC: Final = b"KVCM"
-VERSION: Final = 29
+VERSION: Final = 30
 
 CREATE: Final = 1
 RESUME: Final = 2

@@ -284,8 +284,9 @@ def _repair_page(
     reads = storage.reads
     if not reads.knows(int(theirs)):
         return mark
-    if reads.knows(int(ours)) or (is_partial and storage.rows.num_holds(theirs) > 1):
-        # Ours may come from a disk too; and behind a part of a block that is published another holder may have its own tokens.
+    if state.is_further_beam or reads.knows(int(ours)) or (is_partial and storage.rows.num_holds(theirs) > 1):
+        # Ours may be another text's or come from a disk too; behind a part of a block that is published another holder may have its own
+        # tokens.
         expect_reads(state)
         return mark
     try:

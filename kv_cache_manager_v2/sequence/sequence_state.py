@@ -319,6 +319,11 @@ class SequenceState:
             return ordinal < self.shared.num_sink_blocks[life_cycle]
         return self.scratch.num_blocks == 0 or not self.scratch.contains(life_cycle, ordinal)
 
+    @property
+    def is_further_beam(self) -> bool:
+        """Beam 1 or later. Of a block that a commit fills only beam 0 has the bytes; its own page may hold another text's."""
+        return self.has_beams and len(self.beams) == 0
+
     def twin_key(self, life_cycle: i64, ordinal: i64) -> int:
         return int(ordinal * self.shared.num_life_cycles + life_cycle)
 

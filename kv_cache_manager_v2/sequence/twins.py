@@ -38,7 +38,7 @@ def keep_own_pages(owners: list[SequenceState], ordinal: i64, block: Block, publ
             else:
                 if shared.uses_priorities:
                     storage.raise_priority(theirs, pool_group, rows.priority(ours))
-                if rows.num_locks(theirs) == 0 and rows.num_locks(ours) > 0:
+                if rows.num_locks(theirs) == 0 and rows.num_locks(ours) > 0 and not state.is_further_beam:
                     replace_page(storage, ours, theirs, pool_group)
                     shared.leases.record_moved(ours, theirs, life_cycle)
                 else:

@@ -148,6 +148,41 @@ def test_committed_tokens_come_from_the_beams_that_have_them(seed: int) -> None:
         view.release()
 
 
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 9])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_beams_publish_is_what_was_committed(seed: int, window: int | None, stays: bool) -> None:
+    """Three beams compute texts of their own, and tokens of one of them are committed, block by block from any beam that agrees with
+    it. Blocks that fill up and leave the window in that same call are published with these bytes too, not with another beam's: later
+    prompts that share any number of tokens read them."""
+    rng = random.Random(seed)
+    num_tokens = 13
+    first = [rng.randrange(1000) for _token in range(num_tokens)]
+    texts = [first, [rng.randrange(1000) for _token in range(num_tokens)], first[:6] + [1000 + rng.randrange(9) for _token in range(7)]]
+    rng.shuffle(texts)
+    chosen = texts.index(first)
+    alike = next(beam for beam, text in enumerate(texts) if beam != chosen and text[:6] == first[:6])
+    sources = [rng.choice([chosen, alike]) if position < 6 else chosen for position in range(num_tokens)]
+    config = config_of([None] if window is None else [None, window], allow_seq_rebasing=not stays)
+    device = HostDevice()
+    with KVCacheManager(config, device=device) as manager, FakeEngine(config, device) as engine:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume()
+            kv_cache.beam_width = 3
+            assert kv_cache.resize(num_tokens)
+            engine.execute([Step(kv_cache, texts, [[], [], []])])
+            kv_cache.commit(first, beam_search_indices=sources)
+            manager.check_invariants()
+            for num_shared in range(1, num_tokens):
+                prompt = [*first[:num_shared], 2000]
+                with manager.create_kv_cache(input_tokens=prompt) as reader:
+                    num_found = reader.num_committed_tokens
+                    assert reader.resume() and reader.resize(len(prompt))
+                    engine.execute([Step(reader, prompt[num_found:], prompt[:num_found])])
+                    manager.check_invariants()
+            engine.synchronize()
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_beam_search_in_any_order(seed: int) -> None:
     """Steps, reordering, commits, other widths, suspensions, on a device that reports races; the fake engine checks every beam.

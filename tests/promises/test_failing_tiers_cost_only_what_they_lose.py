@@ -23,7 +23,7 @@ from kv_cache_manager_v2 import (
     PageMoveError,
     StorageIOError,
 )
-from kv_cache_manager_v2.testing import SimulatedDevice
+from kv_cache_manager_v2.testing import SimulatedDevice, Step
 
 
 class Refused(Exception):
@@ -323,6 +323,33 @@ def test_the_same_tokens_computed_again_repair_the_page(seed: int) -> None:
         bench.check(first)
         first.close()
         again.close()
+        finish(bench)
+
+
+def test_a_beam_with_another_text_repairs_no_page() -> None:
+    """Of two beams the first commits the lost block again, and the device refuses to copy its bytes over the lost page. The second
+    beam's page has another text's bytes: the published page stays lost."""
+    device = SimulatedDevice(1)
+    with Bench(tiered_config(12, [("disk", 12)]), device) as bench:
+        first = bench.suspended(1, TOKENS_PER_BLOCK, commit=True)
+        bench.suspended(2, 12 * TOKENS_PER_BLOCK).close()
+        assert bench.num_copied(0, 1) == 1
+        device.faults.fail("disk_read", 1, Refused("unreadable"))
+        assert first.resume(wait=False)
+        wait_for_failure(first)
+        text = list(bench.texts[1])
+        beams = bench.manager.create_kv_cache()
+        assert beams.resume()
+        beams.beam_width = 2
+        assert beams.resize(TOKENS_PER_BLOCK)
+        bench.engine.execute([Step(beams, [text, [token + 1 for token in text]], [[], []])])
+        device.faults.fail("copy", 1, Refused("not now"))
+        beams.commit(text, beam_search_indices=[0] * TOKENS_PER_BLOCK)
+        assert device.faults.num_fired == 2
+        assert "lost" in wait_for_failure(first)
+        assert bench.manager.probe_reuse(input_tokens=text) == 0
+        beams.close()
+        first.close()
         finish(bench)
 
 
