@@ -33,6 +33,9 @@ def create(run: RunState, random: Random) -> list[SimulatedSequence]:
     text = run.texts.draw_text(random, run.scenario.max_tokens)
     created = [_create_one(run, scope, text, random)]
     if run.model.indices_stay and random.random() < _SHARE_OF_PAIRS and len(run.sequences) < run.scenario.max_sequences:
+        if created[0].model.is_active:
+            # The model must know where its pages are by now: the second may share its last block.
+            run.check()
         created.append(_create_one(run, scope, text, random))
     return created
 
