@@ -1,0 +1,129 @@
+"""`LearnedPlacement` beside its rules in plain Python, over random histories of chats, shared instructions and single questions.
+
+A snapshot in a wrong place costs only time, and a missing one only a hit, so what is counted wrong shows nowhere else.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hybrid_models import FIRST_STATE_LAYER, hybrid_config
+from unit.sequence.naive_placement import NaivePlacement
+from small_models import attention_layers
+
+from kv_cache_manager_v2 import (
+    BufferConfig,
+    GpuCacheTierConfig,
+    HostCacheTierConfig,
+    HostDevice,
+    KVCacheManager,
+    KVCacheManagerConfig,
+    LayerId,
+    ReuseScope,
+    SnapshotPolicy,
+    SsmLayerConfig,
+)
+
+SIZE = 4
+LEARNED = SnapshotPolicy(placement="learned", at_commits=False)
+
+
+def apart() -> KVCacheManagerConfig:
+    """States have a pool group of their own, on two levels."""
+    tiers = [GpuCacheTierConfig(1 << 10), HostCacheTierConfig(1 << 10)]
+    return hybrid_config(cache_tiers=tiers, snapshot_policy=LEARNED, max_util_for_resume=1.0)
+
+
+def together() -> KVCacheManagerConfig:
+    """A state is as large as a block, so they share a pool group."""
+    attention = attention_layers([None], SIZE)
+    size = attention[0].buffers[0].size
+    state = SsmLayerConfig(LayerId(FIRST_STATE_LAYER), [BufferConfig("conv", size), BufferConfig("ssm", size)])
+    tiers = [GpuCacheTierConfig(48 * 2 * size)]
+    return KVCacheManagerConfig(SIZE, tiers, [*attention, state], snapshot_policy=LEARNED, max_util_for_resume=1.0)
+
+
+def count_slots(manager: KVCacheManager) -> tuple[int, int]:
+    """Those that snapshots may take, a quarter of them where blocks are in the same pool group, and the most for blocks."""
+    levels = [manager.get_storage_statistics(level) for level in range(len(manager.init_config.cache_tiers))]
+    totals = [sum(groups[group].total for groups in levels) for group in range(len(levels[0]))]
+    state_group = manager._shared.storage.pool_group_of[manager._shared.state_life_cycle]
+    available = sum(groups[state_group].available for groups in levels)
+    if len(totals) == 1:
+        return available // 4, totals[0]
+    return available, max(total for group, total in enumerate(totals) if group != state_group)
+
+
+class History:
+    """Prompts of a few scopes, with what the tree would know of each: all earlier prompts of its scope, in whole blocks."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.known: dict[int, set[tuple[int, ...]]] = {}
+        self.chats: dict[int, list[list[int]]] = {}
+        self.instructions = [self._text(self.random.randint(4, 40)) for _ in range(5)]
+        self.chance_of_turn = self.random.random()
+
+    def _text(self, length: int) -> list[int]:
+        first = self.random.randrange(1 << 20)
+        return [first + position for position in range(length)]
+
+    def prompt(self, scope: int) -> list[int]:
+        chats = self.chats.setdefault(scope, [])
+        if chats and self.random.random() < self.chance_of_turn:
+            chat = self.random.choice(chats[-6:])
+            chat += self._text(self.random.randint(1, 20))
+            return list(chat)
+        text = self._text(self.random.randint(0, 30))
+        if self.random.random() < 0.7:
+            text = self.random.choice(self.instructions) + text
+        chats.append(text)
+        return list(text)
+
+    def serve(self, scope: int, prompt: list[int]) -> tuple[int, bool]:
+        """Blocks that are known, and whether they have no other way on."""
+        known = self.known.setdefault(scope, set())
+        paths = [tuple(prompt[: count * SIZE]) for count in range(1, len(prompt) // SIZE + 1)]
+        count = sum(path in known for path in paths)
+        end = tuple(prompt[: count * SIZE])
+        extends = not any(len(path) == len(end) + SIZE and path[: len(end)] == end for path in known)
+        known.update(paths)
+        return count, extends and count > 0
+
+
+@pytest.mark.parametrize("num_requests", [40, 400, 1400])
+@pytest.mark.parametrize("seed", [0, 2, 3])
+@pytest.mark.parametrize("config", [apart, together])
+def test_places_and_prices_follow_the_rules(config: Callable[[], KVCacheManagerConfig], seed: int, num_requests: int) -> None:
+    history = History(100 * seed + num_requests)
+    random = Random(seed)
+    with KVCacheManager(config(), device=HostDevice()) as manager:
+        placement = manager._shared.learned_placement
+        assert placement is not None
+        # Their slots are not to be had; and they teach nothing.
+        held = [manager.create_kv_cache(count_in_statistics=False) for _ in range(2)]
+        for kv_cache in held:
+            assert kv_cache.resume() and kv_cache.resize(2 * SIZE)
+        naive = NaivePlacement(*count_slots(manager), SIZE)
+        num_scopes = 1 if num_requests > 1024 else random.choice([1, 2, 70])
+        chosen = highest = 0
+        for _ in range(num_requests):
+            scope = random.randrange(num_scopes)
+            prompt = history.prompt(scope)
+            known, extends = history.serve(scope, prompt)
+            place = placement.observe(ReuseScope(salt=scope), b"".join(one.to_bytes(4, "little") for one in prompt), known, extends)
+            kinds = naive.observe(scope, prompt, known, extends)
+            assert (place.branch_kind, place.end_kind, place.num_tokens) == (*kinds, len(prompt))
+            matched = random.choice([0, 0, known * SIZE, random.randint(0, len(prompt))])
+            branch = known * SIZE if not extends else 0
+            at_end, at_branches = random.random() < 0.9, random.random() < 0.9
+            found = placement.list_positions(place, matched, branch, at_end, at_branches)
+            expected = naive.positions(scope, len(prompt), kinds, matched, branch, at_end, at_branches)
+            assert (None if found is None else set(found)) == expected
+            assert found is None or len(found) == len(set(found))
+            assert placement.price == naive.price
+            chosen += len(found or [])
+            highest = max(highest, naive.price)
+        assert chosen > 0 and (highest > 1 or num_requests < 100)
+        for kv_cache in held:
+            kv_cache.close()
