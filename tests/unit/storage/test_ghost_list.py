@@ -45,3 +45,15 @@ def test_without_room_nothing_is_kept() -> None:
     ghosts.add(5)
     assert not ghosts.contains(5)
     assert ghosts.num_keys == 0
+
+
+@pytest.mark.parametrize("limit", [64, 65, 700])
+def test_a_ring_without_gaps_grows_and_forgets_none(limit: int) -> None:
+    """Nothing is taken, so each doubling finds a ring of keys alone."""
+    ghosts = GhostList()
+    ghosts.set_limit(limit)
+    for key in range(1, 2 * limit):
+        ghosts.add(key, 3 * key)
+        assert ghosts.contains(max(1, key - limit + 1)) and not ghosts.contains(key - limit or -1)
+    ghosts.check()
+    assert [ghosts.take(key) for key in range(limit, 2 * limit)] == [3 * key for key in range(limit, 2 * limit)]
