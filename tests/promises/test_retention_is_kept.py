@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kv_cache_manager_v2 import (
+    AttnLifeCycle,
     EvictionPolicy,
     GpuCacheTierConfig,
     HintResult,
@@ -359,3 +360,19 @@ def test_durations_are_run_again_to_the_microsecond(microseconds: int, tmp_path:
         assert priorities(manager, text(5, 2)) == [35, 35]
         digest = manager.state_digest()
     assert rerun(path, HostDevice(granularity_bytes=4096)).digest == digest
+
+
+def test_each_reused_page_is_asked_for_by_its_block_and_layer_group() -> None:
+    """The token behind 16 matched ones, at position 16, reads 11 to 16 in a window of 6: blocks 2 and 3 of four."""
+    config = KVCacheManagerConfig(T, [GpuCacheTierConfig(32 * SLOT_BYTES)], attention_layers([None, 6], T))
+    with KVCacheManager(config, device=HostDevice(granularity_bytes=4096)) as manager:
+        serve(manager, text(1, 4))
+        asked: list[tuple[int, int | None]] = []
+
+        def ask(ordinal: int, life_cycle: AttnLifeCycle) -> int:
+            asked.append((ordinal, life_cycle.window_size))
+            return 50
+
+        with manager.create_kv_cache(None, text(1, 4), custom_priority_callback=ask) as kv_cache:
+            assert kv_cache.num_committed_tokens == 16
+        assert sorted(asked, key=str) == [(0, None), (1, None), (2, 6), (2, None), (3, 6), (3, None)]

@@ -14,6 +14,7 @@ from kv_cache_manager_v2.storage.eviction.segment_records import GHOSTS_PER_SLOT
 from kv_cache_manager_v2.storage.eviction.segment_table import (
     COUNTS,
     LOW,
+    NO_SEGMENT,
     SEGMENT_WORDS,
     STAMP_SHIFT,
     STATE,
@@ -129,7 +130,8 @@ def test_content_that_comes_back_is_known(num_evicted: int) -> None:
     level.records.check()
     level.use(path[: 10 - num_evicted])
     level.push(path)
-    assert {uses(traits) for _count, traits in level.segments()} == {1}
+    # All of it is back, so it is no branch of what was there.
+    assert {(uses(traits), path_kind(traits)) for _count, traits in level.segments()} == {(1, 1)}
     assert level.records.table.num_ghosts == 0
     level.records.check()
 
@@ -143,6 +145,18 @@ def test_a_path_that_leaves_that_of_the_ghosts_is_known_in_part() -> None:
     level.push(path[:9] + level.make(6))
     known = [(count, uses(traits), path_kind(traits)) for count, traits in level.segments()]
     assert known == [(1, 0, 2), (9, 0, 2), (5, 1, 2)]
+    level.records.check()
+
+
+def test_a_path_that_goes_on_behind_a_segment_of_ghosts_has_all_of_it_back() -> None:
+    """Ten blocks of the prompt, without the last one, which was a segment of its own; then six new ones."""
+    level = Level(100)
+    path = level.make(11)
+    level.push(path)
+    level.evict(11)
+    level.push(path[:10] + level.make(6))
+    known = [(count, uses(traits), path_kind(traits)) for count, traits in level.segments()]
+    assert known == [(1, 0, 1), (5, 0, 1), (10, 1, 1)]
     level.records.check()
 
 
@@ -229,6 +243,24 @@ def test_pages_find_a_segment_where_there_are_as_many_as_there_may_be() -> None:
     level.records.check()
     victims = level.evict(2400)
     assert [level.rows.priority(page) for page in victims] == [35] * 1200 + [36] * 1200
+
+
+@pytest.mark.parametrize("num_empty", [1, 3, 60])
+def test_segments_without_pages_are_found_wherever_they_are(num_empty: int) -> None:
+    """Room for a new segment comes from these: sixteen looks a call go round all 200 of them in thirteen calls."""
+    table = SegmentTable()
+    table.add_queue()
+    segments = [table.add(table.newest, 0, number << STAMP_SHIFT) for number in range(200)]
+    empty = set(Random(num_empty).sample(segments[20:], num_empty))
+    for segment in segments:
+        table.words[segment * SEGMENT_WORDS + COUNTS] = int(segment not in empty)
+    while empty:
+        found = [table.sweep() for _ in range(13)]
+        assert set(found) - {NO_SEGMENT} <= empty
+        one = next(segment for segment in found if segment != NO_SEGMENT)
+        table.free(one)
+        empty.remove(one)
+    assert [table.sweep() for _ in range(13)] == [NO_SEGMENT] * 13
 
 
 @pytest.mark.skipif(is_compiled(), reason="compiled code has no lines to count")
