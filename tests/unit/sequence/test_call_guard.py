@@ -39,6 +39,30 @@ def test_an_interrupted_look_leaves_the_guard_free(error: BaseException) -> None
     assert guard.is_idle
 
 
+class HalfDone(Abandoned):
+    """Interrupted in the middle of a change."""
+
+    def __init__(self, changes: ChangeCount) -> None:
+        self.changes = changes
+
+    def close_abandoned(self) -> None:
+        self.changes.begin()
+        raise KeyboardInterrupt
+
+
+def test_a_handle_that_was_closed_by_half_breaks_the_guard() -> None:
+    """Nothing may be done with what it has left, also not by the calls that come later."""
+    changes = ChangeCount()
+    guard = CallGuard(changes, CallRecords())
+    guard.add_abandoned(HalfDone(changes))
+    with pytest.raises(KeyboardInterrupt), guard:
+        pass
+    assert guard.is_broken
+    for _ in range(2):
+        with pytest.raises(CorruptedError, match="interrupted in the middle of a change"), guard:
+            pass
+
+
 class Counted(SnapshotPublisher):
     """Counts the snapshots that it was told to publish."""
 
