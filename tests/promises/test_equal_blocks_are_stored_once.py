@@ -1,5 +1,6 @@
 """A block that two running sequences produce at the same time is stored once; the second one's slot comes back."""
 
+import pytest
 from small_models import manager_of, run_prompt, used_slots
 
 
@@ -19,6 +20,21 @@ def test_second_producer_takes_over_the_first_ones_page() -> None:
         first.close()
         manager.check_invariants()
         second.close()
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 5])
+def test_a_partial_block_whose_tokens_begin_a_longer_one_is_not_stored(num_others: int) -> None:
+    """The tree has 5 6 7 8, and other blocks behind the same prefix: 5 6 at the end of a sequence adds no page."""
+    with manager_of() as manager:
+        for number in range(num_others):
+            run_prompt(manager, [1, 2, 3, 4, 10 + number, 0, 0, 0]).close()
+        run_prompt(manager, [1, 2, 3, 4, 5, 6, 7, 8]).close()
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(6)
+            kv_cache.commit([1, 2, 3, 4, 5, 6])
+        # One page of the shared prefix, one of each block behind it.
+        assert used_slots(manager) == 2 + num_others
+        manager.check_invariants()
 
 
 def test_private_partial_block_is_never_swapped() -> None:

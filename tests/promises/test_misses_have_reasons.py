@@ -41,6 +41,18 @@ def test_evicted_for_room_and_what_that_made_unreachable():
         assert misses_of(manager, list(range(8)) + [50, 51, 52, 53]) == {MissCause.EVICTED: 4, MissCause.NOT_REMEMBERED: 4}
 
 
+def test_what_is_gone_behind_planned_blocks():
+    """Four blocks are evicted; two of them are planned again, and found before anything is computed: the others are still gone."""
+    with manager_of(num_slots=4) as manager:
+        run_prompt(manager, list(range(16))).close()
+        run_prompt(manager, [100 + token for token in range(16)]).close()
+        with manager.create_kv_cache() as writer:
+            assert writer.resume() and writer.resize(8)
+            assert writer.publish_planned(list(range(8))) == 8
+            assert misses_of(manager, list(range(16))) == {MissCause.EVICTED: 8}
+            assert misses_of(manager, list(range(12)) + [50, 51, 52, 53]) == {MissCause.EVICTED: 4, MissCause.NOT_REMEMBERED: 4}
+
+
 def test_dropped_on_request():
     with manager_of() as manager:
         run_prompt(manager, list(range(8))).close()

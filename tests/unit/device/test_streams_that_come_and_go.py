@@ -80,6 +80,27 @@ def test_stream_that_takes_over_waits_for_the_last_one() -> None:
     order.close()
 
 
+def test_stream_that_takes_over_waits_also_where_an_earlier_event_was_refused() -> None:
+    """Of the refused event the host has waited for all work so far; what came later has an event of its own."""
+    device = SimulatedDevice(0, eager=False)
+    order = StreamOrder(device, 1)
+    first, second = device.create_stream(), device.create_stream()
+    timeline = order.enter(first)
+    device.faults.fail("record", 1, RuntimeError("no more events"))
+    order.leave(timeline)
+    assert order.enter(first) == timeline
+    device.hold_stream(first)
+    mark = order.mark(timeline)
+    order.leave(timeline)
+    assert order.enter(second) == timeline
+    order.leave(timeline)
+    assert not order.is_done(mark)
+    device.release_stream(first)
+    order.synchronize(order.mark(order.enter(second)))
+    assert order.is_done(mark)
+    order.close()
+
+
 def test_stream_in_use_is_never_taken_over() -> None:
     order = StreamOrder(BookkeepingDevice(), 1)
     timelines = [order.enter(stream) for stream in (1, 2, 3)]
