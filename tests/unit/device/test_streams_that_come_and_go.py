@@ -81,23 +81,26 @@ def test_stream_that_takes_over_waits_for_the_last_one() -> None:
 
 
 def test_stream_that_takes_over_waits_also_where_an_earlier_event_was_refused() -> None:
-    """Of the refused event the host has waited for all work so far; what came later has an event of its own."""
+    """Of the refused event the host has waited for all work so far. What came later has an event of its own, and who waits for the new
+    stream, as for a later point of the same timeline, is after that as well."""
     device = SimulatedDevice(0, eager=False)
     order = StreamOrder(device, 1)
-    first, second = device.create_stream(), device.create_stream()
-    timeline = order.enter(first)
+    first, second, third = (device.create_stream() for _ in range(3))
     device.faults.fail("record", 1, RuntimeError("no more events"))
-    order.leave(timeline)
-    assert order.enter(first) == timeline
+    timeline = order.enter(first)
     device.hold_stream(first)
     mark = order.mark(timeline)
     order.leave(timeline)
     assert order.enter(second) == timeline
-    order.leave(timeline)
-    assert not order.is_done(mark)
+    other = order.enter(third)
+    order.wait(other, order.mark(timeline))
+    order.wait(other, mark)
+    assert not order.is_done(order.mark(other))
     device.release_stream(first)
-    order.synchronize(order.mark(order.enter(second)))
+    order.synchronize(order.mark(other))
     assert order.is_done(mark)
+    order.leave(timeline)
+    order.leave(other)
     order.close()
 
 
