@@ -124,3 +124,18 @@ def test_what_can_neither_be_ordered_nor_waited_for_is_said() -> None:
     order.synchronize(mark)
     order.leave(first)
     order.close()
+
+
+def test_without_a_stream_to_join_two_points_the_host_waits_for_one() -> None:
+    """So the other one is after both."""
+    device = SimulatedDevice(0, eager=False)
+    order = StreamOrder(device)
+    first, second = (order.enter(device.create_stream()) for _ in range(2))
+    before, mark = order.mark(first), order.mark(second)
+    num_waits = device.num_host_waits
+    device.faults.fail("create_stream", 1, RuntimeError("no more streams"))
+    assert order.advance(before, second, mark) == mark
+    assert device.num_host_waits == num_waits + 1 and order.is_done(before)
+    order.leave(first)
+    order.leave(second)
+    order.close()
