@@ -350,28 +350,6 @@ class RadixTree(PageOwner):
         block = self.pool.block_of_page(page)
         return page_key(block_key(block, self.block_bytes), page - block.first_page)
 
-    def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
-        self._makes_keys = True
-        width = self.storage.rows.num_life_cycles
-        block: Block | None = None
-        first_page: i64 = -1
-        key: i64 = NO_KEY
-        for position in range(count):
-            page = pages[position]
-            life_cycle = page - first_page
-            if life_cycle < 0 or life_cycle >= width or block is None:
-                # Mostly the one above the one before: that spares looking it up.
-                parent = None if block is None else block.parent
-                if parent is None or not parent.first_page <= page < parent.first_page + width:
-                    parent = self.pool.block_of_page(page)
-                block = parent
-                first_page = block.first_page
-                life_cycle = page - first_page
-                key = block.content_key
-                if key == NO_KEY:
-                    key = block_key(block, self.block_bytes)
-            keys[position] = page_key(key, life_cycle)
-
     def on_page_dropped(self, page: i64, account: PageCounters | None) -> None:
         self._runs.forget_place()
         block = self.pool.block_of_page(page)

@@ -135,7 +135,6 @@ def begin_state(state: SequenceState, account: PageCounters | None) -> None:
     storage = shared.storage
     life_cycle = shared.state_life_cycle
     pool_group = storage.pool_group_of[life_cycle]
-    digest_mark = storage.digest.mark()
     try:
         for slot in range(shared.num_state_slots):
             block = shared.tree.pool.take()
@@ -149,7 +148,6 @@ def begin_state(state: SequenceState, account: PageCounters | None) -> None:
             _copy_snapshot(state, snapshot.first_page + life_cycle, page, account)
     except BaseException:
         undo_begin_state(state)
-        storage.digest.roll_back(digest_mark)
         raise
 
 

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from typing import Final, final
 
-from librt.vecs import vec
 from mypy_extensions import i64, mypyc_attr
 
 from ..stats.page_counters import PageCounters
@@ -63,8 +62,3 @@ class OwnerKeys(ContentKeys):
         owner = self.owner
         assert owner is not None
         return owner.content_key(page)
-
-    def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
-        owner = self.owner
-        assert owner is not None
-        owner.fill_keys(pages, count, keys)

@@ -145,10 +145,3 @@ class ContentKeys(metaclass=ABCMeta):
     @abstractmethod
     def content_key(self, page: i64) -> i64:
         """A number from 1 to 2**62 - 1 that depends on the page's tokens and on all before them, and on nothing else."""
-
-    def fill_keys(self, pages: vec[i64], count: i64, keys: vec[i64]) -> None:
-        """`content_key` of the first ``count`` of the pages, which lie along a path, into ``keys``."""
-        position: i64 = 0
-        while position < count:
-            keys[position] = self.content_key(pages[position])
-            position += 1
