@@ -8,23 +8,29 @@ _PROMISES = {
     "pools": "nothing_leaks tiers_can refusals_change leased_pages tiers_hold resized_caches caches_outlive ranks_keep",
     "storage": (
         "tiers_ clean_pages failing_tiers eviction_policies least_value retention refused_copies slow_tiers refusals_change scopes_can "
-        "debug_fill transfers_are caches_outlive restored_prefixes unreadable_pages"
+        "debug_fill transfers_are caches_outlive restored_prefixes unreadable_pages evicted_prefixes"
     ),
     "reuse": (
         "prefixes_are coverage equal_blocks misses_have published_ends scopes_can recurrent_state_is_reused tokens_in eviction_pol "
-        "events_say retention statistics_add caches_outlive one_step"
+        "events_say retention statistics_add caches_outlive one_step failing_tiers evicted_prefixes"
     ),
     "sequence": (
         "a_batch batches_never beams decode_batches forks indices_stay input_is leased one_step prefill recurrent refusals_change "
         "scratch_slots starting states_arrive steps_cost trees_of windows_free retention equal_blocks published_ends misuse slow_tiers "
-        "refused_copies forked_processes other_ unreadable_pages"
+        "refused_copies forked_processes other_ unreadable_pages failing_tiers tiers_can"
     ),
     "device": "slow_tiers refused_copies tiers_hold states_arrive forks leased pauses",
 }
 _PROPERTIES = {
     "pools": "tests/property/test_durable_crashes.py",
-    "reuse": "tests/property/test_useless_windowed_pages_go.py tests/property/test_events_rebuild_the_tree.py",
-    "sequence": "tests/property/test_finish_orders_exist.py tests/property/test_questions_foretell_resizes.py",
+    "reuse": (
+        "tests/property/test_useless_windowed_pages_go.py tests/property/test_events_rebuild_the_tree.py "
+        "tests/property/test_snapshots_against_brute_force.py"
+    ),
+    "sequence": (
+        "tests/property/test_finish_orders_exist.py tests/property/test_questions_foretell_resizes.py "
+        "tests/property/test_copies_into_released_slots.py tests/property/test_snapshots_against_brute_force.py"
+    ),
     "storage": "tests/property/test_useless_windowed_pages_go.py",
 }
 _UNIT = {"device": "unit/device/test_stream_order.py unit/device/test_streams_that_come_and_go.py"}

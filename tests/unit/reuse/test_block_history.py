@@ -7,6 +7,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from kv_cache_manager_v2 import ReuseScope
+from kv_cache_manager_v2.events.removal_cause import CAPACITY, REQUESTED, UNREACHABLE
 from kv_cache_manager_v2.reuse.block import Block
 from kv_cache_manager_v2.reuse.block_history import BlockHistory
 from kv_cache_manager_v2.reuse.prefix_hash import hash_block
@@ -78,3 +79,23 @@ def test_blocks_from_before_the_second_scope_are_known() -> None:
     assert history.find(text, scope) == IS_HERE
     history.record_removal(block.first_page, 0)
     assert history.find(text, scope) not in (IS_HERE, NOT_KNOWN)
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_the_full_size_is_the_mean_of_what_was_there_when_room_was_made(as_path: bool) -> None:
+    """Ten blocks: one is dropped on request, two for want of room (9 and 8 were there), one as it cannot be reached (7): 8 on average."""
+    history, rows = make_history(1, 0.0)
+    pages = [rows.add_block() for _ in range(10)]
+    for page, above in zip(pages, [ROOT, *pages]):
+        history.record_published(above, page, bytes(16))
+    assert history.compute_full_size() == 0.0
+    for count, cause in ((1, REQUESTED), (2, CAPACITY), (1, UNREACHABLE)):
+        gone = [pages.pop() for _ in range(count)]
+        if as_path:
+            history.record_path_removal(vec[i64](gone), count, cause)
+        else:
+            for page in gone:
+                history.record_removal(page, cause)
+    assert history.compute_full_size() == (9 + 8 + 7) / 3
+    history.forget_full_size()
+    assert history.compute_full_size() == 0.0
