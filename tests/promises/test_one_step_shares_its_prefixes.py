@@ -422,10 +422,12 @@ def test_a_writer_commits_what_it_has_planned() -> None:
         close_all(manager, writer)
 
 
-def test_neither_is_forked_widened_or_lent() -> None:
+@pytest.mark.parametrize("num_planned", [1, 3])
+def test_neither_is_forked_widened_or_lent(num_planned: int) -> None:
+    prompt = PROMPT[: 4 * num_planned]
     with manager_of() as manager:
-        writer = plan(manager, PROMPT)
-        reader = begin(manager, [*PROMPT, 1])
+        writer = plan(manager, prompt)
+        reader = begin(manager, [*prompt, 1])
         before = manager.describe()
         for one in (writer, reader):
 
@@ -439,7 +441,7 @@ def test_neither_is_forked_widened_or_lent() -> None:
                 with pytest.raises(LogicError, match="planned"):
                     call()
         assert manager.describe() == before
-        writer.commit(PROMPT)
+        writer.commit(prompt)
         for one in (writer, reader):
             one.reserve_transfer().settle()
             one.fork().close()

@@ -227,6 +227,17 @@ def test_a_prefill_that_passes_all_places_warns_once(caplog: pytest.LogCaptureFi
         assert len(warnings()) == 1
 
 
+def test_a_prefill_that_stopped_where_one_was_planned_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
+    """It left a snapshot at 32, so equal prompts begin there; without that the same commit warns of 64, the last place on the grid."""
+    policy = SnapshotPolicy(every_num_blocks=1, at_prompt_end=False, at_branches=False, at_commits=False)
+    for stops, num_warnings in (([32], 0), ([], 1)):
+        with Rig(tokens_per_block=32, quota=1 << 16, snapshot_policy=policy) as rig, caplog.at_level(logging.WARNING, "kv_cache_manager_v2"):
+            caplog.clear()
+            rig.prefill(text(2, 75), stops).close()
+            messages = [record.getMessage() for record in caplog.records if "passes 64" in record.getMessage()]
+            assert len(messages) == num_warnings
+
+
 def test_the_fake_engine_stops_and_leaves_a_token_to_compute() -> None:
     with Rig(tokens_per_block=32, quota=1 << 16) as rig:
         found = []

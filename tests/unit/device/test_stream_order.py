@@ -139,3 +139,22 @@ def test_without_a_stream_to_join_two_points_the_host_waits_for_one() -> None:
     order.leave(first)
     order.leave(second)
     order.close()
+
+
+def test_a_point_is_reached_whatever_comes_later_on_its_stream() -> None:
+    """`ready` would else be false until the whole step is over."""
+    device = SimulatedDevice(0, eager=False)
+    order = StreamOrder(device)
+    first, second = (order.enter(device.create_stream()) for _ in range(2))
+    early = order.mark(first)
+    order.wait(second, early)
+    device.synchronize_stream(order.stream_of(first))
+    device.hold_stream(order.stream_of(first))
+    late = order.mark(first)
+    order.wait(second, late)
+    assert order.is_done(early) and not order.is_done(late)
+    device.release_stream(order.stream_of(first))
+    order.synchronize(late)
+    order.leave(first)
+    order.leave(second)
+    order.close()
