@@ -70,6 +70,22 @@ def test_two_long_sequences_take_turns_on_a_gpu_for_one(tmp_path: Path) -> None:
             kv_cache.close()
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_no_more_pages_are_offloaded_than_slots_are_missing(is_open: bool) -> None:
+    """Four droppable pages, or held ones, fill the GPU: each page more pushes one out, and what is there is still a hit."""
+    with Bench(tiered_config(4, [("host", 16)]), HostDevice()) as bench:
+        first = bench.suspended(1, 4 * TOKENS_PER_BLOCK, commit=True)
+        if not is_open:
+            first.close()
+        second = bench.manager.create_kv_cache(id=2)
+        assert second.resume()
+        for num_pages in range(1, 5):
+            assert bench.write(second, TOKENS_PER_BLOCK)
+            assert bench.counts(1) == (16, 16 - num_pages)
+        second.close()
+        first.close()
+
+
 def devices() -> list[str]:
     return ["host", "simulated"]
 

@@ -13,8 +13,10 @@ from kv_cache_manager_v2.storage.eviction.make_queue import MOST_SENTINELS, make
 from kv_cache_manager_v2.storage.eviction.segment_records import GHOSTS_PER_SLOT, SPARE_SEGMENTS, Learning, SegmentRecords
 from kv_cache_manager_v2.storage.eviction.segment_table import (
     COUNTS,
+    KEY,
     LOW,
     NO_SEGMENT,
+    PRIORITY_SHIFT,
     SEGMENT_WORDS,
     STAMP_SHIFT,
     STATE,
@@ -196,6 +198,42 @@ def test_raised_priorities_share_a_segment() -> None:
     assert sorted(count for count, _traits in level.segments()) == [1, 9]
     assert level.queue.first() == path[-1]
     level.records.check()
+
+
+@pytest.mark.parametrize("old", [35, 36])
+def test_another_priority_is_exactly_that_one(old: int) -> None:
+    """Raised to 80 it goes before all of 81, though these are older, and lowered to 20 before all of 21."""
+    level = Level(100)
+    for raised, other in ((80, 81), (20, 21)):
+        level.push(level.make(4, other))
+        moved = level.make(4, old)
+        level.push(moved)
+        for page in moved:
+            level.rows.words[page * ROW_WORDS + PLACE] = pack_place(0, 0, raised)
+            level.queue.requeue(page)
+        level.records.check()
+    priorities = [int(level.rows.priority(page)) for page in level.evict(16)]
+    assert priorities == [20] * 4 + [21] * 4 + [80] * 4 + [81] * 4
+
+
+@pytest.mark.parametrize("value", [1000, 1001])
+def test_a_page_that_goes_with_one_of_another_level_has_exactly_its_value(value: int) -> None:
+    """Which of two levels drops is decided by the values: of equal ones, not of nearly equal ones, the colder level's page goes."""
+    rows = PageRows(1, 2 * MOST_SENTINELS)
+    records = SegmentRecords(Learning(), 1)
+    records.all_learn = True
+    gpu, host = Level(40, rows, records, 0), Level(80, rows, records, 1)
+    (page,), (below,) = gpu.make(1), host.make(1)
+    gpu.push([page])
+    host.push([below])
+    words = records.table.words
+    segment_below = next(segment for segment in records.table.collect() if records.table.queue_of(segment) == 1)
+    words[segment_below * SEGMENT_WORDS + KEY] = (35 << PRIORITY_SHIFT) | value
+    gpu.queue.defer(page, below)
+    words = records.table.words
+    of_gpu = [int(segment) for segment in records.table.collect() if records.table.queue_of(segment) == 0]
+    keys = [int(words[one * SEGMENT_WORDS + KEY]) for one in of_gpu if words[one * SEGMENT_WORDS + COUNTS] & LOW > 0]
+    assert keys == [(35 << PRIORITY_SHIFT) | value]
 
 
 @pytest.mark.parametrize("most_blocks", [1, 3, 40])
