@@ -134,10 +134,12 @@ def test_what_a_constraint_takes_is_shared_by_the_others_as_before() -> None:
     assert plan_slot_counts(layout_of(config), config, 640, 0) == (12, (640 - 12 * 16) // 32)
 
 
-def test_the_rest_follows_the_ratio_of_bytes() -> None:
-    config = config_of([key_value(0, 8), key_value(1, 16, 64)], initial_pool_ratio=[3, 1])
-    layout = layout_of(config)
-    assert plan_slot_counts(layout, config, 6400, 0) == (300, 50)
+@pytest.mark.parametrize("ratio", [[3, 1], [0.75, 0.25], [2, 1], [0.5, 0.25], [1, 0.5]])
+def test_the_rest_follows_the_ratio_of_bytes(ratio: list[float]) -> None:
+    """100 slots of 16 bytes to 50 of 32 are as many bytes."""
+    config = config_of([key_value(0, 8), key_value(1, 16, 64)], initial_pool_ratio=ratio)
+    times = int(ratio[0] / ratio[1])
+    assert plan_slot_counts(layout_of(config), config, (times + 1) * 1600, 0) == (100 * times, 50)
 
 
 def test_a_ratio_takes_the_place_of_the_typical_step() -> None:
