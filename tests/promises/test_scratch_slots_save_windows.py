@@ -42,6 +42,9 @@ def test_1024_tokens_in_5_slots_instead_of_32() -> None:
             assert desc is not None and desc.range == HalfOpenRange(0, 28) and len(desc.slot_ids) == 1
             indices = kv_cache.get_base_page_indices(0).tolist()
             assert indices[:28] == [BAD_PAGE_INDEX] * 28 and BAD_PAGE_INDEX not in indices[28:]
+            # Scratch slots hold no page: those of blocks 28 to 31 were allocated.
+            (counted,) = kv_cache.statistics.layer_groups
+            assert (counted.allocated, counted.peak_pages) == (4, 4)
             assert kv_cache.has_scratch_slots and not kv_cache.supports_index_mode(PageIndexMode.SHARED)
             assert kv_cache.supports_index_mode(PageIndexMode.PER_LAYER)
             manager.check_invariants()
@@ -237,3 +240,19 @@ def test_the_capacity_is_set_where_the_sequence_uses_no_scratch() -> None:
         kv_cache.capacity = 10
         assert kv_cache.capacity == 10 and used_slots(manager) == 6
         manager.check_invariants()
+
+
+@pytest.mark.parametrize("first", [8, 10, 11, 12])
+def test_a_step_that_begins_before_the_last_ones_end_is_refused_with_scratch_blocks_or_without(first: int) -> None:
+    """Window of 8 tokens, 4 per block: a step of 11 tokens is the first with a block that is stale right after it."""
+    with KVCacheManager(config_of([8], swa_scratch_reuse=SwaScratchReuseConfig()), device=HostDevice()) as manager:
+        with manager.create_kv_cache() as kv_cache:
+            assert kv_cache.resume() and kv_cache.resize(first, 0)
+            assert kv_cache.has_scratch_slots == (first >= 11)
+            for capacity in (9, 10, 11, 12):
+                if capacity != first:
+                    with pytest.raises(ValueError, match="must begin where the last one ended"):
+                        kv_cache.resize(capacity, 0)
+            assert kv_cache.capacity == first
+            assert kv_cache.resize(13, first)
+            manager.check_invariants()
