@@ -54,3 +54,29 @@ def test_the_last_snapshot_of_the_path_is_found(replay: int, seed: int) -> None:
             texts.append(text)
     assert num_inside > 50
     assert (num_replayed > 50) == (replay > 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_prompt_stops_where_it_leaves_what_is_known(seed: int) -> None:
+    """In whole blocks, and only where the tree goes on otherwise: not where the prompt ends among its tokens, or goes on behind them."""
+    random = Random(seed)
+    policy = SnapshotPolicy(at_prompt_end=False, at_commits=False)
+    paths: set[tuple[int, ...]] = set()
+    counts = {True: 0, False: 0}
+    with Rig(quota=1 << 17, snapshot_policy=policy) as rig:
+        for _ in range(150):
+            text = [random.randrange(2) for _ in range(random.randint(1, 16))]
+            known = max([length for length in range(0, len(text) + 1, 4) if length == 0 or tuple(text[:length]) in paths])
+            children = [path[known:] for path in paths if len(path) == known + 4 and path[:known] == tuple(text[:known])]
+            rest = tuple(text[known : known + 4])
+            leaves = len(children) > 0 and not any(child[: len(rest)] == rest for child in children)
+            kv_cache = rig.create(text)
+            assert kv_cache.next_snapshot_position == (known if leaves and known > 0 else None), (text, children)
+            counts[leaves and known > 0] += 1
+            kv_cache.close()
+            # What is computed has whole blocks only.
+            text = text[: len(text) // 4 * 4]
+            if random.random() < 0.3 and text:
+                rig.prefill(text).close()
+                paths.update(tuple(text[:length]) for length in range(4, len(text) + 1, 4))
+    assert min(counts.values()) > 10
