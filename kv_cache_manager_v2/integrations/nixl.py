@@ -1,10 +1,14 @@
 """`NixlEngine`: transfers between processes and machines over NIXL (RDMA, NVLink, shared memory or TCP, as UCX finds them).
 
 NIXL's wheel asks for torch and CUDA, which a host without a GPU does not need: ``pip install --no-deps nixl-cu12 nixl numpy``.
+Importing this module before NIXL sets ``UCX_MODULES``, unless it is set: see `_leave_efa_out`.
 """
 
+import os
 import uuid
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +17,23 @@ from ..base.missing_package import missing_package
 from .page_offer import READ, Ranges
 from .transfer_engine import CopyState, PeerGone, TransferEngine
 
+
+def _leave_efa_out() -> None:
+    """Keep UCX's EFA module out of a process that has NIXL from a wheel, unless the user has set ``UCX_MODULES``.
+
+    The wheel has a libibverbs of its own and no libefa: its EFA module loads the system's, and with that the system's libibverbs. Two of
+    them in one process crash it at exit. A NIXL that was built on this machine has one libibverbs, and keeps EFA. UCX reads the variable
+    when it is loaded, so this has no effect after NIXL was imported.
+    """
+    for name in ("nixl_cu13", "nixl_cu12"):
+        found = find_spec(name)
+        if found is not None and found.origin is not None:
+            libraries = Path(found.origin).parents[1] / f"{name}.libs"
+            if next(libraries.glob("libibverbs-*"), None) is not None:
+                os.environ.setdefault("UCX_MODULES", "^efa")
+
+
+_leave_efa_out()
 try:
     from nixl._api import nixl_agent, nixl_agent_config
 except ImportError as error:

@@ -1,5 +1,6 @@
 """Transfers over NIXL between processes: the example, refusals, and a short drill. `make transfers` runs them."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,27 @@ def test_refusals_name_what_there_is() -> None:
     with pytest.raises(PeerGone, match="'unknown' cannot be reached"):
         engine.send("unknown", b"{}")
     engine.close()
+
+
+MAKE_AN_ENGINE = """
+import os
+from kv_cache_manager_v2.integrations.nixl import NixlEngine
+NixlEngine("a").close()
+libraries = {line.split()[-1].rpartition("/")[2] for line in open("/proc/self/maps") if "/libibverbs" in line}
+print("found", os.environ.get("UCX_MODULES"), len(libraries))
+"""
+
+
+@pytest.mark.parametrize("given", [None, "^efa,xpmem"])
+def test_a_process_has_one_libibverbs_and_ends_well(given: str | None) -> None:
+    """Needs the system's libibverbs1 and libefa1 (apt-get install libibverbs1) to be able to fail."""
+    environment = {name: value for name, value in os.environ.items() if name != "UCX_MODULES"}
+    if given is not None:
+        environment["UCX_MODULES"] = given
+    command = [sys.executable, "-P", "-c", MAKE_AN_ENGINE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert f"found {given or '^efa'} 1" in done.stdout
 
 
 def test_two_agents_of_one_process_hear_of_each_other() -> None:
