@@ -81,8 +81,9 @@ class PageOffer:
 
 
 def read_offer(data: bytes | PageOffer) -> PageOffer:
-    """What `PageOffer.to_bytes` wrote. `ValueError` for other bytes, or of another format."""
+    """What `PageOffer.to_bytes` wrote. `ValueError` for other bytes, or of another format, or for an offer that cannot be."""
     if isinstance(data, PageOffer):
+        _check(data)
         return data
     if not isinstance(data, (bytes, bytearray)):
         raise TypeError(f"an offer must be a PageOffer or its bytes, not {type(data).__name__}")
@@ -95,9 +96,46 @@ def read_offer(data: bytes | PageOffer) -> PageOffer:
         fields["heads"] = None if fields["heads"] is None else (int(fields["heads"][0]), int(fields["heads"][1]))
         fields["buffers"] = tuple([BufferPlace(**place) for place in fields["buffers"]])
         fields["pages"] = tuple([tuple([(int(block), int(slot)) for block, slot in group]) for group in fields["pages"]])
-        return PageOffer(**fields)
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        offer = PageOffer(**fields)
+    except (LookupError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"these {len(data)} bytes are no offer of pages: {error}") from error
+    _check(offer)
+    return offer
+
+
+def _check(offer: PageOffer) -> None:
+    """`ValueError` for values that no agent writes."""
+    texts = [offer.number, offer.agent, offer.model, offer.prefix_hash]
+    limit = len(offer.pages) if isinstance(offer.pages, tuple) else 0
+    is_sound = (
+        all([isinstance(text, str) for text in texts])
+        and offer.access in (READ, WRITE)
+        and isinstance(offer.metadata, bytes)
+        and isinstance(offer.lease_seconds, (int, float))
+        and 0 < offer.lease_seconds < float("inf")
+        and (offer.heads is None or (_are_counts(offer.heads, 2) and offer.heads[0] < offer.heads[1]))
+        and offer.head_layout in HEAD_LAYOUTS
+        and _are_counts((offer.tokens_per_block, offer.num_tokens), 2)
+        and type(offer.device) is int
+        and -1 <= offer.device < 1 << 16
+        and isinstance(offer.buffers, tuple)
+        and all([isinstance(place, BufferPlace) and _is_place(place, limit) for place in offer.buffers])
+        and all([isinstance(group, tuple) and all([_are_counts(page, 2) for page in group]) for group in offer.pages])
+    )
+    if not is_sound:
+        raise ValueError(f"the offer {str(offer.number)[:64]!r} has values that no agent writes; it was changed on its way")
+
+
+def _is_place(place: BufferPlace, num_groups: int) -> bool:
+    numbers = (place.layer_id, place.layer_group_id, place.base, place.stride, place.size, place.expansion)
+    return _are_counts(numbers, 6) and isinstance(place.role, str) and place.layer_group_id < num_groups and place.expansion > 0
+
+
+def _are_counts(numbers: object, count: int) -> bool:
+    """A tuple of so many ints that are no address beyond memory."""
+    if not isinstance(numbers, tuple) or len(numbers) != count:
+        return False
+    return all([type(number) is int and 0 <= number < 1 << 62 for number in numbers])
 
 
 def describe_model(model_id: ModelId | None) -> str:

@@ -44,7 +44,9 @@ class Link:
 class Transfer(Handle):
     """Pages on their way: `state`, and for a failed one `reason`. Made by `TransferAgent`."""
 
-    __slots__ = ("offer", "state", "reason", "_lease", "_links", "_event", "_last_heard", "_failed_at", "_next_word", "_peers", "_arrived")
+    __slots__ = (
+        "offer", "state", "reason", "_lease", "_links", "_event", "_last_heard", "_failed_at", "_next_word", "_peers", "_heard", "_arrived",
+    )  # fmt: skip
 
     _NAMES = "leased pages of this process"
 
@@ -62,6 +64,8 @@ class Transfer(Handle):
         self._next_word = now
         self._peers: Final[dict[str, float]] = {}
         """Of lent pages: who may be reading or writing them, and when each was last heard."""
+        self._heard: Final[set[str]] = set()
+        """Of lent pages: whose heart-beats have come; what others say of them is not believed."""
         self._arrived: Final[dict[tuple[int, str], list[tuple[int, int]]]] = {}
 
     def __repr__(self) -> str:

@@ -26,12 +26,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..base.checks import to_int, to_list, to_text
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..base.ids import LayerId
 from ..config.model_id import ModelId
 from ..device.monotonic_clock import MonotonicClock
-from ..manager.kv_cache import KVCache
+from ..manager.kv_cache import KVCache, SequenceStatus
 from ..manager.kv_cache_manager import KVCacheManager
 from ..reuse.token_forms import Tokens
 from ..stats.statistics_clock import StatisticsClock
@@ -120,7 +121,7 @@ class TransferAgent(Handle):
 
         Call ``resize(len(tokens), len(tokens))`` first, and `KVCache.commit` once the transfer is DONE. Waits for the sequence's stream.
         """
-        return self._lend(WRITE, kv_cache, tokens, _count_present(kv_cache, tokens))
+        return self._lend(WRITE, kv_cache, tokens, self._count_present(kv_cache, tokens))
 
     def _lend(self, access: str, kv_cache: KVCache, tokens: Tokens, num_present: int) -> Transfer:
         ours = self._describe(access, kv_cache, tokens, num_present)
@@ -138,7 +139,7 @@ class TransferAgent(Handle):
         read. `ValueError` if the offers do not fit (another model, prompt, layout, missing layers), `PeerGone` if a peer cannot be
         reached; nothing has begun then.
         """
-        num_present = _count_present(kv_cache, tokens)
+        num_present = self._count_present(kv_cache, tokens)
         ours = self._describe(READ, kv_cache, tokens, num_present)
         theirs = self._read_offers(offers, READ)
         plans = [page_offer.plan_ranges(ours, offer) for offer in theirs]
@@ -154,9 +155,10 @@ class TransferAgent(Handle):
         The copy begins after what is on the sequence's stream. The peer has a layer once all its bytes have arrived. `ValueError` for a
         layer that was written before.
         """
-        theirs = self._read_offers(invitations, WRITE)
         ours = self._describe(WRITE, kv_cache, tokens, 0)
-        plans = [page_offer.plan_ranges(_only_their_blocks(ours, offer), offer, layer_ids) for offer in theirs]
+        theirs = self._read_offers(invitations, WRITE)
+        wanted = None if layer_ids is None else [LayerId(to_int(layer, "one of layer_ids")) for layer in to_list(layer_ids, "layer_ids")]
+        plans = [page_offer.plan_ranges(_only_their_blocks(ours, offer), offer, wanted) for offer in theirs]
         for offer, plan in zip(theirs, plans):
             if len(plan.ours) == 0:
                 raise ValueError(f"agent {offer.agent!r} and this one have none of the layers {layer_ids} in common")
@@ -177,7 +179,11 @@ class TransferAgent(Handle):
         device = self._manager.device
         transfer = self._reserve(ours, kv_cache, num_present)
         transfer._links.extend(links)
-        transfer._event = device.record_event(kv_cache.cuda_stream)
+        try:
+            transfer._event = device.record_event(kv_cache.cuda_stream)
+        except BaseException:
+            self._settle(transfer)
+            raise
         self._running.append(transfer)
         self._advance(transfer)
         return transfer
@@ -187,9 +193,15 @@ class TransferAgent(Handle):
 
         Pages that a peer may still read or write stay leased until it says that it has ended.
         """
+        if not isinstance(transfer, Transfer):
+            raise TypeError(f"transfer must be a Transfer, not {type(transfer).__name__}")
+        why = to_text(reason, "reason")
         if transfer.state is not TransferState.PENDING:
             return
-        self._fail(transfer, reason)
+        self._require_open()
+        if transfer not in self.transfers:
+            raise ValueError(f"transfer {transfer.offer.number} is another agent's")
+        self._fail(transfer, why)
         self.progress()
 
     # -- once in a while -------------------------------------------------------------------------------------------------
@@ -218,7 +230,9 @@ class TransferAgent(Handle):
         return [*self._lent.values(), *self._running]
 
     def forget_peer(self, peer: str) -> None:
-        """The operator knows that this peer (`PageOffer.agent`) has ended: free what waits for it."""
+        """The operator knows that this peer (`PageOffer.agent`) has ended: free what waits for it. Of no effect for an unknown one."""
+        self._require_open()
+        to_text(peer, "peer")
         self._engine.remove_peer(peer)
         self._lose(peer, f"peer {peer!r} was forgotten")
         for transfer in list(self._running):
@@ -243,14 +257,33 @@ class TransferAgent(Handle):
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _describe(self, access: str, kv_cache: KVCache, tokens: Tokens, num_present: int) -> PageOffer:
+    def _count_tokens(self, kv_cache: KVCache, tokens: Tokens) -> int:
+        """Of a sequence that a transfer may be of."""
         self._require_open()
-        if not isinstance(kv_cache, KVCache) or kv_cache.manager is not self._manager:
+        if not isinstance(kv_cache, KVCache):
+            raise TypeError(f"kv_cache must be a KVCache, not {type(kv_cache).__name__}")
+        if kv_cache.manager is not self._manager:
             raise ValueError(f"kv_cache must be a sequence of this agent's manager, not {kv_cache!r}")
+        if kv_cache.status is SequenceStatus.CLOSED:
+            raise LogicError(f"sequence {kv_cache.id} is closed and has no pages; make a new one with create_kv_cache()")
         if not kv_cache.is_active:
             raise LogicError(f"sequence {kv_cache.id} is {kv_cache.status.name}; a transfer needs it ACTIVE: resume() it first")
         listed: Any = tokens
-        num_tokens = len(listed)
+        try:
+            return len(listed)
+        except TypeError:
+            raise TypeError(f"tokens must be a sequence of ids, not {type(listed).__name__}") from None
+
+    def _count_present(self, kv_cache: KVCache, tokens: Tokens) -> int:
+        """How many of the tokens reuse has found, so that no peer need bring them."""
+        num_tokens = self._count_tokens(kv_cache, tokens)
+        num_present = kv_cache.num_committed_tokens
+        if num_present >= num_tokens:
+            raise ValueError(f"sequence {kv_cache.id} has {num_present} committed tokens: of {num_tokens} tokens none is left to transfer")
+        return num_present
+
+    def _describe(self, access: str, kv_cache: KVCache, tokens: Tokens, num_present: int) -> PageOffer:
+        num_tokens = self._count_tokens(kv_cache, tokens)
         if not 0 < num_tokens <= kv_cache.history_length:
             raise ValueError(
                 f"sequence {kv_cache.id}: {num_tokens} tokens, and its history is {kv_cache.history_length}: pages of at least one token "
@@ -269,8 +302,8 @@ class TransferAgent(Handle):
         )
 
     def _read_offers(self, offers: Sequence[PageOffer | bytes], access: str) -> list[PageOffer]:
-        if isinstance(offers, (bytes, PageOffer)):
-            raise TypeError("offers is a sequence of offers; put one into a list")
+        if not isinstance(offers, (list, tuple)):
+            raise TypeError(f"offers is a list of offers, not {type(offers).__name__}; put one into a list")
         found = [page_offer.read_offer(data) for data in offers]
         if not found:
             raise ValueError("there is no offer to read from or to write to")
@@ -412,7 +445,7 @@ class TransferAgent(Handle):
             if message["format"] != page_offer.FORMAT:
                 raise ValueError(f"format {message['format']!r}")
             self._obey(peer, kind, number, message)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, PeerGone) as error:
             _logger.warning("agent %s sent a message that is not understood: %s", peer, error)
 
     def _obey(self, peer: str, kind: str, number: str, message: dict[str, Any]) -> None:
@@ -421,8 +454,11 @@ class TransferAgent(Handle):
                 for link in transfer._links:
                     if link.offer.number == number and link.peer == peer:
                         if kind == "ok":
+                            sent = float(message["sent"])
+                            if not sent <= self._seconds():
+                                raise ValueError(f"it answers a heart-beat of {sent} s, which was not sent yet")
                             link.answered = True
-                            link.trusted_from = max(link.trusted_from, float(message["sent"]))
+                            link.trusted_from = max(link.trusted_from, sent)
                         else:
                             self._fail(transfer, f"agent {peer!r} says: {message['why']}")
             return
@@ -430,14 +466,18 @@ class TransferAgent(Handle):
         if kind == "beat":
             if message["metadata"]:
                 self._engine.add_peer(bytes.fromhex(message["metadata"]))
+            if lent is not None:
+                lent._heard.add(peer)
             self._answer(peer, lent, number, message["sent"])
-        elif lent is not None and kind == "arrived":
+        elif lent is None or peer not in lent._heard:
+            return
+        elif kind == "arrived":
             for layer, role, first, end in message["heads"]:
                 lent._arrived.setdefault((int(layer), str(role)), []).append((int(first), int(end)))
             lent._last_heard = self._seconds()
             if lent.state is TransferState.PENDING and all([lent.has_layer(LayerId(place.layer_id)) for place in lent.offer.buffers]):
                 lent.state = TransferState.DONE
-        elif lent is not None and kind == "end":
+        elif kind == "end":
             lent._peers.pop(peer, None)
             if message["why"] and not lent._peers:
                 self._fail(lent, f"agent {peer!r} says: {message['why']}")
@@ -489,15 +529,6 @@ class TransferAgent(Handle):
 
 def _message(kind: str, number: str, **fields: object) -> bytes:
     return json.dumps({"format": page_offer.FORMAT, "kind": kind, "number": number, **fields}, separators=(",", ":")).encode()
-
-
-def _count_present(kv_cache: KVCache, tokens: Tokens) -> int:
-    """How many of the tokens reuse has found, so that no peer need bring them."""
-    listed: Any = tokens
-    num_present = kv_cache.num_committed_tokens
-    if num_present >= len(listed):
-        raise ValueError(f"sequence {kv_cache.id} has {num_present} committed tokens: of {len(listed)} tokens none is left to transfer")
-    return num_present
 
 
 def _only_their_blocks(ours: PageOffer, theirs: PageOffer) -> PageOffer:

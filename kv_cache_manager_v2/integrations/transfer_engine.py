@@ -38,7 +38,7 @@ class TransferEngine(Handle, metaclass=ABCMeta):
 
     @abstractmethod
     def remove_peer(self, peer: str) -> None:
-        """Close the connection: copies to and from it end, and touch no memory afterwards."""
+        """Close the connection: copies to and from it end, and touch no memory afterwards. Of no effect for an unknown peer."""
 
     @abstractmethod
     def start(self, access: str, peer: str, ours: Ranges, theirs: Ranges, their_device: int, message: bytes) -> object:

@@ -65,7 +65,9 @@ from ..stats.usage_snapshot import compute_usage
 from ..stats.usage_statistics import UsageStatistics
 from .committed_block_drop import CommittedBlockDrop, plan_drop
 from .open_sequences import AbandonedSequence, OpenSequences
-from .token_commits import ALL_LEFT, ONE_HEAD, commit_any, commit_given, commit_last, commit_nodes, commit_of_beams, offer_tokens, to_heads
+from .token_commits import (
+    ALL_LEFT, ONE_HEAD, commit_any, commit_given, commit_last, commit_nodes, commit_of_beams, offer_tokens, to_heads, validate_given,
+)  # fmt: skip
 from .transfer_lease import TransferLease
 
 if TYPE_CHECKING:
@@ -501,12 +503,8 @@ class KVCache(Handle):
         """
         state = self._state
         with state.shared.guard:
-            self._require_committing("commit_input")
+            self._require_one_beam_committing("commit_input")
             count = ALL_LEFT if num_tokens is None else to_count(num_tokens, "num_tokens")
-            if state.has_beams:
-                raise LogicError(
-                    f"sequence {state.id}: commit_input() with {len(state.beams) + 1} beams; commit() says which beam has a token"
-                )
             if len(state.arrivals) > 0:
                 page_arrivals.settle_arrivals(state)
             commit_given(state, count)
@@ -878,6 +876,19 @@ class KVCache(Handle):
         self._require_valid(call)
         if not self._state.is_committing:
             raise LogicError(f"sequence {self._state.id}: {call}() after stop_committing()")
+
+    def _require_one_beam_committing(self, call: str) -> None:
+        self._require_committing(call)
+        if self._state.has_beams:
+            raise LogicError(
+                f"sequence {self._state.id}: {call}() with {len(self._state.beams) + 1} beams; commit() says which beam has a token"
+            )
+
+    def _require_input(self, call: str, num_tokens: int, capacity: int) -> None:
+        """What `commit_input` of so many would refuse once there is that capacity. Changes nothing."""
+        with self._state.shared.guard:
+            self._require_one_beam_committing(call)
+            validate_given(self._state, num_tokens, capacity)
 
     def _require_open(self, call: str) -> None:
         self._state.shared.guard.require_sound()

@@ -63,6 +63,24 @@ def commit_last(state: SequenceState, tokens: Tokens) -> None:
 
 def commit_given(state: SequenceState, num_tokens: i64) -> None:
     """The next so many of the tokens that the sequence was made with; ALL_LEFT: all that are left."""
+    begin = state.num_committed
+    packed = _pack_given(state, num_tokens, state.capacity)
+    commit_steps.commit_packed(state, packed)
+    state.given_end = state.num_committed
+    given = state.given
+    if given is not None and given.num_tokens == state.num_committed:
+        state.given = None
+    state.shared.journal.commit(state.serial, begin, packed)
+
+
+def validate_given(state: SequenceState, num_tokens: i64, capacity: i64) -> None:
+    """The caller's mistakes in `commit_given`, had the sequence that capacity. Changes nothing."""
+    packed = _pack_given(state, num_tokens, capacity)
+    if state.shared.tree.has_digests:
+        state.shared.tree.digests.release(packed)
+
+
+def _pack_given(state: SequenceState, num_tokens: i64, capacity: i64) -> bytes:
     if state.num_committed != state.given_end:
         raise LogicError(
             f"sequence {state.id}: commit_input() after {state.num_committed} committed tokens: create_kv_cache had no input_tokens, or "
@@ -76,19 +94,14 @@ def commit_given(state: SequenceState, num_tokens: i64) -> None:
     count = left if num_tokens == ALL_LEFT else num_tokens
     if count > left:
         raise ValueError(f"sequence {state.id}: num_tokens is {count}; {left} input tokens are left after {begin} committed ones")
-    if begin + count > state.capacity:
+    if begin + count > capacity:
         raise ValueError(
-            f"sequence {state.id}: {count} input tokens after {begin} committed ones exceed the capacity of {state.capacity}; "
+            f"sequence {state.id}: {count} input tokens after {begin} committed ones exceed the capacity of {capacity}; "
             f"resize() first, or give num_tokens"
         )
-    tree = state.shared.tree
-    packed = b"" if given is None else given.pack(begin, begin + count, tree.digests)
+    packed = b"" if given is None else given.pack(begin, begin + count, state.shared.tree.digests)
     _validate_for_forks(state, packed)
-    commit_steps.commit_packed(state, packed)
-    state.given_end = begin + count
-    if count == left:
-        state.given = None
-    state.shared.journal.commit(state.serial, begin, packed)
+    return packed
 
 
 def commit_of_beams(

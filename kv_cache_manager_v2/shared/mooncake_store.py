@@ -16,6 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final
 
+from ..base.checks import to_count, to_text
 from ..base.missing_package import missing_package
 from .bounded_calls import BoundedCalls, StuckCount
 from .resp_connection import FORMAT, FORMAT_KEY
@@ -66,11 +67,12 @@ class MooncakeStore(SharedStore):
         host, _colon, port = master.rpartition(":")
         if host == "" or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"master is {master!r}; it must be 'host:port'")
-        if contribute_bytes < 0:
-            raise ValueError(f"contribute_bytes is {contribute_bytes}; it must be at least 0")
-        if not 4096 <= buffer_bytes <= 1 << 40:
+        for name, text in (("local_host", local_host), ("metadata", metadata), ("protocol", protocol), ("devices", devices)):
+            to_text(text, name)
+        to_count(contribute_bytes, "contribute_bytes")
+        if not 4096 <= to_count(buffer_bytes, "buffer_bytes") <= 1 << 40:
             raise ValueError(f"buffer_bytes is {buffer_bytes}; it must be from 4096 to {1 << 40}")
-        if not 1 <= most_stuck <= 256:
+        if not 1 <= to_count(most_stuck, "most_stuck") <= 256:
             raise ValueError(f"most_stuck is {most_stuck}; it must be from 1 to 256")
         self._master: Final = master
         self._buffer_bytes: Final = buffer_bytes

@@ -12,6 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final
 
+from ..base.checks import to_text
 from ..base.missing_package import missing_package
 from .resp_connection import FORMAT, FORMAT_KEY
 from .shared_store import MISSING, REFUSED, WRONG_SIZE, SharedStore, StoreConnection, store_error
@@ -28,7 +29,7 @@ class ObjectStore(SharedStore):
         if not all([hasattr(store, call) for call in ("get", "put", "head", "delete")]):
             raise TypeError(f"store must be one of obstore.store, such as LocalStore, not {type(store).__name__}")
         self._store: Final = store
-        self._name: Final = name
+        self._name: Final = to_text(name, "name")
         self._errors: Final = (obstore.exceptions.BaseError, OSError)
 
     @property

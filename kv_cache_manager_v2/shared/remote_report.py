@@ -8,6 +8,7 @@ known, and it stays the same in later ones until it was admitted.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..base.checks import to_bool, to_count
 from ..base.errors import LogicError
 from ..base.value import Value
 
@@ -25,12 +26,31 @@ class RemoteAnswer(Value):
     is_ended: bool
     has_failed: bool = False
 
+    def __post_init__(self) -> None:
+        to_count(self.request, "request")
+        to_count(self.step, "step")
+        to_bool(self.is_ended, "is_ended")
+        to_bool(self.has_failed, "has_failed")
+        last = 0
+        if not isinstance(self.lengths, tuple):
+            raise TypeError(f"lengths must be a tuple of (first, last), not {type(self.lengths).__name__}")
+        for pair in self.lengths:
+            if not isinstance(pair, tuple) or len(pair) != 2 or not all([type(number) is int for number in pair]):
+                raise TypeError(f"lengths must be a tuple of (first, last), not {self.lengths!r}")
+            if not last < pair[0] <= pair[1]:
+                raise ValueError(f"lengths is {self.lengths!r}; its ranges must ascend")
+            last = pair[1]
+
 
 @dataclass(frozen=True)
 class RemoteReport(Value):
     """The answers of one rank, or what several ranks agree on; pickle or send it as you like."""
 
     answers: tuple[RemoteAnswer, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.answers, tuple) or not all([isinstance(answer, RemoteAnswer) for answer in self.answers]):
+            raise TypeError(f"answers must be a tuple of RemoteAnswer, not {self.answers!r}")
 
     @staticmethod
     def reduce(reports: Sequence["RemoteReport"]) -> "RemoteReport":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..base.errors import LogicError
 from ..base.handle import Handle
-from ..manager.kv_cache import KVCache
+from ..manager.kv_cache import KVCache, SequenceStatus
 from .block_names import BlockName, NameChain, name_root
 from .remote_operation import RemoteOperation
 from .remote_report import largest_at_most
@@ -85,10 +85,12 @@ class RemoteRequest(Handle):
         """Begin to load what the level has, as far as all staging slots together can have it: all of that, or nothing.
 
         False, and nothing has changed, if too few staging slots are free, or there is nothing to load; ask again when other loads have
-        ended. `LogicError` while another load of this request is under way, or has arrived and was not taken.
+        ended. `LogicError` while another load of this request is under way, or has arrived and was not taken, and once the sequence
+        is closed.
         """
         level = self._level
         level.require_usable()
+        require_open(self._kv_cache, "fetch")
         if self._state in (FETCHING, ARRIVED):
             raise LogicError("fetch() while another load is under way or not taken; admit its answer, then take() or cancel_remote()")
         if self._state != KNOWN or self.remote_tokens == 0:
@@ -113,6 +115,7 @@ class RemoteRequest(Handle):
         if self._state != ARRIVED or self._operation is None:
             raise LogicError("take() before the answer to a fetch() was admitted; see arrived_tokens")
         kv_cache = self._kv_cache
+        require_open(kv_cache, "take")
         if kv_cache.num_committed_tokens != self._committed:
             raise LogicError(
                 f"take() for a sequence that has committed {kv_cache.num_committed_tokens} tokens, and had {self._committed}: it computes "
@@ -128,10 +131,10 @@ class RemoteRequest(Handle):
         begin = self._committed // level.block_tokens
         end = length * level.block_tokens
         if end > self._committed:
+            kv_cache._require_input("take", end - self._committed, end)
             if not kv_cache.resize(end, end):
                 return False
             level.fill_pages(kv_cache, operation, begin, length)
-            kv_cache.commit_input(end - self._committed)
             level.note_taken(kv_cache, operation, begin, length)
             self._committed = end
         else:
@@ -196,3 +199,9 @@ class RemoteRequest(Handle):
         elif self._state == FETCHING:
             self._arrived = lengths
             self._state = ARRIVED
+
+
+def require_open(kv_cache: KVCache, call: str) -> None:
+    """`LogicError` for a closed sequence."""
+    if kv_cache.status is SequenceStatus.CLOSED:
+        raise LogicError(f"{call}() for a sequence that is closed; make a new one with create_kv_cache(), and look it up")

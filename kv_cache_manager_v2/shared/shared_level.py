@@ -44,7 +44,7 @@ from .page_needs import PageNeeds
 from .page_record import RecordLayout, describe_identity_bytes
 from .remote_operation import RemoteOperation
 from .remote_report import RemoteReport, intersect_ranges, largest_at_most, to_ranges
-from .remote_request import RemoteRequest
+from .remote_request import RemoteRequest, require_open
 from .shared_statistics import SharedCounters, SharedStatistics
 from .shared_store import SharedStore, StoreError
 from .staging_slots import EnqueuedCopy, StagingSlots
@@ -96,6 +96,7 @@ class SharedLevel(SharedSource):
             raise TypeError(f"model_id must be a ModelId, not {type(model_id).__name__}")
         if write_policy not in WRITE_POLICIES:
             raise ValueError(f"write_policy is {write_policy!r}; it is one of {', '.join(WRITE_POLICIES)}")
+        manager._require_open()
         if write_policy == ON_EVICTION:
             _require_memory_levels(manager)
         num_threads = int(to_count(num_load_threads, "num_load_threads"))
@@ -187,14 +188,16 @@ class SharedLevel(SharedSource):
     def look_up(self, kv_cache: KVCache) -> RemoteRequest:
         """Queue a look-up of the tokens that the sequence was made with, behind those that it matched.
 
-        For a sequence that has just been made with `input_tokens`. Scopes with a ``lora_id`` are not shared, as the id of an adapter names
-        nothing in another process: then the answer is 0 at once, as it is for a recurrent state that is behind its sequence.
+        For a sequence that has just been made with `input_tokens`; `LogicError` for a closed one. Scopes with a ``lora_id`` are not
+        shared, as the id of an adapter names nothing in another process: then the answer is 0 at once, as it is for a recurrent state that
+        is behind its sequence.
         """
         self.require_usable()
         if not isinstance(kv_cache, KVCache):
             raise TypeError(f"kv_cache must be a KVCache, not {type(kv_cache).__name__}")
         if kv_cache.manager is not self._manager:
             raise ValueError("the sequence is another manager's")
+        require_open(kv_cache, "look_up")
         number = self._next_request
         self._next_request = number + 1
         request = RemoteRequest(self, number, kv_cache)
@@ -358,7 +361,7 @@ class SharedLevel(SharedSource):
         return operation
 
     def fill_pages(self, kv_cache: KVCache, operation: RemoteOperation, begin: int, num_blocks: int) -> None:
-        """Copy what has arrived into the sequence's pages from ``begin`` on; the sequence is closed if that is refused."""
+        """Copy what has arrived into the sequence's pages from ``begin`` on, and commit it; the sequence is closed if that is refused."""
         try:
             pages: list[StagedPage] = []
             slots: list[int] = []
@@ -378,6 +381,7 @@ class SharedLevel(SharedSource):
             )
             copies.enqueue(kv_cache.cuda_stream, pages, slots)
             copy = EnqueuedCopy(self._manager.device, kv_cache.cuda_stream)
+            kv_cache.commit_input(num_blocks * self.block_tokens - kv_cache.num_committed_tokens)
         except BaseException:
             # Some of its pages have no bytes: no token of theirs may be committed.
             kv_cache.close()

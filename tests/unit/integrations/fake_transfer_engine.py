@@ -108,12 +108,14 @@ class FakeEngine(TransferEngine):
         return name
 
     def remove_peer(self, peer: str) -> None:
+        if peer not in self.network.engines:
+            return
         self.removed.add(peer)
         self.network.break_copies(self, self.network.engines[peer])
 
     def _reach(self, peer: str) -> "FakeEngine":
-        other = self.network.engines[peer]
-        if other.is_dead or peer in self.removed:
+        other = self.network.engines.get(peer)
+        if other is None or other.is_dead or peer in self.removed:
             raise PeerGone(f"peer {peer!r} cannot be reached")
         return other
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from shared_models import MODEL, Rank
 
-from kv_cache_manager_v2.shared import MemoryStore, RemoteReport, SharedLevel, ValkeyStore
+from kv_cache_manager_v2.shared import MemoryStore, ObjectStore, RemoteReport, SharedLevel, ValkeyStore
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,14 @@ def test_calls() -> None:
         for wrong in (None, 5):
             with pytest.raises(TypeError, match="kv_cache"):
                 rank.level.look_up(wrong)
+
+
+def test_object_stores_have_a_name() -> None:
+    obstore = pytest.importorskip("obstore", reason="ObjectStore needs obstore")
+    wrong: Any
+    for wrong in (None, 5, b"objects"):
+        with pytest.raises(TypeError, match="name"):
+            ObjectStore(obstore.store.MemoryStore(), wrong)
+    for wrong in (None, 5, "/mnt", object()):
+        with pytest.raises(TypeError, match="store"):
+            ObjectStore(wrong)

@@ -174,8 +174,10 @@ def test_misuse_is_a_clear_error() -> None:
         with pytest.raises(ValueError, match="host:port"):
             MooncakeStore(wrong, client=client)
     wrongs: list[dict[str, Any]] = [{"contribute_bytes": -1}, {"buffer_bytes": 100}, {"most_stuck": 0}, {"most_stuck": 1000}]
+    wrongs += [{name: wrong} for name in ("contribute_bytes", "buffer_bytes", "most_stuck") for wrong in (None, "9", 5000.5)]
+    wrongs += [{name: wrong} for name in ("local_host", "metadata", "protocol", "devices") for wrong in (None, 9, b"tcp")]
     for settings in wrongs:
-        with pytest.raises(ValueError, match=next(iter(settings))):
+        with pytest.raises((TypeError, ValueError), match=next(iter(settings))):
             MooncakeStore("here:1", client=client, **settings)
     store = make(client)
     store.close()
