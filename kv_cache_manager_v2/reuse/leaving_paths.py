@@ -100,7 +100,7 @@ class LeavingPaths(DropWatch):
         stride: int,
         heads: list[int],
     ) -> None:
-        self.free = list(slots)
+        self.free = slots
         self.paths = []
         self.num_dropped = 0
         self.is_paused = False

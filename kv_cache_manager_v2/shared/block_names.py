@@ -61,10 +61,10 @@ def name_blocks(parent: bytes, tokens: bytes | list[TokenIdExt], block_tokens: i
 class NameChain:
     """The names of one path's blocks, made by a thread of tokens that the caller has added. ``num_blocks``: that were added."""
 
-    def __init__(self, root: bytes, block_tokens: int) -> None:
+    def __init__(self, scope: ReuseScope, block_tokens: int) -> None:
         self.names: Final[list[BlockName]] = []
         self.num_blocks = 0
-        self._root: Final = root
+        self.scope: Final = scope
         self._block_tokens: Final = block_tokens
         self._waiting: Final[deque[bytes | list[TokenIdExt]]] = deque()
 
@@ -76,7 +76,7 @@ class NameChain:
     def extend(self) -> None:
         """On the thread: name all that was added."""
         while len(self._waiting) > 0:
-            parent = self.names[-1].digest if len(self.names) > 0 else self._root
+            parent = self.names[-1].digest if len(self.names) > 0 else name_root(self.scope)
             self.names.extend(name_blocks(parent, self._waiting.popleft(), self._block_tokens))
 
 

@@ -19,33 +19,18 @@ from ..reuse.leaving_paths import LeavingPaths
 from ..reuse.token_packing import has_digest
 from ..sequence.committed_pages import copy_committed, list_committed, pack_blocks
 from ..storage.pages_out import PagesOut
-from .block_names import NameChain, name_root
+from .block_names import NameChain
 from .known_pages import KnownPages
 from .line_limit import LineLimit
-from .staging_slots import EnqueuedCopy, StagingSlots
+from .staging_slots import StagingSlots
 from .store_tasks import RecordSpace, StoreTask
 from .store_workers import STORES, StoreWorkers
 
 _logger = logging.getLogger("kv_cache_manager_v2")
 
 
-class _Outgoing:
-    __slots__ = ("contents", "copy", "is_started", "rows", "salt", "slots", "task")
-
-    def __init__(
-        self, copy: EnqueuedCopy, task: StoreTask, slots: list[int], rows: list[int], contents: list[int], salt: int | str | None
-    ) -> None:
-        self.copy: Final = copy
-        self.task: Final = task
-        self.slots: Final = slots
-        self.rows: Final = rows
-        self.contents: Final = contents
-        self.salt: Final = salt
-        self.is_started = False
-
-
 class OutgoingPages:
-    """Those of one manager. ``staging``: closed with it."""
+    """Those of one manager, which take all slots of ``staging`` for good. ``free``: those that no page is in."""
 
     def __init__(
         self, manager: KVCacheManager, staging: StagingSlots, space: RecordSpace, known: KnownPages, workers: StoreWorkers
@@ -58,8 +43,9 @@ class OutgoingPages:
         self._workers: Final = workers
         self._heads: Final = [layout.head_bytes for layout in space.layouts]
         self._slot_lines: Final = LineLimit()
-        self._outgoing: list[_Outgoing] = []
+        self._outgoing: list[StoreTask] = []
         self._leaving: LeavingPaths | None = None
+        self.free: Final = staging.take(staging.num_free)
         with self._shared.guard:
             self._out: Final = PagesOut(self._shared.storage)
 
@@ -69,10 +55,9 @@ class OutgoingPages:
     def follow_evictions(self, life_cycles: LifeCycleRegistry) -> None:
         """From now on what is evicted is copied out; `offer` is not used."""
         staging = self._staging
-        slots = staging.take(staging.num_free)
         with self._shared.guard:
             self._leaving = LeavingPaths(
-                self._shared.tree, self._out, life_cycles, self._space.block_tokens, self._known.offered, slots, staging.begin,
+                self._shared.tree, self._out, life_cycles, self._space.block_tokens, self._known.offered, self.free, staging.begin,
                 staging.slot_bytes, self._heads
             )  # fmt: skip
             self._shared.storage.drop_watch = self._leaving
@@ -89,11 +74,13 @@ class OutgoingPages:
             return 0, begin
         state = kv_cache._state_for_batch()
         staging = self._staging
+        free = self.free
+        known = self._known
         end = min(end, int(state.num_published))
-        found = list_committed(state, begin, end, staging.num_free, self._known.offered)
+        found = list_committed(state, begin, end, len(free), known.offered)
         if found.end < end and len(self._outgoing) > 0:
             self.settle()
-            found = list_committed(state, begin, end, staging.num_free, self._known.offered)
+            found = list_committed(state, begin, end, len(free), known.offered)
         reached = int(found.end)
         if reached < end:
             counters.add_dropped("slots", end - reached)
@@ -102,15 +89,15 @@ class OutgoingPages:
         count = len(found.pages)
         if count == 0:
             return 0, reached
-        slots = staging.take(count)
+        slots = free[-count:]
+        del free[-count:]
         try:
             with self._shared.guard:
                 copy_committed(state, self._out, found, slots, staging.begin, staging.slot_bytes, self._heads)
-            copy = EnqueuedCopy(self._device, self._out.stream)
         except Exception as error:
             # Some copies may be under way all the same.
             self._device.synchronize_stream(self._out.stream)
-            staging.free(slots)
+            free.extend(slots)
             counters.add_dropped("copy", count)
             _logger.warning("pages are not stored, as the device does not copy them: %s", str(error))
             return 0, reached
@@ -119,9 +106,10 @@ class OutgoingPages:
             packed = pack_blocks(state, num_named, reached)
             width = self._space.block_tokens
             chain.add(kv_cache.committed_tokens[num_named * width : reached * width] if has_digest(packed) else packed, reached - num_named)
-        self._known.offered.update(zip(found.rows, found.contents, strict=True))
-        task = StoreTask(self._space, staging, self._known, chain, found.pages, slots)
-        self._outgoing.append(_Outgoing(copy, task, slots, found.rows, found.contents, kv_cache.reuse_scope.salt))
+        known.offered.update(zip(found.rows, found.contents, strict=True))
+        self._outgoing.append(
+            StoreTask(self._space, staging, known, chain, found.pages, slots, found.rows, found.contents, int(self._out.last))
+        )
         return count, reached
 
     def note_taken(self, kv_cache: KVCache, keys: dict[int, bytes], begin: int, end: int) -> None:
@@ -136,15 +124,15 @@ class OutgoingPages:
         """Queue what is copied, and free the slots of what is over."""
         if self._leaving is not None:
             self._accept(self._leaving)
-        left: list[_Outgoing] = []
-        for outgoing in self._outgoing:
-            if not outgoing.is_started and outgoing.copy.poll():
-                outgoing.is_started = True
-                self._workers.submit(STORES, outgoing.task)
-            if outgoing.is_started and outgoing.task.is_over:
-                self._end(outgoing)
+        left: list[StoreTask] = []
+        for task in self._outgoing:
+            if not task.is_submitted and self._out.is_done(task.point):
+                task.is_submitted = True
+                self._workers.submit(STORES, task)
+            if task.is_over:
+                self._end(task)
             else:
-                left.append(outgoing)
+                left.append(task)
         self._outgoing = left
 
     def _accept(self, leaving: LeavingPaths) -> None:
@@ -157,46 +145,39 @@ class OutgoingPages:
         if len(paths) == 0:
             return
         leaving.paths = []
-        copy = EnqueuedCopy(self._device, self._out.stream)
         for path in paths:
-            chain = NameChain(name_root(path.scope), self._space.block_tokens)
+            chain = NameChain(path.scope, self._space.block_tokens)
             chain.add(path.tokens, int(path.num_blocks))
             pages = path.pages if path.is_copied else []
-            task = StoreTask(self._space, self._staging, self._known, chain, pages, path.slots)
-            self._outgoing.append(_Outgoing(copy, task, path.slots, path.rows, path.contents, path.scope.salt))
+            self._outgoing.append(
+                StoreTask(self._space, self._staging, self._known, chain, pages, path.slots, path.rows, path.contents, int(self._out.last))
+            )
 
-    def _end(self, outgoing: _Outgoing) -> None:
-        task = outgoing.task
+    def _end(self, task: StoreTask) -> None:
         known = self._known
-        known.confirm(outgoing.salt, task.names, task.stored)
+        known.confirm(task.salt, task.names, task.stored)
         known.forget(task.failed)
-        for position, row in enumerate(outgoing.rows):
+        for position, row in enumerate(task.rows):
             key = task.keys.get(position)
             if key is not None and key in known:
-                known.place(key, row, outgoing.contents[position])
+                known.place(key, row, task.contents[position])
             else:
-                known.withdraw(row, outgoing.contents[position])
-        if self._leaving is not None:
-            self._leaving.free.extend(outgoing.slots)
-        else:
-            self._staging.free(outgoing.slots)
+                known.withdraw(row, task.contents[position])
+        self.free.extend(task.slots)
 
     def check(self) -> None:
         """AssertionError if a staging slot is lost."""
         self._staging.check()
-        taken = [slot for outgoing in self._outgoing for slot in outgoing.slots]
+        slots = self.free + [slot for task in self._outgoing for slot in task.slots]
         if self._leaving is not None:
-            taken += self._leaving.free
-            taken += [slot for path in self._leaving.paths for slot in path.slots]
-        assert len(taken) == len(set(taken)) == self._staging.num_slots - self._staging.num_free, "a staging slot of stores is lost"
+            slots += [slot for path in self._leaving.paths for slot in path.slots]
+        assert len(slots) == len(set(slots)) == self._staging.num_slots, "a staging slot of stores is lost"
 
     def close(self) -> None:
         """Wait for the copies; after the manager's shutdown its order is closed already, and a broken manager has none."""
         if self._leaving is not None:
             self._shared.storage.drop_watch = None
-            self._device.synchronize_stream(self._out.stream)
-        for outgoing in self._outgoing:
-            outgoing.copy.wait()
+        self._device.synchronize_stream(self._out.stream)
         if not self._shared.order.is_closed and not self._shared.guard.is_broken:
             with self._shared.guard:
                 self._out.leave()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from ..base.errors import LogicError
 from ..base.handle import Handle
 from ..manager.kv_cache import KVCache, SequenceStatus
-from .block_names import BlockName, NameChain, name_root
+from .block_names import BlockName, NameChain
 from .remote_operation import RemoteOperation
 from .remote_report import largest_at_most
 
@@ -171,7 +171,7 @@ class RemoteRequest(Handle):
             return 0
         chain = self._chain
         if chain is None:
-            chain = NameChain(name_root(self._kv_cache.reuse_scope), level.block_tokens)
+            chain = NameChain(self._kv_cache.reuse_scope, level.block_tokens)
             self._chain = chain
         accepted, self._num_offered = level.begin_store(self._kv_cache, chain, self._num_offered, limit)
         return accepted

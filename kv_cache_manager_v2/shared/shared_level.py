@@ -34,7 +34,7 @@ from ..manager.kv_cache import KVCache, SequenceStatus
 from ..manager.kv_cache_manager import KVCacheManager
 from ..metrics.shared_samples import SharedFacts, SharedSource
 from ..publishing.event_publisher import KVCacheEventPublisher
-from .block_names import BlockName, NameChain, name_root
+from .block_names import BlockName, NameChain
 from .hash_ring import HashRing
 from .known_pages import KnownPages
 from .line_limit import LineLimit
@@ -207,7 +207,7 @@ class SharedLevel(SharedSource):
             request.begin(None)
             return request
         begin = kv_cache.num_committed_tokens // self.block_tokens
-        task = LookUpTask(self._space, name_root(kv_cache.reuse_scope), tokens, begin, self._known.list_unseen())
+        task = LookUpTask(self._space, kv_cache.reuse_scope, tokens, begin, self._known.list_unseen())
         operation = RemoteOperation(number, 0, LOOKUPS, [task], [], 0, kv_cache.reuse_scope.salt)
         self._requests[number] = request
         self._operations[(number, 0)] = operation
@@ -430,11 +430,13 @@ class SharedLevel(SharedSource):
     def read_facts(self) -> SharedFacts:
         """For `PrometheusExporter` and `OpenTelemetryExporter`, which take the level as ``shared_level``; from any thread."""
         slots: dict[tuple[str, str], int] = {}
-        for use, staging in (("load", self._loads), ("store", self._stores)):
-            num_free, num_quarantined = staging.num_free, staging.num_quarantined
+        for use, num_slots, num_free, num_quarantined in (
+            ("load", self._loads.num_slots, self._loads.num_free, self._loads.num_quarantined),
+            ("store", self._stores.num_slots, len(self._outgoing.free), 0),
+        ):
             slots[(use, "free")] = num_free
             slots[(use, "quarantined")] = num_quarantined
-            slots[(use, "taken")] = max(0, staging.num_slots - num_free - num_quarantined)
+            slots[(use, "taken")] = max(0, num_slots - num_free - num_quarantined)
         return self._counters.read_facts({name: breaker.is_open for name, breaker in self._workers.breakers.items()}, slots)
 
     @property

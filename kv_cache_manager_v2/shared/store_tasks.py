@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ..base.ids import TokenIdExt
-from .block_names import BlockName, NameChain, name_blocks
+from ..reuse.reuse_scope import ReuseScope
+from .block_names import BlockName, NameChain, name_blocks, name_root
 from .hash_ring import HashRing
 from .known_pages import KnownPages
 from .line_limit import LineLimit
@@ -52,10 +53,12 @@ class LookUpTask(Task):
     ``claims``: keys of other pages that should be there; ``seen``: those of them that are.
     """
 
-    def __init__(self, space: RecordSpace, root: bytes, tokens: bytes | list[TokenIdExt], begin: int, claims: list[bytes]) -> None:
+    def __init__(
+        self, space: RecordSpace, scope: ReuseScope, tokens: bytes | list[TokenIdExt], begin: int, claims: list[bytes]
+    ) -> None:
         super().__init__()
         self._space: Final = space
-        self._root: Final = root
+        self._scope: Final = scope
         self._tokens: Final = tokens
         self._first: Final = begin
         self.names: list[BlockName] = []
@@ -67,7 +70,7 @@ class LookUpTask(Task):
 
     def run(self, calls: EndpointCalls) -> None:
         space = self._space
-        self.names = name_blocks(self._root, self._tokens, space.block_tokens)
+        self.names = name_blocks(name_root(self._scope), self._tokens, space.block_tokens)
         end = len(self.names)
         needs = space.needs
         for life_cycle in range(needs.num_life_cycles):
@@ -174,12 +177,22 @@ class LoadTask(Task):
 class StoreTask(Task):
     """Name pages, put the heads before them, and store those that are not known to be there, in order, which is parents first.
 
-    ``pages``: by their numbers (`CommittedPages`), each in a slot. By position: ``keys``, of those that have one; ``failed``: keys that
+    ``pages``: by their numbers (`CommittedPages`), each in one of ``slots``; ``rows``, ``contents``: where each was, and what it has.
+    ``point``: behind their copies; until then no thread gets the task. By position: ``keys``, of those that have one; ``failed``: keys that
     were not stored; ``stored``: (life cycle, block, key) of those that were.
     """
 
     def __init__(
-        self, space: RecordSpace, staging: StagingSlots, known: KnownPages, chain: NameChain, pages: list[int], slots: list[int]
+        self,
+        space: RecordSpace,
+        staging: StagingSlots,
+        known: KnownPages,
+        chain: NameChain,
+        pages: list[int],
+        slots: list[int],
+        rows: list[int],
+        contents: list[int],
+        point: int,
     ) -> None:
         super().__init__()
         self._space: Final = space
@@ -187,7 +200,11 @@ class StoreTask(Task):
         self._known: Final = known
         self._chain: Final = chain
         self._pages: Final = pages
-        self._slots: Final = slots
+        self.slots: Final = slots
+        self.rows: Final = rows
+        self.contents: Final = contents
+        self.point: Final = point
+        self.is_submitted = False
         self.keys: Final[dict[int, bytes]] = {}
         self.stored: Final[list[tuple[int, int, bytes]]] = []
         self.failed: Final[list[bytes]] = []
@@ -195,6 +212,11 @@ class StoreTask(Task):
     @property
     def names(self) -> list[BlockName]:
         return self._chain.names
+
+    @property
+    def salt(self) -> int | str | None:
+        """Of the scope."""
+        return self._chain.scope.salt
 
     def run(self, calls: EndpointCalls) -> None:
         space = self._space
@@ -221,7 +243,7 @@ class StoreTask(Task):
         num_bytes = 0
         for position, life_cycle, block in share:
             layout = space.layouts[life_cycle]
-            slot = self._slots[position]
+            slot = self.slots[position]
             view = self._staging.view(slot, layout.num_bytes)
             layout.write_head(view, self._staging.address(slot), self.names[block])
             sources.append([view])

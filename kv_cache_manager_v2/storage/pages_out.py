@@ -22,9 +22,11 @@ from .page_storage import PageStorage
 @final
 @mypyc_attr(native_class=True)
 class PagesOut:
-    __slots__ = ("stream", "_device", "_order", "_storage", "_timeline", "_batches", "_indices", "_slots", "_count")
+    __slots__ = ("stream", "last", "_device", "_order", "_storage", "_timeline", "_batches", "_indices", "_slots", "_count")
 
     stream: Final[int]
+    last: i64
+    """The point behind all copies so far."""
     _device: Final[Device]
     _order: Final[StreamOrder]
     _storage: Final[PageStorage]
@@ -44,6 +46,7 @@ class PagesOut:
         self._indices = vec[i64]()
         self._slots = vec[i64]()
         self._count = 0
+        self.last = NO_POINT
         self.stream = storage.device.create_stream()
         try:
             self._timeline = storage.order.enter(self.stream)
@@ -95,11 +98,16 @@ class PagesOut:
                     self._device.copy_beside(self.stream, batch)
         finally:
             mark = order.mark(timeline)
+            self.last = mark
             for position in range(count):
                 slot = self._slots[position]
                 ready = allocators[self._indices[position]].ready
                 ready[slot] = order.advance(ready[slot], timeline, mark)
             self.discard()
+
+    def is_done(self, point: i64) -> bool:
+        """Whether the copies before that point, which was `last`, are done; also after the manager's shutdown, which waits for them."""
+        return self._order.is_closed or self._order.is_done(point)
 
     def discard(self) -> None:
         """Forget what was collected."""

@@ -83,7 +83,7 @@ def test_the_next_user_of_a_slot_is_behind_the_copy() -> None:
     with Rank(store, shared_config(gpu_slots=5), device=device) as rank:
         device.files.hold()
         rank.run(list(range(16)))
-        assert rank.level._stores.num_free == rank.level._stores.num_slots - 4
+        assert len(rank.level._outgoing.free) == rank.level._stores.num_slots - 4
         second = rank.manager.create_kv_cache(None, range(100, 116))
         assert second.resume() and second.resize(16)  # takes slots of the first, which has ended
         begun = device.record_event(second.cuda_stream)

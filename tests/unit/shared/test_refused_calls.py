@@ -47,7 +47,7 @@ def look(rank: Rank, request: RemoteRequest) -> tuple[object, ...]:
     level = rank.level
     level.check_invariants()
     rank.manager.check_invariants()
-    free = level._loads.num_free, level._stores.num_free, level.num_quarantined, len(level._operations), len(level._requests)
+    free = level._loads.num_free, len(level._outgoing.free), level.num_quarantined, len(level._operations), len(level._requests)
     return rank.manager.state_digest(), free, request.remote_tokens, request.arrived_tokens
 
 
