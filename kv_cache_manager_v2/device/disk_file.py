@@ -78,6 +78,7 @@ class DiskFile:
             ) from error
         self.file = file
         if watch is not None:
+            watch.path = path
             watch.files = files
             watch.file = file
 

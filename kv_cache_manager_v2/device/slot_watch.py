@@ -32,12 +32,14 @@ class SlotTicket:
 
 @mypyc_attr(native_class=True, allow_interpreted_subclasses=True)
 class SlotWatch(metaclass=ABCMeta):
-    """``file``: the file's number at its port ``files``, once it is open. ``stripe``: None for a file in one folder."""
+    """``file``: the file's number at its port ``files``, once it is open, and ``path`` its path, in the first folder. ``stripe``: None for
+    a file in one folder."""
 
-    __slots__ = ("slot_bytes", "chunks_per_slot", "file", "files", "stripe", "is_read_only")
+    __slots__ = ("slot_bytes", "chunks_per_slot", "path", "file", "files", "stripe", "is_read_only")
 
     slot_bytes: Final[i64]
     chunks_per_slot: Final[i64]
+    path: str
     file: int
     files: FilePort | None
     stripe: Stripe | None
@@ -47,6 +49,7 @@ class SlotWatch(metaclass=ABCMeta):
     def __init__(self, slot_bytes: i64) -> None:
         self.slot_bytes = slot_bytes
         self.chunks_per_slot = (slot_bytes + CHUNK_BYTES - 1) // CHUNK_BYTES
+        self.path = ""
         self.file = -1
         self.files = None
         self.stripe = None

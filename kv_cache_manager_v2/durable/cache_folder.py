@@ -25,7 +25,7 @@ from ..device.checksum import hash_bytes
 from ..device.file_bytes import read_file, write_file
 from ..device.file_port import FilePort
 from .folder_lock import name_holder, take_lock
-from .folder_parts import FolderParts, PathShares
+from .folder_parts import PART_NAME, FolderParts, PathShares
 from .index_files import load_state, number_of
 from .index_state import IndexSnapshot, IndexState
 from .record_format import MAGIC, frame
@@ -221,7 +221,17 @@ class CacheFolder:
             finally:
                 self.files.close_file(file)
         if not is_there:
-            raise FileNotFoundError(errno.ENOENT, "its files have vanished while they were in use", path)
+            raise _vanished(path)
+
+    def require_files(self, names: list[str]) -> None:
+        """`FileNotFoundError` where one of these files has no name any more on any of the paths, or a path's part is another level's."""
+        for number, folder in enumerate(self.parts.folders):
+            there = _list_names(self.files, folder)
+            for name in names:
+                if name not in there:
+                    raise _vanished(os.path.join(folder, name))
+            if not self.parts.is_ours(number):
+                raise _vanished(os.path.join(folder, PART_NAME))
 
     def write_snapshot(self, snapshot: IndexSnapshot) -> None:
         """The state at the beginning of this process' log; what older processes have left is removed."""
@@ -268,6 +278,10 @@ def _list_names(files: FilePort, path: str) -> list[str]:
         return files.names(path)
     except FileNotFoundError:
         return []
+
+
+def _vanished(path: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "its files have vanished while they were in use", path)
 
 
 def folder_name(identity: str) -> str:

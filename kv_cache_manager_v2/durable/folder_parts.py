@@ -162,6 +162,13 @@ class FolderParts:
             return None
         return Stripe(self.folders, self.shares, self.unit_slots[pool_group] * slot_bytes)
 
+    def is_ours(self, number: int) -> bool:
+        """Whether the folder on that path has its part of this level, as it had when it was opened. The first one has none."""
+        if number == 0:
+            return True
+        found = read_part(self._files, self.folders[number])
+        return found is not None and found["set"] == self._set and found["part"] == number
+
     def close(self) -> None:
         """Unlock the parts. Twice is fine."""
         while self._locks:

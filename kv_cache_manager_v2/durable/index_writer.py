@@ -193,6 +193,8 @@ class IndexWriter(Drained):
                 for watch in self._watches:
                     watch.sync()
             self._folder.append(b"".join(records))
+            if has_pages:
+                self._folder.require_files([os.path.basename(watch.path) for watch in self._watches])
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
             _logger.error(

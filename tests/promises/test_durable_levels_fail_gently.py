@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,60 @@ def test_a_folder_may_vanish_while_in_use(tmp_path: Path, is_made_anew: bool, ca
     again = Process(config)
     assert again.run(PROMPTS[0]) == 0
     again.end()
+
+
+def _lose_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _rename_path(folder: Path) -> None:
+    folder.parent.rename(folder.parent.with_name("elsewhere"))
+
+
+def _lose_data(folder: Path) -> None:
+    for data in folder.glob("data-*"):
+        data.unlink()
+
+
+def _lose_part(folder: Path) -> None:
+    (folder / "part.json").unlink()
+
+
+def _begin_anew(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    other = durable_config(str(folder.parent / "aside"), more_paths=[str(folder.parent)])
+    (folder.parent / "aside").mkdir()
+    Process(other).end()
+
+
+@pytest.mark.parametrize(
+    ("number", "lose"),
+    [(1, _lose_folder), (1, _rename_path), (1, _lose_data), (1, _lose_part), (1, _begin_anew), (2, _lose_data), (0, _lose_data)],
+    ids=["folder", "its path is another", "data", "part.json", "another level has begun there", "data of the third", "data of the first"],
+)
+def test_a_further_path_may_vanish_while_in_use(
+    number: int, lose: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with the first path: what was open stays open, the log names what is gone, once, and a metric says it."""
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path in paths:
+        path.mkdir()
+    config = durable_config(str(paths[0]), more_paths=[str(path) for path in paths[1:]], shares=(1, 1, 1))
+    process = Process(config)
+    assert process.run(PROMPTS[0]) == 0
+    process.settle()
+    assert metric_of(process, "kvcm_durable_failed") == 0
+    (folder,) = paths[number].glob("kvcm-*")
+    lose(folder)
+    with caplog.at_level(logging.ERROR):
+        for text in PROMPTS:
+            assert process.run(text) == (32 if text is PROMPTS[0] else 20)
+            process.settle()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "records nothing more" in said and "vanished while they were in use" in said and str(folder) in said, said
+    assert metric_of(process, "kvcm_durable_failed") == 1 and metric_of(process, "kvcm_level_closed") == 0
+    process.end()
 
 
 def test_an_index_that_is_refused_costs_what_comes_now(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
