@@ -16,7 +16,7 @@ from ..device.file_port import FilePort
 from ..device.stripe import Stripe
 from .cache_folder import FOLDER_PREFIX, FORMAT, FORMAT_OF_PARTS, IDENTITY_NAME
 from .folder_lock import LOCK_NAME, name_holder
-from .folder_parts import read_part
+from .folder_parts import describe_part, read_part
 from .index_files import load_state
 from .index_state import IndexState, StoredNode
 from .record_format import MIXED, BadRecordError, decode_mixed
@@ -131,6 +131,18 @@ def find_part_fault(files: FilePort, folders: list[str], parts: dict[str, Any], 
     return ""
 
 
+def find_level_of_part(files: FilePort, path: str) -> str:
+    """Which durable level has that folder as a part; empty if it is none, or its level is not where it was made."""
+    part = read_part(files, path)
+    if part is None or IDENTITY_NAME in files.names(path):
+        return ""
+    try:
+        parts = read_parts(files, os.path.join(part["paths"][0], os.path.basename(os.path.normpath(path))))
+    except (ValueError, OSError):
+        return ""
+    return describe_part(part) if parts.get("set") == part["set"] else ""
+
+
 def count_tokens(node: StoredNode) -> int:
     if node.form == MIXED:
         try:
@@ -166,6 +178,9 @@ def _read_identity(files: FilePort, path: str) -> tuple[dict[str, Any], dict[str
     try:
         file = files.open_named(name, False)
     except FileNotFoundError:
+        part = read_part(files, path)
+        if part is not None:
+            raise ValueError(describe_part(part)) from None
         raise ValueError("there is no identity.json, so what it has is unknown") from None
     try:
         data = read_file(files, file)

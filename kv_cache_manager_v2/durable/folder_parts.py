@@ -79,10 +79,7 @@ class FolderParts:
         """The first folder has no index: it must not be another path of a level either."""
         found = read_part(self._files, self.folders[0])
         if found is not None:
-            raise ValueError(
-                f"it is part {found['part'] + 1} of a durable level on the paths {', '.join(found['paths'])}, whose index is in the "
-                "first of them; give all of them, in that order"
-            )
+            raise ValueError(f"{describe_part(found)}; give all of them, in that order")
 
     def create(self) -> dict[str, Any] | None:
         """Make the parts of a new level; returns what identity.json says of them, None for a single path."""
@@ -194,7 +191,13 @@ def read_part(files: FilePort, folder: str) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("part"), int) or not isinstance(found.get("paths"), list):
         return None
+    if len(found["paths"]) == 0:
+        return None
     return {"set": str(found.get("set")), "part": found["part"], "paths": [str(path) for path in found["paths"]]}
+
+
+def describe_part(part: dict[str, Any]) -> str:
+    return f"it is part {part['part'] + 1} of a durable level on the paths {', '.join(part['paths'])}, whose index is in the first of them"
 
 
 def _write_small(files: FilePort, path: str, data: bytes) -> None:

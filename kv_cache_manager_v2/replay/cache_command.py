@@ -10,7 +10,7 @@ from .. import LogicError
 from ..device.checksum import require_xxhash
 from ..device.os_files import OsFiles
 from ..device.read_only_files import ReadOnlyFiles
-from ..durable.folder_contents import FolderContents, ScopeFigures, find_folders
+from ..durable.folder_contents import FolderContents, ScopeFigures, find_folders, find_level_of_part
 from ..durable.folder_removal import remove_folder, remove_scopes
 from ..durable.slot_check import SlotCheck
 from .bad_input import BadInputError
@@ -201,6 +201,10 @@ def _check_pages(path: str, progress: ReadProgress) -> tuple[int, int, list[str]
         raise BadInputError(f"{path}: it is in use by {holder}, and its pages change; shut that manager down first") from None
     try:
         contents = _read(path)
+        for number in range(len(contents.part_folders)):
+            fault = contents.find_part_fault(files, number)
+            if fault:
+                raise BadInputError(f"{path}: {fault}, and a manager would refuse this level; mount the disk that has it")
         check = SlotCheck(files, contents)
         try:
             return _check_all(contents, check, progress)
@@ -234,6 +238,10 @@ def _check_all(contents: FolderContents, check: SlotCheck, progress: ReadProgres
 
 def _remove(folders: list[str], options: argparse.Namespace, answers: TextIO) -> int:
     salts: list[str] = options.salt
+    for path in folders:
+        level = find_level_of_part(ReadOnlyFiles(), path)
+        if level:
+            raise BadInputError(f"{path}: {level}; give that one")
     if len(salts) == 0:
         if not _is_agreed([_say_folder(path) for path in folders], options.yes, answers):
             return EXIT_OK

@@ -5,9 +5,10 @@
     killed     all of them; it ends itself by SIGKILL once N are done      nothing
     restarted  those after the first N, on the folder of the killed one    the hits of the same requests
 
-Each is a child of this process, and each of the two histories has a folder of its own, which is removed afterwards.
+Each is a child of this process, and each of the two histories has a folder of its own on each path, which is removed afterwards.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -82,11 +83,15 @@ def run_kill_drill(plan: ReplayPlan, kill_at: int) -> KillDrillResult:
     requests = list(plan.workload.requests())
     if len(requests) <= kill_at:
         raise PlanError(f"--kill-at {kill_at}: there are {len(requests)} requests, and none would come after the kill; see --limit")
-    parent = plan.lower_tiers[len(plan.lower_tiers) - 1].path
-    if parent is not None and not os.path.isdir(parent):
-        raise PlanError(f"there is no folder {parent!r} for the durable level; create it first")
-    with tempfile.TemporaryDirectory(prefix="kvcm-drill-", dir=parent) as folder:
-        drill = _Drill(plan, requests, kill_at, folder)
+    tier = plan.lower_tiers[len(plan.lower_tiers) - 1]
+    for parent in (tier.path, *tier.more_paths):
+        if parent is not None and not os.path.isdir(parent):
+            raise PlanError(f"there is no folder {parent!r} for the durable level; create it first")
+    with contextlib.ExitStack() as removed:
+        folders: list[str] = []
+        for parent in (tier.path, *tier.more_paths):
+            folders.append(removed.enter_context(tempfile.TemporaryDirectory(prefix="kvcm-drill-", dir=parent)))
+        drill = _Drill(plan, requests, kill_at, folders)
         unkilled = drill.play(_UNKILLED)
         drill.play(_KILLED)
         restarted = drill.play(_RESTARTED)
@@ -104,18 +109,19 @@ def run_kill_drill(plan: ReplayPlan, kill_at: int) -> KillDrillResult:
 @final
 @mypyc_attr(native_class=True)
 class _Drill:
-    __slots__ = ("_plan", "_requests", "_kill_at", "_folder")
+    __slots__ = ("_plan", "_requests", "_kill_at", "_folders")
 
     _plan: Final[ReplayPlan]
     _requests: Final[list[Request]]
     _kill_at: Final[int]
-    _folder: Final[str]
+    _folders: Final[list[str]]
+    """One on each path."""
 
-    def __init__(self, plan: ReplayPlan, requests: list[Request], kill_at: int, folder: str) -> None:
+    def __init__(self, plan: ReplayPlan, requests: list[Request], kill_at: int, folders: list[str]) -> None:
         self._plan = plan
         self._requests = requests
         self._kill_at = kill_at
-        self._folder = folder
+        self._folders = folders
 
     def play(self, role: str) -> dict[str, int]:
         """Serve in a child; returns its figures, none for the killed one."""
@@ -153,9 +159,11 @@ class _Drill:
     def _serve(self, role: str) -> dict[str, int]:
         plan = self._plan
         last = len(plan.lower_tiers) - 1
-        folder = os.path.join(self._folder, "unkilled" if role == _UNKILLED else "killed")
-        os.makedirs(folder, exist_ok=True)
-        plan = replace(plan, lower_tiers=(*plan.lower_tiers[:last], replace(plan.lower_tiers[last], path=folder)))
+        paths = [os.path.join(folder, "unkilled" if role == _UNKILLED else "killed") for folder in self._folders]
+        for path in paths:
+            os.makedirs(path, exist_ok=True)
+        tier = replace(plan.lower_tiers[last], path=paths[0], more_paths=tuple(paths[1:]))
+        plan = replace(plan, lower_tiers=(*plan.lower_tiers[:last], tier))
         device = plan.make_device()
         try:
             try:

@@ -71,11 +71,11 @@ def _add_machine_options(parser: argparse.ArgumentParser) -> None:
     memory.add_argument(
         "--tiers", type=_tiers, metavar="LIST",
         help="levels of memory instead of the GPU tier alone: gpu=64MiB,host=256MiB,disk=1GiB:/folder (a disk without a folder: a "
-        "temporary one)",
+        "temporary one; a durable one also several, disk=1GiB:/folder:/another)",
     )  # fmt: skip
     machine.add_argument(
         "--durable", action="store_true",
-        help="the disk of --tiers keeps what it has for the next run on the same folder; needs a device with memory (--device host)",
+        help="the disk of --tiers keeps what it has for the next run on the same folders; needs a device with memory (--device host)",
     )  # fmt: skip
     machine.add_argument(
         "--write-policy", choices=("back", "through"),
@@ -254,6 +254,10 @@ def _default_num_requests(options: argparse.Namespace) -> int:
 
 
 def _validate_durable(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    lower = () if options.tiers is None else options.tiers.lower
+    for number, tier in enumerate(lower):
+        if len(tier.more_paths) > 0 and not (options.durable and number == len(lower) - 1):
+            parser.error(f"--tiers: a disk with {1 + len(tier.more_paths)} folders; only a --durable one, the last, may have several")
     if options.durable and (options.tiers is None or len(options.tiers.lower) == 0 or options.tiers.lower[-1].kind != "disk"):
         parser.error("--durable is about a disk as the last of --tiers, as in --tiers gpu=64MiB,disk=1GiB:/folder")
     if options.durable and options.disaggregate:

@@ -1,6 +1,7 @@
 """The option ``--tiers gpu=64MiB,host=256MiB,disk=1GiB:/path``: the memory of a replay, level by level.
 
-A disk without a folder gets one of its own in the system's temporary folder, which is deleted after the replay.
+A disk without a folder gets one of its own in the system's temporary folder, which is deleted after the replay. A durable one may have
+several, ``disk=1GiB:/disk0/kv:/disk1/kv``.
 """
 
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ _EXAMPLE: Final = "gpu=64MiB,host=256MiB,disk=1GiB:/folder"
 
 @dataclass(frozen=True)
 class LowerTier(Value):
-    """One level below the GPU: ``kind`` is host or disk, ``path`` the disk's folder; None: a temporary one."""
+    """One level below the GPU: ``kind`` is host or disk, ``path`` the disk's folder; None: a temporary one. ``more_paths``: the further
+    folders of a durable disk."""
 
     kind: str
     num_bytes: int
     path: str | None = None
     is_durable: bool = False
+    more_paths: tuple[str, ...] = ()
 
     def tier_config(
         self, temporary_folder: str, policy: EvictionPolicy, model_id: ModelId
@@ -30,7 +33,7 @@ class LowerTier(Value):
             return HostCacheTierConfig(self.num_bytes, eviction_policy=policy)
         folder = self.path if self.path is not None else temporary_folder
         if self.is_durable:
-            return DiskCacheTierConfig(self.num_bytes, folder, eviction_policy=policy, durable=True, model_id=model_id)
+            return DiskCacheTierConfig(self.num_bytes, folder, policy, True, model_id, more_paths=self.more_paths)
         return DiskCacheTierConfig(self.num_bytes, folder, eviction_policy=policy)
 
 
@@ -48,19 +51,19 @@ def parse_tiers(text: str) -> TierSizes:
     lower: list[LowerTier] = []
     for part in text.split(","):
         kind, _, value = part.strip().partition("=")
-        size, colon, path = value.partition(":")
+        size, *paths = value.split(":")
         num_bytes = parse_size(size)
         if kind not in ("gpu", "host", "disk"):
             raise ValueError(f"{part!r} is no tier; there are gpu, host and disk, as in {_EXAMPLE}")
         if num_bytes is None:
             raise ValueError(f"{size!r} is no size of the {kind} tier; say {_EXAMPLE}")
-        if colon == ":" and (kind != "disk" or path == ""):
-            raise ValueError(f"{part!r}: a disk tier may have a folder behind a colon, as in {_EXAMPLE}")
+        if len(paths) > 0 and (kind != "disk" or "" in paths):
+            raise ValueError(f"{part!r}: a disk tier may have a folder behind a colon, as in {_EXAMPLE}, or several, each behind a colon")
         if (kind == "gpu") != (gpu_bytes is None):
             raise ValueError(f"the gpu tier comes first, and once: {_EXAMPLE}")
         if kind == "gpu":
             gpu_bytes = num_bytes
         else:
-            lower.append(LowerTier(kind, num_bytes, path if colon == ":" else None))
+            lower.append(LowerTier(kind, num_bytes, paths[0] if len(paths) > 0 else None, False, tuple(paths[1:])))
     assert gpu_bytes is not None, "a text always has a first part"
     return TierSizes(gpu_bytes, tuple(lower))

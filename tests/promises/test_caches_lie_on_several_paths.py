@@ -3,6 +3,7 @@ them on the same paths, and paths that are missing, foreign, too many or in anot
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,39 @@ def test_the_command_knows_all_paths(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"{data}" in capsys.readouterr().out
     assert kvcm(["cache", "rm", "--yes", paths[0]]) == 0
     assert contents_of(paths) == {}
+
+
+@pytest.mark.parametrize("action", [["ls"], ["verify", "--quiet"], ["rm", "--yes"]], ids=" ".join)
+def test_the_command_asks_for_the_first_path(action: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A further path alone is no level; removed, it would take the pages of the others with it."""
+    paths = make_paths(tmp_path, "a", "b")
+    serve(config_on(paths, (1, 1)))
+    before = contents_of(paths)
+    assert kvcm(["cache", *action, paths[1]]) == 3
+    assert f"part 2 of a durable level on the paths {paths[0]}, {paths[1]}" in capsys.readouterr().err
+    assert contents_of(paths) == before
+    assert all(reused > 0 for reused in serve(config_on(paths)))
+
+
+def test_a_part_without_its_level_can_be_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    serve(config_on(paths, (1, 1)))
+    shutil.rmtree(paths[0])
+    make_paths(tmp_path, "a")
+    serve(durable_config(paths[0]))  # of the same name, and another level
+    assert kvcm(["cache", "rm", "--yes", paths[1]]) == 0
+    assert "removed" in capsys.readouterr().out and contents_of(paths[1:]) == {}
+    assert all(reused > 0 for reused in serve(durable_config(paths[0])))
+
+
+def test_the_command_names_a_path_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = make_paths(tmp_path, "a", "b")
+    serve(config_on(paths, (1, 1)))
+    Path(paths[1]).rename(tmp_path / "elsewhere")
+    assert kvcm(["cache", "ls", paths[0]]) == 0
+    assert f"part 2 of 2 is not in {paths[1]}" in capsys.readouterr().out
+    assert kvcm(["cache", "verify", "--quiet", paths[0]]) == 3
+    assert f"part 2 of 2 is not in {paths[1]}" in capsys.readouterr().err
 
 
 def test_wrong_paths_are_refused_by_the_configuration(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ SHARED = 16
 OWN = 24
 
 
-def plan_of(model: ModelPreset = FULL, is_durable: bool = True, folder: str | None = None) -> ReplayPlan:
+def plan_of(
+    model: ModelPreset = FULL, is_durable: bool = True, folder: str | None = None, more_folders: tuple[str, ...] = ()
+) -> ReplayPlan:
     """Six texts under one system prompt, and each of them once more."""
     requests = [request_of(number, [(1, SHARED), (100 + number % NUM_TEXTS, OWN)], 5) for number in range(2 * NUM_TEXTS)]
     return ReplayPlan(
@@ -28,7 +30,7 @@ def plan_of(model: ModelPreset = FULL, is_durable: bool = True, folder: str | No
         model=model,
         tokens_per_block=TOKENS_PER_BLOCK,
         memory_bytes=30 * BYTES_PER_BLOCK,
-        lower_tiers=(LowerTier("disk", 200 * BYTES_PER_BLOCK, folder, is_durable),),
+        lower_tiers=(LowerTier("disk", 200 * BYTES_PER_BLOCK, folder, is_durable, more_folders),),
         limits=ServingLimits(2, 48, 24),
         verify=True,
         device="host",
@@ -46,6 +48,17 @@ def test_after_a_kill_every_byte_is_right(model: ModelPreset, kill_at: int, tmp_
     assert result.mismatches == 0
     assert result.hit_tokens >= (2 * NUM_TEXTS - kill_at - 1) * SHARED
     assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+def test_a_level_on_several_paths_is_killed_as_a_whole(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    result = run_kill_drill(plan_of(folder=str(folders[0]), more_folders=(str(folders[1]),)), 4)
+    assert result.mismatches == 0 and result.hit_tokens >= (2 * NUM_TEXTS - 4 - 1) * SHARED
+    assert [list(folder.iterdir()) for folder in folders] == [[], []]
+    with pytest.raises(PlanError, match="no folder .*nowhere"):
+        run_kill_drill(plan_of(folder=str(folders[0]), more_folders=(str(tmp_path / "nowhere"),)), 4)
 
 
 def test_without_a_durable_level_it_fails() -> None:
@@ -98,6 +111,25 @@ def test_a_second_replay_hits_what_the_first_has_left(tmp_path: Path, capsys: py
         assert main(arguments) == 0
         hits.append(json.loads(capsys.readouterr().out)["hit_tokens"])
     assert hits[1] > hits[0]
+
+
+def test_a_second_replay_finds_what_lies_on_several_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "c")]
+    for folder in folders:
+        folder.mkdir()
+    tiers = "gpu=256MiB,disk=512MiB:" + ":".join(str(folder) for folder in folders)
+    arguments = ["replay", "--durable", "--tiers", tiers, "--limit", "3", "--shrink", "max", "--json", "-"]
+    hits = []
+    for _run in range(2):
+        assert main(arguments) == 0
+        hits.append(json.loads(capsys.readouterr().out)["hit_tokens"])
+    assert hits[1] > hits[0]
+    assert [len(list(folder.glob("kvcm-*/data-*"))) for folder in folders] == [len(list(folders[0].glob("kvcm-*/data-*")))] * 3
+    assert main(["cache", "ls", str(folders[0])]) == 0
+    assert "on 3 paths" in capsys.readouterr().out
+    # One path of them alone is another level: refused, with all paths in order.
+    assert main([*arguments[:3], f"gpu=256MiB,disk=512MiB:{folders[0]}", *arguments[4:]]) == 2
+    assert f"made with 3 paths, {folders[0]}, {folders[1]}, {folders[2]}" in capsys.readouterr().err
 
 
 def test_a_replay_goes_on_where_the_disk_has_other_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

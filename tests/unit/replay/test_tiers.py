@@ -101,12 +101,16 @@ def test_tiers_are_read_as_they_are_written() -> None:
     assert parse_tiers("gpu=2g,host=3k,disk=1t:/some/folder") == TierSizes(
         2 << 30, (LowerTier("host", 3 << 10), LowerTier("disk", 1 << 40, "/some/folder"))
     )
+    assert parse_tiers("gpu=1,disk=2:/a:/b:c").lower == (LowerTier("disk", 2, "/a", False, ("/b", "c")),)
     assert parse_tiers("gpu=1,disk=2,disk=3").lower == (LowerTier("disk", 2), LowerTier("disk", 3))
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "host=1g", "gpu", "gpu=", "gpu=lots", "gpu=1,gpu=2", "gpu=1,tape=2", "gpu=1:/folder", "gpu=1,disk=1:", "host=1,gpu=1"],
+    [
+        "", "host=1g", "gpu", "gpu=", "gpu=lots", "gpu=1,gpu=2", "gpu=1,tape=2", "gpu=1:/folder", "gpu=1,disk=1:", "gpu=1,disk=1:/a:",
+        "host=1,gpu=1",
+    ],
 )
 def test_other_tiers_are_wrong_usage(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="gpu="):
@@ -121,6 +125,9 @@ def test_other_tiers_are_wrong_usage(text: str, capsys: pytest.CaptureFixture[st
         ["--memory", "1g", "--tiers", "gpu=1g"],
         ["--preempt", "1.5"],
         ["--tiers", "gpu=64MiB,disk=1g:/no/such/folder", "--device", "host"],
+        ["--tiers", "gpu=64MiB,disk=1g:/tmp:/var", "--device", "host"],
+        ["--tiers", "gpu=64MiB,disk=1g:/tmp:/var,disk=1g", "--durable", "--device", "host"],
+        ["--tiers", "gpu=64MiB,disk=1g:/tmp:/tmp/", "--durable", "--device", "host"],
     ],
     ids=" ".join,
 )
