@@ -17,6 +17,7 @@ from .. import (
     Device,
     KVCacheManager,
     KVCacheManagerConfig,
+    LogicError,
     OutOfMemoryError,
     PageIndexMode,
     StorageIOError,
@@ -95,7 +96,7 @@ def _make_manager(config: KVCacheManagerConfig, device: Device) -> KVCacheManage
         return KVCacheManager(config, device=device)
     except (ValueError, OutOfMemoryError) as error:
         raise PlanError(f"{error} (see --memory, --tiers, --shrink and --pool-ratio)") from error
-    except (CudaError, StorageIOError) as failure:  # another name: mypyc gives one name one type
+    except (CudaError, LogicError, StorageIOError) as failure:  # another name: mypyc gives one name one type
         raise PlanError(str(failure)) from failure
 
 

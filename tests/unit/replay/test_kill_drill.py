@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from unit.replay.serving import BYTES_PER_BLOCK, FULL, TOKENS_PER_BLOCK, WINDOWED, request_of
 
+from kv_cache_manager_v2.device.os_files import OsFiles
 from kv_cache_manager_v2.replay.cli import main
 from kv_cache_manager_v2.replay.kill_drill import KillDrillResult, run_kill_drill
 from kv_cache_manager_v2.replay.plan import ReplayPlan
@@ -130,6 +131,21 @@ def test_a_second_replay_finds_what_lies_on_several_paths(tmp_path: Path, capsys
     # One path of them alone is another level: refused, with all paths in order.
     assert main([*arguments[:3], f"gpu=256MiB,disk=512MiB:{folders[0]}", *arguments[4:]]) == 2
     assert f"made with 3 paths, {folders[0]}, {folders[1]}, {folders[2]}" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second replay on the folder, and the command that would remove it, name the process that has it."""
+    arguments = ["--durable", "--tiers", f"gpu=2MiB,disk=32MiB:{tmp_path}", "--limit", "2", "--shrink", "max", "--device", "host"]
+    assert main(["replay", "--quiet", *arguments]) == 0
+    (folder,) = tmp_path.glob("kvcm-*")
+    lock = OsFiles().lock(str(folder / "lock"))
+    (folder / "lock").write_text("4711")
+    capsys.readouterr()
+    assert main(["replay", "--quiet", *arguments]) == 2
+    assert main(["cache", "rm", "--yes", str(tmp_path)]) == 3
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "in use by process 4711" in line] == said and len(said) == 2
+    OsFiles().close_file(lock)
 
 
 def test_a_replay_goes_on_where_the_disk_has_other_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
