@@ -147,16 +147,13 @@ class BlockHistory:
         rows = self._rows
         first_of_all = rows.first_page_of_blocks
         shift = rows.block_shift
-        ordinal: i64 = 0
-        for first_page in first_pages:
+        for first_page, prefix in zip(first_pages, run_prefixes):
             # What `block_number` does, without a call for each block.
             number = (first_page - first_of_all) >> shift if shift != NO_SHIFT else rows.block_number(first_page)
-            prefix = run_prefixes[ordinal]
             prefixes[number] = prefix
             marks[number] = mark
             if (((prefix ^ scope_bits) >> SAMPLED_SHIFT) & SAMPLED_MASK) < threshold and sampler is not None:
                 mark = self._record_sample(sampler, number, prefix, scope, mark, True)
-            ordinal += 1
         self.num_blocks += num_blocks
         if self._tells_scopes:
             self._table.record_run(run_prefixes, num_blocks, scope, IS_HERE)

@@ -1,8 +1,9 @@
 """A 62-bit hash of a prefix, block by block: to know it again in statistics, never to decide.
 
-Two polynomials of the words of two tokens, one of every other word, so that a processor works on both at once; at the end of a block
-they are added, and the upper half is folded into the lower one. Interpreted and compiled give the same: 62 bits are kept of numbers
-of any length, or of numbers that wrap at 64.
+Four polynomials of the words of two tokens, each of every fourth word, so that a processor works on all of them at once, and on those of
+the next block too, as the prefix above comes in only where they are added up; then the upper half is folded into the lower one. Words that
+make no four, and a last single token, go into the first. Interpreted and compiled give the same: 62 bits are kept of numbers of any length,
+or of numbers that wrap at 64.
 """
 
 from typing import Final
@@ -18,58 +19,68 @@ RUN_WORDS: Final = 8
 
 _MASK: Final = (1 << 62) - 1
 _FIRST_FACTOR: Final = 0x1E3779B97F4A7C15
-_OTHER_FACTOR: Final = 0x2545F4914F6CDD1D
-_SECOND_FACTOR: Final = 0x0F58476D1CE4E5B9
+_SECOND_FACTOR: Final = 0x2545F4914F6CDD1D
+_THIRD_FACTOR: Final = 0x369DEA0F31A53F85
+_FOURTH_FACTOR: Final = 0x27BB2EE687B0B0FD
+_PREFIX_FACTOR: Final = 0x1B873593CC9E2D51
+_LAST_FACTOR: Final = 0x0F58476D1CE4E5B9
 
 
 def hash_block(parent_prefix: i64, key: bytes) -> i64:
     """The prefix that ``parent_prefix`` becomes with the packed tokens ``key`` behind it; never negative."""
     num_bytes: i64 = len(key)
-    prefix = parent_prefix ^ (num_bytes * _SECOND_FACTOR)
-    other: i64 = 0
+    first = num_bytes
+    second: i64 = 0
+    third: i64 = 0
+    fourth: i64 = 0
     position: i64 = 0
-    while position + 2 * WORD_BYTES <= num_bytes:
-        prefix = ((prefix ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
-        other = ((other ^ read_i64_le(key, position + WORD_BYTES)) * _OTHER_FACTOR) & _MASK
-        position += 2 * WORD_BYTES
-    left = num_bytes - position
-    if left >= WORD_BYTES:
-        prefix = ((prefix ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
-        if left > WORD_BYTES:
-            other = ((other ^ i64(read_i32_le(key, position + WORD_BYTES))) * _OTHER_FACTOR) & _MASK
-    elif left > 0:
-        prefix = ((prefix ^ i64(read_i32_le(key, position))) * _FIRST_FACTOR) & _MASK
-    prefix = (prefix + other) & _MASK
-    return ((prefix * _SECOND_FACTOR) & _MASK) ^ (prefix >> 31)
+    while position + 4 * WORD_BYTES <= num_bytes:
+        first = ((first ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
+        second = ((second ^ read_i64_le(key, position + WORD_BYTES)) * _SECOND_FACTOR) & _MASK
+        third = ((third ^ read_i64_le(key, position + 2 * WORD_BYTES)) * _THIRD_FACTOR) & _MASK
+        fourth = ((fourth ^ read_i64_le(key, position + 3 * WORD_BYTES)) * _FOURTH_FACTOR) & _MASK
+        position += 4 * WORD_BYTES
+    while position + WORD_BYTES <= num_bytes:
+        first = ((first ^ read_i64_le(key, position)) * _FIRST_FACTOR) & _MASK
+        position += WORD_BYTES
+    if position < num_bytes:
+        first = ((first ^ i64(read_i32_le(key, position))) * _FIRST_FACTOR) & _MASK
+    prefix = (parent_prefix * _PREFIX_FACTOR + first + second + third + fourth) & _MASK
+    return ((prefix * _LAST_FACTOR) & _MASK) ^ (prefix >> 31)
 
 
 def hash_run(parent_prefix: i64, words: vec[i64], words_per_block: i64, prefixes: vec[i64], begin: i64) -> None:
     """The same for blocks below each other, of equally many ``words`` each, at a third of the work: `prefixes` from ``begin`` on."""
     assert words_per_block % RUN_WORDS == 0, "a run of blocks of odd sizes was to be hashed"
-    length = words_per_block * WORD_BYTES * _SECOND_FACTOR
-    prefix = parent_prefix ^ length
-    other: i64 = 0
+    num_bytes = words_per_block * WORD_BYTES
+    prefix = parent_prefix
+    first = num_bytes
+    second: i64 = 0
+    third: i64 = 0
+    fourth: i64 = 0
     left = words_per_block
     block = begin
     at: i64 = 0
     end: i64 = len(words)
     # One loop rather than a call for each block; written out, as a step of it costs as much as two words.
     while at < end:
-        prefix = (prefix ^ words[at]) * _FIRST_FACTOR
-        other = (other ^ words[at + 1]) * _OTHER_FACTOR
-        prefix = (prefix ^ words[at + 2]) * _FIRST_FACTOR
-        other = (other ^ words[at + 3]) * _OTHER_FACTOR
-        prefix = (prefix ^ words[at + 4]) * _FIRST_FACTOR
-        other = (other ^ words[at + 5]) * _OTHER_FACTOR
-        prefix = (prefix ^ words[at + 6]) * _FIRST_FACTOR
-        other = (other ^ words[at + 7]) * _OTHER_FACTOR
+        first = (first ^ words[at]) * _FIRST_FACTOR
+        second = (second ^ words[at + 1]) * _SECOND_FACTOR
+        third = (third ^ words[at + 2]) * _THIRD_FACTOR
+        fourth = (fourth ^ words[at + 3]) * _FOURTH_FACTOR
+        first = (first ^ words[at + 4]) * _FIRST_FACTOR
+        second = (second ^ words[at + 5]) * _SECOND_FACTOR
+        third = (third ^ words[at + 6]) * _THIRD_FACTOR
+        fourth = (fourth ^ words[at + 7]) * _FOURTH_FACTOR
         at += RUN_WORDS
         left -= RUN_WORDS
         if left == 0:
-            prefix = (prefix + other) & _MASK
-            prefix = ((prefix * _SECOND_FACTOR) & _MASK) ^ (prefix >> 31)
+            prefix = (prefix * _PREFIX_FACTOR + first + second + third + fourth) & _MASK
+            prefix = ((prefix * _LAST_FACTOR) & _MASK) ^ (prefix >> 31)
             prefixes[block] = prefix
-            prefix ^= length
-            other = 0
+            first = num_bytes
+            second = 0
+            third = 0
+            fourth = 0
             block += 1
             left = words_per_block

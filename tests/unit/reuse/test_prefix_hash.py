@@ -16,17 +16,19 @@ def packed(tokens: list[int]) -> bytes:
 
 def as_written_down(parent: int, tokens: list[int]) -> int:
     """The docstring of the module in numbers without end."""
-    first, other, second = 0x1E3779B97F4A7C15, 0x2545F4914F6CDD1D, 0x0F58476D1CE4E5B9
+    factors = (0x1E3779B97F4A7C15, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85, 0x27BB2EE687B0B0FD)
     words = [low + (high << 32) for low, high in zip(tokens[0::2], tokens[1::2], strict=False)]
     if len(tokens) % 2 == 1:
         words.append(tokens[-1])
-    even, odd = parent ^ (4 * len(tokens) * second), 0
-    for word in words[0::2]:
-        even = (even ^ word) * first
-    for word in words[1::2]:
-        odd = (odd ^ word) * other
-    text = (even + odd) % (1 << 62)
-    return (text * second) % (1 << 62) ^ (text >> 31)
+    sums = [4 * len(tokens), 0, 0, 0]
+    fours = len(tokens) // 8 * 4
+    for number, factor in enumerate(factors):
+        for word in words[number:fours:4]:
+            sums[number] = (sums[number] ^ word) * factor
+    for word in words[fours:]:
+        sums[0] = (sums[0] ^ word) * factors[0]
+    text = (parent * 0x1B873593CC9E2D51 + sum(sums)) % (1 << 62)
+    return (text * 0x0F58476D1CE4E5B9) % (1 << 62) ^ (text >> 31)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 128])
