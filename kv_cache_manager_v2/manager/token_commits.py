@@ -44,14 +44,35 @@ def to_heads(num_heads: SupportsIndex) -> i64:
 
 
 def commit_any(state: SequenceState, tokens: Tokens) -> None:
-    if state.given is not None:
-        # Before the tokens are packed, which then takes the same memory, and finds it in the caches.
-        state.given = None
-        state.given_end = NO_INPUT
-    packed = _pack(state, tokens)
+    packed = _take_given(state, tokens)
+    if packed is None:
+        packed = _pack(state, tokens)
     begin = state.num_committed
     commit_steps.commit_packed(state, packed)
     state.shared.journal.commit(state.serial, begin, packed)
+
+
+def _take_given(state: SequenceState, tokens: object) -> bytes | None:
+    """`_pack` of the tokens if they are those of the sequence's input that come next, as nearly all that a prefill commits; else None.
+
+    The input is kept as long as a block of it is left. It goes before other tokens are packed: these take the same memory, and find it
+    in the caches.
+    """
+    given = state.given
+    if given is None:
+        return None
+    state.given_end = NO_INPUT
+    packed = given.find_equal(state.num_committed, tokens)
+    if packed is None:
+        state.given = None
+        return None
+    end = state.num_committed + len(packed) // TOKEN_BYTES
+    if end > state.capacity:
+        return None
+    if given.num_tokens - end < state.shared.tokens_per_block:
+        state.given = None
+    _validate_for_forks(state, packed)
+    return packed
 
 
 def commit_last(state: SequenceState, tokens: Tokens) -> None:

@@ -1,6 +1,7 @@
 """`KVCache.commit_input` is `commit` of the tokens that the sequence was made with: the same decisions, events and records, and no token is
 read a second time."""
 
+import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,48 @@ def test_no_token_is_read_again() -> None:
         kv_cache.commit_input()
         assert tokens.num_read == num_read and kv_cache.num_committed_tokens == 1000
         kv_cache.close()
+
+
+FORMS: dict[str, Any] = {
+    "array": lambda tokens: np.array(tokens, np.int32),
+    "array.array": lambda tokens: array.array("i", tokens),
+    "every other": lambda tokens: np.repeat(np.array(tokens, np.int32), 2)[::2],
+    "two to an item": lambda tokens: np.array(tokens, np.int64),
+    "read-only": lambda tokens: memoryview(np.array(tokens, np.int32).tobytes()).cast("i"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("first", [0, 17, 150, 201])
+@pytest.mark.parametrize("differs_at", [None, 100, 250, 301])
+def test_what_is_committed_counts_in_any_form(form: str, first: int, differs_at: int | None, tmp_path: Any) -> None:
+    """The input, in two chunks and some more behind, or other tokens from somewhere on: as if they were given as a list, of which each
+    item is read. The first 100 tokens are here already."""
+    prompt = list(range(300))
+    committed = [*prompt, 7, 8, 9]
+    if differs_at is not None:
+        committed[differs_at] += 1000
+    digests = []
+    for to_form in (FORMS[form], list):
+        with KVCacheManager(config_of(WINDOWS, num_slots=400), device=HostDevice(), journal=tmp_path / "journal") as manager:
+            with make(manager, prompt[:100]) as kv_cache:
+                kv_cache.commit(prompt[:100])
+            kv_cache = make(manager, prompt)
+            assert kv_cache.num_committed_tokens == 100 and kv_cache.resize(100 + first)
+            kv_cache.commit(to_form(committed[100 : 100 + first]))
+            with pytest.raises(LogicError):
+                kv_cache.commit_input()
+            with pytest.raises(ValueError, match="exceed the capacity"):
+                kv_cache.commit(to_form(committed[100 + first : 302]))
+            assert kv_cache.resize(303)
+            for begin, end in ((100 + first, 302), (302, 303)):
+                kv_cache.commit(to_form(committed[begin:end]))
+            assert kv_cache.committed_tokens == committed
+            kv_cache.close()
+            manager.check_invariants()
+            digests.append(manager.state_digest())
+        assert rerun(tmp_path / "journal", HostDevice(), check_invariants=True).digest == digests[-1]
+    assert digests[0] == digests[1]
 
 
 def test_what_the_caller_does_to_the_list_afterwards_does_not_matter() -> None:
