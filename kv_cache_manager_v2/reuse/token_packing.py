@@ -181,7 +181,7 @@ def _pack_buffer(view: memoryview) -> bytes:
     if code == "i" or (code == "l" and view.itemsize == TOKEN_BYTES):
         packed = view.tobytes()
         if len(packed) >= _NUMPY_FROM * TOKEN_BYTES:
-            _validate_with_numpy(view)
+            _validate_with_numpy(packed)
         else:
             _validate_packed(packed)
         return packed
@@ -198,11 +198,11 @@ def _validate_packed(packed: bytes) -> None:
         position += 1
 
 
-def _validate_with_numpy(view: memoryview) -> None:
+def _validate_with_numpy(packed: bytes) -> None:
     import numpy as np
 
-    array = np.asarray(view)
-    if int(array.min()) < 0:
+    array = np.frombuffer(packed, np.int32)
+    if int(np.minimum.reduce(array)) < 0:
         position = int((array < 0).argmax())
         raise ValueError(f"token {position} is {array[position]}: ids are 0 <= id < 2**31")
 
