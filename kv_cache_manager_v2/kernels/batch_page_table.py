@@ -17,7 +17,7 @@ asynchronously keeps two tables, as both follow the sequences independently.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, SupportsIndex, final
+from typing import Final, SupportsIndex, final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from .batch_rows import BatchRows
 from .block_table import BlockTable
 from .csr_table import CsrTable
 from .offset_table import OffsetTable
-from .output_array import INT32, to_output_array
+from .output_array import INT32, flat_view, to_output_array
 from .page_family import PageFamily, PageRule, resolve_family
 from .slot_mapping import SlotMapping
 from .table_output import TableOutput
@@ -88,11 +88,11 @@ class BatchPageTable(Handle):
     _has_scratch: Final[bool]
     """Whether sequences may have scratch blocks, of which their page tables do not tell."""
     _lengths: Final[vec[i32]]
-    """What `seq_lens` gets in the next update; then the same for the other two arrays, and all three as views of numpy."""
+    """What `seq_lens` gets in the next update; then the same for the other two arrays, and views of all three and of what they go to."""
     _queries: Final[vec[i32]]
     _keys: Final[vec[i32]]
-    _sources: Final[list[Any]]
-    _targets: Final[list[Any]]
+    _sources: Final[list[memoryview]]
+    _targets: Final[list[memoryview]]
 
     def __init__(
         self,
@@ -129,8 +129,8 @@ class BatchPageTable(Handle):
         self._lengths = vec[i32]([0] * num_rows)
         self._queries = vec[i32]([0] * (num_rows + 1))
         self._keys = vec[i32]([0] * (num_rows + 1))
-        self._sources = [np.asarray(memoryview(self._lengths)), np.asarray(memoryview(self._queries)), np.asarray(memoryview(self._keys))]
-        self._targets = [self.seq_lens, self.query_start_loc, self.kv_start_loc]
+        self._sources = [memoryview(self._lengths), memoryview(self._queries), memoryview(self._keys)]
+        self._targets = [flat_view(array) for array in (self.seq_lens, self.query_start_loc, self.kv_start_loc)]
 
     # -- outputs ------------------------------------------------------------------------------------------------------
 
@@ -413,6 +413,6 @@ class BatchPageTable(Handle):
             row += 1
             queries[row] = last_query
             keys[row] = last_key
-        self._targets[0][:] = self._sources[0]
-        self._targets[1][:] = self._sources[1]
-        self._targets[2][:] = self._sources[2]
+        # Not by numpy, much of whose code an update of few rows would fetch from memory.
+        for target, source in zip(self._targets, self._sources):
+            target[:] = source

@@ -11,12 +11,13 @@ from ..base.integer_math import ceil_div
 from ..sequence.changed_blocks import ChangedBlocks
 from ..sequence.sequence_state import SequenceState
 from .batch_rows import BatchRows
-from .output_array import INT64, to_output_array
+from .output_array import INT64, flat_view, to_output_array
 from .page_family import PageRule
 from .row_writer import convert_pages, fill_scratch_pages
 from .table_output import TableOutput
 
 _FEW: Final = 8
+"""Up to so many tokens are written one by one."""
 
 
 @final
@@ -30,7 +31,7 @@ class SlotMapping(TableOutput):
     token slots.
     """
 
-    __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens", "_collected", "_view")
+    __slots__ = ("array", "_rule", "_max_num_tokens", "_num_tokens", "_collected", "_view", "_flat")
 
     array: Final[npt.NDArray[np.int64]]
     _rule: Final[PageRule]
@@ -38,8 +39,9 @@ class SlotMapping(TableOutput):
     _num_tokens: i64
     _collected: Final[vec[i64]]
     """Tokens of rows with few inputs, until they are written, all at once."""
-    _view: Final[npt.NDArray[np.int64]]
-    """Of ``_collected``."""
+    _view: Final[memoryview]
+    """Of ``_collected``; then one of ``array``."""
+    _flat: Final[memoryview]
 
     def __init__(self, rule: PageRule, max_num_tokens: int, out: object) -> None:
         self.array = to_output_array(out, "out", (max_num_tokens,), INT64)
@@ -48,7 +50,8 @@ class SlotMapping(TableOutput):
         self._max_num_tokens = max_num_tokens
         self._num_tokens = 0
         self._collected = vec[i64]([0] * max_num_tokens)
-        self._view = np.asarray(memoryview(self._collected))
+        self._view = memoryview(self._collected)
+        self._flat = flat_view(self.array)
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
@@ -85,7 +88,7 @@ class SlotMapping(TableOutput):
             num_inputs = rows.num_inputs[row]
             state = rows.states[row]
             if num_inputs > _FEW:
-                array[first : first + num_collected] = self._view[:num_collected]
+                self._write_collected(first, num_collected)
                 first += num_collected
                 num_collected = 0
                 array[first : first + num_inputs] = self._long_row(state, rows.histories[row], num_inputs)
@@ -103,11 +106,19 @@ class SlotMapping(TableOutput):
                         collected[num_collected] = self._scratch_token(state, block, token % block_tokens)
                     num_collected += 1
                     token += 1
-        array[first : first + num_collected] = self._view[:num_collected]
+        self._write_collected(first, num_collected)
         first += num_collected
         if first < self._num_tokens:
             array[first : self._num_tokens] = -1
         self._num_tokens = first
+
+    def _write_collected(self, first: i64, count: i64) -> None:
+        flat = self._flat
+        if count > _FEW:
+            flat[first : first + count] = self._view[:count]
+            return
+        for position in range(count):
+            flat[first + position] = self._collected[position]
 
     def _scratch_token(self, state: SequenceState, block: i64, token_in_block: i64) -> i64:
         """The position of a token whose block has no page: in a scratch slot, if the rule can address it."""
