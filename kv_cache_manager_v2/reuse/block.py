@@ -15,7 +15,12 @@ from typing import Final, final
 
 from mypy_extensions import i32, i64, mypyc_attr
 
+from .prefix_hash import EMPTY_PREFIX, hash_block
 from .sorted_keys import SortedKeys
+
+MOST_TOGETHER: Final = 10_000
+"""Children of a block in one dict. A dict that grows is made anew at once: beyond some 20,000 that is a pause."""
+_NUM_PARTS: Final = 256
 
 
 @final
@@ -92,28 +97,78 @@ class Block:
 @final
 @mypyc_attr(native_class=True)
 class Children:
-    """Two or more children of a block by their tokens; in sorted order from the first search among neighbours on."""
+    """Two or more children of a block by their tokens; in sorted order from the first search among neighbours on.
 
-    __slots__ = ("by_key", "num_partial", "_sorted_keys")
+    The first `MOST_TOGETHER` are in one dict; those that come while it has so many are in many, each in the one that its tokens say.
+    """
 
-    by_key: Final[dict[bytes, Block]]
+    __slots__ = ("count", "num_partial", "_by_key", "_parts", "_sorted_keys")
+
+    count: i64
     num_partial: i64
     """How many of them are partial blocks; kept by the tree."""
+    _by_key: Final[dict[bytes, Block]]
+    _parts: list[dict[bytes, Block] | None] | None
+    """None until there are more than `MOST_TOGETHER`."""
     _sorted_keys: SortedKeys | None
 
     def __init__(self) -> None:
-        self.by_key = {}
+        self.count = 0
         self.num_partial = 0
+        self._by_key = {}
+        self._parts = None
         self._sorted_keys = None
 
+    def find(self, key: bytes) -> Block | None:
+        child = self._by_key.get(key)
+        if child is None:
+            parts = self._parts
+            if parts is not None:
+                part = parts[_part_of(key)]
+                if part is not None:
+                    return part.get(key)
+        return child
+
+    def dicts(self) -> list[dict[bytes, Block]]:
+        """Where the children are, in an order that depends on the calls alone."""
+        parts = self._parts
+        return [self._by_key] if parts is None else [self._by_key, *[part for part in parts if part is not None]]
+
+    def list_all(self) -> list[Block]:
+        children: list[Block] = []
+        for part in self.dicts():
+            children.extend(part.values())
+        return children
+
     def add(self, key: bytes, child: Block) -> None:
-        self.by_key[key] = child
+        """No child has that key."""
+        self.count += 1
+        by_key = self._by_key
+        if len(by_key) >= MOST_TOGETHER:
+            by_key = self._make_part(_part_of(key))
+        by_key[key] = child
         sorted_keys = self._sorted_keys
         if sorted_keys is not None:
             sorted_keys.add(key)
 
+    def _make_part(self, number: i64) -> dict[bytes, Block]:
+        """Where children of that part are, made if there is none yet."""
+        parts = self._parts
+        if parts is None:
+            parts = [None] * _NUM_PARTS
+            self._parts = parts
+        part = parts[number]
+        if part is None:
+            part = {}
+            parts[number] = part
+        return part
+
     def remove(self, key: bytes) -> None:
-        del self.by_key[key]
+        self.count -= 1
+        by_key = self._by_key
+        if self._parts is not None and key not in by_key:
+            by_key = self._make_part(_part_of(key))
+        del by_key[key]
         sorted_keys = self._sorted_keys
         if sorted_keys is not None:
             sorted_keys.remove(key)
@@ -121,6 +176,13 @@ class Children:
     def sorted_keys(self) -> SortedKeys:
         sorted_keys = self._sorted_keys
         if sorted_keys is None:
-            sorted_keys = SortedKeys(list(self.by_key))
+            keys: list[bytes] = []
+            for part in self.dicts():
+                keys.extend(part)
+            sorted_keys = SortedKeys(keys)
             self._sorted_keys = sorted_keys
         return sorted_keys
+
+
+def _part_of(key: bytes) -> i64:
+    return hash_block(EMPTY_PREFIX, key) & (_NUM_PARTS - 1)

@@ -101,7 +101,7 @@ class Matcher:
                 children = node.children
                 if children is None:
                     break
-                child = children.by_key.get(packed[position : position + block_bytes])
+                child = children.find(packed[position : position + block_bytes])
                 if child is None:
                     break
             elif child.tokens is not text or position >= known_end:
@@ -263,7 +263,8 @@ class Matcher:
                 key = before[at_before]
                 at_before += 1
                 num_shared = shared_before
-            match = self._try_partial(children.by_key[key], num_shared, blocks)
+            child = children.find(key)
+            match = None if child is None else self._try_partial(child, num_shared, blocks)
             if match is not None:
                 return match
         return None

@@ -161,7 +161,7 @@ class RadixTree(PageOwner):
         if only_child is not None:
             return only_child if key_of(only_child, self.block_bytes) == key else None
         children = parent.children
-        return children.by_key.get(key) if children is not None else None
+        return children.find(key) if children is not None else None
 
     def key_of(self, block: Block) -> bytes:
         """The packed tokens of a published block."""
@@ -174,7 +174,7 @@ class RadixTree(PageOwner):
     def children_of(self, block: Block) -> list[Block]:
         if block.only_child is not None:
             return [block.only_child]
-        return list(block.children.by_key.values()) if block.children is not None else []
+        return block.children.list_all() if block.children is not None else []
 
     def attach(self, parent: Block, block: Block, key: bytes) -> None:
         """Publish a private block under ``parent``, which has no child with that key."""
@@ -288,7 +288,7 @@ class RadixTree(PageOwner):
             children.remove(key)
             if len(key) < self.block_bytes:
                 children.num_partial -= 1
-            if len(children.by_key) == 0:
+            if children.count == 0:
                 parent.children = None
         block.parent = None
         block.tokens = b""
@@ -336,13 +336,13 @@ class RadixTree(PageOwner):
             below = only_child.first_page + life_cycle
             if rows.is_queued(below) and (level == ANY_LEVEL or rows.level(below) == level):
                 return below
-            return NO_PAGE
         children = block.children
         if children is not None:
-            for child in children.by_key.values():
-                below = child.first_page + life_cycle
-                if rows.is_queued(below) and (level == ANY_LEVEL or rows.level(below) == level):
-                    return below
+            for part in children.dicts():
+                for child in part.values():
+                    below = child.first_page + life_cycle
+                    if rows.is_queued(below) and (level == ANY_LEVEL or rows.level(below) == level):
+                        return below
         return NO_PAGE
 
     def content_key(self, page: i64) -> i64:
@@ -490,7 +490,7 @@ class RadixTree(PageOwner):
             if block.only_child is not None:
                 pending.append(block.only_child)
             elif children is not None:
-                pending.extend(children.by_key.values())
+                pending.extend(children.list_all())
             elif block is not top:
                 leaves.append(block)
         for leaf in leaves:

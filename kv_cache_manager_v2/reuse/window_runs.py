@@ -69,8 +69,8 @@ class WindowRuns:
         only_child = block.only_child
         if only_child is not None:
             self._add_run_below(only_child, life_cycle, least)
-        elif block.children is not None and len(block.children.by_key) <= _MAX_BRANCHES:
-            for child in block.children.by_key.values():
+        elif block.children is not None and block.children.count <= _MAX_BRANCHES:
+            for child in block.children.list_all():
                 self._add_run_below(child, life_cycle, least)
         return self._pages
 
@@ -160,9 +160,9 @@ class WindowRuns:
         children = block.children
         if children is None:
             return False
-        if len(children.by_key) > _MAX_BRANCHES:
+        if children.count > _MAX_BRANCHES:
             return True
-        for child in children.by_key.values():
+        for child in children.list_all():
             if child is not known and self._rows.has_page(child.first_page + life_cycle):
                 return True
         return False
@@ -224,9 +224,9 @@ class WindowRuns:
             if rows.has_page(block.only_child.first_page + life_cycle):
                 listed.append(block.only_child)
         elif block.children is not None:
-            if len(block.children.by_key) > _MAX_BRANCHES:
+            if block.children.count > _MAX_BRANCHES:
                 return False
-            for child in block.children.by_key.values():
+            for child in block.children.list_all():
                 if rows.has_page(child.first_page + life_cycle):
                     listed.append(child)
         return True

@@ -212,15 +212,13 @@ def _mark_of(state: SequenceState) -> i64:
 def _is_covered_by_longer_sibling(state: SequenceState, parent: Block, key: bytes) -> bool:
     tree = state.shared.tree
     private = state.blocks[state.num_published]
-    if parent.only_child is not None:
-        sibling = parent.only_child
-    elif parent.children is not None:
+    sibling = parent.only_child
+    if sibling is None and parent.children is not None:
         # The first key from ours on begins with ours if any sibling's does.
         _, after = parent.children.sorted_keys().neighbours(key, 1)
-        if len(after) == 0:
-            return False
-        sibling = parent.children.by_key[after[0]]
-    else:
+        if len(after) > 0:
+            sibling = parent.children.find(after[0])
+    if sibling is None:
         return False
     longer = tree.key_of(sibling)
     return len(longer) > len(key) and longer.startswith(key) and tree.is_covered(private, sibling)

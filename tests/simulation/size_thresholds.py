@@ -24,7 +24,7 @@ def most(values: list[int]) -> int:
 def most_children(run: Any) -> int:
     tree = run.manager._shared.tree
     roots = [tree.find_root(scope) for scope in tree.scopes()]
-    return most([len(root.children.by_key) for root in roots if root is not None and root.children is not None])
+    return most([root.children.count for root in roots if root is not None and root.children is not None])
 
 
 CROSSED: dict[str, tuple[Callable[[Any], int], int]] = {

@@ -19,7 +19,7 @@ def test_a_run_is_followed_into_eight_children(num_children: int, num_useless: i
             run_prompt(manager, shared + [100 * child + position for position in range(100, 100 + T)]).close()
         tree = manager._shared.tree
         first, second = tree.find_path(ReuseScope(), pack_tokens(shared, tree.digests, False))
-        assert second.only_child is not None or (second.children is not None and len(second.children.by_key) == num_children)
+        assert second.only_child is not None or (second.children is not None and second.children.count == num_children)
         pages = list(tree._runs.find_useless(first, 1))
         assert len(pages) == num_useless
         assert num_useless == 0 or pages[0] == second.first_page + 1
