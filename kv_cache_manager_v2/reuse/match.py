@@ -237,22 +237,25 @@ class Matcher:
         children = parent.children
         if children is None:
             return None
-        # Nearly always the nearest one serves; only where it does not, look further.
-        match = self._try_neighbours(children, rest, blocks, 1)
-        return match if match is not None else self._try_neighbours(children, rest, blocks, NEIGHBOURS_TRIED)
+        before, after = children.sorted_keys().neighbours(rest, 1)
+        shared_before = _count_shared_at(before, 0, rest)
+        shared_after = _count_shared_at(after, 0, rest)
+        # Nearly always the nearest one serves or shares nothing; only where it does neither, look further.
+        if shared_after == 0 and shared_before == 0:
+            return None
+        is_after = shared_after >= shared_before
+        nearest = children.find(after[0] if is_after else before[0])
+        match = None if nearest is None else self._try_partial(nearest, shared_after if is_after else shared_before, blocks)
+        return match if match is not None else self._try_neighbours(children, rest, blocks)
 
-    def _try_neighbours(self, children: Children, rest: bytes, blocks: list[Block], count: i64) -> Match | None:
-        """Of the children beside the place of ``rest`` in their order, ``count`` of those that share the most with it."""
-        before, after = children.sorted_keys().neighbours(rest, count)
+    def _try_neighbours(self, children: Children, rest: bytes, blocks: list[Block]) -> Match | None:
+        """Of the children beside the place of ``rest`` in their order, some of those that share the most with it."""
+        before, after = children.sorted_keys().neighbours(rest, NEIGHBOURS_TRIED)
         at_before: i64 = 0
         at_after: i64 = 0
-        for tried in range(count):
-            shared_before: i64 = 0
-            if at_before < len(before):
-                shared_before = count_shared_tokens(before[at_before], rest)
-            shared_after: i64 = 0
-            if at_after < len(after):
-                shared_after = count_shared_tokens(after[at_after], rest)
+        for tried in range(NEIGHBOURS_TRIED):
+            shared_before = _count_shared_at(before, at_before, rest)
+            shared_after = _count_shared_at(after, at_after, rest)
             if shared_after == 0 and shared_before == 0:
                 return None
             if shared_after >= shared_before:
@@ -297,14 +300,16 @@ def count_shared_with_children(tree: RadixTree, parent: Block, key: bytes) -> i6
     if children is None:
         return 0
     before, after = children.sorted_keys().neighbours(key, 1)
-    most: i64 = 0
-    if len(before) > 0:
-        most = count_shared_tokens(before[0], key)
-    if len(after) > 0:
-        shared = count_shared_tokens(after[0], key)
-        if shared > most:
-            most = shared
-    return most
+    shared_before = _count_shared_at(before, 0, key)
+    shared_after = _count_shared_at(after, 0, key)
+    return shared_after if shared_after > shared_before else shared_before
+
+
+def _count_shared_at(keys: list[bytes], position: i64, rest: bytes) -> i64:
+    """What ``rest`` and the key at that position share; 0 if there is none."""
+    if position >= len(keys):
+        return 0
+    return count_shared_tokens(keys[position], rest)
 
 
 def count_shared_tokens(a: bytes, b: bytes) -> i64:
