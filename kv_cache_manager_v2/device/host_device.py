@@ -6,8 +6,10 @@ kilobyte and a terabyte: physical memory is allocated page by page when first to
 
 Streams run eagerly unless they are blocked: a call that enqueues work does it before it returns, so every event is done when
 it is recorded, and waiting only checks handles. Only copies from and to a disk are done by threads
-(`DiskWorkers`), and work enqueued after them waits for them (`HostStreams`). Kernels (`HostKernel`) run at once, after
-waiting for the disk if they must; their exceptions reach the launcher.
+(`DiskWorkers`), and work enqueued after them waits for them (`HostStreams`). Kernels are plain code that reads and writes the
+pools, as numpy and torch on the CPU do: nothing holds them back, so a manager's call returns once a sequence's stream has
+what it waits for. Kernels of `launch` (`HostKernel`) run at once, after waiting for the disk if they must; their exceptions
+reach the launcher.
 
 Every address is checked against the reserved and mapped ranges before anything happens, so a mistake is an exception.
 """
@@ -18,7 +20,7 @@ from typing import Final, SupportsIndex, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from ..base.checks import to_count
+from ..base.checks import to_bool, to_count
 from ..base.errors import LogicError, StorageIOError
 from ..base.given import Given
 from ..base.ids import CacheTier
@@ -62,12 +64,14 @@ class HostDevice(Device):
     ``granularity_bytes``: ranges are mapped in multiples of this power of two. The default is a GPU's, so that a plan
     made here is valid there; smaller ones, down to a page, waste less in tiny tests. ``files``: replaces the
     operating system's. ``num_disk_threads``: disk transfers in progress at a time. ``clock``: of the timers, read by
-    any thread; replaces the process's own.
+    any thread; replaces the process's own. ``calls_wait_for_disk``: False if every kernel goes through `launch` or comes
+    after a `synchronize_stream` of its sequence's stream; then `resize` and `commit` never wait. By default they wait, where
+    a page that they hand out is still being read from a disk or written to one, so that any code may touch it at once.
     """
 
     __slots__ = (
         "_granularity_bytes", "_gpu_ranges", "_host_ranges", "_disk_ranges", "_streams", "_events", "_timers", "_workers",
-        "_pending", "_is_closed",
+        "_pending", "_calls_wait", "_is_closed",
     )  # fmt: skip
 
     _granularity_bytes: Final[int]
@@ -79,6 +83,7 @@ class HostDevice(Device):
     _timers: Final[HostTimers]
     _workers: Final[DiskWorkers]
     _pending: Final[HostStreams]
+    _calls_wait: Final[bool]
     _is_closed: bool
 
     def __init__(
@@ -88,6 +93,7 @@ class HostDevice(Device):
         files: Given[FilePort | None] = None,
         num_disk_threads: SupportsIndex = _DEFAULT_DISK_THREADS,
         clock: Given[StatisticsClock | None] = None,
+        calls_wait_for_disk: Given[bool] = True,
     ) -> None:
         granularity = int(to_count(granularity_bytes, "granularity_bytes"))
         if granularity < PAGE_BYTES or granularity & (granularity - 1) != 0:
@@ -101,6 +107,7 @@ class HostDevice(Device):
             raise TypeError(f"files must be a FilePort or None, not {type(files).__name__}")
         if clock is not None and not isinstance(clock, StatisticsClock):
             raise TypeError(f"clock must be a StatisticsClock or None, not {type(clock).__name__}")
+        self._calls_wait = to_bool(calls_wait_for_disk, "calls_wait_for_disk")
         self._granularity_bytes = granularity
         self._gpu_ranges = RangeTable(CacheTier.GPU_MEM, granularity)
         self._host_ranges = RangeTable(CacheTier.HOST_MEM, granularity)
@@ -121,6 +128,10 @@ class HostDevice(Device):
     @property
     def is_software(self) -> bool:
         return True
+
+    @property
+    def runs_kernels_at_once(self) -> bool:
+        return self._calls_wait
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -222,6 +233,10 @@ class HostDevice(Device):
         self._require_stream(stream)
         if self._pending.is_busy:
             self._pending.synchronize_stream(stream)
+
+    def settle_stream(self, stream: int) -> None:
+        if self._pending.is_busy:
+            self._pending.settle_stream(stream)
 
     def record_event(self, stream: int) -> int:
         self._require_stream(stream)

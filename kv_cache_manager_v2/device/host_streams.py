@@ -380,12 +380,18 @@ class HostStreams:
             self._raise_first_unreported(event.failures)
 
     def synchronize_stream(self, stream: int) -> None:
+        self.settle_stream(stream)
+        found = self._streams.get(stream)
+        if found is not None:
+            self._raise_first_unreported(found.failures)
+
+    def settle_stream(self, stream: int) -> None:
+        """Wait until the stream has no queue; failures stay."""
         self.poll()
         found = self._streams.get(stream)
         if found is not None:
             while found.queue:
                 self._wait_for_progress()
-            self._raise_first_unreported(found.failures)
 
     def synchronize_all(self) -> None:
         """Wait until no stream has a queue; failures stay."""

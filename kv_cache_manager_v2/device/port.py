@@ -147,6 +147,12 @@ class Device(Handle, metaclass=ABCMeta):
         """True if level 0 is host memory: addresses can be read by the host and `launch` takes a `HostKernel`."""
         raise NotImplementedError("Device.is_software is for subclasses to define")
 
+    @property
+    def runs_kernels_at_once(self) -> bool:
+        """True if kernels may be plain code of the caller's thread, which no stream holds back. A manager's calls then end with
+        `settle_stream` for each stream of a sequence that they made wait."""
+        return False
+
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -243,6 +249,9 @@ class Device(Handle, metaclass=ABCMeta):
     def synchronize_stream(self, stream: int) -> None:
         """Block the host until everything enqueued so far is done."""
         raise NotImplementedError("Device.synchronize_stream is for subclasses to define")
+
+    def settle_stream(self, stream: int) -> None:
+        """Where `runs_kernels_at_once`: block the host until everything enqueued so far is done, and raise no failure of it."""
 
     @abstractmethod
     def record_event(self, stream: int) -> int:

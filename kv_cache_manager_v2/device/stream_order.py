@@ -16,6 +16,10 @@ While there is a single timeline, `mark` is a counter and no event exists: work 
 second timeline on, `mark` records, so that a later wait never waits for more than it must. No decision depends on any of
 this: events order bytes, they never choose slots.
 
+Where kernels are plain code of the caller's thread (`Device.runs_kernels_at_once`), no stream holds them back. There a call that has
+made a sequence's stream wait ends with `settle`, at the door (`CallGuard`): outside the change, so that an interrupt breaks nothing.
+Calls that no kernel follows `postpone` it: the stream is settled by the next call that orders anything on it.
+
 A device may refuse an event, or a wait for one, in the middle of a change that cannot be undone. Then the host waits instead, and the
 log says so. Only if that fails as well, the device's error is raised.
 """
@@ -56,7 +60,7 @@ class Timeline:
 
     __slots__ = (
         "stream", "index", "tick", "num_users", "event_ticks", "events", "seen", "seen_since", "retired_event", "retired_at",
-        "is_slow",
+        "is_slow", "is_own",
     )  # fmt: skip
 
     stream: int  # the present one, or the last
@@ -70,6 +74,7 @@ class Timeline:
     retired_event: bool  # RETIRED: events[-1] covers every tick
     retired_at: i64  # how many had retired before, the last time
     is_slow: bool  # its work may wait for a lower tier
+    is_own: bool  # the library's: no kernel of the engine's runs on it
 
     def __init__(self, stream: int, index: i64) -> None:
         self.stream = stream
@@ -83,6 +88,7 @@ class Timeline:
         self.retired_event = False
         self.retired_at = 0
         self.is_slow = False
+        self.is_own = False
 
 
 @final
@@ -113,9 +119,15 @@ class StreamOrder:
     """
 
     __slots__ = (
-        "_device", "_num_kept", "_num_retired", "_timelines", "_by_stream", "_join", "_slow_join", "_is_closing",
+        "settles", "_owed", "_postponed", "_device", "_num_kept", "_num_retired", "_timelines", "_by_stream", "_join", "_slow_join",
+        "_is_closing",
     )  # fmt: skip
 
+    settles: Final[bool]
+    """Whether the host waits, in `settle`, for what streams of sequences wait for."""
+    _owed: Final[set[int]]
+    """Streams of sequences on which something was ordered since the last `settle`."""
+    _postponed: Final[set[int]]
     _device: Final[Device]
     _num_kept: Final[i64]
     _num_retired: i64  # so far
@@ -128,6 +140,9 @@ class StreamOrder:
     """All streams are synchronised, and some events are released: no more are recorded."""
 
     def __init__(self, device: Device, num_kept: i64 = _TIMELINES_KEPT) -> None:
+        self.settles = device.runs_kernels_at_once
+        self._owed = set()
+        self._postponed = set()
         self._device = device
         self._num_kept = num_kept
         self._num_retired = 0
@@ -139,8 +154,8 @@ class StreamOrder:
 
     # -- timelines ----------------------------------------------------------------------------------------------------
 
-    def enter(self, stream: int) -> i64:
-        """Begin a use of ``stream``; returns the timeline's index. Pairs with `leave`.
+    def enter(self, stream: int, is_own: bool = False) -> i64:
+        """Begin a use of ``stream``; returns the timeline's index. Pairs with `leave`. ``is_own``: it is no sequence's.
 
         If the device rejects the handle, its error is raised here, and nothing has changed.
         """
@@ -155,6 +170,9 @@ class StreamOrder:
                 self._device.wait_event(stream, timeline.events[-1])
             timeline.retired_event = False
         timeline.num_users += 1
+        timeline.is_own = is_own
+        if self.settles and not is_own:
+            self._owed.add(timeline.stream)
         return timeline.index
 
     def leave(self, index: i64) -> None:
@@ -179,7 +197,7 @@ class StreamOrder:
 
     def enter_slow(self, stream: int) -> i64:
         """`enter` a stream whose work may wait for a lower tier, even a disk: `is_slow` is true for its points."""
-        index = self.enter(stream)
+        index = self.enter(stream, True)
         self._timelines[index].is_slow = True
         return index
 
@@ -242,6 +260,8 @@ class StreamOrder:
         """Order work enqueued on the timeline from now on after ``point``; free on the same stream."""
         if point == NO_POINT:
             return
+        if len(self._postponed) > 0 and self._timelines[index].stream in self._postponed:
+            self._owed.add(self._timelines[index].stream)
         source_index = point >> _TICK_BITS
         if source_index == index:
             return
@@ -257,6 +277,8 @@ class StreamOrder:
                 self._device.wait_event(timeline.stream, event)
             except Exception as error:
                 self._wait_on_host(timeline.stream, event, error)
+            if self.settles and not timeline.is_own:
+                self._owed.add(timeline.stream)
         seen = timeline.seen
         since = timeline.seen_since
         while len(seen) <= source_index:
@@ -304,9 +326,28 @@ class StreamOrder:
         event = source.events[self._event_position(source, point & _TICK_MASK)]
         return event == _DONE or self._device.is_event_done(event)
 
+    @property
+    def owes(self) -> bool:
+        """Whether `settle` has something to do."""
+        return len(self._owed) > 0
+
+    def settle(self) -> None:
+        """Block the host until streams of sequences have what they wait for. May be called again after an interruption."""
+        for stream in list(self._owed):
+            self._device.settle_stream(stream)
+            self._owed.discard(stream)
+            self._postponed.discard(stream)
+
+    def postpone(self) -> None:
+        """The call ends, and no kernel comes before the next one that orders something on these streams."""
+        self._postponed.update(self._owed)
+        self._owed.clear()
+
     def close(self) -> None:
         """Release every event and our own streams. The caller has synchronised. May be called again after an interruption."""
         self._is_closing = True
+        self._owed.clear()
+        self._postponed.clear()
         for timeline in self._timelines:
             while len(timeline.events) > 0:
                 event = timeline.events.pop()
@@ -355,7 +396,7 @@ class StreamOrder:
                     self._wait_on_host(source.stream, event, error)
                 return b
             try:
-                join.index = self.enter_slow(stream) if is_slow else self.enter(stream)
+                join.index = self.enter_slow(stream) if is_slow else self.enter(stream, True)
             except BaseException:
                 self._device.destroy_stream(stream)
                 raise

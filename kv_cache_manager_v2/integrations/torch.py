@@ -27,7 +27,9 @@ class LayerView:
     """The pages of one layer and role as a torch tensor over the pool; made by `layer_view`.
 
     The pool's memory stays while `tensor`, or a tensor made from it, is used; it is freed when the last one is gone and the manager
-    is shut down. After `KVCacheManager.resize` of level 0 and after `adjust` make a new view: rows were added or moved.
+    is shut down. On a GPU a sequence's pages are touched on its stream; on the CPU as soon as `resume`, `resize` or `commit` is back
+    (not with ``HostDevice(calls_wait_for_disk=False)``). After `KVCacheManager.resize` of level 0 and after `adjust` make a new view: rows
+    were added or moved.
     """
 
     __slots__ = ("tensor", "layer_id", "data_role", "layer_group_id", "_converter", "_is_state")

@@ -191,9 +191,6 @@ class PagedCachePool:
         for kv_cache in cache.kv_caches:
             while not kv_cache.resize(capacity):
                 self._suspend_another(cache)
-        if self._device.is_software:
-            # torch works on the host's memory at once, not in the order of a stream: what disks still read and write comes first.
-            self._device.synchronize_stream(cache.kv_caches[0].cuda_stream)
 
     def activate(self, cache: PagedCache) -> None:
         """Every row of the cache on level 0, in order with torch's current stream."""

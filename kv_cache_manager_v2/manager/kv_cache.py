@@ -245,6 +245,7 @@ class KVCache(Handle):
         with state.shared.guard as journal:
             self._require(ACTIVE, "suspend")
             residency.suspend(state)
+            state.shared.order.postpone()
             if state.counters is not None:
                 state.counters.record_suspended()
             journal.record(SUSPEND, state.serial)

@@ -838,6 +838,7 @@ class KVCacheManager(Handle):
         Row ``i`` is what the page index ``i`` of that mode stands for; default SHARED, or PER_LAYER with
         `swa_scratch_reuse`. With ``by_slot`` row ``i`` is the buffer in slot ``i``, so base page indices index it.
         ``dtype``: a name, also "bfloat16", "float8_e4m3fn" and "float8_e5m2"; rows have ``page_bytes / item size`` items.
+        Touch an ACTIVE sequence's pages in the order of its stream, on the host device as soon as a call is back.
         """
         self._require_open()
         return self._addresses.pool_view(

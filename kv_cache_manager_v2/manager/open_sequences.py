@@ -82,6 +82,7 @@ class OpenSequences:
             commit_steps.stop_committing(state, True)
         record_close(state)
         residency.close(state)
+        state.shared.order.postpone()
 
     def close_forgotten(self) -> None:
         """Close the sequences whose handle is gone, in the order of creation."""

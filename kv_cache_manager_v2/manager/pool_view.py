@@ -8,6 +8,10 @@ The protocols are `__dlpack__` (torch, numpy, CuPy, JAX), `__array_interface__` 
 memory) and `__cuda_array_interface__` (CuPy, torch, Numba; on a GPU). Array interfaces cannot name bf16 and fp8; those
 go through DLPack, or through uint16 and uint8.
 
+Order. On a GPU a sequence's pages are touched by work on its stream. In the host's memory numpy and torch touch them at once, as soon
+as `resume`, `resize` or `commit` is back: these wait for a disk where they must (not with ``HostDevice(calls_wait_for_disk=False)``,
+where `Device.synchronize_stream` of the sequence's stream comes first).
+
 Lifetime. While a view is not released, the manager's memory stays: `shutdown` then ends all calls and forgets
 everything, but unmaps only when the last view is released. numpy and CuPy keep the view alive as long as their arrays,
 and a view that is dropped releases itself. A tensor made by DLPack keeps nothing, and cannot tell when it is

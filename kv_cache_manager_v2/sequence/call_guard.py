@@ -9,6 +9,9 @@ the middle of a change that cannot be undone (the device refuses an event, the u
 is raised, later calls are refused. An `AssertionError` that code of the user's raised (a callback, an argument's ``__index__``) is
 no invariant of ours, but an exception like others. Sequences whose handle was dropped without `close` wait here; the next call closes them.
 
+Where kernels are plain code of the caller's thread, the end of a call waits for what it has made the streams of sequences wait for
+(`StreamOrder.settle`): the kernels may touch the pages at once.
+
 The call records itself in the journal that the door hands out, as its last step: a call that raises is not recorded. A manager
 without a journal hands out one that keeps nothing. Compiled, the ``with`` and the record that is not kept cost some two nanoseconds
 more than ``try``, ``finally`` and a test for a journal; a decode step inside a block needs no door at all (`is_idle`).
@@ -37,6 +40,7 @@ from ..base.build_mode import is_compiled
 from ..base.change_count import ChangeCount
 from ..base.errors import BusyError, CorruptedError, LogicError
 from ..base.process_bound import ProcessBound
+from ..device.stream_order import StreamOrder
 from ..journal.call_records import CallRecords
 
 _IDLE: Final = 0
@@ -70,13 +74,15 @@ class SnapshotPublisher(metaclass=ABCMeta):
 @mypyc_attr(native_class=True)
 class CallGuard(ProcessBound):
     __slots__ = (
-        "is_foreign", "publisher", "_attention", "_busy", "_changes", "_journal", "_reason", "_abandoned",
+        "is_foreign", "publisher", "order", "_attention", "_busy", "_changes", "_journal", "_reason", "_abandoned",
         "_process", "_readers", "_reader", "_is_read", "_is_entering", "_must_stay", "_asked",
     )  # fmt: skip
 
     is_foreign: bool
     """Whether this process is a fork of the manager's: it must leave the manager's memory and files alone."""
     publisher: SnapshotPublisher | None
+    order: StreamOrder | None
+    """None where streams hold the kernels back."""
 
     _attention: i64
     """0 when a call may go straight on; 1 when it has to look closer."""
@@ -89,7 +95,7 @@ class CallGuard(ProcessBound):
     _is_entering: bool
     """A call is about to begin, or publishes: no thread may look."""
     _must_stay: bool
-    """Something waits for the end of the call: a broken manager, abandoned handles, threads that asked for a snapshot."""
+    """Something waits for the end of the call: a broken manager, abandoned handles, threads that asked for a snapshot, a stream."""
     _asked: list[Lock]
     """Each locked by a thread that waits for a snapshot."""
     _changes: Final[ChangeCount]
@@ -116,6 +122,7 @@ class CallGuard(ProcessBound):
         self._must_stay = False
         self._asked = []
         self.publisher = None
+        self.order = None
 
     @property
     def is_idle(self) -> bool:
@@ -151,6 +158,17 @@ class CallGuard(ProcessBound):
     def _leave(self) -> None:
         if self._changes.num_begun > 0:
             self._record_interruption()
+        if self.order is not None and self.order.owes:
+            try:
+                self.order.settle()
+            finally:
+                # Interrupted, it is left to the next call.
+                self._must_stay = self._must_stay or self.order.owes
+                self._become_idle()
+            return
+        self._become_idle()
+
+    def _become_idle(self) -> None:
         self._busy = False
         # In this order: a handle that another thread drops between the two sets it again.
         self._attention = _IDLE
@@ -169,6 +187,7 @@ class CallGuard(ProcessBound):
                 self._is_entering = False
         self._must_stay = False
         is_needed = self._reason is not None or len(self._abandoned) > 0 or len(self._asked) > 0 or self.is_foreign
+        is_needed = is_needed or (self.order is not None and self.order.owes)
         # Idle last, with no call in between: an interrupt leaves the closer look, another thread's reason is seen.
         if is_needed or self._must_stay:
             self._must_stay = True

@@ -170,6 +170,8 @@ class SharedState:
         self.planned = PlannedBlocks(tree)
         self.retention = RetentionRecords(storage, tree, _count_pinnable(storage, config.max_pinned_share))
         self.guard = CallGuard(storage.changes, journal)
+        if self.order.settles:
+            self.guard.order = self.order
         self.life_cycles = list(life_cycles)
         self.num_life_cycles = len(life_cycles)
         self.tokens_per_block = config.tokens_per_block

@@ -97,7 +97,7 @@ class PageFiller:
             _record_refusal(error)
             return False
         try:
-            self._timeline = self._order.enter(stream)
+            self._timeline = self._order.enter(stream, True)
         except Exception as error:
             self._device.destroy_stream(stream)
             _record_refusal(error)

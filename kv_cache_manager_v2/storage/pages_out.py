@@ -49,7 +49,7 @@ class PagesOut:
         self.last = NO_POINT
         self.stream = storage.device.create_stream()
         try:
-            self._timeline = storage.order.enter(self.stream)
+            self._timeline = storage.order.enter(self.stream, True)
         except BaseException:
             storage.device.destroy_stream(self.stream)
             raise

@@ -58,6 +58,29 @@ def test_streams_pass_pages_on_through_the_disk(bench: DeviceUnderTest) -> None:
     device.destroy_stream(reader)
 
 
+def test_kernels_that_run_at_once_find_a_settled_stream(bench: DeviceUnderTest) -> None:
+    """Whatever the device, `settle_stream` may be called at any time; where kernels run at once, everything before it is done."""
+    device = bench.device
+    gpu, disk = bench.memory(GPU, SIZE), bench.memory(DISK, SIZE)
+    writer, reader = device.create_stream(), device.create_stream()
+    for value in range(5):
+        device.fill(writer, gpu, SIZE, value)
+        copy(bench, writer, DISK, disk, GPU, gpu)
+        copy(bench, writer, GPU, gpu, DISK, disk)
+        written = device.record_event(writer)
+        device.wait_event(reader, written)
+        device.settle_stream(reader)
+        if device.runs_kernels_at_once:
+            assert device.is_event_done(written)
+            bench.check(GPU, gpu, bytes([value]) * SIZE)
+        device.release_event(written)
+        device.settle_stream(reader)
+    for stream in (writer, reader):
+        device.synchronize_stream(stream)
+        device.destroy_stream(stream)
+    device.settle_stream(writer)  # perhaps postponed until the stream was destroyed
+
+
 def test_polling_ends_behind_the_disk(bench: DeviceUnderTest) -> None:
     device = bench.device
     gpu, disk = bench.memory(GPU, 2 * SIZE), bench.memory(DISK, SIZE)

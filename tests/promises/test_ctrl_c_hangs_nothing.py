@@ -144,7 +144,7 @@ from kv_cache_manager_v2 import HostDevice, KVCacheManager, LogicError
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 files = FakeFiles()
-device = HostDevice(files=files)
+device = HostDevice(files=files, calls_wait_for_disk=False)
 manager = KVCacheManager(tiered_config(8, [("disk", 64)]), device=device)
 kv_cache = manager.create_kv_cache()
 assert kv_cache.resume() and kv_cache.resize(8 * TOKENS_PER_BLOCK)

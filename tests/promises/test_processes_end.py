@@ -36,7 +36,7 @@ for_ever = []
 
 def make_device(kind):
     if kind == "host":
-        return HostDevice(files=files)
+        return HostDevice(files=files, calls_wait_for_disk=False)
     from unit.device.async_cuda_driver import AsyncCudaDriver
     return CudaDevice(driver=AsyncCudaDriver(1), files=files, granularity_bytes=4096, staging_bytes=1 << 20)
 

@@ -310,6 +310,24 @@ def test_a_failed_read_that_no_call_raised_is_logged_at_close(caplog: pytest.Log
     assert [record.levelname for record in caplog.records] == ["ERROR"] and os.strerror(errno.EIO) in caplog.text
 
 
+def test_settling_waits_and_leaves_failures_to_be_raised(bench: Bench) -> None:
+    device = bench.device
+    assert device.runs_kernels_at_once and not HostDevice(calls_wait_for_disk=False).runs_kernels_at_once
+    bench.files.fail(errno.EIO, reads=True)
+    stream, other = device.create_stream(), device.create_stream()
+    bench.copy(stream, DISK, GPU, [(0, 5)])
+    bench.copy(stream, GPU, DISK, [(2, 0)])
+    behind = device.record_event(stream)
+    device.wait_event(other, behind)
+    device.fill(other, bench.address(GPU, 7), PAGE, 70)
+    device.settle_stream(other)
+    assert bench.value(GPU, 7) == 70
+    with pytest.raises(StorageIOError):
+        device.synchronize_stream(other)
+    device.synchronize_stream(stream)
+    assert device.is_event_done(behind)
+
+
 @pytest.mark.parametrize("how", ["poll", "stream", "event", "launch"])
 def test_every_way_to_ask_tells_of_a_failed_read(bench: Bench, how: str) -> None:
     device = bench.device
