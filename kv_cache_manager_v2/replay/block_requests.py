@@ -1,8 +1,8 @@
 """A workload as lists of block ids: all that a comparison of eviction policies needs.
 
 A block is a run of tokens with its whole prefix; equal blocks have equal ids, from 0 on in the order of first appearance. A block of a
-trace is one of its hash ids (512 tokens, the last one may be cut); a block of a generated workload is
-``block_tokens`` tokens of the prompt.
+trace is one of its hash ids, of as many tokens as the log says (the last one may be cut); a block of a log without hash ids, and of a
+generated workload, is ``block_tokens`` tokens of the prompt.
 """
 
 from typing import Final, TypeAlias, final
@@ -54,14 +54,20 @@ class BlockRequests:
 
 
 def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
-    """Read a workload as blocks. ``block_tokens``: for a trace, that of the trace."""
+    """Read a workload as blocks. ``block_tokens``: where a block is no hash id of a trace, whose own size is used."""
     ids: dict[tuple[int, int | bytes], int] = {}
     parents: list[int] = []
     requests: list[BlockIds] = []
     num_generated: list[int] = []
     num_whole: list[int] = []
     recorded_hints: list[bool | None] = []
-    has_block_ids = isinstance(workload, TraceWorkload) and workload.has_block_ids
+    has_block_ids = False
+    block_size = 0
+    if isinstance(workload, TraceWorkload) and workload.has_block_ids:
+        has_block_ids = True
+        block_size = workload.tokens_per_hash_id
+    single: list[tuple[int, int]] = []
+    """Requests of one hash id, and its length: whether it is cut is known once another request of the log has shown its block."""
     for request in workload.requests():
         parent = _ROOT
         blocks: BlockIds = []
@@ -69,8 +75,12 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
         if has_block_ids:
             contents.extend(request.segment_codes.tolist())
             lengths = request.segment_lengths
-            is_cut = int(lengths[-1]) < (int(lengths[0]) if len(lengths) > 1 else block_tokens)
-            num_whole.append(len(contents) - is_cut)
+            if len(contents) == 1:
+                single.append((len(num_whole), int(lengths[0])))
+                num_whole.append(0)
+            else:
+                block_size = int(lengths[0])
+                num_whole.append(len(contents) - (int(lengths[-1]) < block_size))
         else:
             num_whole.append(request.num_prompt_tokens // block_tokens)
             tokens = make_tokens(request.segment_codes, request.segment_lengths)
@@ -85,4 +95,6 @@ def read_blocks(workload: Workload, block_tokens: int) -> BlockRequests:
         requests.append(blocks)
         num_generated.append(request.num_output_tokens)
         recorded_hints.append(request.continues)
+    for position, length in single:
+        num_whole[position] = int(length >= block_size)
     return BlockRequests(workload.name, requests, parents, num_generated, num_whole, recorded_hints)

@@ -24,7 +24,7 @@ from .policy_comparison import (
 )
 from .report_rows import aligned
 from .result_file import write_result
-from .trace import BLOCK_TOKENS, TraceWorkload
+from .trace import TraceWorkload
 from .trace_option import scan_usable
 
 COMPARE_HELP: Final = "hit rates of eviction policies, beside the optimum, on traces and made workloads"
@@ -65,7 +65,9 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
         "stop reasons in the traces say",
     )  # fmt: skip
     parser.add_argument(
-        "--trace-block", type=to_positive, metavar="TOKENS", help=f"tokens per hash id of the traces (default: {BLOCK_TOKENS})"
+        "--trace-block", type=to_positive, metavar="TOKENS",
+        help="tokens per hash id of the traces (default: what the log says, or its format), or tokens per block of logs without hash ids "
+        f"(default: {_DEFAULT_BLOCK_TOKENS})",
     )  # fmt: skip
     parser.add_argument(
         "--workload-block", type=to_positive, metavar="TOKENS",
@@ -95,11 +97,10 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
         parser.error("--hints are for learned, which is not among --policies")
     if options.hints == RECORDED and len(options.workload) > 0:
         parser.error("--hints recorded is about a TRACE; a --workload has no stop reasons")
-    trace_block: int = options.trace_block or BLOCK_TOKENS
     require_writable(parser, "--json", options.json)
     traces: list[TraceWorkload] = []
     for path in options.traces:
-        trace = TraceWorkload(path, options.limit, trace_block)
+        trace = TraceWorkload(path, options.limit, options.trace_block)
         if scan_usable(trace, options.skip_bad) is None:
             return EXIT_BAD_INPUT
         traces.append(trace)
@@ -110,7 +111,7 @@ def run_compare_command(options: argparse.Namespace, parser: argparse.ArgumentPa
     results: list[SourceComparison] = []
     try:
         for source in traces:
-            read = read_blocks(source, trace_block)
+            read = read_blocks(source, options.trace_block or _DEFAULT_BLOCK_TOKENS)
             if options.hints == RECORDED and read.recorded_hints.count(None) == len(read.recorded_hints):
                 parser.error(f"--hints recorded: no request of {source.path} has a stop reason that says whether its session goes on")
             results.append(_compare(read, options, [str(size) for size in DEFAULT_SIZES], progress))

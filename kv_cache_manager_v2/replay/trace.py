@@ -12,7 +12,7 @@ from typing import Final, final
 from mypy_extensions import mypyc_attr
 
 from ..base.value import Value
-from .logs.hash_readers import MOONCAKE_BLOCK_TOKENS, MooncakeReader
+from .logs.hash_readers import BAILIAN_BLOCK_TOKENS, MOONCAKE_BLOCK_TOKENS, MooncakeReader
 from .logs.log_error import LineError
 from .logs.log_file import LogFile
 from .logs.log_reader import LogOptions
@@ -133,6 +133,13 @@ class TraceWorkload(Workload):
     def has_block_ids(self) -> bool:
         """Whether a segment of a prompt is a block of the log, with a hash id."""
         return self.format_name in (MOONCAKE, BAILIAN)
+
+    @property
+    def tokens_per_hash_id(self) -> int:
+        """What was asked for, or the format's; a line may have its own."""
+        if self.block_tokens is not None:
+            return self.block_tokens
+        return BAILIAN_BLOCK_TOKENS if self.format_name == BAILIAN else MOONCAKE_BLOCK_TOKENS
 
     def notes(self) -> list[str]:
         """What a report must say of the requests: what was made up, assumed, left out."""

@@ -123,6 +123,34 @@ def test_blocks_of_a_trace_are_its_hash_ids(tmp_path: Path) -> None:
     assert blocks.parents == [-1, 0, 1, 0]
 
 
+QWEN = [b'{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}',
+        b'{"chat_id": 2, "parent_chat_id": -1, "timestamp": 2, "input_length": 16, "output_length": 3, "hash_ids": [1]}',
+        b'{"chat_id": 3, "parent_chat_id": -1, "timestamp": 3, "input_length": 9, "output_length": 3, "hash_ids": [7]}']  # fmt: skip
+CONVERTED = [b'{"timestamp": 1, "input_length": 64, "output_length": 3, "hash_ids": [1, 2], "block_tokens": 32}',
+             b'{"timestamp": 2, "input_length": 32, "output_length": 3, "hash_ids": [1], "block_tokens": 32}',
+             b'{"timestamp": 3, "input_length": 31, "output_length": 3, "hash_ids": [7], "block_tokens": 32}']  # fmt: skip
+TEXTS = [b'{"prompt": "%s", "output_tokens": 4}' % (b"a" * 1024), b'{"prompt": "%s", "output_tokens": 4}' % (b"a" * 512)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "num_whole", "num_blocks"),
+    [
+        # 40 tokens are 16, 16 and 8; 32 are one block of the converted log. A text's tokens are 4 bytes: 256 and 128, blocks of 64.
+        (QWEN, [], [2, 1, 0], 4), (CONVERTED, [], [2, 1, 0], 3), (TEXTS, [], [4, 2], 4), (TEXTS, ["--trace-block", "128"], [2, 1], 2),
+    ],
+    ids=["qwen", "converted", "texts", "texts-128"],
+)  # fmt: skip
+def test_a_log_has_its_own_block_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[bytes], options: list[str], num_whole: list[int], num_blocks: int
+) -> None:
+    path = write_trace(tmp_path, *lines)
+    assert main(["compare-policies", path, "--blocks", "4", "--policies", "lru", "--json", "-", *options]) == 0
+    (source,) = json.loads(capsys.readouterr().out)["sources"]
+    assert source["num_blocks"] == num_blocks and source["requests"] == len(lines)
+    given = int(options[1]) if options else None
+    assert read_blocks(TraceWorkload(path, None, given), given or 64).num_whole == num_whole
+
+
 def test_blocks_of_a_workload_are_its_tokens() -> None:
     workload = make_workload("chat", 1, 30)
     blocks = read_blocks(workload, 64)
